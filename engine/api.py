@@ -1,0 +1,266 @@
+"""The only door to the engine: plain structs in, plain structs out, one Protocol. No torch here.
+
+``sessions`` and ``realtime`` import this module and nothing else of ``engine``. Commands and events hold only
+numbers, strings and PCM, so that the engine may live in a thread or in a child process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import (
+    CheckpointError,
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    InvalidRequest,
+    RequestTooLong,
+    UnknownLanguage,
+    UnknownVoice,
+)
+
+__all__ = [
+    "CheckpointError",
+    "EngineDead",
+    "EngineError",
+    "EngineInfo",
+    "EngineOverloaded",
+    "EngineStats",
+    "FinishReason",
+    "Finished",
+    "InvalidRequest",
+    "RequestTooLong",
+    "SamplingParams",
+    "SpeechChunk",
+    "SpeechEngine",
+    "SpeechEvent",
+    "SpeechRequest",
+    "SpeechStream",
+    "Starved",
+    "TextLayout",
+    "UnknownLanguage",
+    "UnknownVoice",
+    "VoiceInfo",
+]
+
+Pcm = npt.NDArray[np.float32]
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; every request ends with exactly one."""
+
+    STOP = "stop"
+    """The model ended its speech."""
+    LENGTH = "length"
+    """The frame cap was reached before the model ended its speech."""
+    SILENCE = "silence"
+    """Cut: nothing but near-silence for longer than the guard allows."""
+    LOOP = "loop"
+    """Cut: the same codes came again and again."""
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class TextLayout(StrEnum):
+    """How text rows enter the talker (specs/qwen3-tts.md 3.4)."""
+
+    AUTO = "auto"
+    """``full`` when the text is closed at submit, else ``streaming``."""
+    STREAMING = "streaming"
+    """One text row a frame, from the first token on."""
+    FULL = "full"
+    """All text in the prompt; generation starts when the text is closed."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Per-request sampling; ``None`` takes the checkpoint's default. Ranges are checked at submit."""
+
+    temperature: float | None = None
+    """0 means greedy; at most 2."""
+    top_k: int | None = None
+    """0 means no limit."""
+    top_p: float | None = None
+    """In (0, 1]."""
+    repetition_penalty: float | None = None
+    """In [1, 2]; over every code-0 token of the request."""
+    predictor_temperature: float | None = None
+    predictor_top_k: int | None = None
+    predictor_top_p: float | None = None
+    min_new_tokens: int = 2
+    seed: int | None = None
+    """``None`` draws one; the one used is reported in ``Finished``."""
+
+
+class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment to be spoken as one utterance."""
+
+    request_id: str
+    voice: str | None = None
+    """A name out of ``EngineInfo.voices``; ``None`` takes the first."""
+    language: str = "auto"
+    instruct: str = ""
+    text: str = ""
+    """Text known at submit; more may follow by ``SpeechStream.push_text`` unless ``text_closed``."""
+    text_closed: bool = False
+    layout: TextLayout = TextLayout.AUTO
+    segment: int = 0
+    """Index of the segment in its response: with the seed it keys the noise."""
+    sampling: SamplingParams = SamplingParams()
+    max_frames: int | None = None
+    """Cap on codec frames; ``None`` derives one from the length of the text."""
+    lead_ms: int | None = None
+    """Most audio generated ahead of playback; ``None`` means as fast as it goes (burst)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechChunk:
+    """A run of PCM. Chunks of a request arrive in order; without a provisional tail they abut exactly."""
+
+    request_id: str
+    start_sample: int
+    """Position of ``pcm[0]`` in the request's audio, in samples at the engine's rate."""
+    pcm: Pcm
+    """Mono float32 in [-1, 1]."""
+    provisional_tail_samples: int = 0
+    """So many samples at the end come again, rendered with more context, at the head of the next chunk."""
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """The request has no text row to feed and sits out until ``push_text`` or ``end_input``.
+
+    Said once each time it parks, and not before the first chunk of text.
+    """
+
+    request_id: str
+    lead_ms: float
+    """Audio generated and, by the playback clock, not yet played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The terminal event: exactly one a request, after its last chunk."""
+
+    request_id: str
+    reason: FinishReason
+    num_frames: int = 0
+    num_samples: int = 0
+    num_text_tokens: int = 0
+    seed: int = 0
+    queue_ms: float = 0.0
+    """From submit to the first step that held the request."""
+    first_audio_ms: float | None = None
+    """From the first final text token to the first chunk, by the engine's clock."""
+    code: str | None = None
+    """Of the error, with ``FinishReason.ERROR``."""
+    message: str | None = None
+
+
+SpeechEvent = SpeechChunk | Starved | Finished
+
+
+class VoiceInfo(msgspec.Struct, frozen=True):
+    name: str
+    languages: tuple[str, ...]
+    description: str = ""
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the loaded checkpoint can do."""
+
+    model: str
+    sample_rate: int
+    frame_samples: int
+    """Samples of one codec frame."""
+    voices: tuple[VoiceInfo, ...]
+    languages: tuple[str, ...]
+    max_text_tokens: int
+    normalize_text: bool
+    """Whether text should pass the normaliser first (the embedded voice was trained on words only)."""
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """A snapshot of the loop, taken between two steps."""
+
+    num_waiting: int
+    num_running: int
+    num_parked: int
+    num_steps: int
+    blocks_free: int
+    blocks_total: int
+    slots_free: int
+    slots_total: int
+    step_ms: float
+    """Of the last step."""
+    num_preemptions: int
+    num_finished: int
+
+
+@runtime_checkable
+class SpeechStream(Protocol):
+    """One request from the asyncio side. All methods are called on the event loop that submitted it."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    def push_text(self, text: str) -> None:
+        """Append text. Raises ``InvalidRequest`` once the text is closed; is ignored after the end."""
+        ...
+
+    def end_input(self) -> None:
+        """Close the text; idempotent."""
+        ...
+
+    def report_playback(self, played_samples: int) -> None:
+        """Say how much has been played by now; the playback clock runs on from there."""
+        ...
+
+    def cancel(self) -> None:
+        """Fence all output at once; idempotent. ``Finished(CANCELLED)`` is the next and last event."""
+        ...
+
+    async def released(self) -> None:
+        """Wait until every engine resource of this request is free again."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[SpeechEvent]: ...
+
+
+@runtime_checkable
+class SpeechEngine(Protocol):
+    """Text and voice in, PCM out, many requests per step."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def start(self) -> None:
+        """Load and warm up; returns when the first request can run. Raises ``CheckpointError``."""
+        ...
+
+    def submit(self, request: SpeechRequest) -> SpeechStream:
+        """Queue a request.
+
+        Raises ``InvalidRequest`` and its kin, ``EngineOverloaded`` or ``EngineDead``; then nothing was queued.
+        """
+        ...
+
+    def prefetch_voices(self, voices: Sequence[str]) -> None:
+        """Compute and keep the prompt prefix of these voices, so that their next request starts sooner."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def aclose(self) -> None:
+        """Cancel what runs, end the loop, free the device; idempotent."""
+        ...
