@@ -1,0 +1,73 @@
+"""What a response tells its reader: audio, what was flushed, and exactly one end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sessions.errors import ErrorInfo
+
+
+class ResponseStatus(StrEnum):
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAudio:
+    """Packets that leave together. Messages of a response abut: no gap and no overlap in samples."""
+
+    response_id: str
+    sequence: int
+    """0, 1, 2 ... over the audio messages of the response."""
+    start_sample: int
+    """Position of the first sample, in samples at the format's rate, counted as a decoder puts them out: the first
+    ``Response.pre_skip_samples`` of an Opus response come before the speech."""
+    num_samples: int
+    packets: tuple[bytes, ...]
+    """Opus: one packet each of 20 ms. Other encodings: one run of bytes, a whole number of samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushDone:
+    """All audio of the text up to this flush has been handed over, in order with the audio."""
+
+    response_id: str
+    flush: int
+    """0, 1, 2 ... over the flushes of the response: what ``Response.flush`` returned."""
+    end_sample: int
+    """Where that audio ends, as ``ResponseAudio.start_sample`` counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the listener heard, in the client's own characters; see docs/sessions.md for how far it can be off."""
+
+    text: str
+    """The client's text from its first character to the end of the last word heard."""
+    remaining: str
+    """The rest of it."""
+    audio_ms: float
+    """Audio played."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseDone:
+    """The terminal event: exactly one a response, and nothing of that response after it."""
+
+    response_id: str
+    status: ResponseStatus
+    audio_samples: int
+    """Samples of speech handed over, at the format's rate, ``Response.pre_skip_samples`` not counted."""
+    audio_ms: float
+    heard: Heard
+    nothing_spoken: bool = False
+    """The text held nothing that can be spoken: it was empty, white space, or signs alone."""
+    first_audio_ms: float | None = None
+    """From the delta that made the first word final to the first packet handed over."""
+    error: ErrorInfo | None = None
+    """With ``FAILED``."""
+
+
+ResponseEvent = ResponseAudio | FlushDone | ResponseDone
