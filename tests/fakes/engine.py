@@ -1,0 +1,148 @@
+"""A speech engine without a model: it follows a script (how long, how fast, what goes wrong) and hums.
+
+It keeps every promise of ``engine.api`` and runs on the event loop's clock, so it works in virtual time too.
+How text is cut into pushes never changes the audio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from engine.api import (
+    EngineDead,
+    EngineInfo,
+    EngineOverloaded,
+    EngineStats,
+    InvalidRequest,
+    RequestTooLong,
+    SpeechRequest,
+    UnknownLanguage,
+    UnknownVoice,
+)
+from tests.fakes.script import FAKE_INFO, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, FakeScript, tone
+from tests.fakes.stream import FakeSpeechStream
+
+__all__ = [
+    "FAKE_INFO",
+    "FRAME_S",
+    "FRAME_SAMPLES",
+    "SAMPLE_RATE",
+    "FakeScript",
+    "FakeSpeechEngine",
+    "FakeSpeechStream",
+    "tone",
+]
+
+BLOCKS_PER_SLOT = 64
+
+
+class FakeSpeechEngine:
+    """Implements ``engine.api.SpeechEngine``. ``script_next`` scripts the coming requests, ``script`` all others."""
+
+    def __init__(
+        self,
+        script: FakeScript | None = None,
+        *,
+        info: EngineInfo = FAKE_INFO,
+        num_slots: int = 64,
+        max_waiting: int = 64,
+        step_s: float = 0.02,
+    ) -> None:
+        self.script = script or FakeScript()
+        self.step_s = step_s
+        """The resources of a request come free so long after its end."""
+        self.slots = asyncio.Semaphore(num_slots)
+        self.requests: list[SpeechRequest] = []
+        """Every request ever accepted, for assertions."""
+        self.streams: dict[str, FakeSpeechStream] = {}
+        """Those that still hold resources, by request id."""
+        self.prefetched: list[str] = []
+        self._info = info
+        self._num_slots = num_slots
+        self._max_waiting = max_waiting
+        self._scripts: deque[FakeScript] = deque()
+        self._alive = False
+        self._num_finished = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    async def start(self) -> None:
+        self._alive = True
+
+    def script_next(self, *scripts: FakeScript) -> None:
+        """Script the next requests, in the order of their submission."""
+        self._scripts.extend(scripts)
+
+    def submit(self, request: SpeechRequest) -> FakeSpeechStream:
+        if not self._alive:
+            raise EngineDead("the engine is not running")
+        self._check(request)
+        if self.stats().num_waiting >= self._max_waiting:
+            raise EngineOverloaded(f"max_waiting is {self._max_waiting}", retry_after_ms=500)
+        script = self._scripts.popleft() if self._scripts else self.script
+        stream = FakeSpeechStream(self, request, script)
+        self.requests.append(request)
+        self.streams[request.request_id] = stream
+        return stream
+
+    def _check(self, request: SpeechRequest) -> None:
+        if request.request_id in self.streams:
+            raise InvalidRequest(f"request_id {request.request_id!r} is in use", "request_id")
+        if request.voice is not None and request.voice not in {voice.name for voice in self._info.voices}:
+            raise UnknownVoice(f"voice {request.voice!r} is unknown", "voice")
+        if request.language not in self._info.languages:
+            raise UnknownLanguage(f"language {request.language!r} is unknown", "language")
+        if request.text_closed and not request.text.strip():
+            raise InvalidRequest("text is empty", "text")
+        num_tokens = len(request.text.split())
+        if num_tokens > self._info.max_text_tokens:
+            raise RequestTooLong(f"text has {num_tokens} tokens, max is {self._info.max_text_tokens}", "text")
+
+    def prefetch_voices(self, voices: Sequence[str]) -> None:
+        self.prefetched.extend(voices)
+
+    def stats(self) -> EngineStats:
+        running = [stream for stream in self.streams.values() if stream.has_slot]
+        blocks_total = self._num_slots * BLOCKS_PER_SLOT
+        return EngineStats(
+            num_waiting=len(self.streams) - len(running),
+            num_running=len(running),
+            num_parked=sum(stream.parked for stream in running),
+            num_steps=sum(stream.num_frames for stream in running),
+            blocks_free=blocks_total - sum(stream.num_blocks for stream in running),
+            blocks_total=blocks_total,
+            slots_free=self._num_slots - len(running),
+            slots_total=self._num_slots,
+            step_ms=1000 * self.step_s,
+            num_preemptions=0,
+            num_finished=self._num_finished,
+        )
+
+    def die(self) -> None:
+        """Fail every request and refuse all further ones, until ``start`` is called again."""
+        self._alive = False
+        for stream in list(self.streams.values()):
+            stream.fail(EngineDead.code, "the engine died")
+
+    def release(self, stream: FakeSpeechStream) -> None:
+        """Called by a stream that needs nothing any more."""
+        if stream.has_slot:
+            self.slots.release()
+        del self.streams[stream.request_id]
+        self._num_finished += 1
+
+    async def aclose(self) -> None:
+        self._alive = False
+        streams = list(self.streams.values())
+        for stream in streams:
+            stream.cancel()
+        for stream in streams:
+            await stream.released()
