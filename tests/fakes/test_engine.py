@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,8 +38,8 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def request(request_id: str = "r", **fields: object) -> SpeechRequest:
-    return SpeechRequest(request_id=request_id, **fields)  # type: ignore[arg-type]
+def request(request_id: str = "r", **fields: Any) -> SpeechRequest:
+    return SpeechRequest(request_id=request_id, **fields)
 
 
 async def events_of(stream: SpeechStream) -> list[SpeechEvent]:
