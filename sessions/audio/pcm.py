@@ -1,0 +1,60 @@
+"""PCM as it lives inside (float32 in [-1, 1]) and as it leaves (s16le), and how loud it is.
+
+Clipping rule: full scale is 32,768, so that every s16 sample survives the way through float32 unchanged; a value is
+rounded to the nearest step (half to even) and then held to [-32768, 32767]; a value that is no number is silence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Pcm = npt.NDArray[np.float32]
+S16 = npt.NDArray[np.int16]
+
+FULL_SCALE = np.float32(32_768)
+S16_MIN, S16_MAX = np.float32(-32_768), np.float32(32_767)
+AUDIBLE_DBFS = -50.0
+EMPTY: Pcm = np.zeros(0, np.float32)
+EMPTY.flags.writeable = False
+
+
+def float_to_s16(pcm: Pcm) -> S16:
+    steps = np.rint(pcm * FULL_SCALE)
+    np.copyto(steps, 0, where=np.isnan(steps))
+    return np.asarray(np.clip(steps, S16_MIN, S16_MAX), np.int16)
+
+
+def s16_to_float(samples: S16) -> Pcm:
+    return samples.astype(np.float32) / FULL_SCALE
+
+
+def pcm_to_s16le(pcm: Pcm) -> bytes:
+    return float_to_s16(pcm).astype("<i2", copy=False).tobytes()
+
+
+def s16le_to_pcm(data: bytes) -> Pcm:
+    """Raises ``ValueError`` when the bytes end inside a sample."""
+    if len(data) % 2:
+        raise ValueError(f"s16le data must be a whole number of samples of 2 bytes, got {len(data)} bytes")
+    return s16_to_float(np.frombuffer(data, "<i2").astype(np.int16, copy=False))
+
+
+def peak_dbfs(pcm: Pcm) -> float:
+    """The largest magnitude against 1.0; ``-inf`` for silence and for no samples at all."""
+    return _decibels(float(np.max(np.abs(pcm), initial=0.0)))
+
+
+def rms_dbfs(pcm: Pcm) -> float:
+    """The root mean square against 1.0, so that a full-scale sine reads -3.01; ``-inf`` for silence."""
+    return _decibels(float(np.sqrt(np.mean(np.square(pcm, dtype=np.float64)))) if pcm.size else 0.0)
+
+
+def first_audible_sample(pcm: Pcm, threshold_dbfs: float = AUDIBLE_DBFS) -> int | None:
+    """Index of the first sample whose magnitude passes the threshold, or ``None``."""
+    audible = np.abs(pcm) > 10 ** (threshold_dbfs / 20)
+    return int(audible.argmax()) if audible.any() else None
+
+
+def _decibels(ratio: float) -> float:
+    return float(20 * np.log10(ratio)) if ratio > 0 else float("-inf")
