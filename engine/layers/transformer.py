@@ -1,0 +1,207 @@
+"""The Qwen3 decoder stack, once, for the talker, the code predictor and the codec's transformer.
+
+Layers hold weights only. Keys and values live in the ``AttentionContext`` that the caller hands in, so the same
+module serves training (causal over one sequence), a dense cache and paged blocks. Shapes: B rows, T positions,
+H hidden size, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerConfig:
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    qk_norm: bool = True
+    layer_scale: bool = False
+    """Multiply each branch by a learned vector before adding it (the codec's transformer)."""
+
+
+class AttentionContext(Protocol):
+    """Where keys and values of earlier positions come from."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [B, T, Hq, D], k and v [B, T, Hkv, D], after norm and RoPE -> [B, T, Hq, D]."""
+        ...
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """Grouped-query attention in the [B, T, heads, D] layout; ``mask`` broadcasts to [B, 1, Tq, Tk]."""
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=is_causal,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+class CausalContext:
+    """One whole sequence at once, nothing remembered: the offline form and the reference of every cache."""
+
+    def __init__(self, window: int | None = None) -> None:
+        self.window = window
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length = q.shape[1]
+        if self.window is None or length <= self.window:
+            return attention(q, k, v, is_causal=True)
+        distance = torch.arange(length, device=q.device)[:, None] - torch.arange(length, device=q.device)[None]
+        return attention(q, k, v, mask=((distance >= 0) & (distance < self.window))[None, None])
+
+
+class RMSNorm(nn.Module):
+    """Normalised in fp32, cast back, then multiplied by the weight (specs/qwen3-tts.md 2.1)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype) * self.weight
+
+
+class LayerScale(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((size,), 0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Rope(nn.Module):
+    """Rotary tables in fp32; pair i is (i, i + D/2)."""
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        super().__init__()
+        self.head_dim, self.theta = head_dim, theta
+        self.reset(None)
+
+    def reset(self, device: torch.device | None) -> None:
+        """Derive the frequencies, which are in no file; kept out of the state and in fp32 whatever the dtype."""
+        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
+        self.inverse_frequency = (self.theta**-exponent).float()
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """positions [B, T] -> cos and sin [B, T, 1, D/2]."""
+        angles = positions[..., None, None].float() * self.inverse_frequency.to(positions.device)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B, T, heads, D] turned by the angles of its positions."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: TransformerConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.num_heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        query, key_value = (n * config.head_dim for n in self.num_heads[:2])
+        self.q_proj = nn.Linear(config.hidden_size, query, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, key_value, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, key_value, bias=False)
+        self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.register_buffer("qkv_weight", None, persistent=False)
+
+    def fuse(self) -> None:
+        """One product in place of three."""
+        self.qkv_weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)).detach()
+        del self.q_proj, self.k_proj, self.v_proj
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        shape = (*x.shape[:-1], -1, self.head_dim)
+        if self.qkv_weight is not None:
+            return F.linear(x, self.qkv_weight).view(shape).split(self.num_heads, dim=-2)
+        return tuple(projection(x).view(shape) for projection in (self.q_proj, self.k_proj, self.v_proj))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
+        q, k, v = self.project(x)
+        q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
+        return self.o_proj(context.attend(self.layer, q, k, v).flatten(-2))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.register_buffer("gate_up_weight", None, persistent=False)
+
+    def fuse(self) -> None:
+        """One product in place of two."""
+        self.gate_up_weight = torch.cat((self.gate_proj.weight, self.up_proj.weight)).detach()
+        del self.gate_proj, self.up_proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate_up_weight is not None:
+            gate, up = F.linear(x, self.gate_up_weight).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: TransformerConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = SwiGLU(config)
+        if config.layer_scale:
+            self.self_attn_layer_scale = LayerScale(config.hidden_size)
+            self.mlp_layer_scale = LayerScale(config.hidden_size)
+        else:
+            self.self_attn_layer_scale = self.mlp_layer_scale = nn.Identity()
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), cos, sin, context))
+        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+
+
+class Transformer(nn.Module):
+    """``num_hidden_layers`` decoder layers and the final norm."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rope = Rope(config.head_dim, config.rope_theta)
+
+    def fuse(self) -> None:
+        for layer in self.layers:
+            layer.self_attn.fuse()
+            layer.mlp.fuse()
+
+    def forward(self, x: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """x [B, T, H], positions [B, T] -> normed hidden states [B, T, H]."""
+        cos, sin = self.rope(positions, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, context)
+        return self.norm(x)

@@ -1,0 +1,322 @@
+"""``config.json`` of a Qwen3-TTS folder as frozen dataclasses (specs/qwen3-tts.md 1.2 to 1.5).
+
+Every size comes from the file. A missing key is an error that names it: the official class defaults differ from
+the released values, so falling back to any default would load nonsense quietly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError
+from engine.layers.transformer import TransformerConfig
+
+MODEL_TYPE = "qwen3_tts"
+CODEC_MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
+NUM_CONTROL_IDS = 1024
+"""The top ids of the talker's vocabulary: never sampled, but for the end of speech (spec 4.2)."""
+
+
+class Section:
+    """One mapping of a JSON file; reads typed values and names file and key when one is missing or wrong."""
+
+    def __init__(self, values: Any, where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{where} is {type(values).__name__}; it must be an object")
+        self.values, self.where = values, where
+
+    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
+        if key not in self.values:
+            raise CheckpointError(f"{self.where} has no key {key!r}")
+        value = self.values[key]
+        if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kind):
+            raise CheckpointError(f"{self.where}: {key!r} is {value!r}; its type must be {kind}")
+        return value
+
+    def positive(self, key: str) -> int:
+        value: int = self.get(key, int)
+        if value <= 0:
+            raise CheckpointError(f"{self.where}: {key!r} is {value}; it must be positive")
+        return value
+
+    def number(self, key: str) -> float:
+        return float(self.get(key, (int, float)))
+
+    def positives(self, key: str) -> tuple[int, ...]:
+        values = self.get(key, list)
+        if not values or any(not isinstance(v, int) or v <= 0 for v in values):
+            raise CheckpointError(f"{self.where}: {key!r} is {values!r}; it must list positive integers")
+        return tuple(values)
+
+    def section(self, key: str) -> Section:
+        return Section(self.get(key, Mapping), f"{self.where}: {key}")
+
+
+def read_json(path: Path) -> Section:
+    """Raises ``CheckpointError`` naming the file when it is missing or no JSON."""
+    try:
+        return Section(json.loads(path.read_text(encoding="utf-8")), path.name)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} has no {path.name}; it is no checkpoint folder") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
+
+
+def read_transformer(section: Section, **extra: bool) -> TransformerConfig:
+    heads, kv_heads = section.positive("num_attention_heads"), section.positive("num_key_value_heads")
+    if heads % kv_heads:
+        raise CheckpointError(f"{section.where}: {heads} heads cannot share {kv_heads} key-value heads")
+    return TransformerConfig(
+        hidden_size=section.positive("hidden_size"),
+        intermediate_size=section.positive("intermediate_size"),
+        num_hidden_layers=section.positive("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=section.positive("head_dim"),
+        rms_norm_eps=section.number("rms_norm_eps"),
+        rope_theta=section.number("rope_theta"),
+        **extra,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CodePredictorConfig:
+    transformer: TransformerConfig
+    vocab_size: int
+    num_code_groups: int
+    projected: bool
+    """Whether ``small_to_mtp_projection`` stands between the talker's width and the predictor's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlIds:
+    """Ids of the codec vocabulary that are no codes (spec 1.3)."""
+
+    pad: int
+    bos: int
+    eos: int
+    think: int
+    nothink: int
+    think_bos: int
+    think_eos: int
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerConfig:
+    transformer: TransformerConfig
+    code_predictor: CodePredictorConfig
+    vocab_size: int
+    text_vocab_size: int
+    text_hidden_size: int
+    num_code_groups: int
+    max_position_embeddings: int
+    control: ControlIds
+    languages: Mapping[str, int]
+    """Selectable and dialect languages, lower-case name -> codec id."""
+    speakers: Mapping[str, int]
+    """Lower-case name -> row of E0."""
+    dialects: Mapping[str, str]
+    """Speaker -> the dialect it forces."""
+
+    @property
+    def num_codes(self) -> int:
+        """Size of codebook 0."""
+        return self.vocab_size - NUM_CONTROL_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class CodecDecoderConfig:
+    transformer: TransformerConfig
+    codebook_size: int
+    codebook_dim: int
+    num_quantizers: int
+    latent_dim: int
+    decoder_dim: int
+    sliding_window: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
+    sample_rate: int
+
+    @property
+    def frame_samples(self) -> int:
+        return math.prod(self.upsample_rates) * math.prod(self.upsampling_ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class TextIds:
+    """Ids of the text vocabulary that frame every prompt (spec 3.1)."""
+
+    im_start: int
+    im_end: int
+    assistant: int
+    tts_pad: int
+    tts_bos: int
+    tts_eos: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """``generation_config.json`` (spec 1.5)."""
+
+    temperature: float = 0.9
+    top_k: int = 50
+    top_p: float = 1.0
+    repetition_penalty: float = 1.05
+    predictor_temperature: float = 0.9
+    predictor_top_k: int = 50
+    predictor_top_p: float = 1.0
+    max_new_tokens: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3TTSConfig:
+    task: str
+    """``base``, ``custom_voice`` or ``voice_design``."""
+    size: str
+    talker: TalkerConfig
+    codec: CodecDecoderConfig
+    text: TextIds
+    generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+
+def _speaker_ids(section: Section) -> dict[str, int]:
+    """Lenient as files in the wild: ids may be wrapped in a list (spec 1.3)."""
+    found = {}
+    for name, value in section.get("spk_id", Mapping).items():
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if not isinstance(value, int):
+            raise CheckpointError(f"{section.where}: spk_id of {name!r} is {value!r}; it must be an integer")
+        found[name.lower()] = value
+    return found
+
+
+def _read_predictor(section: Section, talker_size: int) -> CodePredictorConfig:
+    transformer = read_transformer(section)
+    return CodePredictorConfig(
+        transformer=transformer,
+        vocab_size=section.positive("vocab_size"),
+        num_code_groups=section.positive("num_code_groups"),
+        projected=transformer.hidden_size != talker_size,
+    )
+
+
+def _check_codec_ids(config: TalkerConfig, where: str) -> None:
+    ids = {f"codec id {name!r}": getattr(config.control, name) for name in ControlIds.__slots__}
+    ids |= {f"language {name!r}": value for name, value in config.languages.items()}
+    ids |= {f"speaker {name!r}": value for name, value in config.speakers.items()}
+    for name, value in ids.items():
+        if not 0 <= value < config.vocab_size:
+            raise CheckpointError(f"{where}: {name} is {value}; it must lie in 0..{config.vocab_size - 1}")
+    if config.num_codes <= 0:
+        raise CheckpointError(f"{where}: vocab_size is {config.vocab_size}; it must exceed {NUM_CONTROL_IDS}")
+
+
+def read_talker(section: Section) -> TalkerConfig:
+    transformer = read_transformer(section)
+    dialects = section.values.get("spk_is_dialect") or {}
+    config = TalkerConfig(
+        transformer=transformer,
+        code_predictor=_read_predictor(section.section("code_predictor_config"), transformer.hidden_size),
+        vocab_size=section.positive("vocab_size"),
+        text_vocab_size=section.positive("text_vocab_size"),
+        text_hidden_size=section.positive("text_hidden_size"),
+        num_code_groups=section.positive("num_code_groups"),
+        max_position_embeddings=section.positive("max_position_embeddings"),
+        control=ControlIds(
+            pad=section.get("codec_pad_id", int),
+            bos=section.get("codec_bos_id", int),
+            eos=section.get("codec_eos_token_id", int),
+            think=section.get("codec_think_id", int),
+            nothink=section.get("codec_nothink_id", int),
+            think_bos=section.get("codec_think_bos_id", int),
+            think_eos=section.get("codec_think_eos_id", int),
+        ),
+        languages={name.lower(): value for name, value in section.get("codec_language_id", Mapping).items()},
+        speakers=_speaker_ids(section),
+        dialects={name.lower(): dialect for name, dialect in dialects.items() if isinstance(dialect, str)},
+    )
+    _check_codec_ids(config, section.where)
+    return config
+
+
+def read_codec(file: Section) -> CodecDecoderConfig:
+    section = file.section("decoder_config")
+    config = CodecDecoderConfig(
+        transformer=read_transformer(section, qk_norm=False, layer_scale=True),
+        codebook_size=section.positive("codebook_size"),
+        codebook_dim=section.positive("codebook_dim"),
+        num_quantizers=section.positive("num_quantizers"),
+        latent_dim=section.positive("latent_dim"),
+        decoder_dim=section.positive("decoder_dim"),
+        sliding_window=section.positive("sliding_window"),
+        upsample_rates=section.positives("upsample_rates"),
+        upsampling_ratios=section.positives("upsampling_ratios"),
+        sample_rate=file.positive("output_sample_rate"),
+    )
+    declared = file.positive("decode_upsample_rate")
+    if config.frame_samples != declared:
+        raise CheckpointError(f"{file.where}: rates multiply to {config.frame_samples}, not {declared}")
+    return config
+
+
+def read_generation(folder: Path) -> GenerationDefaults:
+    """The file's values where it has them; it may be absent."""
+    if not (folder / "generation_config.json").exists():
+        return GenerationDefaults()
+    file = read_json(folder / "generation_config.json")
+    names = {name: name.replace("predictor_", "subtalker_") for name in GenerationDefaults.__slots__}
+    present = {name: file.number(key) for name, key in names.items() if key in file.values}
+    whole = {"top_k", "predictor_top_k", "max_new_tokens"}
+    return GenerationDefaults(**{name: int(v) if name in whole else v for name, v in present.items()})
+
+
+def _check_family(file: Section, expected: str) -> None:
+    found = file.get("model_type", str)
+    if found != expected:
+        raise CheckpointError(f"{file.where}: model_type is {found!r}; this loader reads {expected!r}")
+
+
+def read_config(folder: Path) -> Qwen3TTSConfig:
+    """Read and check every configuration file of a released-layout folder. Raises ``CheckpointError``."""
+    file = read_json(folder / "config.json")
+    _check_family(file, MODEL_TYPE)
+    codec_file = read_json(folder / "speech_tokenizer" / "config.json")
+    codec_file.where = "speech_tokenizer/config.json"
+    _check_family(codec_file, CODEC_MODEL_TYPE)
+    config = Qwen3TTSConfig(
+        task=file.get("tts_model_type", str),
+        size=file.get("tts_model_size", str),
+        talker=read_talker(file.section("talker_config")),
+        codec=read_codec(codec_file),
+        text=TextIds(
+            im_start=file.get("im_start_token_id", int),
+            im_end=file.get("im_end_token_id", int),
+            assistant=file.get("assistant_token_id", int),
+            tts_pad=file.get("tts_pad_token_id", int),
+            tts_bos=file.get("tts_bos_token_id", int),
+            tts_eos=file.get("tts_eos_token_id", int),
+        ),
+        generation=read_generation(folder),
+    )
+    _check_stages_agree(config)
+    return config
+
+
+def _check_stages_agree(config: Qwen3TTSConfig) -> None:
+    talker, codec = config.talker, config.codec
+    pairs = (
+        ("num_code_groups", talker.num_code_groups, talker.code_predictor.num_code_groups, codec.num_quantizers),
+        ("codebook size", talker.num_codes, talker.code_predictor.vocab_size, codec.codebook_size),
+    )
+    for name, *values in pairs:
+        if len(set(values)) != 1:
+            raise CheckpointError(f"{name} differs between talker, code predictor and codec: {values}")
+    for name in TextIds.__slots__:
+        if not 0 <= getattr(config.text, name) < talker.text_vocab_size:
+            value = getattr(config.text, name)
+            raise CheckpointError(f"config.json: text id {name!r} is {value}, past {talker.text_vocab_size} rows")

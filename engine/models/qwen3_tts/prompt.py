@@ -1,0 +1,82 @@
+"""Which text and codec ids the talker is fed, row by row (specs/qwen3-tts.md 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.errors import InvalidRequest, UnknownLanguage, UnknownVoice
+from engine.models.qwen3_tts.config import Qwen3TTSConfig
+
+NONE = -1
+"""No id on this side of a row."""
+
+
+class Row(NamedTuple):
+    """One talker position: T(text) + E0(codec), or + the whole frame of that index; sides may be absent."""
+
+    text: int
+    codec: int = NONE
+    frame: int = NONE
+
+
+class PromptBuilder:
+    """``newline`` and ``user`` are text ids that the configuration does not name."""
+
+    def __init__(self, config: Qwen3TTSConfig, newline: int, user: int) -> None:
+        self.config, self.newline, self.user = config, newline, user
+
+    def language_tag(self, speaker: str | None, language: str) -> int | None:
+        """The language's codec id, None for auto; a speaker's dialect overrides auto and chinese (spec 3.2)."""
+        talker = self.config.talker
+        name = language.lower()
+        if speaker in talker.dialects and name in ("auto", "chinese"):
+            name = talker.dialects[speaker]
+        if name == "auto":
+            return None
+        if name not in talker.languages:
+            known = ", ".join(sorted(talker.languages))
+            raise UnknownLanguage(f"language is {language!r}; this checkpoint knows auto, {known}", "language")
+        return talker.languages[name]
+
+    def speaker_row(self, speaker: str) -> int:
+        talker = self.config.talker
+        if speaker not in talker.speakers:
+            known = ", ".join(sorted(talker.speakers)) or "none"
+            raise UnknownVoice(f"voice is {speaker!r}; this checkpoint has {known}", "voice")
+        return talker.speakers[speaker]
+
+    def instruct_rows(self, instruct_ids: Sequence[int]) -> list[Row]:
+        """The user turn that carries a style or voice description."""
+        text = self.config.text
+        ids = [text.im_start, self.user, self.newline, *instruct_ids, text.im_end, self.newline]
+        return [Row(i) for i in ids]
+
+    def prefix(self, speaker: str | None, language: str, instruct_ids: Sequence[int] = ()) -> list[Row]:
+        """Every row before the text: the same for all texts of a voice (spec 3.3)."""
+        text, control = self.config.text, self.config.talker.control
+        tag = self.language_tag(speaker, language)
+        tags = [control.nothink, control.think_bos, control.think_eos]
+        if tag is not None:
+            tags = [control.think, control.think_bos, tag, control.think_eos]
+        if speaker is not None:
+            tags.append(self.speaker_row(speaker))
+        return [
+            *(self.instruct_rows(instruct_ids) if instruct_ids else ()),
+            *(Row(i) for i in (text.im_start, text.assistant, self.newline)),
+            *(Row(text.tts_pad, tag) for tag in tags),
+            Row(text.tts_bos, control.pad),
+        ]
+
+    def streaming_tail(self, first_id: int) -> list[Row]:
+        return [Row(first_id, self.config.talker.control.bos)]
+
+    def full_tail(self, ids: Sequence[int]) -> list[Row]:
+        if not ids:
+            raise InvalidRequest("text holds nothing that can be spoken", "text")
+        text, control = self.config.text, self.config.talker.control
+        return [
+            *(Row(i, control.pad) for i in ids),
+            Row(text.tts_eos, control.pad),
+            Row(text.tts_pad, control.bos),
+        ]

@@ -1,0 +1,63 @@
+"""safetensors files into modules: every tensor named, every shape checked, nothing left over unsaid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from engine.errors import CheckpointError
+
+INDEX_SUFFIX = ".index.json"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """``model.safetensors``, or the shards its index names."""
+    single, index = folder / "model.safetensors", folder / f"model.safetensors{INDEX_SUFFIX}"
+    if single.exists():
+        return [single]
+    if not index.exists():
+        raise CheckpointError(f"{folder} has no model.safetensors; it is no checkpoint folder")
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index}: no shard index: {error!r}") from None
+    if any(Path(name).name != name for name in names):
+        raise CheckpointError(f"{index}: a shard's name leaves the folder")
+    return [folder / name for name in names]
+
+
+def iterate_tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors whose name starts with ``prefix``, the prefix taken off. Raises ``CheckpointError`` naming the file."""
+    for file in weight_files(folder):
+        try:
+            with safe_open(str(file), framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
+                    if name.startswith(prefix):
+                        yield name[len(prefix) :], tensors.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file}: cannot be read: {error}") from None
+
+
+def load_weights(module: nn.Module, folder: Path, prefix: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Fill ``module``, made on the meta device, from ``folder``.
+
+    Raises ``CheckpointError`` naming the first missing, misshapen or unknown tensor.
+    """
+    expected = module.state_dict()
+    found: dict[str, Tensor] = {}
+    for name, tensor in iterate_tensors(folder, prefix):
+        if name not in expected:
+            raise CheckpointError(f"{folder}: unknown tensor {prefix}{name}")
+        if tensor.shape != expected[name].shape:
+            shapes = f"{list(tensor.shape)}; the config asks for {list(expected[name].shape)}"
+            raise CheckpointError(f"{folder}: tensor {prefix}{name} has shape {shapes}")
+        found[name] = tensor.to(device=device, dtype=dtype)
+    missing = sorted(expected.keys() - found.keys())
+    if missing:
+        raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, first {prefix}{missing[0]}")
+    module.load_state_dict(found, assign=True)

@@ -1,0 +1,175 @@
+"""Small random checkpoints in the released layout: real files for the real loader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch import nn
+
+from engine.layers.streaming import Snake
+from engine.layers.transformer import LayerScale
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder, Codebook, ConvNeXtBlock
+from engine.models.qwen3_tts.config import read_config
+from engine.models.qwen3_tts.talker import Talker
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
+BPE_TEXT = ["assistant user the quick brown fox jumps over the lazy dog " * 4, "Hello, world! How are you today?\n"] * 4
+
+TINY: dict[str, Any] = {
+    "talker": dict(hidden=48, intermediate=96, layers=3, heads=4, kv_heads=2, head_dim=16, text_hidden=40),
+    "predictor": dict(hidden=48, intermediate=64, layers=2, heads=4, kv_heads=2, head_dim=16),
+    "codec": dict(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=2, head_dim=16),
+    "codec_sizes": dict(codebook_dim=32, latent_dim=48, decoder_dim=32, sliding_window=12),
+    "rates": ([8, 5, 4, 3], [2, 2]),
+    "books": 4,
+    "codes": 64,
+}
+"""Widths of the 0.6B shape in small: the predictor is as wide as the talker and has no projection."""
+
+TINY_PROJECTED = TINY | {"predictor": TINY["predictor"] | {"hidden": 32}}
+"""The 1.7B shape in small: the predictor is narrower and stands behind a projection."""
+
+EMBEDDED: dict[str, Any] = {
+    "talker": dict(hidden=320, intermediate=832, layers=6, heads=5, kv_heads=5, head_dim=64, text_hidden=256),
+    "predictor": dict(hidden=256, intermediate=640, layers=2, heads=4, kv_heads=4, head_dim=64),
+    "codec": dict(hidden=192, intermediate=512, layers=3, heads=4, kv_heads=4, head_dim=48),
+    "codec_sizes": dict(codebook_dim=256, latent_dim=256, decoder_dim=192, sliding_window=72),
+    "rates": ([8, 5, 4, 3], [2, 2]),
+    "books": 8,
+    "codes": 1024,
+}
+"""About the sizes of the embedded voice, for speed; its own folder is the truth once it is there."""
+
+
+def _stack(sizes: dict[str, int], theta: float, eps: float) -> dict[str, Any]:
+    return {
+        "hidden_size": sizes["hidden"],
+        "intermediate_size": sizes["intermediate"],
+        "num_hidden_layers": sizes["layers"],
+        "num_attention_heads": sizes["heads"],
+        "num_key_value_heads": sizes["kv_heads"],
+        "head_dim": sizes["head_dim"],
+        "rms_norm_eps": eps,
+        "rope_theta": theta,
+    }
+
+
+def write_tokenizer(folder: Path, vocab_size: int = 400) -> dict[str, int]:
+    """A byte-level BPE in Qwen2 file format; returns the special tokens' ids."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        BPE_TEXT, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    )
+    model = json.loads(tokenizer.to_str())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    ids = {name: len(model["vocab"]) + i for i, name in enumerate(SPECIALS)}
+    added = {str(i): {"content": name, "special": True} for name, i in ids.items()}
+    config = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return ids | {"assistant": model["vocab"]["assistant"]}
+
+
+def model_config(shape: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    codes, books = shape["codes"], shape["books"]
+    top = codes
+    talker = _stack(shape["talker"], 1e6, 1e-6) | {
+        "text_hidden_size": shape["talker"]["text_hidden"],
+        "text_vocab_size": max(ids.values()) + 3,
+        "vocab_size": codes + 1024,
+        "num_code_groups": books,
+        "max_position_embeddings": 4096,
+        "codec_pad_id": top + 100,
+        "codec_bos_id": top + 101,
+        "codec_eos_token_id": top + 102,
+        "codec_think_id": top + 106,
+        "codec_nothink_id": top + 107,
+        "codec_think_bos_id": top + 108,
+        "codec_think_eos_id": top + 109,
+        "codec_language_id": {"english": top + 2, "chinese": top + 7, "beijing_dialect": top + 26},
+        "spk_id": {"ada": top + 1001, "Bo": [top + 1002], "dylan": top + 1003},
+        "spk_is_dialect": {"ada": False, "Bo": False, "dylan": "beijing_dialect"},
+        "code_predictor_config": _stack(shape["predictor"], 1e6, 1e-6)
+        | {"vocab_size": codes, "num_code_groups": books},
+    }
+    return {
+        "model_type": "qwen3_tts",
+        "tts_model_type": "custom_voice",
+        "tts_model_size": "0b6",
+        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+        "im_start_token_id": ids["<|im_start|>"],
+        "im_end_token_id": ids["<|im_end|>"],
+        "assistant_token_id": ids["assistant"],
+        "tts_pad_token_id": ids["<tts_pad>"],
+        "tts_bos_token_id": ids["<tts_text_bos>"],
+        "tts_eos_token_id": ids["<tts_text_eod>"],
+        "talker_config": talker,
+    }
+
+
+def codec_config(shape: dict[str, Any]) -> dict[str, Any]:
+    rates, ratios = shape["rates"]
+    decoder = _stack(shape["codec"], 1e4, 1e-5) | shape["codec_sizes"]
+    decoder |= {"codebook_size": shape["codes"], "num_quantizers": shape["books"]}
+    decoder |= {"upsample_rates": rates, "upsampling_ratios": ratios}
+    return {
+        "model_type": "qwen3_tts_tokenizer_12hz",
+        "input_sample_rate": 24000,
+        "output_sample_rate": 24000,
+        "decode_upsample_rate": 1920,
+        "encode_downsample_rate": 1920,
+        "encoder_valid_num_quantizers": shape["books"],
+        "decoder_config": decoder,
+    }
+
+
+@torch.no_grad()
+def randomize(module: nn.Module, seed: int) -> None:
+    """Unit-gain weights, so that every path shows in the output and nothing saturates."""
+    generator = torch.Generator().manual_seed(seed)
+    for child in module.modules():
+        for name, value in child.named_parameters(recurse=False):
+            fan_in = value[0].numel() if value.dim() > 1 else 0
+            if isinstance(child, nn.Embedding):
+                value.normal_(generator=generator)
+            elif fan_in:
+                value.normal_(0, 0.7 * fan_in**-0.5, generator=generator)
+            elif isinstance(child, LayerScale | ConvNeXtBlock):
+                value.normal_(0.3, 0.05, generator=generator)
+            elif isinstance(child, Snake):
+                value.normal_(0, 0.1, generator=generator)
+            elif name == "weight":
+                value.normal_(1, 0.1, generator=generator)
+            else:
+                value.normal_(0, 0.05, generator=generator)
+        if isinstance(child, Codebook):
+            child.embedding_sum.normal_(generator=generator)
+            child.cluster_usage.uniform_(0.5, 2, generator=generator)
+            child.cluster_usage[0] = 0.0
+            child.embedding_sum[0] *= 1e-5
+
+
+def write_checkpoint(folder: Path, shape: dict[str, Any] = TINY, seed: int = 0) -> Path:
+    """A whole folder; greedy speech of it is noise, but every file, key and tensor is in place."""
+    codec_folder = folder / "speech_tokenizer"
+    codec_folder.mkdir(parents=True, exist_ok=True)
+    ids = write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps(model_config(shape, ids), indent=1), encoding="utf-8")
+    (codec_folder / "config.json").write_text(json.dumps(codec_config(shape), indent=1), encoding="utf-8")
+    config = read_config(folder)
+    talker, codec = Talker(config.talker), CodecDecoder(config.codec)
+    randomize(talker, seed)
+    randomize(codec, seed + 1)
+    save_file({f"talker.{n}": t.contiguous() for n, t in talker.state_dict().items()}, folder / "model.safetensors")
+    save_file(
+        {f"decoder.{n}": t.contiguous() for n, t in codec.state_dict().items()}, codec_folder / "model.safetensors"
+    )
+    return folder
