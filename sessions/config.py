@@ -31,7 +31,7 @@ class SpeechSettings:
     """A name out of ``EngineInfo.voices``; ``None`` takes the first."""
     language: str = "auto"
     instruct: str = ""
-    format: AudioFormat = AudioFormat()
+    format: AudioFormat = field(default_factory=AudioFormat)
     normalize_text: bool | None = None
     """``None`` follows the checkpoint (``EngineInfo.normalize_text``)."""
     lead_ms: int | None = 2_000
@@ -39,7 +39,7 @@ class SpeechSettings:
     avoid_dead_air: bool = True
     """Whether a segment short of text may be closed early (docs/sessions.md)."""
     layout: TextLayout = TextLayout.AUTO
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

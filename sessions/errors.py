@@ -25,7 +25,7 @@ class UnsupportedFormat(SessionError):
 
 
 class LimitExceeded(SessionError):
-    """A named limit was passed; the message holds its name and value. May succeed after ``retry_after_ms``, if given."""
+    """A named limit was passed; the message holds its name and value. ``retry_after_ms``: when it may succeed."""
 
     code = "limit_exceeded"
 

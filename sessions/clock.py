@@ -1,0 +1,44 @@
+"""Waiting: for a moment, for a call, or for whichever comes first. Time is the event loop's, in seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+TICK_S = 0.005
+"""Moments are rounded up to whole ticks, so that many waiters wake in one turn of the loop."""
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def tick_at_or_after(moment_s: float) -> float:
+    return math.ceil(moment_s / TICK_S) * TICK_S
+
+
+class Alarm:
+    """What one task waits on. A ring while nobody waits is kept for the next wait."""
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        self._rung = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, until_s: float | None = None) -> None:
+        """Return when rung, or when the loop's clock reaches ``until_s``."""
+        if not self._rung:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = None if until_s is None else loop.call_at(tick_at_or_after(until_s), self.ring)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        self._rung = False

@@ -1,0 +1,100 @@
+"""What was heard of a response: share of each segment's audio played x its spoken characters, cut at a word."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from sessions.events import Heard
+
+TYPICAL_S_PER_CHAR = 0.07
+"""English read aloud at about 14 characters a second: the first guess, until a segment has been spoken."""
+
+
+@dataclass(slots=True)
+class SpokenSegment:
+    """One utterance: which of the client's characters, and how much audio so far."""
+
+    raw_start: int
+    pieces: list[tuple[int, int]] = field(default_factory=list)
+    """(spoken characters, where they end in the client's text), in order."""
+    num_chars: int = 0
+    num_samples: int = 0
+    complete: bool = False
+
+    @property
+    def raw_end(self) -> int:
+        return self.pieces[-1][1] if self.pieces else self.raw_start
+
+    def add_text(self, num_chars: int, raw_end: int) -> None:
+        """So many more spoken characters, which reach to there in the client's text."""
+        self.pieces.append((num_chars, raw_end))
+        self.num_chars += num_chars
+
+    def raw_position(self, spoken_chars: float) -> float:
+        """Where in the client's text so many spoken characters reach; even within a piece."""
+        start = self.raw_start
+        for num_chars, end in self.pieces:
+            if spoken_chars < num_chars:
+                return start + (end - start) * spoken_chars / num_chars
+            spoken_chars -= num_chars
+            start = end
+        return start
+
+
+class SpokenText:
+    """Keeps the client's text beside the audio made of it. Samples are at ``sample_rate``."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._sample_rate = sample_rate
+        self._raw: list[str] = []
+        self.segments: list[SpokenSegment] = []
+
+    def write(self, raw: str) -> None:
+        """The client's text grows."""
+        self._raw.append(raw)
+
+    def begin_segment(self, raw_start: int) -> SpokenSegment:
+        segment = SpokenSegment(raw_start)
+        self.segments.append(segment)
+        return segment
+
+    def heard(self, played_samples: int) -> Heard:
+        raw = "".join(self._raw)
+        cut = word_cut(raw, self._position(played_samples))
+        return Heard(raw[:cut], raw[cut:], 1000 * played_samples / self._sample_rate)
+
+    def all_heard(self, played_samples: int) -> Heard:
+        """Everything was played to its end."""
+        return Heard("".join(self._raw), "", 1000 * played_samples / self._sample_rate)
+
+    def _position(self, played_samples: int) -> float:
+        position = 0.0
+        for segment in self.segments:
+            if played_samples < segment.num_samples or not segment.complete:
+                share = played_samples / self._expected_samples(segment)
+                return segment.raw_position(min(share, 1.0) * segment.num_chars)
+            played_samples -= segment.num_samples
+            position = segment.raw_end
+        return position
+
+    def _expected_samples(self, segment: SpokenSegment) -> float:
+        if segment.complete:
+            return segment.num_samples
+        return max(segment.num_samples, segment.num_chars * self._samples_per_char(), 1.0)
+
+    def _samples_per_char(self) -> float:
+        complete = [segment for segment in self.segments if segment.complete and segment.num_chars]
+        if not complete:
+            return TYPICAL_S_PER_CHAR * self._sample_rate
+        return sum(segment.num_samples for segment in complete) / sum(segment.num_chars for segment in complete)
+
+
+def word_cut(text: str, position: float) -> int:
+    """The end of the last word that ends at or before ``position``; 0 if there is none."""
+    cut = 0
+    for word in re.finditer(r"\S+", text):
+        if word.end() > position:
+            break
+        cut = word.end()
+    return cut

@@ -1,0 +1,23 @@
+"""Where counts and measurements go; the edge plugs its own exporter in. Names are in docs/sessions.md."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Metrics(Protocol):
+    def inc(self, name: str, **labels: str) -> None:
+        """Count one more."""
+        ...
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Note a measurement, in the unit its name ends with."""
+        ...
+
+
+class NoMetrics:
+    def inc(self, name: str, **labels: str) -> None:
+        pass
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        pass

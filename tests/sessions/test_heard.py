@@ -1,0 +1,77 @@
+"""What was heard is a prefix of the client's own text, ends at a word, and grows with what was played."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessions.heard import SpokenText, word_cut
+
+RATE = 24_000
+
+
+def spoken(*segments: tuple[str, int], complete: bool = True) -> SpokenText:
+    """Segments of (text, seconds), each spoken as written."""
+    told, position = SpokenText(RATE), 0
+    for text, seconds in segments:
+        told.write(text)
+        segment = told.begin_segment(position)
+        position += len(text)
+        segment.add_text(len(text), position)
+        segment.num_samples = seconds * RATE
+        segment.complete = complete
+    return told
+
+
+@given(st.lists(st.tuples(st.text(max_size=30), st.integers(0, 5)), max_size=4), st.floats(0, 30), st.booleans())
+def test_heard_and_remaining_make_up_the_text_and_the_cut_is_no_word_s_middle(segments, played_s, complete):
+    told = spoken(*segments, complete=complete)
+    text = "".join(text for text, _ in segments)
+    heard = told.heard(int(played_s * RATE))
+    assert heard.text + heard.remaining == text
+    assert heard.text == "" or not heard.text[-1].isspace()
+    assert heard.remaining == "" or heard.text == "" or heard.remaining[0].isspace()
+
+
+@given(st.lists(st.tuples(st.text("ab c", max_size=30), st.integers(0, 5)), max_size=4), st.lists(st.floats(0, 30)))
+def test_more_played_is_never_less_heard(segments, moments):
+    told = spoken(*segments)
+    lengths = [len(told.heard(int(moment * RATE)).text) for moment in sorted(moments)]
+    assert lengths == sorted(lengths)
+
+
+def test_half_of_the_audio_is_half_of_the_words():
+    told = spoken(("one two six ten", 4))
+    assert told.heard(2 * RATE).text == "one two"
+    assert told.heard(4 * RATE).text == "one two six ten"
+
+
+def test_each_segment_counts_for_itself():
+    told = spoken(("slow one. ", 10), ("quick and long one.", 2))
+    assert told.heard(8 * RATE).text == "slow"
+    assert told.heard(int(10.7 * RATE)).text == "slow one. quick"
+
+
+def test_a_segment_still_being_made_is_reckoned_by_the_pace_of_those_before_it():
+    told = spoken(("four words a second ", 5), ("and here go some more of them", 1))
+    told.segments[-1].complete = False
+    assert told.heard(6 * RATE).text == "four words a second and"
+
+
+def test_what_the_normaliser_wrote_counts_as_spoken_and_the_clients_words_are_told():
+    told = SpokenText(RATE)
+    told.write("It cost $1,250 in May.")
+    segment = told.begin_segment(0)
+    segment.add_text(len("It cost "), 8)
+    segment.add_text(len("one thousand two hundred and fifty dollars"), 14)
+    segment.add_text(len(" in May."), 22)
+    segment.num_samples, segment.complete = 58 * RATE, True
+    assert told.heard(45 * RATE).text == "It cost"
+    assert told.heard(51 * RATE).text == "It cost $1,250"
+    assert told.heard(54 * RATE).text == "It cost $1,250 in"
+
+
+@pytest.mark.parametrize(("position", "cut"), [(0, 0), (2.9, 0), (3, 3), (6.9, 3), (7, 7), (99, 7)])
+def test_word_cut(position, cut):
+    assert word_cut("one six", position) == cut
