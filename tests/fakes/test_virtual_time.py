@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.fakes.virtual_time import DeadlockError, VirtualTimeLoop
+from tests.fakes.virtual_time import Deadlock, VirtualTimeLoop
 
 pytestmark = pytest.mark.virtual_time
 
@@ -62,7 +62,7 @@ async def test_real_sockets_are_waited_for():
 def test_a_wait_that_nothing_can_end_is_an_error():
     loop = VirtualTimeLoop()
     task = loop.create_task(asyncio.Event().wait())
-    with pytest.raises(DeadlockError):
+    with pytest.raises(Deadlock):
         loop.run_until_complete(task)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

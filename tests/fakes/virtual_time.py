@@ -9,10 +9,14 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
+
+Args = TypeVarTuple("Args")
+Result = TypeVar("Result")
 
 
-class DeadlockError(RuntimeError):
+class Deadlock(RuntimeError):
     """Every task waits, and no timer, socket or executor job is left that could wake one."""
 
 
@@ -38,7 +42,7 @@ class JumpingSelector(selectors.DefaultSelector):
     def _wait_for_sockets(self) -> list[tuple[selectors.SelectorKey, int]]:
         only_the_loops_own_pipe = len(self.get_map()) <= 1
         if only_the_loops_own_pipe:
-            raise DeadlockError("every task waits and nothing is left that could wake one")
+            raise Deadlock("every task waits and nothing is left that could wake one")
         return super().select(None)
 
 
@@ -52,7 +56,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Args], Result], *args: *Args
+    ) -> asyncio.Future[Result]:
         future = super().run_in_executor(executor, func, *args)
         self._jumping.num_jobs += 1
         future.add_done_callback(self._job_done)
