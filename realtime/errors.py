@@ -1,0 +1,117 @@
+"""One table: what each error code means for the response, the connection and an HTTP request."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from realtime.protocol.close import CloseCode
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import Error, ErrorBody
+from sessions.errors import ErrorInfo, error_info
+
+
+class Fault(StrEnum):
+    CLIENT = "client"
+    REQUEST = "request"
+    CAPACITY = "capacity"
+    SERVER = "server"
+
+
+class Rule(NamedTuple):
+    fault: Fault
+    http_status: int
+    """Of the answer to an HTTP request or a handshake that fails so."""
+    close: CloseCode | None
+    """What a connection that fails so is closed with; ``None`` leaves it open."""
+    meaning: str
+
+
+class Refused(Exception):  # noqa: N818
+    """A request or a handshake that is turned away; ``code`` is one of the table."""
+
+    def __init__(self, code: str, message: str, param: str | None = None, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+        self.retry_after_ms = retry_after_ms
+
+
+C, Q, K, S = Fault.CLIENT, Fault.REQUEST, Fault.CAPACITY, Fault.SERVER
+
+RULES: dict[str, Rule] = {
+    "malformed_json": Rule(C, 400, CloseCode.INVALID_DATA, "a message that is not JSON"),
+    "unknown_event": Rule(C, 400, CloseCode.INVALID_DATA, "a `type` that is no client event"),
+    "invalid_event": Rule(C, 400, CloseCode.INVALID_DATA, "a field that is missing, unknown or of the wrong type"),
+    "binary_not_accepted": Rule(C, 400, CloseCode.UNSUPPORTED_DATA, "a binary message from a client"),
+    "message_too_big": Rule(C, 413, CloseCode.MESSAGE_TOO_BIG, "more than `max_message_bytes`"),
+    "too_many_errors": Rule(C, 400, CloseCode.POLICY_VIOLATION, "more than `max_errors` on one connection"),
+    "idle_timeout": Rule(C, 408, CloseCode.IDLE_TIMEOUT, "no event and no speech for `idle_timeout_s`"),
+    "session_expired": Rule(C, 408, CloseCode.SESSION_EXPIRED, "older than `max_session_s`"),
+    "unknown_response": Rule(C, 404, None, "no such response: never created, or forgotten"),
+    "duplicate_response": Rule(C, 409, None, "the response id is in use, or was a moment ago"),
+    "text_closed": Rule(C, 409, None, "text, a flush or an end after the end of the text"),
+    "response_done": Rule(C, 409, None, "text, a flush or an end after the end of the response"),
+    "session_closed": Rule(C, 409, None, "a new response or settings after `session.close`"),
+    "slow_reader": Rule(C, 408, None, "audio was due for `reader_timeout_s` and was not taken"),
+    "text_timeout": Rule(C, 408, None, "no text came for `text_timeout_s`, and nothing was left to play"),
+    "unauthorized": Rule(C, 401, CloseCode.POLICY_VIOLATION, "no API key, or a wrong one"),
+    "not_loopback": Rule(C, 403, CloseCode.POLICY_VIOLATION, "a server without keys serves its own machine only"),
+    "forbidden_host": Rule(C, 403, CloseCode.POLICY_VIOLATION, "without keys: the Host header is no loopback name"),
+    "forbidden_origin": Rule(C, 403, CloseCode.POLICY_VIOLATION, "without keys: a page of another origin"),
+    "unknown_path": Rule(C, 404, None, "no such address on this server"),
+    "unsupported_subprotocol": Rule(C, 400, None, "a handshake that does not offer `voicewire.v1`"),
+    "invalid_request": Rule(Q, 400, None, "a setting out of range; the message names field, limit and value"),
+    "unknown_voice": Rule(Q, 400, None, "no such voice"),
+    "unknown_language": Rule(Q, 400, None, "no such language"),
+    "unsupported_format": Rule(Q, 400, None, "an encoding, rate or setting that cannot be served"),
+    "request_too_long": Rule(Q, 413, None, "more text than one response may have"),
+    "limit_exceeded": Rule(K, 429, None, "a named limit was passed; try again if `retryable`"),
+    "overloaded": Rule(K, 429, None, "no capacity now; try again after `retry_after_ms`"),
+    "too_many_connections": Rule(K, 429, None, "`max_connections` is reached"),
+    "draining": Rule(K, 503, CloseCode.SERVICE_RESTART, "the server is about to stop; connect again"),
+    "starting": Rule(K, 503, None, "the engine is still loading"),
+    "engine_timeout": Rule(S, 504, None, "the engine made no sound for `engine_timeout_s`"),
+    "engine_dead": Rule(S, 503, None, "the engine stopped and is being restarted"),
+    "engine_error": Rule(S, 500, None, "the engine failed on this request"),
+    "bad_checkpoint": Rule(S, 500, None, "a model folder that cannot be served"),
+    "session_error": Rule(S, 500, None, "the session failed"),
+    "internal_error": Rule(S, 500, CloseCode.INTERNAL_ERROR, "a fault of the server"),
+}
+
+
+def rule_for(code: str) -> Rule:
+    return RULES.get(code, RULES["internal_error"])
+
+
+def describe(error: Exception) -> ErrorInfo:
+    """Any error in the shape clients see."""
+    match error:
+        case RemoteProtocolError():
+            return ErrorInfo(error.code, str(error), error.param)
+        case Refused():
+            retryable = rule_for(error.code).fault is Fault.CAPACITY
+            return ErrorInfo(error.code, str(error), error.param, retryable, error.retry_after_ms)
+        case _:
+            return error_info(error)
+
+
+def error_event(info: ErrorInfo, response_id: str | None = None) -> Error:
+    return Error(
+        code=info.code,
+        message=info.message,
+        param=info.param,
+        retryable=info.retryable,
+        retry_after_ms=info.retry_after_ms,
+        response_id=response_id,
+    )
+
+
+def error_body(info: ErrorInfo) -> ErrorBody:
+    return ErrorBody(
+        code=info.code,
+        message=info.message,
+        param=info.param,
+        retryable=info.retryable,
+        retry_after_ms=info.retry_after_ms,
+    )

@@ -1,0 +1,6 @@
+"""What is said on each wire, and when it may be said.
+
+Handles: the shape of every message, the limits on its fields, which event is legal in which state.
+Does not handle: sockets, clocks, tasks, queues, engine or session calls. Bytes come in and events go out, or the
+other way round; whatever waits, sends or closes is the transport's duty.
+"""

@@ -1,0 +1,248 @@
+"""Every event of ``voicewire.v1``: one class each, then one union for each direction.
+
+Here are the types; the ranges of settings are checked where they are used, so that a wrong one costs its response and
+not the connection.
+Client events refuse unknown fields. Server events tolerate them, so that a server may add fields which older clients
+do not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+MAX_ID_CHARS = 64
+MAX_INSTRUCT_CHARS = 2_000
+MAX_NAME_CHARS = 128
+
+Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS, pattern=r"\A[A-Za-z0-9_.:-]+\Z")]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+Pace = Literal["lead", "burst"]
+Status = Literal["completed", "cancelled", "failed"]
+
+
+class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How audio is to be coded; what is not given takes the server's default. Only ``opus`` reads the last five."""
+
+    encoding: Name | None = None
+    """``opus``, ``pcm_s16le``, ``mulaw`` or ``alaw``."""
+    sample_rate: int | None = None
+    bitrate: int | None = None
+    """Bits a second."""
+    complexity: int | None = None
+    fec: bool | None = None
+    packet_loss_percent: int | None = None
+    dtx: bool | None = None
+
+
+class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is not given takes the voice's default; the ranges are the engine's."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How to speak. In ``session.update`` for all responses to come, in ``response.create`` for that one."""
+
+    voice: Name | None = None
+    language: Name | None = None
+    instruct: Annotated[str, Meta(max_length=MAX_INSTRUCT_CHARS)] | None = None
+    seed: int | None = None
+    format: Format | None = None
+    pace: Pace | None = None
+    lead_ms: int | None = None
+    sampling: Sampling | None = None
+
+
+class ClientEventBase(
+    Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True, omit_defaults=True
+):
+    """What a client may say."""
+
+
+class SessionUpdate(ClientEventBase, tag="session.update", frozen=True):
+    settings: Settings
+
+
+class SessionClose(ClientEventBase, tag="session.close", frozen=True):
+    """Speak what is there, then close."""
+
+
+class ResponseCreate(ClientEventBase, tag="response.create", frozen=True):
+    response_id: Id | None = None
+    """Of the client's choice, so that text may follow at once; without it the server makes one."""
+    settings: Settings = Settings()
+    text: str = ""
+    end: bool = False
+    """Whether ``text`` is all there is; the engine then knows the whole text before it speaks."""
+
+
+class TextAppend(ClientEventBase, tag="text.append", frozen=True):
+    response_id: Id
+    text: str
+
+
+class TextFlush(ClientEventBase, tag="text.flush", frozen=True):
+    response_id: Id
+
+
+class TextEnd(ClientEventBase, tag="text.end", frozen=True):
+    response_id: Id
+
+
+class ResponseCancel(ClientEventBase, tag="response.cancel", frozen=True):
+    response_id: Id
+    played_ms: float | None = None
+    """How much of this response the listener has heard."""
+
+
+class PlaybackReport(ClientEventBase, tag="playback.report", frozen=True):
+    response_id: Id
+    played_ms: float
+
+
+class ServerEventBase(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What the server may say."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What this server allows one session."""
+
+    max_message_bytes: int
+    max_response_chars: int
+    max_active_responses: int
+    idle_timeout_s: float
+    max_session_s: float
+
+
+class ActualFormat(Struct, frozen=True, kw_only=True):
+    """How the audio of one response is coded."""
+
+    encoding: str
+    sample_rate: int
+    """Of the PCM, or of what an Opus decoder should give; also the unit of ``sample_time`` and ``audio_samples``."""
+    pre_skip_samples: int = 0
+    """Samples of decoded Opus that come before the speech: to be thrown away."""
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    param: str | None = None
+    retryable: bool = False
+    retry_after_ms: int | None = None
+
+
+class SessionCreated(ServerEventBase, tag="session.created", frozen=True):
+    session_id: str
+    resume_token: str
+    protocol: str
+    server_version: str
+    model: str
+    voices: tuple[str, ...]
+    languages: tuple[str, ...]
+    settings: Settings
+    limits: Limits
+
+
+class SessionUpdated(ServerEventBase, tag="session.updated", frozen=True):
+    settings: Settings
+    """All that now holds for the next response."""
+
+
+class ResponseCreated(ServerEventBase, tag="response.created", frozen=True):
+    response_id: str
+    response: int
+    """The number that stands for this response in audio messages."""
+    format: ActualFormat
+    settings: Settings
+    """All that holds for this response."""
+
+
+class TextFlushed(ServerEventBase, tag="text.flushed", frozen=True):
+    """All audio of the text up to a flush has been sent."""
+
+    response_id: str
+    flush: int
+    """0, 1, 2 ... over the flushes of the response."""
+    end_sample: int
+    """Where that audio ends, counted as ``sample_time`` is."""
+
+
+class HeardBody(Struct, frozen=True, kw_only=True):
+    """What the listener heard, in the characters that the client sent."""
+
+    text: str
+    """From the first character to the end of the last word heard."""
+    remaining: str
+    played_ms: float
+
+
+class ResponseDone(ServerEventBase, tag="response.done", frozen=True):
+    """The one terminal event of a response."""
+
+    response_id: str
+    response: int
+    status: Status
+    audio_samples: int
+    """Samples of speech sent, at the format's rate, ``pre_skip_samples`` not counted."""
+    audio_ms: float
+    nothing_spoken: bool = False
+    """The text was empty, or held nothing that can be spoken."""
+    first_audio_ms: float | None = None
+    """From the delta that made the first word final to the first packet, by the server's clock."""
+    heard: HeardBody | None = None
+    """With ``cancelled`` and ``failed``."""
+    error: ErrorBody | None = None
+    """With ``failed``."""
+
+
+class ResponseHeard(ServerEventBase, tag="response.heard", frozen=True):
+    """The answer to a cancel after ``response.done``: audio that was sent and not yet played is cut."""
+
+    response_id: str
+    heard: HeardBody
+
+
+class Error(ServerEventBase, tag="error", frozen=True):
+    code: str
+    message: str
+    param: str | None = None
+    retryable: bool = False
+    retry_after_ms: int | None = None
+    response_id: str | None = None
+
+
+class AudioKind(IntEnum):
+    """What the packets of an audio message hold."""
+
+    OPUS = 1
+    PCM_S16LE = 2
+    MULAW = 3
+    ALAW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AudioMessage:
+    """A run of packets of one response, in order."""
+
+    kind: AudioKind
+    response: int
+    sequence: int
+    """0, 1, 2 ... over the audio messages of the response."""
+    sample_time: int
+    """Position of the first sample in the response, as a decoder puts samples out (``pre_skip_samples`` included)."""
+    packets: tuple[bytes, ...]
+    """Opus: one packet of 20 ms each. Other encodings: runs of whole samples."""
+
+
+ClientEvent = (
+    SessionUpdate | SessionClose | ResponseCreate | TextAppend | TextFlush | TextEnd | ResponseCancel | PlaybackReport
+)
+ServerEvent = SessionCreated | SessionUpdated | ResponseCreated | TextFlushed | ResponseDone | ResponseHeard | Error

@@ -1,0 +1,164 @@
+"""Which event is legal when, as data: one table for sessions, one for responses. ``conversation.py`` follows them.
+
+Two rules for whoever edits this file. Everything that decides legality is in the two tables. The state diagrams in
+docs/wire-protocol.md are made from them (``diagram``), so a change here changes that page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from realtime.protocol.events import (
+    ClientEvent,
+    PlaybackReport,
+    ResponseCancel,
+    ResponseCreate,
+    SessionClose,
+    SessionUpdate,
+    TextAppend,
+    TextEnd,
+    TextFlush,
+)
+
+
+class SessionState(StrEnum):
+    ACTIVE = "active"
+    CLOSING = "closing"
+    """Speaks what is there and takes no new response."""
+
+
+class ResponseState(StrEnum):
+    UNKNOWN = "unknown"
+    """Never created, or ended so long ago that it is forgotten."""
+    REFUSED = "refused"
+    """``response.create`` was answered by an error; text that was already on its way is passed over."""
+    OPEN = "open"
+    """Takes text, and speaks."""
+    ENDED = "ended"
+    """Has all its text, and speaks."""
+    CANCELLING = "cancelling"
+    """Silent; ``response.done`` comes next."""
+    DONE = "done"
+    """``response.done`` was sent; audio may still be playing at the listener."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Neither acted on nor answered."""
+
+
+Move = ResponseState | Refusal | Ignored
+S, R = SessionState, ResponseState
+IGNORED = Ignored()
+CLOSING = Refusal("session_closed", "the session is closing")
+NO_RESPONSE = Refusal("unknown_response", "there is no response with this id")
+TAKEN = Refusal("duplicate_response", "this response id is in use, or was a moment ago")
+NO_MORE_TEXT = Refusal("text_closed", "the text of this response has ended")
+OVER = Refusal("response_done", "this response has ended")
+
+SESSION_TRANSITIONS: dict[SessionState, dict[type[ClientEvent], SessionState | Refusal]] = {
+    S.ACTIVE: {SessionUpdate: S.ACTIVE, SessionClose: S.CLOSING, ResponseCreate: S.ACTIVE},
+    S.CLOSING: {SessionUpdate: CLOSING, SessionClose: CLOSING, ResponseCreate: CLOSING},
+}
+
+RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Move]] = {
+    R.UNKNOWN: {
+        ResponseCreate: R.OPEN,
+        TextAppend: NO_RESPONSE,
+        TextFlush: NO_RESPONSE,
+        TextEnd: NO_RESPONSE,
+        ResponseCancel: NO_RESPONSE,
+        PlaybackReport: NO_RESPONSE,
+    },
+    R.REFUSED: {
+        ResponseCreate: R.OPEN,
+        TextAppend: IGNORED,
+        TextFlush: IGNORED,
+        TextEnd: IGNORED,
+        ResponseCancel: IGNORED,
+        PlaybackReport: IGNORED,
+    },
+    R.OPEN: {
+        ResponseCreate: TAKEN,
+        TextAppend: R.OPEN,
+        TextFlush: R.OPEN,
+        TextEnd: R.ENDED,
+        ResponseCancel: R.CANCELLING,
+        PlaybackReport: R.OPEN,
+    },
+    R.ENDED: {
+        ResponseCreate: TAKEN,
+        TextAppend: NO_MORE_TEXT,
+        TextFlush: NO_MORE_TEXT,
+        TextEnd: NO_MORE_TEXT,
+        ResponseCancel: R.CANCELLING,
+        PlaybackReport: R.ENDED,
+    },
+    R.CANCELLING: {
+        ResponseCreate: TAKEN,
+        TextAppend: OVER,
+        TextFlush: OVER,
+        TextEnd: OVER,
+        ResponseCancel: IGNORED,
+        PlaybackReport: IGNORED,
+    },
+    R.DONE: {
+        ResponseCreate: TAKEN,
+        TextAppend: OVER,
+        TextFlush: OVER,
+        TextEnd: OVER,
+        ResponseCancel: R.DONE,
+        PlaybackReport: R.DONE,
+    },
+}
+
+"""A ``response.create`` with ``end`` counts as a ``response.create`` and a ``text.end``."""
+
+SERVER_TRANSITIONS: dict[str, dict[ResponseState, ResponseState]] = {
+    "error": {R.OPEN: R.REFUSED, R.ENDED: R.REFUSED},
+    "response.done": {R.OPEN: R.DONE, R.ENDED: R.DONE, R.CANCELLING: R.DONE},
+}
+"""``error`` stands for the answer to ``response.create`` alone."""
+
+
+def diagram() -> str:
+    """Both tables as Mermaid state diagrams, for docs/wire-protocol.md."""
+    return "\n\n".join(f"```mermaid\nstateDiagram-v2\n{body}\n```" for body in (_session_body(), _response_body()))
+
+
+def _session_body() -> str:
+    moves: dict[tuple[str, str], list[str]] = {}
+    for state, row in SESSION_TRANSITIONS.items():
+        for event, move in row.items():
+            if isinstance(move, SessionState):
+                moves.setdefault((state, move), []).append(_tag(event))
+    return "\n".join(
+        ["    [*] --> active: session.created", *_arrows(moves), "    closing --> [*]: the last response.done"]
+    )
+
+
+def _response_body() -> str:
+    moves: dict[tuple[str, str], list[str]] = {}
+    for state, row in RESPONSE_TRANSITIONS.items():
+        for event, move in row.items():
+            if isinstance(move, ResponseState):
+                moves.setdefault((state, move), []).append(_tag(event))
+    for name, server_row in SERVER_TRANSITIONS.items():
+        for state, after in server_row.items():
+            moves.setdefault((state, after), []).append(f"({name})")
+    return "\n".join(["    [*] --> unknown", *_arrows(moves)])
+
+
+def _arrows(moves: dict[tuple[str, str], list[str]]) -> list[str]:
+    return [f"    {state} --> {after}: {', '.join(names)}" for (state, after), names in moves.items()]
+
+
+def _tag(event: type[ClientEvent]) -> str:
+    return str(event.__struct_config__.tag)
