@@ -1,0 +1,97 @@
+"""Canonical composition (NFC) of text that arrives in pieces, with the way back to the characters as they were sent."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import deque
+from dataclasses import dataclass
+
+from tokenizers.normalizers import NFC
+
+WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+"""Unicode's White_Space property, which is fixed for good; ``str.isspace`` counts some control characters too."""
+
+_INERT = frozenset(WHITE_SPACE) | {chr(code) for code in range(128) if not chr(code).isalpha()} - set("<=>")
+"""Characters that no mark composes with: they need not wait for what follows."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_COMPOSE = NFC()
+
+
+def compose(text: str) -> str:
+    """NFC of a whole text; lone surrogates, which no encoder takes, become U+FFFD."""
+    return str(_COMPOSE.normalize_str(_SURROGATE.sub("\ufffd", text)))
+
+
+def starts_cluster(character: str) -> bool:
+    """Whether nothing before this character can compose with it or be reordered past it."""
+    if "\u1160" <= character <= "\u11ff" or "\U00016d63" <= character <= "\U00016d6a":
+        return False  # Hangul and Kirat Rai vowels and finals are letters that compose
+    return not unicodedata.category(character).startswith("M")
+
+
+@dataclass(slots=True)
+class _Run:
+    num_composed: int
+    num_raw: int
+
+
+class NfcStream:
+    """Holds the last cluster back, because a combining mark may follow."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._runs: deque[_Run] = deque()
+        self._num_raw_used = 0
+
+    def push(self, text: str) -> str:
+        start = _last_cluster_start(text)
+        if start is None:
+            self._held.append(text)
+            return ""
+        settled = "".join((*self._held, text[:start]))
+        self._held = [text[start:]]
+        return self._settle(settled)
+
+    def close(self) -> str:
+        rest, self._held = "".join(self._held), []
+        return self._settle(rest)
+
+    def use(self, num_composed: int) -> int:
+        """Count the next ``num_composed`` characters as used; returns the raw characters used in all.
+
+        Of a cluster that composing changed, the raw characters count once the cluster is used up.
+        """
+        while self._runs and num_composed:
+            run = self._runs[0]
+            used = min(num_composed, run.num_composed)
+            num_composed -= used
+            run.num_composed -= used
+            if run.num_composed == 0:
+                self._num_raw_used += run.num_raw
+                self._runs.popleft()
+            elif run.num_raw == run.num_composed + used:
+                run.num_raw -= used
+                self._num_raw_used += used
+        return self._num_raw_used
+
+    def _settle(self, raw: str) -> str:
+        composed = compose(raw)
+        if composed == _SURROGATE.sub("\ufffd", raw):
+            if raw:
+                self._runs.append(_Run(len(raw), len(raw)))
+            return composed
+        self._runs.extend(_Run(len(compose(cluster)), len(cluster)) for cluster in _clusters(raw))
+        return composed
+
+
+def _last_cluster_start(text: str) -> int | None:
+    if text[-1:] in _INERT:
+        return len(text)
+    return next((place for place in reversed(range(len(text))) if starts_cluster(text[place])), None)
+
+
+def _clusters(text: str) -> list[str]:
+    starts = [place for place in range(len(text)) if place == 0 or starts_cluster(text[place])]
+    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
