@@ -240,7 +240,7 @@ def _check_ids(name: str, ids: Mapping[str, int], text_vocab_size: int) -> None:
 
 def _special_ids(config: Mapping[str, Any], vocab: Mapping[str, int], text_vocab_size: int) -> SpecialIds:
     keys = [*_SPECIAL_CONTENT, "assistant_token_id"]
-    ids: dict[str, int] = {key: config.get(key, -1) for key in keys}
+    ids: dict[str, Any] = {key: config.get(key) for key in keys}
     if bad := next((key for key in keys if type(ids[key]) is not int), None):
         raise CheckpointError(f"config.json: {bad} is {ids[bad]!r}, expected a whole number")
     _check_ids("config.json", ids, text_vocab_size)
