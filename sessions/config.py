@@ -17,10 +17,20 @@ class Encoding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFormat:
-    """How audio leaves. Opus: 24 or 48 kHz, packets of 20 ms. mu-law and A-law: 8 kHz."""
+    """How audio leaves: mono, in packets of 20 ms. The fields after the rate are for Opus alone."""
 
     encoding: Encoding = Encoding.OPUS
     sample_rate: int = 24_000
+    bitrate: int = 32_000
+    """In bits a second."""
+    complexity: int = 5
+    """0 (least work) to 10 (best sound for its bits)."""
+    fec: bool = False
+    """Each packet also holds a poorer copy of the one before."""
+    packet_loss_percent: int = 0
+    """Loss to expect; the more, the more bits FEC takes."""
+    dtx: bool = False
+    """Silence costs next to no bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +58,7 @@ class SessionLimits:
 
     max_active_responses: int = 8
     max_response_chars: int = 50_000
+    max_instruct_chars: int = 1_000
     max_lead_ms: int = 60_000
     max_remembered_responses: int = 4
     """So many ended responses can still be asked what was heard."""
@@ -68,6 +79,10 @@ class RegistryLimits:
     max_active_responses_per_key: int = 64
     idle_timeout_s: float = 600.0
     """A session without a response and without a message ends after this."""
+    expire_every_s: float = 1.0
+    """How often time-outs are looked at."""
     retry_after_ms: int = 1_000
-    """What refused clients are told."""
+    """What those are told who are refused for want of room."""
+    encoder_threads: int = 1
+    """Opus encoders run in so many threads; 0 encodes on the event loop."""
     session: SessionLimits = field(default_factory=SessionLimits)

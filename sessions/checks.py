@@ -1,0 +1,41 @@
+"""Whether settings can be served; the message names the field, the limit and the value."""
+
+from __future__ import annotations
+
+from engine.api import EngineInfo, UnknownLanguage, UnknownVoice
+from sessions.config import AudioFormat, Encoding, SessionLimits, SpeechSettings
+from sessions.errors import LimitExceeded, UnsupportedFormat
+
+SAMPLE_RATES: dict[Encoding, tuple[int, ...]] = {
+    Encoding.OPUS: (24_000, 48_000),
+    Encoding.PCM_S16LE: (8_000, 16_000, 24_000, 48_000),
+    Encoding.MULAW: (8_000,),
+    Encoding.ALAW: (8_000,),
+}
+OPUS_RANGES = {"bitrate": (6_000, 256_000), "complexity": (0, 10), "packet_loss_percent": (0, 100)}
+
+
+def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLimits) -> None:
+    """Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat`` or ``LimitExceeded``."""
+    if settings.voice is not None and settings.voice not in {voice.name for voice in info.voices}:
+        raise UnknownVoice(f"voice {settings.voice!r} is unknown", "voice")
+    if settings.language not in {"auto", *info.languages}:
+        raise UnknownLanguage(f"language {settings.language!r} is unknown", "language")
+    if len(settings.instruct) > limits.max_instruct_chars:
+        found = f"instruct has {len(settings.instruct)} characters"
+        raise LimitExceeded(f"{found}, max_instruct_chars is {limits.max_instruct_chars}", "instruct")
+    if settings.lead_ms is not None and not 0 <= settings.lead_ms <= limits.max_lead_ms:
+        raise LimitExceeded(f"lead_ms must be 0 to {limits.max_lead_ms} (max_lead_ms), is {settings.lead_ms}", "lead_ms")
+    check_format(settings.format)
+
+
+def check_format(audio: AudioFormat) -> None:
+    rates = SAMPLE_RATES[audio.encoding]
+    if audio.sample_rate not in rates:
+        allowed = " or ".join(str(rate) for rate in rates)
+        message = f"sample_rate of {audio.encoding} must be {allowed}, is {audio.sample_rate}"
+        raise UnsupportedFormat(message, "sample_rate")
+    for name, (low, high) in OPUS_RANGES.items():
+        value = getattr(audio, name)
+        if not low <= value <= high:
+            raise UnsupportedFormat(f"{name} must be {low} to {high}, is {value}", name)
