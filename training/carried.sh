@@ -1,0 +1,10 @@
+# Source me with the folder that carry.sh filled: unpacks the libraries beside it and lets programs find them.
+carried=$(cd "${1:-.carry}" && pwd)
+unpacked=${CARRIED_ROOT:-/tmp/voicewire-carried}
+if [ ! -e "$unpacked/done" ]; then
+    mkdir -p "$unpacked"
+    for package in "$carried"/*.deb; do dpkg -x "$package" "$unpacked"; done
+    touch "$unpacked/done"
+fi
+export LD_LIBRARY_PATH="$unpacked/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export PROSE_FILE="$carried/prose.txt.xz"
