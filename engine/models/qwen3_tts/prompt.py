@@ -21,10 +21,10 @@ class Row(NamedTuple):
 
 
 class PromptBuilder:
-    """``newline`` and ``user`` are text ids that the configuration does not name."""
+    """``template_ids`` are the three role rows: im_start, assistant, newline."""
 
-    def __init__(self, config: Qwen3TTSConfig, newline: int, user: int) -> None:
-        self.config, self.newline, self.user = config, newline, user
+    def __init__(self, config: Qwen3TTSConfig, template_ids: Sequence[int]) -> None:
+        self.config, self.template_ids = config, template_ids
 
     def language_tag(self, speaker: str | None, language: str) -> int | None:
         """The language's codec id, None for auto; a speaker's dialect overrides auto and chinese (spec 3.2)."""
@@ -46,14 +46,11 @@ class PromptBuilder:
             raise UnknownVoice(f"voice is {speaker!r}; this checkpoint has {known}", "voice")
         return talker.speakers[speaker]
 
-    def instruct_rows(self, instruct_ids: Sequence[int]) -> list[Row]:
-        """The user turn that carries a style or voice description."""
-        text = self.config.text
-        ids = [text.im_start, self.user, self.newline, *instruct_ids, text.im_end, self.newline]
-        return [Row(i) for i in ids]
-
     def prefix(self, speaker: str | None, language: str, instruct_ids: Sequence[int] = ()) -> list[Row]:
-        """Every row before the text: the same for all texts of a voice (spec 3.3)."""
+        """Every row before the text, the same for all texts of a voice (spec 3.3).
+
+        ``instruct_ids`` is the whole user turn, empty without an instruction.
+        """
         text, control = self.config.text, self.config.talker.control
         tag = self.language_tag(speaker, language)
         tags = [control.nothink, control.think_bos, control.think_eos]
@@ -62,8 +59,8 @@ class PromptBuilder:
         if speaker is not None:
             tags.append(self.speaker_row(speaker))
         return [
-            *(self.instruct_rows(instruct_ids) if instruct_ids else ()),
-            *(Row(i) for i in (text.im_start, text.assistant, self.newline)),
+            *(Row(i) for i in instruct_ids),
+            *(Row(i) for i in self.template_ids),
             *(Row(text.tts_pad, tag) for tag in tags),
             Row(text.tts_bos, control.pad),
         ]

@@ -1,0 +1,60 @@
+"""Paged keys and values of the talker, and the attention context that reads and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.layers.transformer import attention
+from engine.models.base import KVShape
+
+
+class PagedKV:
+    """One tensor for all layers: [layer, key or value, block, position in block, head, D]."""
+
+    def __init__(
+        self, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self.data = torch.zeros(
+            shape.num_layers, 2, num_blocks + 1, block_size, shape.num_kv_heads, shape.head_dim,
+            dtype=dtype, device=device,
+        )  # fmt: skip
+
+    @staticmethod
+    def block_bytes(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
+        return shape.num_layers * 2 * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+
+    def read(self, table: Sequence[int], length: int) -> Tensor:
+        """Copy of the first ``length`` positions of a row: [layer, 2, length, head, D]."""
+        return self.data[:, :, list(table)].flatten(2, 3)[:, :, :length].clone()
+
+    def write(self, table: Sequence[int], values: Tensor) -> None:
+        """Put positions 0..n-1 of a row, as ``read`` gave them."""
+        length = values.shape[2]
+        flat = self.data.flatten(2, 3)
+        positions = torch.arange(length, device=self.data.device)
+        blocks = torch.tensor(list(table), device=self.data.device)
+        flat[:, :, blocks[positions // self.block_size] * self.block_size + positions % self.block_size] = values
+
+
+class PagedContext:
+    """Attention of B rows x T new positions over their own blocks.
+
+    ``tables`` [B, M] holds block ids, padded with the dummy block 0; ``positions`` [B, T] are absolute.
+    """
+
+    def __init__(self, kv: PagedKV, tables: Tensor, positions: Tensor) -> None:
+        self.kv, self.tables = kv, tables
+        size = kv.block_size
+        self.slots = tables.gather(1, positions // size) * size + positions % size
+        reach = torch.arange(tables.shape[1] * size, device=tables.device)
+        self.mask = (reach <= positions[..., None])[:, None]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.kv.data[layer]
+        keys.flatten(0, 1)[self.slots] = k
+        values.flatten(0, 1)[self.slots] = v
+        return attention(q, keys[self.tables].flatten(1, 2), values[self.tables].flatten(1, 2), mask=self.mask)

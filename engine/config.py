@@ -1,0 +1,57 @@
+"""Every limit of the engine, by name, with unit and range."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.errors import InvalidRequest
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    max_batch: int = 32
+    """Rows in one talker step."""
+    max_requests: int = 64
+    """Requests that hold a decoder slot at once."""
+    max_waiting: int = 256
+    """Requests queued behind them; more are refused with ``EngineOverloaded``."""
+    block_size: int = 16
+    """Positions in one KV block."""
+    num_blocks: int | None = None
+    """KV blocks in the pool; ``None`` takes what ``kv_memory_mb`` holds."""
+    kv_memory_mb: int = 512
+    watermark_blocks: int = 4
+    """No request is admitted when fewer blocks than this would stay free."""
+    max_prefill_positions: int = 256
+    """Prompt positions computed in one step beside the running rows."""
+    max_prefixes: int = 64
+    """Voice prefixes kept."""
+    max_text_chars: int = 20_000
+    """In one request."""
+    min_frame_cap: int = 64
+    frames_per_text_token: int = 10
+    """A request is cut at ``min_frame_cap`` + this for every text token."""
+    max_frames: int = 4_000
+    """Hard cap; 80 ms each in Qwen3-TTS."""
+    silence_limit_s: float = 3.0
+    """So much near-silence after the text is spent ends the request."""
+    silence_dbfs: float = -60.0
+    loop_limit_frames: int = 50
+    """So many frames of one repeating pattern of code 0 end the request."""
+    max_loop_period: int = 8
+    decode_gather_slack_s: float = 0.4
+    """A listener with more lead than this waits until a larger decode call is full."""
+    pinned_rows: int | None = None
+    """Pad every talker step to so many rows, so that results do not depend on who else is in the batch."""
+    pinned_blocks: int | None = None
+    """Pad every block table to so many blocks, likewise."""
+    starve_guard: bool = True
+    """Ban the end of speech until the end-of-text row has been fed."""
+    windowed_decode: bool = False
+    """Decode from the codes of a left context instead of carried state: the slow reference."""
+    windowed_context_frames: int = 25
+    windowed_overlap_samples: int = 480
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_requests", "block_size", "max_prefill_positions", "max_frames", "max_text_chars"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", name)

@@ -1,0 +1,188 @@
+"""What the engine asks of a model family; neither scheduler nor sessions know which one runs. No torch at run time.
+
+A family is two stages. ``SpeechModel`` (the talker stage) turns inputs into codes, one forward for many rows;
+``DecodeStage`` turns codes into PCM in batches of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.api import SpeechRequest, VoiceInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.layers.transformer import AttentionContext
+    from engine.tokenizer import TextTokenizer
+
+Pcm = npt.NDArray[np.float32]
+
+
+class TextQueue:
+    """Final text ids of one request, in order, and whether more can come."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.closed = False
+        self.num_fed = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.ids) - self.num_fed
+
+    def take(self, count: int = 1) -> list[int]:
+        taken = self.ids[self.num_fed : self.num_fed + count]
+        self.num_fed += len(taken)
+        return taken
+
+
+@dataclass(slots=True)
+class Row:
+    """What the talker stage remembers of one request; families add fields.
+
+    ``inputs`` keeps every talker input from the first on, so that keys and values can be computed again after a
+    preemption; the first ``num_computed`` of them are in the cache now.
+    """
+
+    text: TextQueue
+    inputs: list[Any] = field(default_factory=list)
+    num_computed: int = 0
+    sample_pending: bool = False
+    """Once all inputs are computed, a sample is due."""
+
+    @property
+    def num_due(self) -> int:
+        return len(self.inputs) - self.num_computed
+
+
+class Park(NamedTuple):
+    """The row waits for text: it keeps its memory and takes no part in steps."""
+
+
+class Rows(NamedTuple):
+    """Talker inputs to compute next; ``sample`` says whether the last one's output is sampled."""
+
+    inputs: Sequence[Any]
+    sample: bool = True
+
+
+class Audio(NamedTuple):
+    """One codec frame."""
+
+    codes: Sequence[int]
+
+
+class Control(NamedTuple):
+    """A sampled token that makes no sound."""
+
+
+class Stop(NamedTuple):
+    """The model ended its speech."""
+
+
+class Failed(NamedTuple):
+    """This row cannot go on; the others can."""
+
+    message: str
+
+
+Outcome = Audio | Control | Stop | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class SpeechModel(Protocol):
+    """The talker stage. Rows are what ``new_row`` returned; the engine owns positions, blocks and order."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kv_shape(self) -> KVShape: ...
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+    @property
+    def voices(self) -> tuple[VoiceInfo, ...]: ...
+    @property
+    def languages(self) -> tuple[str, ...]: ...
+    @property
+    def max_positions(self) -> int: ...
+
+    def new_row(self, request: SpeechRequest, seed: int) -> Row:
+        """State of a new request. Raises ``InvalidRequest`` and its kin."""
+        ...
+
+    def prefix_key(self, row: Row) -> Hashable | None:
+        """Equal keys have equal first inputs (``Rows`` of the first ``next_input``); None is never shared."""
+        ...
+
+    def next_input(self, row: Row) -> Park | Rows:
+        """What to feed next, or that there is no text for it. Called only when all inputs so far are computed."""
+        ...
+
+    def forward(
+        self, rows: Sequence[Row], inputs: Sequence[Sequence[Any]], positions: Tensor, context: AttentionContext
+    ) -> Tensor:
+        """B rows of T inputs each, positions [B, T] -> hidden states [B, T, H]."""
+        ...
+
+    def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
+        """hidden [N, H] of the last input of each row. May run further passes; draws its own noise."""
+        ...
+
+
+@dataclass(slots=True)
+class Decoded:
+    """PCM of one slot out of one decode step."""
+
+    slot: int
+    pcm: Pcm
+    provisional_tail_samples: int = 0
+    error: str | None = None
+
+
+class DecodeStage(Protocol):
+    """The second stage: slots of carried state, fed frame by frame, stepped in batches of its own."""
+
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def frame_samples(self) -> int: ...
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+
+    def reserve(self) -> int | None:
+        """A fresh slot, or None when all are held."""
+        ...
+
+    def feed(self, slot: int, codes: Sequence[int]) -> None: ...
+
+    def finalize(self, slot: int) -> None:
+        """No frame follows: whatever the stage withheld may leave."""
+        ...
+
+    def num_pending(self, slot: int) -> int:
+        """Frames fed whose PCM has not left; 0 after ``finalize`` means all is out."""
+        ...
+
+    def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
+        """Run one round. ``slack_s`` gives, for each slot, the seconds until its listener runs dry."""
+        ...
+
+    def release(self, slot: int) -> None: ...
+
+    def settle(self) -> None:
+        """The step in flight has passed: released slots become free."""
+        ...

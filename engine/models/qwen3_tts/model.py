@@ -1,0 +1,233 @@
+"""Qwen3-TTS as a ``SpeechModel``: when a row may step, what it is fed, how its codes are drawn (spec 3.6, 3.7, 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.api import InvalidRequest, SamplingParams, SpeechRequest, TextLayout, VoiceInfo
+from engine.layers.transformer import AttentionContext
+from engine.models.base import Audio, Failed, KVShape, Outcome, Park, Row, Rows, Stop, TextQueue
+from engine.models.qwen3_tts.config import GenerationDefaults, Qwen3TTSConfig, read_config
+from engine.models.qwen3_tts.prompt import NONE, PromptBuilder
+from engine.models.qwen3_tts.prompt import Row as PromptRow
+from engine.models.qwen3_tts.talker import Talker
+from engine.models.qwen3_tts.weights import load_talker
+from engine.noise import CounterNoise, DrawKey, NoiseSource
+from engine.sampler import DrawBatch, DrawParams, draw, penalize
+from engine.tokenizer import TextTokenizer
+
+
+@dataclass(slots=True)
+class SpeechRow(Row):
+    """``codes`` are the frames so far; ``seen`` marks the code-0 tokens sampled before."""
+
+    prefix: list[PromptRow] = field(default_factory=list)
+    layout: TextLayout = TextLayout.STREAMING
+    eos_fed: bool = False
+    prompted: bool = False
+    codes: list[list[int]] = field(default_factory=list)
+    seen: Tensor | None = None
+    seed: int = 0
+    segment: int = 0
+    code0: DrawParams = DrawParams(0.9, 50)
+    residual: DrawParams = DrawParams(0.9, 50)
+    penalty: float = 1.05
+    min_new_tokens: int = 2
+
+    @property
+    def draw_key(self) -> DrawKey:
+        return DrawKey(self.seed, self.segment, len(self.codes))
+
+
+def _checked(name: str, value: float | None, default: float, low: float, high: float) -> float:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; it must lie in {low}..{high}", name)
+    return value
+
+
+def _draw_params(sampling: SamplingParams, defaults: GenerationDefaults, prefix: str) -> DrawParams:
+    def value(name: str, low: float, high: float) -> float:
+        full = prefix + name
+        return _checked(full, getattr(sampling, full), getattr(defaults, full), low, high)
+
+    return DrawParams(
+        temperature=value("temperature", 0.0, 2.0),
+        top_k=int(value("top_k", 0, 1_000_000)),
+        top_p=value("top_p", 1e-6, 1.0),
+    )
+
+
+class Qwen3TTS:
+    """The talker stage. ``guard_eos`` bans the end of speech until the end-of-text row has been fed."""
+
+    def __init__(
+        self,
+        config: Qwen3TTSConfig,
+        talker: Talker,
+        tokenizer: TextTokenizer,
+        noise: NoiseSource | None = None,
+        guard_eos: bool = True,
+    ) -> None:
+        self.config, self.talker, self.tokenizer = config, talker, tokenizer
+        self.noise = noise or CounterNoise()
+        self.guard_eos = guard_eos
+        self.prompts = PromptBuilder(config, tokenizer.template_ids)
+        self.device = talker.codec_head.weight.device
+        vocab = torch.arange(config.talker.vocab_size, device=self.device)
+        self.never = (vocab >= config.talker.num_codes) & (vocab != config.talker.control.eos)
+
+    @classmethod
+    def load(cls, folder: Path, dtype: torch.dtype, device: torch.device, **settings: Any) -> Qwen3TTS:
+        """Read a released-layout folder. Raises ``CheckpointError`` naming file, key or tensor."""
+        config = read_config(folder)
+        tokenizer = TextTokenizer.from_folder(folder)
+        talker = load_talker(folder, config, dtype, device)
+        talker.fuse()
+        return cls(config, talker, tokenizer, **settings)
+
+    @property
+    def name(self) -> str:
+        return f"qwen3-tts {self.config.size} {self.config.task}"
+
+    @property
+    def kv_shape(self) -> KVShape:
+        stack = self.config.talker.transformer
+        return KVShape(stack.num_hidden_layers, stack.num_key_value_heads, stack.head_dim)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Dialects are no choice of the caller's; a speaker forces them."""
+        return ("auto", *(name for name in self.config.talker.languages if "dialect" not in name))
+
+    @property
+    def voices(self) -> tuple[VoiceInfo, ...]:
+        return tuple(VoiceInfo(name, self.languages) for name in self.config.talker.speakers)
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.talker.max_position_embeddings
+
+    def new_row(self, request: SpeechRequest, seed: int) -> SpeechRow:
+        sampling, defaults = request.sampling, self.config.generation
+        layout = request.layout
+        if layout is TextLayout.AUTO:
+            layout = TextLayout.FULL if request.text_closed else TextLayout.STREAMING
+        return SpeechRow(
+            text=TextQueue(),
+            prefix=self._prefix(request),
+            layout=layout,
+            seen=torch.zeros(self.config.talker.vocab_size, dtype=torch.bool, device=self.device),
+            seed=seed,
+            segment=request.segment,
+            code0=_draw_params(sampling, defaults, ""),
+            residual=_draw_params(sampling, defaults, "predictor_"),
+            penalty=_checked("repetition_penalty", sampling.repetition_penalty, defaults.repetition_penalty, 1.0, 2.0),
+            min_new_tokens=int(_checked("min_new_tokens", sampling.min_new_tokens, 2, 0, 1000)),
+        )
+
+    def _prefix(self, request: SpeechRequest) -> list[PromptRow]:
+        voice = request.voice.lower() if request.voice else next(iter(self.config.talker.speakers), None)
+        return self.prompts.prefix(voice, request.language, self.tokenizer.instruct_ids(request.instruct))
+
+    def prefix_key(self, row: Row) -> Hashable:
+        assert isinstance(row, SpeechRow)
+        return tuple(row.prefix)
+
+    def next_input(self, row: Row) -> Park | Rows:
+        assert isinstance(row, SpeechRow)
+        if not row.inputs:
+            return Rows(row.prefix, sample=False)
+        if row.prompted:
+            return self._next_frame(row)
+        if row.layout is TextLayout.FULL:
+            if not row.text.closed:
+                return Park()
+            row.prompted = row.eos_fed = True
+            return Rows(self.prompts.full_tail(row.text.take(row.text.num_waiting)))
+        if not row.text.num_waiting:
+            return Park()
+        row.prompted = True
+        return Rows(self.prompts.streaming_tail(row.text.take()[0]))
+
+    def _next_frame(self, row: SpeechRow) -> Park | Rows:
+        """Text, then one end-of-text row, then padding; never padding while text is open (spec 3.7)."""
+        ids = self.config.text
+        if row.text.num_waiting:
+            text = row.text.take()[0]
+        elif not row.text.closed:
+            return Park()
+        else:
+            text = ids.tts_pad if row.eos_fed else ids.tts_eos
+            row.eos_fed = True
+        return Rows([PromptRow(text, frame=len(row.codes) - 1)])
+
+    def forward(
+        self,
+        rows: Sequence[Row],
+        inputs: Sequence[Sequence[PromptRow]],
+        positions: Tensor,
+        context: AttentionContext,
+    ) -> Tensor:
+        return self.talker(self._embed(rows, inputs), positions, context)
+
+    def _embed(self, rows: Sequence[Row], inputs: Sequence[Sequence[PromptRow]]) -> Tensor:
+        flat = [(row, item) for row, items in zip(rows, inputs, strict=True) for item in items]
+        x = self.talker.embed_text(torch.tensor([item.text for _, item in flat], device=self.device))
+        codec = [(i, item.codec) for i, (_, item) in enumerate(flat) if item.codec != NONE]
+        frames = [(i, row.codes[item.frame]) for i, (row, item) in enumerate(flat) if item.frame != NONE]
+        for found, embed in ((codec, self.talker.embed_codec), (frames, self.talker.embed_frame)):
+            if found:
+                index = torch.tensor([i for i, _ in found], device=self.device)
+                x.index_add_(0, index, embed(torch.tensor([v for _, v in found], device=self.device)))
+        return x.view(len(rows), -1, x.shape[-1])
+
+    @torch.inference_mode()
+    def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
+        speech = [row for row in rows if isinstance(row, SpeechRow)]
+        logits = self._code0_logits(speech, hidden)
+        finite = torch.isfinite(hidden).all(-1).tolist()
+        keys = [row.draw_key for row in speech]
+        code0 = draw(logits, DrawBatch([row.code0 for row in speech], self.device), keys, 0, self.noise).tolist()
+        outcomes: list[Outcome] = [Stop()] * len(speech)
+        speaking = []
+        for i, (row, code) in enumerate(zip(speech, code0, strict=True)):
+            if not finite[i]:
+                outcomes[i] = Failed("the talker's output is not finite")
+            elif code != self.config.talker.control.eos:
+                speaking.append(i)
+                row.seen[code] = True
+        if speaking:
+            frames = self._residual_codes([speech[i] for i in speaking], hidden[speaking], [code0[i] for i in speaking])
+            for i, codes in zip(speaking, frames, strict=True):
+                speech[i].codes.append(codes)
+                outcomes[i] = Audio(codes)
+        return outcomes
+
+    def _code0_logits(self, rows: Sequence[SpeechRow], hidden: Tensor) -> Tensor:
+        logits = self.talker.codec_head(hidden).float()
+        penalty = torch.tensor([[row.penalty] for row in rows], device=self.device)
+        logits = penalize(logits, torch.stack([row.seen for row in rows]), penalty)
+        logits = logits.masked_fill(self.never, -torch.inf)
+        banned = [len(row.codes) < row.min_new_tokens or (self.guard_eos and not row.eos_fed) for row in rows]
+        eos = self.config.talker.control.eos
+        logits[:, eos] = logits[:, eos].masked_fill(torch.tensor(banned, device=self.device), -torch.inf)
+        return logits
+
+    def _residual_codes(self, rows: Sequence[SpeechRow], hidden: Tensor, code0: list[int]) -> list[list[int]]:
+        batch = DrawBatch([row.residual for row in rows], self.device)
+        keys = [row.draw_key for row in rows]
+
+        def draw_code(codebook: int, logits: Tensor) -> Tensor:
+            return draw(logits.float(), batch, keys, codebook, self.noise)
+
+        ids = torch.tensor(code0, device=self.device)
+        codes = self.talker.code_predictor.generate(hidden, self.talker.embed_codec(ids), draw_code)
+        return torch.cat((ids[:, None], codes), dim=1).tolist()

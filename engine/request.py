@@ -1,0 +1,94 @@
+"""One request inside the engine: its text, its place in memory, its listener's clock. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.api import FinishReason, SpeechRequest
+from engine.guards import LoopGuard, SilenceGuard
+from engine.models.base import Row
+from engine.tokenizer import IncrementalTokenizer
+
+
+class Phase(Enum):
+    WAITING = auto()
+    """Holds nothing yet."""
+    RUNNING = auto()
+    """Holds a decoder slot and, unless preempted, KV blocks."""
+    DRAINING = auto()
+    """The talker is done; frames are left to decode."""
+    DONE = auto()
+
+
+class PlaybackClock:
+    """When the listener will have heard everything emitted so far.
+
+    Playback starts with the first chunk, runs in real time, and stands still while there is nothing to play.
+    """
+
+    def __init__(self, sample_rate: int) -> None:
+        self.sample_rate = sample_rate
+        self.num_emitted = 0
+        self.dry_at_s: float | None = None
+
+    def emit(self, num_samples: int, now_s: float) -> None:
+        start = now_s if self.dry_at_s is None else max(self.dry_at_s, now_s)
+        self.dry_at_s = start + num_samples / self.sample_rate
+        self.num_emitted += num_samples
+
+    def report(self, played_samples: int, now_s: float) -> None:
+        left = self.num_emitted - min(max(played_samples, 0), self.num_emitted)
+        self.dry_at_s = now_s + left / self.sample_rate
+
+    def lead_s(self, now_s: float) -> float:
+        """Seconds emitted and not yet played; 0 before the first chunk."""
+        return 0.0 if self.dry_at_s is None else max(0.0, self.dry_at_s - now_s)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """``epoch`` is unique for ever: late output of an earlier request with the same id finds no taker."""
+
+    spec: SpeechRequest
+    epoch: int
+    seed: int
+    row: Row
+    tokens: IncrementalTokenizer
+    clock: PlaybackClock
+    silence: SilenceGuard
+    loop: LoopGuard
+    prefix_key: Hashable | None
+    submitted_s: float
+    phase: Phase = Phase.WAITING
+    parked: bool = False
+    slot: int | None = None
+    block_table: list[int] = field(default_factory=list)
+    num_chars: int = 0
+    num_frames: int = 0
+    num_pending_frames: int = 0
+    started_s: float | None = None
+    first_token_s: float | None = None
+    first_chunk_s: float | None = None
+    finish_reason: FinishReason | None = None
+    error: tuple[str, str] | None = None
+    """(code, message)."""
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.row.text.ids)
+
+    def generated_lead_s(self, now_s: float, frame_s: float) -> float:
+        """Lead counting also frames sampled and not yet decoded."""
+        return self.clock.lead_s(now_s) + self.num_pending_frames * frame_s
+
+    def is_at_lead(self, now_s: float, frame_s: float) -> bool:
+        """Holds its lead and one chunk more."""
+        if self.spec.lead_ms is None:
+            return False
+        return self.generated_lead_s(now_s, frame_s) >= self.spec.lead_ms / 1000 + frame_s
+
+    def urgency(self) -> float:
+        """Smaller runs first: no audio yet before any deadline, then the listener who runs dry first."""
+        return float("-inf") if self.clock.dry_at_s is None else self.clock.dry_at_s
