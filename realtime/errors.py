@@ -27,7 +27,7 @@ class Rule(NamedTuple):
     meaning: str
 
 
-class Refused(Exception):  # noqa: N818
+class Refused(Exception):
     """A request or a handshake that is turned away; ``code`` is one of the table."""
 
     def __init__(self, code: str, message: str, param: str | None = None, retry_after_ms: int | None = None) -> None:

@@ -1,0 +1,163 @@
+"""Who may speak: holders of an API key or, on a server without keys, this machine itself."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.requests import HTTPConnection
+
+from realtime.config import AuthSettings, ConfigError
+from realtime.errors import Refused
+
+MIN_KEY_CHARS = 16
+KEY_SUBPROTOCOL = "voicewire.key."
+"""Browsers cannot set headers on a WebSocket: they offer ``voicewire.v1, voicewire.key.THE_KEY``."""
+
+
+class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[[keys]]`` of a keys file: the key itself, or the SHA-256 of it in hexadecimal."""
+
+    name: str
+    key: str | None = None
+    sha256: str | None = None
+    max_connections: int | None = None
+    max_active_responses: int | None = None
+
+
+class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    keys: tuple[KeyEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose work it is; limits that are ``None`` are the server's."""
+
+    name: str
+    max_connections: int | None = None
+    max_active_responses: int | None = None
+
+
+LOCAL = Caller("local")
+
+
+class Gatekeeper:
+    """Tells who makes a request, or refuses it."""
+
+    def __init__(self, keys: Sequence[tuple[bytes, Caller]]) -> None:
+        self._keys = tuple(keys)
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self._keys)
+
+    def admit(self, request: HTTPConnection) -> Caller:
+        """Raises ``Refused``."""
+        if not self._keys:
+            _require_loopback(request)
+            return LOCAL
+        digest = _digest(_presented_key(request))
+        found = [caller for known, caller in self._keys if hmac.compare_digest(known, digest)]
+        if not found:
+            raise Refused("unauthorized", "an API key is needed, and this one is not known")
+        return found[0]
+
+
+def load_gatekeeper(settings: AuthSettings) -> Gatekeeper:
+    """Raises ``ConfigError``; its message names the entry and never the key."""
+    keys = [*_from_file(settings.keys_file), *_from_text(settings.api_keys)]
+    names = [caller.name for _, caller in keys]
+    if len(set(names)) < len(names):
+        raise ConfigError("auth: two API keys have the same name")
+    return Gatekeeper(keys)
+
+
+def _from_file(path: str | None) -> Iterator[tuple[bytes, Caller]]:
+    if path is None:
+        return
+    try:
+        content = msgspec.convert(tomllib.loads(Path(path).read_text(encoding="utf-8")), KeysFile)
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"auth.keys_file {path}: {error}") from None
+    for entry in content.keys:
+        yield _entry_digest(entry), Caller(entry.name, entry.max_connections, entry.max_active_responses)
+
+
+def _from_text(text: str | None) -> Iterator[tuple[bytes, Caller]]:
+    for number, part in enumerate(text.split(",") if text else (), start=1):
+        name, colon, key = part.strip().partition(":")
+        if not (colon and name):
+            raise ConfigError(f"auth.api_keys: entry {number} is not of the form name:key")
+        yield _entry_digest(KeyEntry(name=name, key=key)), Caller(name)
+
+
+def _entry_digest(entry: KeyEntry) -> bytes:
+    if (entry.key is None) == (entry.sha256 is None):
+        raise ConfigError(f"auth: {entry.name} needs either key or sha256")
+    if entry.key is not None:
+        if len(entry.key) < MIN_KEY_CHARS:
+            raise ConfigError(
+                f"auth: the key of {entry.name} has {len(entry.key)} characters, at least {MIN_KEY_CHARS}"
+            )
+        return _digest(entry.key)
+    try:
+        digest = bytes.fromhex(entry.sha256 or "")
+    except ValueError:
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise ConfigError(f"auth: sha256 of {entry.name} is not 64 hexadecimal digits")
+    return digest
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _presented_key(request: HTTPConnection) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    if "x-api-key" in request.headers:
+        return request.headers["x-api-key"]
+    for offered in request.scope.get("subprotocols", ()):
+        if offered.startswith(KEY_SUBPROTOCOL):
+            return str(offered.removeprefix(KEY_SUBPROTOCOL))
+    return request.query_params.get("api_key", "")
+
+
+def _require_loopback(request: HTTPConnection) -> None:
+    """Let in what this machine itself asks for: no page of another site, no re-bound name, nothing forwarded."""
+    forwarded = "forwarded" in request.headers or "x-forwarded-for" in request.headers
+    if forwarded or request.client is None or not _is_loopback(request.client.host):
+        raise Refused("not_loopback", "this server has no API keys, so it answers its own machine only")
+    host = request.headers.get("host", "").lower()
+    if not _is_loopback(_hostname(f"//{host}")):
+        raise Refused("forbidden_host", "the Host header names no loopback address")
+    origin = request.headers.get("origin")
+    if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
+        raise Refused("forbidden_origin", "pages of another origin may not use a server without API keys")
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -1,0 +1,208 @@
+"""Every setting of the server, with its default and its range: a TOML file, then the environment, then flags.
+
+A setting ``limits.max_connections`` is ``max_connections`` under ``[limits]`` in the file, the variable
+``VOICEWIRE_LIMITS_MAX_CONNECTIONS``, and the flag ``--set limits.max_connections=N``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+ENVIRONMENT_PREFIX = "VOICEWIRE_"
+SECRETS = frozenset({"auth.api_keys"})
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the message names the setting, where it came from, its value and its range."""
+
+
+class Section(Struct, frozen=True, kw_only=True):
+    """A group of settings; each field says in its ``Meta`` what it is and how far it may go."""
+
+
+class ListenSettings(Section, frozen=True):
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")] = 8765
+    tls_certificate: Annotated[str | None, Meta(description="File with the certificate chain; turns TLS on.")] = None
+    tls_key: Annotated[str | None, Meta(description="File with the certificate's private key.")] = None
+    backlog: Annotated[int, Meta(ge=1, le=65_535, description="Connections the system holds until accepted.")] = 2_048
+    handshake_timeout_s: Annotated[
+        float, Meta(gt=0, le=300, description="A connection that has sent no whole request by then is closed.")
+    ] = 10.0
+    ping_interval_s: Annotated[float, Meta(gt=0, le=3_600, description="Between WebSocket pings.")] = 20.0
+    ping_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="An unanswered ping ends the connection.")] = 20.0
+    close_timeout_s: Annotated[float, Meta(gt=0, le=60, description="For the other side's part of a close.")] = 2.0
+    drain_timeout_s: Annotated[
+        float, Meta(ge=0, le=3_600, description="After SIGTERM, for responses that are still being spoken.")
+    ] = 30.0
+    send_buffer_bytes: Annotated[
+        int, Meta(ge=4_096, le=16_777_216, description="The system's send buffer of a connection.")
+    ] = 65_536
+    unsent_bytes: Annotated[
+        int, Meta(ge=1_024, le=16_777_216, description="Unsent bytes in that buffer above which writing waits.")
+    ] = 16_384
+    write_buffer_bytes: Annotated[
+        int,
+        Meta(ge=1_024, le=16_777_216, description="Bytes this process holds for a connection before writing waits."),
+    ] = 16_384
+    page: Annotated[str | None, Meta(description="Folder of the page; by default the one that was installed.")] = None
+
+
+class LimitSettings(Section, frozen=True):
+    max_connections: Annotated[int, Meta(ge=1, le=100_000, description="Open WebSocket connections.")] = 5_000
+    max_connections_per_key: Annotated[int, Meta(ge=1, le=100_000, description="Of them with one API key.")] = 5_000
+    max_active_responses: Annotated[int, Meta(ge=1, le=100_000, description="Responses spoken at once.")] = 512
+    max_active_responses_per_key: Annotated[int, Meta(ge=1, le=100_000, description="Of them with one API key.")] = 512
+    max_active_responses_per_session: Annotated[int, Meta(ge=1, le=1_000, description="Of them in one session.")] = 8
+    max_message_bytes: Annotated[int, Meta(ge=1_024, le=16_777_216, description="Of one message or body.")] = 262_144
+    max_response_chars: Annotated[int, Meta(ge=1, le=10_000_000, description="Text of one response.")] = 50_000
+    max_speech_chars: Annotated[int, Meta(ge=1, le=10_000_000, description="Text of one POST /v1/audio/speech.")] = (
+        4_096
+    )
+    max_lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="The largest lead a client may ask for.")] = 60_000
+    max_errors: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = 100
+    max_remembered_responses: Annotated[
+        int, Meta(ge=1, le=1_000, description="Ended responses of a session that can still be asked about.")
+    ] = 16
+    idle_timeout_s: Annotated[float, Meta(gt=0, le=86_400, description="Without an event and without speech.")] = 600.0
+    max_session_s: Annotated[float, Meta(gt=0, le=604_800, description="The oldest a session may become.")] = 86_400.0
+    text_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="A response waits for text so long.")] = 60.0
+    reader_timeout_s: Annotated[float, Meta(gt=0, le=600, description="Due audio waits to be taken so long.")] = 10.0
+    engine_timeout_s: Annotated[float, Meta(gt=0, le=600, description="The engine may be silent so long.")] = 20.0
+    retry_after_ms: Annotated[int, Meta(ge=1, le=600_000, description="What refused clients are told.")] = 1_000
+    overload_after_s: Annotated[
+        float, Meta(gt=0, le=600, description="Overloaded for so long, the server refuses handshakes too.")
+    ] = 2.0
+
+
+class SpeechDefaults(Section, frozen=True):
+    voice: Annotated[str | None, Meta(description="Voice; by default the checkpoint's first.")] = None
+    language: Annotated[str, Meta(description="Language.")] = "auto"
+    encoding: Annotated[Literal["opus", "pcm_s16le", "mulaw", "alaw"], Meta(description="How audio is coded.")] = "opus"
+    sample_rate: Annotated[int, Meta(ge=8_000, le=48_000, description="Samples a second.")] = 24_000
+    lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000
+    avoid_dead_air: Annotated[bool, Meta(description="Close a segment early when text is late.")] = True
+
+
+class EngineSettings(Section, frozen=True):
+    model: Annotated[str | None, Meta(description="Checkpoint folder; by default the embedded voice.")] = None
+    options: Annotated[dict[str, Any], Meta(description="Handed to the engine as they are.")] = {}
+
+
+class AuthSettings(Section, frozen=True):
+    keys_file: Annotated[str | None, Meta(description="TOML file of API keys (docs/configuration.md).")] = None
+    api_keys: Annotated[str | None, Meta(description="API keys as `name:key,name:key`; best in the environment.")] = (
+        None
+    )
+
+
+class LogSettings(Section, frozen=True):
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe to write.")] = "info"
+    format: Annotated[Literal["json", "text"], Meta(description="`json`, one object a line, or `text`.")] = "json"
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True):
+    listen: ListenSettings = ListenSettings()
+    limits: LimitSettings = LimitSettings()
+    speech: SpeechDefaults = SpeechDefaults()
+    engine: EngineSettings = EngineSettings()
+    auth: AuthSettings = AuthSettings()
+    log: LogSettings = LogSettings()
+
+
+class Given(NamedTuple):
+    """One setting as it came."""
+
+    name: str
+    value: object
+    origin: str
+    is_text: bool = True
+    """Whether all values of this origin are text, which then may stand for numbers and booleans."""
+
+
+def load_config(
+    file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> ServerConfig:
+    """Merge the sources, later ones over earlier ones. ``flags`` maps full setting names to values.
+
+    Raises ``ConfigError``.
+    """
+    given = [*_from_file(file), *_from_environment(environment or {}), *_from_flags(flags or {})]
+    sections: dict[str, dict[str, object]] = {}
+    for setting in given:
+        section, _, field = setting.name.partition(".")
+        sections.setdefault(section, {})[field] = _convert(setting)
+    kinds = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
+    return ServerConfig(**{name: kinds[name](**values) for name, values in sections.items()})
+
+
+def settings() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
+    """Every setting there is, by its full name."""
+    for section in msgspec.structs.fields(ServerConfig):
+        for field in msgspec.structs.fields(section.type):
+            yield f"{section.name}.{field.name}", field
+
+
+def environment_name(setting: str) -> str:
+    return ENVIRONMENT_PREFIX + setting.replace(".", "_").upper()
+
+
+def _from_file(file: Path | None) -> Iterator[Given]:
+    if file is None:
+        return
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    for section, values in content.items():
+        if not isinstance(values, dict):
+            raise ConfigError(f"{file}: {section} = {values!r} stands outside of a [section]")
+        yield from (Given(f"{section}.{field}", value, str(file), is_text=False) for field, value in values.items())
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[Given]:
+    for name, _ in settings():
+        variable = environment_name(name)
+        if variable in environment:
+            yield Given(name, environment[variable], variable)
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterator[Given]:
+    return (Given(name, value, "command line") for name, value in flags.items())
+
+
+def _convert(setting: Given) -> object:
+    """The value in its field's type."""
+    field = dict(settings()).get(setting.name)
+    if field is None:
+        raise ConfigError(f"{setting.name} ({setting.origin}) is no setting")
+    try:
+        return msgspec.convert(setting.value, field.type, strict=not setting.is_text)
+    except msgspec.ValidationError:
+        shown = "..." if setting.name in SECRETS else repr(setting.value)
+        raise ConfigError(f"{setting.name} = {shown} ({setting.origin}): expected {allowed(field)}") from None
+
+
+def allowed(field: msgspec.structs.FieldInfo) -> str:
+    """The values a setting may have, in words."""
+    kind = msgspec.inspect.type_info(field.type)
+    while isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    match kind:
+        case msgspec.inspect.LiteralType():
+            return "one of " + ", ".join(str(value) for value in kind.values)
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            least = f"above {kind.gt:g}" if kind.gt is not None else f"from {kind.ge}"
+            return f"{'a whole' if isinstance(kind, msgspec.inspect.IntType) else 'a'} number {least} to {kind.le:.0f}"
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.DictType():
+            return "a table"
+        case _:
+            return "a text"

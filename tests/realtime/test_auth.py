@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from starlette.requests import HTTPConnection
+
+from realtime.auth import KEY_SUBPROTOCOL, LOCAL, Caller, Gatekeeper, load_gatekeeper
+from realtime.config import AuthSettings, ConfigError
+from realtime.errors import Refused
+
+KEY = "k" * 16
+OTHER_KEY = "o" * 32
+
+
+def request(
+    headers: dict[str, str] | None = None,
+    *,
+    query: str = "",
+    client: str | None = "127.0.0.1",
+    offered: tuple[str, ...] = (),
+) -> HTTPConnection:
+    sent = {"host": "localhost:8765"} | (headers or {})
+    return HTTPConnection(
+        {
+            "type": "websocket",
+            "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
+            "query_string": query.encode(),
+            "client": None if client is None else (client, 1),
+            "subprotocols": list(offered),
+        }
+    )
+
+
+@pytest.fixture
+def gatekeeper() -> Gatekeeper:
+    return load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}, page:{OTHER_KEY}"))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        request({"authorization": f"Bearer {KEY}"}),
+        request({"authorization": f"bearer  {KEY}"}),
+        request({"x-api-key": KEY}),
+        request(query=f"api_key={KEY}"),
+        request(offered=("voicewire.v1", KEY_SUBPROTOCOL + KEY)),
+        request({"x-api-key": KEY, "host": "tts.example", "origin": "https://app.example"}, client="10.0.0.9"),
+    ],
+)
+def test_a_key_is_found_wherever_it_may_be_shown(gatekeeper: Gatekeeper, shown: HTTPConnection) -> None:
+    assert gatekeeper.admit(shown) == Caller("agent")
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        request(),
+        request({"x-api-key": ""}),
+        request({"x-api-key": KEY[:-1]}),
+        request({"x-api-key": KEY + "k"}),
+        request({"authorization": f"Basic {KEY}"}),
+        request({"x-api-key": "agent"}),
+    ],
+)
+def test_a_wrong_key_is_refused_even_from_here(gatekeeper: Gatekeeper, shown: HTTPConnection) -> None:
+    with pytest.raises(Refused) as refusal:
+        gatekeeper.admit(shown)
+    assert refusal.value.code == "unauthorized"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        request(),
+        request({"host": "127.0.0.1"}),
+        request({"host": "[::1]:8765"}, client="::1"),
+        request(client="::ffff:127.0.0.1"),
+        request({"origin": "http://localhost:8765"}),
+        request({"origin": "https://LOCALHOST:8765"}),
+    ],
+)
+def test_without_keys_this_machine_is_let_in(shown: HTTPConnection) -> None:
+    assert Gatekeeper(()).admit(shown) == LOCAL
+
+
+@pytest.mark.parametrize(
+    ("shown", "code"),
+    [
+        (request(client="10.0.0.9"), "not_loopback"),
+        (request(client=None), "not_loopback"),
+        (request({"x-forwarded-for": "127.0.0.1"}), "not_loopback"),
+        (request({"forwarded": "for=127.0.0.1"}), "not_loopback"),
+        (request({"host": "evil.example"}), "forbidden_host"),
+        (request({"host": "localhost.evil.example:8765"}), "forbidden_host"),
+        (request({"host": "[::1"}), "forbidden_host"),
+        (request({"host": ""}), "forbidden_host"),
+        (request({"origin": "http://evil.example"}), "forbidden_origin"),
+        (request({"origin": "http://localhost:9999"}), "forbidden_origin"),
+        (request({"origin": "null"}), "forbidden_origin"),
+    ],
+)
+def test_without_keys_nobody_else_is(shown: HTTPConnection, code: str) -> None:
+    with pytest.raises(Refused) as refusal:
+        Gatekeeper(()).admit(shown)
+    assert refusal.value.code == code
+
+
+def test_a_keys_file_holds_limits_and_sums(tmp_path: Path) -> None:
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[[keys]]\nname = "agent"\nsha256 = "{digest}"\nmax_connections = 2\nmax_active_responses = 3\n')
+    gatekeeper = load_gatekeeper(AuthSettings(keys_file=str(file)))
+    assert gatekeeper.admit(request({"x-api-key": KEY})) == Caller("agent", 2, 3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[[keys]]",
+        '[[keys]]\nname = "a"',
+        f'[[keys]]\nname = "a"\nkey = "{KEY}"\nsha256 = "00"',
+        '[[keys]]\nname = "a"\nkey = "secret"',
+        '[[keys]]\nname = "a"\nsha256 = "secret"',
+        f'[[keys]]\nname = "a"\nkey = "{KEY}"\nlimit = 4',
+        f'[[keys]]\nname = "a"\nkey = "{KEY}"\n[[keys]]\nname = "a"\nkey = "{OTHER_KEY}"',
+        "keys = 5",
+        "[[",
+    ],
+)
+def test_a_keys_file_that_cannot_be_used_is_refused_without_telling_keys(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as error:
+        load_gatekeeper(AuthSettings(keys_file=str(file)))
+    assert "secret" not in str(error.value)
+    assert KEY not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["key-without-name-is-long", "a:short", ":" + KEY, f"a:{KEY},"])
+def test_keys_in_the_environment_are_checked(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_gatekeeper(AuthSettings(api_keys=text))
+    assert KEY not in str(error.value)
+
+
+def test_a_missing_keys_file_is_named() -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_gatekeeper(AuthSettings(keys_file="nowhere.toml"))

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from realtime.config import ConfigError, ServerConfig, allowed, environment_name, load_config, settings
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "voicewire.toml"
+    path.write_text(text)
+    return path
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert load_config() == ServerConfig()
+
+
+def test_flags_go_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, "[listen]\nport = 1\nbacklog = 1\nhost = 'h'\n[engine.options]\nnum_slots = 4")
+    environment = {"VOICEWIRE_LISTEN_PORT": "2", "VOICEWIRE_LISTEN_BACKLOG": "2", "VOICEWIRE_OTHER": "x"}
+    config = load_config(file, environment, {"listen.port": "3", "speech.avoid_dead_air": "false"})
+    assert (config.listen.port, config.listen.backlog, config.listen.host) == (3, 2, "h")
+    assert config.speech.avoid_dead_air is False
+    assert config.engine.options == {"num_slots": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[listen]\nport = 70000", "listen.port = 70000 ({file}): expected a whole number from 0 to 65535"),
+        ("[listen]\nport = '80'", "listen.port = '80' ({file}): expected a whole number from 0 to 65535"),
+        ("[limits]\nidle_timeout_s = 0", "limits.idle_timeout_s = 0 ({file}): expected a number above 0 to 86400"),
+        ("[log]\nlevel = 'loud'", "log.level = 'loud' ({file}): expected one of debug, error, info, warning"),
+        ("[speech]\navoid_dead_air = 1", "speech.avoid_dead_air = 1 ({file}): expected true or false"),
+        ("[listen]\nprt = 1", "listen.prt ({file}) is no setting"),
+        ("[lists]\nport = 1", "lists.port ({file}) is no setting"),
+        ("port = 1", "{file}: port = 1 stands outside of a [section]"),
+        ("[listen", "{file}: "),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_named_with_its_value_and_range(tmp_path: Path, text: str, message: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    assert str(error.value).startswith(message.format(file=file))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        load_config(tmp_path / "nowhere.toml")
+
+
+def test_numbers_come_out_of_text_only_where_all_is_text() -> None:
+    assert load_config(environment={"VOICEWIRE_LIMITS_IDLE_TIMEOUT_S": "2.5"}).limits.idle_timeout_s == 2.5
+    with pytest.raises(ConfigError, match="VOICEWIRE_LIMITS_MAX_ERRORS"):
+        load_config(environment={"VOICEWIRE_LIMITS_MAX_ERRORS": "many"})
+
+
+def test_no_message_shows_a_key() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(flags={"auth.api_keys": 12345})
+    assert "12345" not in str(error.value)
+
+
+def test_every_default_is_within_its_range() -> None:
+    for name, field in settings():
+        if field.default is not None and not isinstance(field.default, dict) and "options" not in name:
+            load_config(flags={name: field.default})
+
+
+@pytest.mark.parametrize(("name", "field"), list(settings()))
+def test_the_page_tells_each_setting_as_it_is(name: str, field: object) -> None:
+    assert setting_line(name, field) in PAGE.read_text()
+
+
+def setting_line(name: str, field: object) -> str:
+    shown = "" if field.default is None or "options" in name else f"`{field.default}`".replace("True", "true")
+    about = field.type.__metadata__[0].description
+    return f"| `{name}` | {shown} | {allowed(field)} | {about} |"
+
+
+def write_page_rows() -> str:
+    return "\n".join(setting_line(name, field) for name, field in settings())
+
+
+def test_names_in_the_environment() -> None:
+    assert environment_name("limits.max_errors") == "VOICEWIRE_LIMITS_MAX_ERRORS"
