@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 SAMPLE_RATE_HZ = 16000
-PHONEMES = tuple(
-    "pau aa ae ah ao aw ax ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh t th uh uw v w y z zh".split()
-)
+PHONEMES = (
+    "pau aa ae ah ao aw ax ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh t th uh uw v w y z zh"
+).split()
+"""As flite names them; the first is silence."""
 PHONEME_IDS = {name: index for index, name in enumerate(PHONEMES)}
 SPEECH_LEVEL = 0.126
 """Root mean square of speech between the outer silences, -18 dBFS, to which the gains below bring every voice."""

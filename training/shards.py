@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -125,7 +125,7 @@ class SpeechStore:
         speech = Speech(self.pcm(position), labels["phoneme"], labels["end_sample"])
         return Utterance(int(record["number"]), int(record["voice"]), self.text(position), speech)
 
-    def _slice(self, position: int, kind: str, dtype: np.dtype, start: str, count: str) -> npt.NDArray:
+    def _slice(self, position: int, kind: str, dtype: np.dtype, start: str, count: str) -> npt.NDArray[Any]:
         shard = int(self.shards[position])
         if (shard, kind) not in self._maps:
             self._maps[shard, kind] = np.memmap(self.folder / f"{shard:02}.{kind}", dtype, mode="r")
@@ -133,7 +133,9 @@ class SpeechStore:
         return self._maps[shard, kind][begin : begin + int(self.records[position][count])]
 
 
-def frame_phonemes(labels: npt.NDArray[np.void], offset_samples: int, num_frames: int, rate_hz: float) -> npt.NDArray:
+def frame_phonemes(
+    labels: npt.NDArray[np.void], offset_samples: int, num_frames: int, rate_hz: float
+) -> npt.NDArray[np.uint8]:
     """The phoneme at the middle of each frame, uint8 [num_frames], for audio that starts ``offset_samples`` later.
 
     ``offset_samples`` is the silence put in front, in 16 kHz samples; past the end the last phoneme (silence) holds.

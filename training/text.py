@@ -1,7 +1,7 @@
 """Training sentences without end: sentence ``number`` depends on the settings and the number alone.
 
-The kinds: what agents say, everyday prose, travel and weather, news, numbers, real prose (definitions and examples, when
-a prose file is given), word salad in which rare words are as likely as common ones, short utterances and long ones.
+The kinds: what agents say, everyday prose, travel and weather, news, numbers, real prose (definitions and examples,
+when a prose file is given), word salad in which rare words are as likely as common ones, short and long utterances.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ KIND_WEIGHTS = {
 }
 MAX_ATTEMPTS = 50
 FUNCTION_WORDS = (
-    "the a of to and in that is was for it with as his on be at by had not are but from or have they which one you were "
-    "her all she there would their we him been has when who will more no if out so said what up its about into than them "
-    "can only other new some could time these two may then do first any my now such like our over man me even most after "
-    "also did many before must through back years where much your way well down should because each just those people"
+    "the a of to and in that is was for it with as his on be at by had not are but from or have they which one you "
+    "were her all she there would their we him been has when who will more no if out so said what up its about into "
+    "than them can only other new some could time these two may then do first any my now such like our over man me "
+    "even most after also did many before must through back years where much your way well down should because each "
+    "just those people"
 ).split()
 
 
