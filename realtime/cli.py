@@ -1,0 +1,77 @@
+"""The ``voicewire`` command: a table of commands, each imported when it is called and not before."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, cast
+
+INTERRUPTED = 130
+
+
+class Command(Protocol):
+    """What a module of the table offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; returns the exit status."""
+        ...
+
+
+class Entry(NamedTuple):
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "voices": Entry("realtime.commands.voices", "list the voices of a model"),
+    "doctor": Entry("realtime.commands.doctor", "tell what is missing on this machine, and how to get it"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the ones beside them
+    argv = sys.argv[1:] if argv is None else argv
+    name = argv[0] if argv else ""
+    command = load(name) if name in COMMANDS else None
+    args = parser_for(name, command).parse_args(argv)
+    if command is None:
+        return 2
+    try:
+        return command.run(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except expected_errors() as error:
+        print(f"voicewire {name}: {error}", file=sys.stderr)
+        return 1
+
+
+def load(name: str) -> Command:
+    return cast(Command, importlib.import_module(COMMANDS[name].module))
+
+
+def parser_for(name: str, command: Command | None) -> argparse.ArgumentParser:
+    """The parser of all commands, of which only the one called knows its arguments."""
+    parser = argparse.ArgumentParser(prog="voicewire", description="Text in, a natural voice out, in real time.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for entry_name, entry in COMMANDS.items():
+        subparser = commands.add_parser(entry_name, help=entry.summary, description=entry.summary)
+        if command is not None and entry_name == name:
+            command.add_arguments(subparser)
+    return parser
+
+
+def expected_errors() -> tuple[type[Exception], ...]:
+    """Errors whose message is all that a user needs."""
+    from engine.api import EngineError
+    from sessions.errors import SessionError
+
+    return (EngineError, OSError, SessionError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""``voicewire doctor``: what is missing on this machine, and how to get it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import safe_open
+
+from realtime.commands.output import PLAYERS, find_player
+from realtime.local_engine import add_model_argument
+
+CHECKPOINT_FILES = (
+    "config.json",
+    "model.safetensors",
+    "speech_tokenizer/config.json",
+    "speech_tokenizer/model.safetensors",
+)
+
+
+class Finding(NamedTuple):
+    subject: str
+    present: bool
+    detail: str
+    remedy: str = ""
+    required: bool = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    findings = list(examine(args.model))
+    print("\n".join(map(line, findings)))
+    return int(any(finding.required and not finding.present for finding in findings))
+
+
+def line(finding: Finding) -> str:
+    mark = "ok     " if finding.present else "MISSING" if finding.required else "absent "
+    remedy = "" if finding.present or not finding.remedy else f" -> {finding.remedy}"
+    return f"{mark} {finding.subject}: {finding.detail}{remedy}"
+
+
+def examine(model: Path | None) -> Iterator[Finding]:
+    yield python()
+    yield torch()
+    yield opus()
+    yield checkpoint(model or embedded_voice())
+    yield player()
+    yield program("flite", "a second voice, for tests")
+    yield program("mosquitto", "an MQTT broker, for tests of the MQTT transport")
+    yield program("chromium", "a browser, for tests of the page")
+    yield package("av", "mp3, aac, flac and m4a output")
+
+
+def python() -> Finding:
+    detail = f"{platform.python_version()} at {sys.executable}"
+    return Finding("python", sys.version_info >= (3, 11), detail, "install Python 3.11 or newer")
+
+
+def torch() -> Finding:
+    remedy = "delete .venv and start ./run again, or pip install torch"
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Finding("torch", False, str(error), remedy)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
+    return Finding("torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads, {device}")
+
+
+def opus() -> Finding:
+    try:
+        from opuslib_next.api import libopus
+        from opuslib_next.api.info import get_version_string
+    except Exception as error:
+        return Finding("libopus", False, str(error), "pip install opuslib-next-bundled, or install libopus0")
+    return Finding("libopus", True, f"{get_version_string().decode()} at {libopus._name}")
+
+
+def embedded_voice() -> Path:
+    return Path(str(files("engine"))) / "voices" / "embedded"
+
+
+def checkpoint(folder: Path) -> Finding:
+    try:
+        for name in CHECKPOINT_FILES:
+            check_readable(folder / name)
+    except Exception as error:
+        return Finding("checkpoint", False, f"{name}: {error}", "name another folder with --model")
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return Finding("checkpoint", True, f"{folder}, {num_bytes / 1e6:.0f} MB")
+
+
+def check_readable(path: Path) -> None:
+    """Raises what its format's reader raises for a file that is missing, cut off or of another format."""
+    if path.suffix == ".json":
+        json.loads(path.read_text(encoding="utf-8"))
+    else:
+        with safe_open(path, framework="numpy"):
+            pass
+
+
+def player() -> Finding:
+    found = find_player()
+    detail = found or f"none of {', '.join(PLAYERS)}"
+    return Finding("player", found is not None, detail, "apt install alsa-utils; -o writes a file without one", False)
+
+
+def program(name: str, purpose: str) -> Finding:
+    path = shutil.which(name, path=os.environ.get("PATH", os.defpath) + os.pathsep + "/usr/sbin")
+    return Finding(name, path is not None, path or purpose, f"apt install {name}", required=False)
+
+
+def package(name: str, purpose: str) -> Finding:
+    try:
+        return Finding(name, True, version(name), required=False)
+    except PackageNotFoundError:
+        return Finding(name, False, purpose, f"pip install {name}", required=False)

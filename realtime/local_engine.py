@@ -1,0 +1,29 @@
+"""Where a command gets the engine from: the one place of this package that knows how one is made."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from engine.api import SpeechEngine
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="checkpoint folder (default: the voice that comes with voicewire)"
+    )
+
+
+@asynccontextmanager
+async def local_engine(model: Path | None) -> AsyncIterator[SpeechEngine]:
+    """An engine in this process, started; ``None`` takes the embedded voice. Raises ``CheckpointError``."""
+    from engine.client import create_engine  # brings torch
+
+    engine = create_engine(model)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.aclose()

@@ -1,0 +1,119 @@
+"""What holds for the repository as a whole."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("engine", "realtime", "sessions")
+TOP_LEVEL = {
+    *PACKAGES,
+    *("benchmarks", "docs", "examples", "tests", "training", "web_client"),
+    *("CHANGELOG.md", "LICENSE", "NOTICE", "README.md", "pyproject.toml", "run"),
+}
+MACHINE_PATH = re.compile(r"/(?:work|farm|root)/|/bash_jobs|/home/\w+/|/opt/wheels")
+REGISTRY_HOST = re.compile(r"pythonhosted\.org|pypi\.org/simple|registry\.npmjs|download\.pytorch\.org|\.artifactory")
+
+
+@pytest.fixture(scope="module")
+def committed() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listing.stdout.split("\0") if name]
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def groups(pyproject) -> dict[str, list[str]]:
+    """Every list of requirements by its name."""
+    return {"dependencies": pyproject["project"]["dependencies"], **pyproject["dependency-groups"]}
+
+
+@pytest.mark.parametrize("module", ["engine.api", "sessions", "realtime.cli", "realtime.protocol"])
+def test_the_edge_does_not_import_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_top_level_holds_only_what_was_decided(committed):
+    names = {path.relative_to(ROOT).parts[0] for path in committed}
+    assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_no_committed_file_names_a_machine_or_a_registry(committed):
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in committed
+        if path != Path(__file__) and path.is_file()
+        for pattern in (MACHINE_PATH, REGISTRY_HOST)
+        for match in pattern.finditer(path.read_bytes().decode("utf-8", errors="ignore"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ["see /work/main", "cd /root/x", "https://files.pythonhosted.org/packages"])
+def test_machine_and_registry_names_are_recognised(text):
+    assert MACHINE_PATH.search(text) or REGISTRY_HOST.search(text)
+
+
+def test_requirements_are_sorted_and_documented(groups):
+    documented = (ROOT / "docs" / "dependencies.md").read_text()
+    for requirements in groups.values():
+        names = [Requirement(requirement).name for requirement in requirements]
+        assert names == sorted(names)
+        assert [name for name in names if f"`{name}`" not in documented] == []
+
+
+def test_every_requirement_has_a_tested_range(groups):
+    for requirement in [requirement for requirements in groups.values() for requirement in requirements]:
+        operators = {specifier.operator for specifier in Requirement(requirement).specifier}
+        assert operators in ({"=="}, {">=", "<"}), requirement
+
+
+def third_party_imports(folders: tuple[str, ...]) -> Iterator[str]:
+    """Top-level names of everything imported that is neither ours nor the standard library's."""
+    ours = {*sys.stdlib_module_names, *PACKAGES, "tests", "training"}
+    for path in [path for folder in folders for path in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Import():
+                    modules = [alias.name for alias in node.names]
+                case ast.ImportFrom(module=str(module), level=0):
+                    modules = [module]
+                case _:
+                    continue
+            yield from {module.partition(".")[0] for module in modules} - ours
+
+
+def distributions_of(modules: Iterator[str]) -> set[str]:
+    known = packages_distributions()
+    return {canonicalize_name(name) for module in modules for name in known.get(module, [module])}
+
+
+def required(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(requirement).name) for requirement in requirements}
+
+
+def test_what_the_packages_import_is_required_and_what_is_required_is_imported(groups):
+    assert distributions_of(third_party_imports(PACKAGES)) == required(groups["dependencies"])
+
+
+def test_what_tests_and_training_import_is_required(groups):
+    everything = set.union(*(required(requirements) for requirements in groups.values()))
+    assert distributions_of(third_party_imports(("tests", "training", "benchmarks"))) <= everything
