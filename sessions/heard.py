@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from sessions.events import Heard
+from sessions.text.spans import Span, SpannedText
 
 TYPICAL_S_PER_CHAR = 0.07
 """English read aloud at about 14 characters a second: the first guess, until a segment has been spoken."""
@@ -13,33 +14,31 @@ TYPICAL_S_PER_CHAR = 0.07
 
 @dataclass(slots=True)
 class SpokenSegment:
-    """One utterance: which of the client's characters, and how much audio so far."""
+    """One utterance: which of the client's characters it speaks, and how much audio there is of it so far."""
 
     raw_start: int
-    pieces: list[tuple[int, int]] = field(default_factory=list)
-    """(spoken characters, where they end in the client's text), in order."""
+    spans: list[Span] = field(default_factory=list)
     num_chars: int = 0
     num_samples: int = 0
     complete: bool = False
 
     @property
     def raw_end(self) -> int:
-        return self.pieces[-1][1] if self.pieces else self.raw_start
+        return self.spans[-1].raw_end if self.spans else self.raw_start
 
-    def add_text(self, num_chars: int, raw_end: int) -> None:
-        """So many more spoken characters, which reach to there in the client's text."""
-        self.pieces.append((num_chars, raw_end))
-        self.num_chars += num_chars
+    def add_text(self, text: SpannedText) -> None:
+        self.spans.extend(text.spans)
+        self.num_chars += len(text.text)
 
     def raw_position(self, spoken_chars: float) -> float:
-        """Where in the client's text so many spoken characters reach; even within a piece."""
-        start = self.raw_start
-        for num_chars, end in self.pieces:
-            if spoken_chars < num_chars:
-                return start + (end - start) * spoken_chars / num_chars
-            spoken_chars -= num_chars
-            start = end
-        return start
+        """Where in the client's text so many spoken characters reach; even within a span."""
+        position: float = self.raw_start
+        for span in self.spans:
+            if spoken_chars < span.num_chars:
+                return span.raw_start + (span.raw_end - span.raw_start) * spoken_chars / span.num_chars
+            spoken_chars -= span.num_chars
+            position = span.raw_end
+        return position
 
 
 class SpokenText:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessions.heard import SpokenText, word_cut
+from sessions.text.spans import SpannedText
 
 RATE = 24_000
 
@@ -17,8 +18,8 @@ def spoken(*segments: tuple[str, int], complete: bool = True) -> SpokenText:
     for text, seconds in segments:
         told.write(text)
         segment = told.begin_segment(position)
+        segment.add_text(SpannedText.of(text, position))
         position += len(text)
-        segment.add_text(len(text), position)
         segment.num_samples = seconds * RATE
         segment.complete = complete
     return told
@@ -63,9 +64,9 @@ def test_what_the_normaliser_wrote_counts_as_spoken_and_the_clients_words_are_to
     told = SpokenText(RATE)
     told.write("It cost $1,250 in May.")
     segment = told.begin_segment(0)
-    segment.add_text(len("It cost "), 8)
-    segment.add_text(len("one thousand two hundred and fifty dollars"), 14)
-    segment.add_text(len(" in May."), 22)
+    segment.add_text(SpannedText.of("It cost ", 0))
+    segment.add_text(SpannedText.of("one thousand two hundred and fifty dollars", 8, 14))
+    segment.add_text(SpannedText.of(" in May.", 14))
     segment.num_samples, segment.complete = 58 * RATE, True
     assert told.heard(45 * RATE).text == "It cost"
     assert told.heard(51 * RATE).text == "It cost $1,250"
