@@ -1,0 +1,67 @@
+"""The wheel holds everything that running needs, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import wave
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("engine", "realtime", "sessions", "web_client", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
+EMBEDDED_VOICE = ROOT / "engine" / "voices" / "embedded"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built in a copy, so that nothing is left behind in the checkout."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in filter(lambda name: (ROOT / name).exists(), SOURCES):
+        source, target = ROOT / name, copy / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", copy, copy]
+    subprocess.run(build, check=True)
+    return next(copy.glob("voicewire-*.whl"))
+
+
+def test_it_holds_the_packages_the_licence_and_the_command(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        info = metadata.removesuffix("METADATA")
+        assert {name.split("/")[0] for name in names} == {"engine", "realtime", "sessions", info.rstrip("/")}
+        assert {f"{info}licenses/LICENSE", f"{info}licenses/NOTICE"} <= set(names)
+        assert b"voicewire = realtime.cli:main" in archive.read(f"{info}entry_points.txt")
+        assert b"Requires-Python: >=3.11" in archive.read(metadata)
+
+
+def test_every_module_and_data_file_of_the_packages_is_in_it(wheel):
+    command = ["git", "ls-files", "engine", "realtime", "sessions"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(listing.stdout.decode().split()) <= set(archive.namelist())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_speaks_from_an_empty_environment(wheel, tmp_path):
+    if not EMBEDDED_VOICE.exists():
+        pytest.skip("no embedded voice in this checkout")
+    programs = tmp_path / "environment" / "bin"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-m", "venv", programs.parent], check=True)
+    subprocess.run([programs / "pip", "install", "--quiet", wheel], env=environment, check=True)
+    say = [programs / "voicewire", "say", "Hello there.", "-o", "hello.wav", "--seed", "1"]
+    subprocess.run(say, cwd=tmp_path, env=environment, check=True)
+    with wave.open(str(tmp_path / "hello.wav")) as speech:
+        assert 0.3 < speech.getnframes() / speech.getframerate() < 5
