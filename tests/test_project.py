@@ -22,7 +22,7 @@ TOP_LEVEL = {
     *("benchmarks", "docs", "examples", "tests", "training", "web_client"),
     *("CHANGELOG.md", "LICENSE", "NOTICE", "README.md", "pyproject.toml", "run"),
 }
-MACHINE_PATH = re.compile(r"/(?:work|farm|root)/|/bash_jobs|/home/\w+/|/opt/wheels")
+MACHINE_PATH = re.compile(r"(?<![\w}])/(?:work|farm|root)/|/bash_jobs|/home/\w+/|/opt/wheels")
 REGISTRY_HOST = re.compile(r"pythonhosted\.org|pypi\.org/simple|registry\.npmjs|download\.pytorch\.org|\.artifactory")
 
 
