@@ -21,6 +21,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory_mb: int = 512
     watermark_blocks: int = 4
     """No request is admitted when fewer blocks than this would stay free."""
+    preempt_margin_s: float = 1.0
+    """A row loses its blocks only to one that runs dry so much sooner."""
     max_prefill_positions: int = 256
     """Prompt positions computed in one step beside the running rows."""
     max_prefixes: int = 64

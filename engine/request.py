@@ -63,6 +63,8 @@ class Request:
     submitted_s: float
     phase: Phase = Phase.WAITING
     parked: bool = False
+    preempted: bool = False
+    """Lost its blocks and has not got any back."""
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
     num_chars: int = 0
@@ -71,13 +73,10 @@ class Request:
     started_s: float | None = None
     first_token_s: float | None = None
     first_chunk_s: float | None = None
+    last_sent: bool = False
     finish_reason: FinishReason | None = None
     error: tuple[str, str] | None = None
     """(code, message)."""
-
-    @property
-    def has_text(self) -> bool:
-        return bool(self.row.text.ids)
 
     def generated_lead_s(self, now_s: float, frame_s: float) -> float:
         """Lead counting also frames sampled and not yet decoded."""
@@ -89,6 +88,6 @@ class Request:
             return False
         return self.generated_lead_s(now_s, frame_s) >= self.spec.lead_ms / 1000 + frame_s
 
-    def urgency(self) -> float:
+    def priority(self) -> tuple[float, int]:
         """Smaller runs first: no audio yet before any deadline, then the listener who runs dry first."""
-        return float("-inf") if self.clock.dry_at_s is None else self.clock.dry_at_s
+        return (0.0 if self.clock.dry_at_s is None else self.clock.dry_at_s, self.epoch)

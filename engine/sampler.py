@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,19 +22,28 @@ class DrawParams:
 
 
 class DrawBatch:
-    """Rows of draw parameters as tensors, and the widest top-k among them."""
+    """Rows of draw parameters as tensors, with what lets the common case skip work."""
 
     def __init__(self, params: Sequence[DrawParams], device: torch.device) -> None:
-        self.uniform = params[0] if len(set(params)) == 1 else None
         self.greedy = torch.tensor([p.temperature == 0 for p in params], device=device)
-        self.all_greedy = all(p.temperature == 0 for p in params)
-        self.any_greedy = any(p.temperature == 0 for p in params)
         self.temperature = torch.tensor([[p.temperature or 1.0] for p in params], device=device)
         self.top_k = torch.tensor([[p.top_k or 1 << 30] for p in params], device=device)
         self.top_p = torch.tensor([[p.top_p] for p in params], device=device)
-        self.max_k = 0 if any(p.top_k == 0 for p in params) else max(p.top_k for p in params)
+        self.all_greedy = all(p.temperature == 0 for p in params)
+        self.any_greedy = any(p.temperature == 0 for p in params)
         self.any_top_p = any(p.top_p < 1.0 for p in params)
         self.same_k = len({p.top_k for p in params}) == 1
+        self.max_k = 0 if any(p.top_k == 0 for p in params) else max(p.top_k for p in params)
+
+    @staticmethod
+    def of(params: Sequence[DrawParams], device: torch.device) -> DrawBatch:
+        """Made once for each mix of rows: the mix changes only when a row joins or leaves."""
+        return _draw_batch(tuple(params), device)
+
+
+@lru_cache(maxsize=256)
+def _draw_batch(params: tuple[DrawParams, ...], device: torch.device) -> DrawBatch:
+    return DrawBatch(params, device)
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:

@@ -20,6 +20,10 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_quarantined(self) -> int:
+        return len(self._quarantined)
+
+    @property
     def num_held(self) -> int:
         """Lent out or in quarantine."""
         return len(self._held) + len(self._quarantined)

@@ -55,6 +55,8 @@ class Row:
     num_computed: int = 0
     sample_pending: bool = False
     """Once all inputs are computed, a sample is due."""
+    num_prefix: int = 0
+    """Length of the first ``Rows``: what a voice prefix holds."""
 
     @property
     def num_due(self) -> int:
@@ -137,16 +139,20 @@ class SpeechModel(Protocol):
         ...
 
     def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
-        """hidden [N, H] of the last input of each row. May run further passes; draws its own noise."""
+        """hidden [N, H] of the last input of each row; rows past ``len(rows)`` are padding. Draws its own noise.
+
+        Row state changes only where an outcome is returned, so that a call that raises may be repeated row by row.
+        """
         ...
 
 
 @dataclass(slots=True)
 class Decoded:
-    """PCM of one slot out of one decode step."""
+    """PCM of one slot out of one decode step; its first ``overlap_samples`` render the last provisional tail again."""
 
     slot: int
     pcm: Pcm
+    overlap_samples: int = 0
     provisional_tail_samples: int = 0
     error: str | None = None
 

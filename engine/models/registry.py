@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
 def load_model(
     folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[SpeechModel, DecodeStage]:
-    """Raises ``CheckpointError`` for a folder of no family known here."""
+) -> tuple[SpeechModel, Callable[[], DecodeStage]]:
+    """The talker stage, and a maker of decode stages with fresh state on the same weights.
+
+    Raises ``CheckpointError`` for a folder of no family known here.
+    """
     family = _model_type(folder)
     if family == "qwen3_tts":
         from engine.models.qwen3_tts.load import load_stages

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.api import InvalidRequest, SamplingParams, SpeechRequest, TextLayout, VoiceInfo
+from engine.api import SamplingParams, SpeechRequest, TextLayout, VoiceInfo
 from engine.layers.transformer import AttentionContext
 from engine.models.base import Audio, Failed, KVShape, Outcome, Park, Row, Rows, Stop, TextQueue
 from engine.models.qwen3_tts.config import GenerationDefaults, Qwen3TTSConfig, read_config
@@ -27,7 +27,7 @@ from engine.tokenizer import TextTokenizer
 class SpeechRow(Row):
     """``codes`` are the frames so far; ``seen`` marks the code-0 tokens sampled before."""
 
-    prefix: list[PromptRow] = field(default_factory=list)
+    prefix: tuple[PromptRow, ...] = ()
     layout: TextLayout = TextLayout.STREAMING
     eos_fed: bool = False
     prompted: bool = False
@@ -45,24 +45,12 @@ class SpeechRow(Row):
         return DrawKey(self.seed, self.segment, len(self.codes))
 
 
-def _checked(name: str, value: float | None, default: float, low: float, high: float) -> float:
-    if value is None:
-        return default
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value}; it must lie in {low}..{high}", name)
-    return value
-
-
 def _draw_params(sampling: SamplingParams, defaults: GenerationDefaults, prefix: str) -> DrawParams:
-    def value(name: str, low: float, high: float) -> float:
-        full = prefix + name
-        return _checked(full, getattr(sampling, full), getattr(defaults, full), low, high)
+    def value(name: str) -> float:
+        given = getattr(sampling, prefix + name)
+        return getattr(defaults, prefix + name) if given is None else given
 
-    return DrawParams(
-        temperature=value("temperature", 0.0, 2.0),
-        top_k=int(value("top_k", 0, 1_000_000)),
-        top_p=value("top_p", 1e-6, 1.0),
-    )
+    return DrawParams(temperature=value("temperature"), top_k=int(value("top_k")), top_p=value("top_p"))
 
 
 class Qwen3TTS:
@@ -120,17 +108,20 @@ class Qwen3TTS:
         layout = request.layout
         if layout is TextLayout.AUTO:
             layout = TextLayout.FULL if request.text_closed else TextLayout.STREAMING
+        prefix = tuple(self._prefix(request))
+        given = sampling.repetition_penalty
         return SpeechRow(
             text=TextQueue(),
-            prefix=self._prefix(request),
+            num_prefix=len(prefix),
+            prefix=prefix,
             layout=layout,
             seen=torch.zeros(self.config.talker.vocab_size, dtype=torch.bool, device=self.device),
             seed=seed,
             segment=request.segment,
             code0=_draw_params(sampling, defaults, ""),
             residual=_draw_params(sampling, defaults, "predictor_"),
-            penalty=_checked("repetition_penalty", sampling.repetition_penalty, defaults.repetition_penalty, 1.0, 2.0),
-            min_new_tokens=int(_checked("min_new_tokens", sampling.min_new_tokens, 2, 0, 1000)),
+            penalty=defaults.repetition_penalty if given is None else given,
+            min_new_tokens=sampling.min_new_tokens,
         )
 
     def _prefix(self, request: SpeechRequest) -> list[PromptRow]:
@@ -139,7 +130,7 @@ class Qwen3TTS:
 
     def prefix_key(self, row: Row) -> Hashable:
         assert isinstance(row, SpeechRow)
-        return tuple(row.prefix)
+        return row.prefix
 
     def next_input(self, row: Row) -> Park | Rows:
         assert isinstance(row, SpeechRow)
@@ -189,27 +180,28 @@ class Qwen3TTS:
                 x.index_add_(0, index, embed(torch.tensor([v for _, v in found], device=self.device)))
         return x.view(len(rows), -1, x.shape[-1])
 
-    @torch.inference_mode()
     def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
         speech = [row for row in rows if isinstance(row, SpeechRow)]
-        logits = self._code0_logits(speech, hidden)
-        finite = torch.isfinite(hidden).all(-1).tolist()
         keys = [row.draw_key for row in speech]
-        code0 = draw(logits, DrawBatch([row.code0 for row in speech], self.device), keys, 0, self.noise).tolist()
-        outcomes: list[Outcome] = [Stop()] * len(speech)
-        speaking = []
-        for i, (row, code) in enumerate(zip(speech, code0, strict=True)):
-            if not finite[i]:
-                outcomes[i] = Failed("the talker's output is not finite")
-            elif code != self.config.talker.control.eos:
-                speaking.append(i)
-                row.seen[code] = True
-        if speaking:
-            frames = self._residual_codes([speech[i] for i in speaking], hidden[speaking], [code0[i] for i in speaking])
-            for i, codes in zip(speaking, frames, strict=True):
-                speech[i].codes.append(codes)
-                outcomes[i] = Audio(codes)
-        return outcomes
+        code0 = draw(
+            self._code0_logits(speech, hidden[: len(rows)]),
+            DrawBatch.of([row.code0 for row in speech], self.device),
+            keys,
+            0,
+            self.noise,
+        )
+        frames = self._frames(speech, hidden, code0, keys).tolist()
+        finite = torch.isfinite(hidden).all(-1).tolist()
+        return [self._outcome(row, codes, ok) for row, codes, ok in zip(speech, frames, finite, strict=False)]
+
+    def _outcome(self, row: SpeechRow, codes: list[int], finite: bool) -> Outcome:
+        if not finite:
+            return Failed("the talker's output is not finite")
+        if codes[0] == self.config.talker.control.eos:
+            return Stop()
+        row.seen[codes[0]] = True
+        row.codes.append(codes)
+        return Audio(codes)
 
     def _code0_logits(self, rows: Sequence[SpeechRow], hidden: Tensor) -> Tensor:
         logits = self.talker.codec_head(hidden).float()
@@ -221,13 +213,17 @@ class Qwen3TTS:
         logits[:, eos] = logits[:, eos].masked_fill(torch.tensor(banned, device=self.device), -torch.inf)
         return logits
 
-    def _residual_codes(self, rows: Sequence[SpeechRow], hidden: Tensor, code0: list[int]) -> list[list[int]]:
-        batch = DrawBatch([row.residual for row in rows], self.device)
-        keys = [row.draw_key for row in rows]
+    def _frames(self, rows: Sequence[SpeechRow], hidden: Tensor, code0: Tensor, keys: list[DrawKey]) -> Tensor:
+        """Whole frames [N, K]; rows that stopped keep their place, so that the shape does not depend on them."""
+        batch = DrawBatch.of([row.residual for row in rows], self.device)
+        num_padding = hidden.shape[0] - len(rows)
+
+        def pad(ids: Tensor) -> Tensor:
+            return torch.nn.functional.pad(ids, (0, num_padding)) if num_padding else ids
 
         def draw_code(codebook: int, logits: Tensor) -> Tensor:
-            return draw(logits.float(), batch, keys, codebook, self.noise)
+            return pad(draw(logits[: len(rows)].float(), batch, keys, codebook, self.noise))
 
-        ids = torch.tensor(code0, device=self.device)
-        codes = self.talker.code_predictor.generate(hidden, self.talker.embed_codec(ids), draw_code)
-        return torch.cat((ids[:, None], codes), dim=1).tolist()
+        code0 = pad(code0)
+        codes = self.talker.code_predictor.generate(hidden, self.talker.embed_codec(code0), draw_code)
+        return torch.cat((code0[:, None], codes), dim=1)

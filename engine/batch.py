@@ -1,0 +1,34 @@
+"""What one talker step computes. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.request import Request
+
+
+@dataclass(slots=True)
+class Work:
+    """``count`` of a request's due inputs; ``sample`` when its last input is among them and is to be sampled."""
+
+    request: Request
+    count: int
+    sample: bool
+
+
+@dataclass(slots=True)
+class Batch:
+    """``steps`` have one input each and run as one forward; ``prefills`` have several and run one by one."""
+
+    steps: list[Work] = field(default_factory=list)
+    prefills: list[Work] = field(default_factory=list)
+
+    def add(self, work: Work) -> None:
+        (self.steps if work.count == 1 else self.prefills).append(work)
+
+    @property
+    def works(self) -> list[Work]:
+        return [*self.prefills, *self.steps]
+
+    def __len__(self) -> int:
+        return len(self.steps) + len(self.prefills)

@@ -1,0 +1,27 @@
+"""Which slots decode how many frames now. No torch.
+
+Larger calls cost less a frame; a listener with little left must not wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CALL_FRAMES = (8, 4, 2, 1)
+"""Frames one call may decode for each of its rows, largest first."""
+GATHER_FRAMES = 4
+"""What a listener with lead to spare waits for."""
+
+
+def plan_calls(
+    pending: Mapping[int, int], slack_s: Mapping[int, float], gather_slack_s: float, final: set[int]
+) -> dict[int, list[int]]:
+    """Frames a row -> slots. ``pending`` counts frames by slot; what is left over waits for the next round."""
+    calls: dict[int, list[int]] = {}
+    for slot, count in pending.items():
+        patient = slack_s.get(slot, 0.0) > gather_slack_s and slot not in final
+        if count == 0 or (patient and count < GATHER_FRAMES):
+            continue
+        size = next(frames for frames in CALL_FRAMES if frames <= count)
+        calls.setdefault(size, []).append(slot)
+    return calls

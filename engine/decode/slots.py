@@ -1,0 +1,130 @@
+"""The exact decode stage: every slot carries its decoder's state, so that streaming equals offline, seam-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cache.block_pool import BlockPool
+from engine.decode.batcher import plan_calls
+from engine.models.base import Decoded
+
+
+NO_PCM = np.zeros(0, dtype=np.float32)
+
+
+class PendingFrames:
+    """Frames fed and not yet decoded, by slot; checks every code before it can reach an embedding."""
+
+    def __init__(self, num_codes: int) -> None:
+        self.num_codes = num_codes
+        self.frames: dict[int, list[Sequence[int]]] = {}
+        self.final: set[int] = set()
+
+    def open(self, slot: int) -> None:
+        self.frames[slot] = []
+
+    def feed(self, slot: int, codes: Sequence[int]) -> None:
+        bad = [code for code in codes if not 0 <= code < self.num_codes]
+        if bad:
+            raise ValueError(f"code {bad[0]} is outside the codebook of {self.num_codes}")
+        self.frames[slot].append(codes)
+
+    def counts(self) -> dict[int, int]:
+        return {slot: len(frames) for slot, frames in self.frames.items()}
+
+    def peek(self, slots: Sequence[int], count: int) -> list[list[Sequence[int]]]:
+        return [self.frames[slot][:count] for slot in slots]
+
+    def drop(self, slots: Sequence[int], count: int) -> None:
+        for slot in slots:
+            del self.frames[slot][:count]
+
+    def close(self, slot: int) -> None:
+        del self.frames[slot]
+        self.final.discard(slot)
+
+
+def decoded(slots: Sequence[int], pcm: Tensor) -> list[Decoded]:
+    """One entry a slot; a row that is not finite fails alone."""
+    finite = torch.isfinite(pcm).all(-1).tolist()
+    samples = pcm.float().cpu().numpy()
+    return [
+        Decoded(slot, samples[i], error=None if finite[i] else "the decoder's output is not finite")
+        for i, slot in enumerate(slots)
+    ]
+
+
+def isolated(
+    decode: Callable[[list[int], int], list[Decoded]], slots: list[int], count: int
+) -> list[Decoded]:
+    """``decode`` for all slots; when that raises, for each alone, and those that raise again carry the error."""
+    try:
+        return decode(slots, count)
+    except Exception as error:
+        if len(slots) > 1:
+            return [out for slot in slots for out in isolated(decode, [slot], count)]
+        return [Decoded(slots[0], NO_PCM, error=f"{type(error).__name__}: {error}")]
+
+
+class ExactDecode:
+    """``num_slots`` streams of carried state; slot 0 is a dummy for padding."""
+
+    def __init__(self, codec: torch.nn.Module, num_slots: int, gather_slack_s: float) -> None:
+        self.codec = codec
+        self.sample_rate: int = codec.config.sample_rate
+        self.frame_samples: int = codec.config.frame_samples
+        self.gather_slack_s = gather_slack_s
+        self.pool = BlockPool(num_slots)
+        self.state = codec.new_state(num_slots + 1)
+        self.pending = PendingFrames(codec.config.codebook_size)
+
+    @property
+    def num_slots(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_free
+
+    def reserve(self) -> int | None:
+        slots = self.pool.allocate(1)
+        if slots is None:
+            return None
+        self.state.values[slots[0]] = 0
+        self.state.num_frames[slots[0]] = 0
+        self.pending.open(slots[0])
+        return slots[0]
+
+    def feed(self, slot: int, codes: Sequence[int]) -> None:
+        self.pending.feed(slot, codes)
+
+    def finalize(self, slot: int) -> None:
+        self.pending.final.add(slot)
+
+    def num_pending(self, slot: int) -> int:
+        return len(self.pending.frames[slot])
+
+    def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
+        calls = plan_calls(self.pending.counts(), slack_s, self.gather_slack_s, self.pending.final)
+        return [out for count, slots in calls.items() for out in isolated(self._decode, slots, count)]
+
+    def _decode(self, slots: list[int], count: int) -> list[Decoded]:
+        codes = torch.tensor(self.pending.peek(slots, count), device=self.state.values.device).transpose(1, 2)
+        index = torch.tensor(slots, device=self.state.values.device)
+        state = type(self.state)(self.state.values[index], self.state.num_frames[index])
+        pcm = self.codec(codes, state)
+        self.state.values[index] = state.values
+        self.state.num_frames[index] = state.num_frames
+        self.pending.drop(slots, count)
+        return decoded(slots, pcm)
+
+    def release(self, slot: int) -> None:
+        self.pending.close(slot)
+        self.pool.free([slot])
+
+    def settle(self) -> None:
+        self.pool.settle()

@@ -1,0 +1,103 @@
+"""The windowed decode stage: no carried state, every chunk decoded from the codes of a left context.
+
+It is the slow reference of the exact stage and serves decoders that cannot carry state. The last
+``overlap_samples`` of a chunk are provisional: the next chunk renders them again, with its own context, and a
+crossfade has to join the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.cache.block_pool import BlockPool
+from engine.decode.batcher import plan_calls
+from engine.decode.slots import PendingFrames, decoded, isolated
+from engine.models.base import Decoded
+
+
+@dataclass(slots=True)
+class Window:
+    """Frames already decoded, the newest last, and whether a provisional tail is out."""
+
+    frames: list[Sequence[int]] = field(default_factory=list)
+    tail_is_out: bool = False
+
+
+class WindowedDecode:
+    def __init__(
+        self,
+        codec: torch.nn.Module,
+        num_slots: int,
+        gather_slack_s: float,
+        context_frames: int,
+        overlap_samples: int,
+    ) -> None:
+        self.codec = codec
+        self.sample_rate: int = codec.config.sample_rate
+        self.frame_samples: int = codec.config.frame_samples
+        if not 0 <= overlap_samples <= self.frame_samples:
+            raise ValueError(f"overlap_samples is {overlap_samples}; it must lie in 0..{self.frame_samples}")
+        self.gather_slack_s = gather_slack_s
+        self.context_frames, self.overlap_samples = context_frames, overlap_samples
+        self.pool = BlockPool(num_slots)
+        self.pending = PendingFrames(codec.config.codebook_size)
+        self.windows: dict[int, Window] = {}
+        self.device = next(codec.parameters()).device
+
+    @property
+    def num_slots(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_free
+
+    def reserve(self) -> int | None:
+        slots = self.pool.allocate(1)
+        if slots is None:
+            return None
+        self.pending.open(slots[0])
+        self.windows[slots[0]] = Window()
+        return slots[0]
+
+    def feed(self, slot: int, codes: Sequence[int]) -> None:
+        self.pending.feed(slot, codes)
+
+    def finalize(self, slot: int) -> None:
+        self.pending.final.add(slot)
+
+    def num_pending(self, slot: int) -> int:
+        return len(self.pending.frames[slot]) + int(self.windows[slot].tail_is_out)
+
+    def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
+        calls = plan_calls(self.pending.counts(), slack_s, self.gather_slack_s, self.pending.final)
+        tails = [s for s in self.pending.final if not self.pending.frames[s] and self.windows[s].tail_is_out]
+        work = [(slot, count) for count, slots in calls.items() for slot in slots] + [(slot, 0) for slot in tails]
+        return [out for slot, count in work for out in isolated(self._decode, [slot], count)]
+
+    def _decode(self, slots: list[int], count: int) -> list[Decoded]:
+        (slot,) = slots
+        window = self.windows[slot]
+        fresh = self.pending.peek(slots, count)[0]
+        frames = [*window.frames[-self.context_frames :], *fresh]
+        pcm = self.codec(torch.tensor([frames], device=self.device).transpose(1, 2))
+        overlap = self.overlap_samples if window.tail_is_out else 0
+        out = decoded([slot], pcm[:, pcm.shape[1] - count * self.frame_samples - overlap :])[0]
+        self.pending.drop(slots, count)
+        window.frames = frames[-self.context_frames :]
+        ended = slot in self.pending.final and not self.pending.frames[slot]
+        window.tail_is_out = not ended and self.overlap_samples > 0
+        out.overlap_samples = overlap
+        out.provisional_tail_samples = self.overlap_samples if window.tail_is_out else 0
+        return [out]
+
+    def release(self, slot: int) -> None:
+        self.pending.close(slot)
+        del self.windows[slot]
+        self.pool.free([slot])
+
+    def settle(self) -> None:
+        self.pool.settle()

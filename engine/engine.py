@@ -1,0 +1,368 @@
+"""The continuous-batching loop body: intake, schedule, run, decode, emit, retire.
+
+Owned by one thread; it knows no clock but the one it is given, no asyncio and no sockets. What leaves it are events
+tagged with the epoch of their request.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.api import (
+    EngineStats,
+    Finished,
+    FinishReason,
+    InvalidRequest,
+    SpeechChunk,
+    SpeechEvent,
+    SpeechRequest,
+    Starved,
+)
+from engine.batch import Batch, Work
+from engine.cache.block_pool import BlockPool
+from engine.cache.kv_cache import PagedKV
+from engine.cache.prefix import PrefixCache
+from engine.config import EngineConfig
+from engine.errors import EngineError, RequestTooLong
+from engine.guards import LoopGuard, SilenceGuard
+from engine.model_runner import ModelRunner, Result
+from engine.models.base import Audio, Control, Decoded, DecodeStage, Failed, Park, SpeechModel, Stop
+from engine.request import Phase, PlaybackClock, Request
+from engine.scheduler import Scheduler
+from engine.stats import StepTimes
+from engine.validation import check_sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Every resource of the request is free again; follows ``Finished``."""
+
+    request_id: str
+
+
+PROMPT_END_ROWS = 2
+"""Positions after the text in a full-text prompt."""
+NO_PCM = np.zeros(0, dtype=np.float32)
+
+Emitted = tuple[int, SpeechEvent | Released]
+"""(epoch, event)."""
+
+
+class Engine:
+    def __init__(
+        self,
+        model: SpeechModel,
+        stage: DecodeStage,
+        config: EngineConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model, self.stage, self.config, self.clock = model, stage, config, clock
+        block_bytes = PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
+        self.pool = BlockPool(config.num_blocks or max(config.kv_memory_mb * 2**20 // block_bytes, 1))
+        self.kv = PagedKV(
+            model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device or torch.device("cpu")
+        )
+        self.prefixes = PrefixCache(self.kv, config.max_prefixes)
+        self.scheduler = Scheduler(model, stage, self.pool, self.prefixes, config, self.starved)
+        self.runner = ModelRunner(model, self.kv, self.prefixes, config)
+        self.times = StepTimes()
+        self.requests: dict[int, Request] = {}
+        self.released: list[Request] = []
+        self.events: list[Emitted] = []
+        self.num_finished = 0
+
+    # -- what a request can be told, between steps ---------------------------------------------------------------
+
+    def submit(self, spec: SpeechRequest, epoch: int) -> None:
+        """Queue a request. A bad one ends at once, with its terminal event."""
+        seed = secrets.randbits(48) if spec.sampling.seed is None else spec.sampling.seed
+        try:
+            request = self.new_request(spec, epoch, seed)
+        except EngineError as error:
+            message = Finished(spec.request_id, FinishReason.ERROR, code=error.code, message=str(error), seed=seed)
+            self.events += [(epoch, message), (epoch, Released(spec.request_id))]
+            return
+        self.requests[epoch] = request
+        self.scheduler.waiting.append(request)
+        if spec.text:
+            self.push_text(epoch, spec.text)
+        if spec.text_closed:
+            self.end_input(epoch)
+
+    def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
+        check_sampling(spec.sampling)
+        row = self.model.new_row(spec, seed)
+        rate = self.stage.sample_rate
+        return Request(
+            spec=spec,
+            epoch=epoch,
+            seed=seed,
+            row=row,
+            tokens=self.model.tokenizer.incremental(),
+            clock=PlaybackClock(rate),
+            silence=SilenceGuard(int(self.config.silence_limit_s * rate), self.config.silence_dbfs),
+            loop=LoopGuard(self.config.loop_limit_frames, self.config.max_loop_period),
+            prefix_key=self.model.prefix_key(row),
+            submitted_s=self.clock(),
+        )
+
+    def push_text(self, epoch: int, text: str) -> None:
+        request = self.requests.get(epoch)
+        if request is None or request.row.text.closed:
+            return
+        request.num_chars += len(text)
+        if request.num_chars > self.config.max_text_chars:
+            limit = f"text has {request.num_chars} characters; one request takes {self.config.max_text_chars}"
+            self.fail(request, RequestTooLong(limit, "text"))
+            return
+        self.add_ids(request, request.tokens.push(text))
+
+    def end_input(self, epoch: int) -> None:
+        request = self.requests.get(epoch)
+        if request is None or request.row.text.closed:
+            return
+        self.add_ids(request, request.tokens.close())
+        request.row.text.closed = True
+        request.parked = False
+        if not request.row.text.ids and request.phase is not Phase.DONE:
+            self.fail(request, InvalidRequest("text holds nothing that can be spoken", "text"))
+
+    @torch.inference_mode()
+    def prefetch(self, spec: SpeechRequest) -> None:
+        """Compute the voice's prefix ahead of its first request; without effect when blocks are short."""
+        request = self.new_request(spec, epoch=-1, seed=0)
+        if self.prefixes.num_positions(request.prefix_key):
+            return
+        inputs = self.model.next_input(request.row)
+        if isinstance(inputs, Park) or not self.scheduler.find_blocks(request, len(inputs.inputs)):
+            return
+        request.row.inputs += inputs.inputs
+        work = Work(request, len(inputs.inputs), sample=False)
+        self.runner.run(Batch(prefills=[work]), self.times)
+        self.pool.free(request.block_table)
+        self.pool.settle()
+
+    def add_ids(self, request: Request, ids: list[int]) -> None:
+        if not ids:
+            return
+        request.parked = False
+        request.first_token_s = request.first_token_s or self.clock()
+        request.row.text.ids += ids
+        num_tokens = len(request.row.text.ids)
+        num_positions = request.row.num_prefix + num_tokens + PROMPT_END_ROWS + self.frame_cap(request)
+        capacity = min(self.model.max_positions, self.pool.num_blocks * self.config.block_size)
+        if num_positions > capacity:
+            detail = f"{num_tokens} tokens may need {num_positions} positions; the cache holds {capacity}"
+            self.fail(request, RequestTooLong(f"text is too long: {detail}", "text"))
+
+    def report_playback(self, epoch: int, played_samples: int) -> None:
+        if request := self.requests.get(epoch):
+            request.clock.report(played_samples, self.clock())
+
+    def cancel(self, epoch: int) -> None:
+        if request := self.requests.get(epoch):
+            self.finish(request, FinishReason.CANCELLED)
+
+    # -- the loop body -------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One round over every request that can run."""
+        start = time.perf_counter()
+        batch = self.scheduler.schedule(self.clock())
+        self.take(self.runner.run(batch, self.times))
+        self.emit(self.decode())
+        self.retire()
+        self.settle()
+        self.account(len(batch), time.perf_counter() - start)
+
+    def take(self, results: Iterable[Result]) -> None:
+        """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""
+        for request, outcome in results:
+            match outcome:
+                case Audio(codes):
+                    self.feed(request, codes)
+                case Control():
+                    pass
+                case Stop():
+                    self.drain(request, FinishReason.STOP)
+                case Failed(message):
+                    self.fail(request, EngineError(message))
+
+    def feed(self, request: Request, codes: list[int]) -> None:
+        try:
+            self.stage.feed(request.slot, codes)
+        except ValueError as error:
+            self.fail(request, EngineError(str(error)))
+            return
+        request.num_frames += 1
+        request.num_pending_frames += 1
+        if request.loop.push(codes[0]):
+            self.drain(request, FinishReason.LOOP)
+        elif request.num_frames >= self.frame_cap(request):
+            self.drain(request, FinishReason.LENGTH)
+
+    def frame_cap(self, request: Request) -> int:
+        """A named limit on runaway speech: from the length of the text, unless the request says its own."""
+        from_text = self.config.min_frame_cap + self.config.frames_per_text_token * len(request.row.text.ids)
+        return min(request.spec.max_frames or from_text, self.config.max_frames)
+
+    def drain(self, request: Request, reason: FinishReason) -> None:
+        """Nothing more to sample; what is sampled is still decoded and sent."""
+        if request.phase is Phase.RUNNING:
+            request.finish_reason = reason
+            self.scheduler.retire_talker(request)
+            self.stage.finalize(request.slot)
+
+    def decode(self) -> list[Decoded]:
+        start = time.perf_counter()
+        now = self.clock()
+        slack = {r.slot: self.slack_s(r, now) for r in self.scheduler.running if r.slot is not None}
+        try:
+            return self.stage.step(slack)
+        finally:
+            self.times.decode_s += time.perf_counter() - start
+
+    def slack_s(self, request: Request, now_s: float) -> float:
+        """How long the listener can wait for its next chunk; a row that samples no more need not wait at all."""
+        moving = request.phase is Phase.RUNNING and not request.parked
+        at_lead = request.is_at_lead(now_s, self.scheduler.frame_s)
+        return request.clock.lead_s(now_s) if moving and not at_lead else 0.0
+
+    def emit(self, chunks: Iterable[Decoded]) -> None:
+        by_slot = {request.slot: request for request in self.scheduler.running}
+        for chunk in chunks:
+            if chunk.error:
+                self.fail(by_slot[chunk.slot], EngineError(chunk.error))
+            else:
+                self.send(by_slot[chunk.slot], chunk)
+
+    def send(self, request: Request, chunk: Decoded) -> None:
+        now = self.clock()
+        fresh = len(chunk.pcm) - chunk.overlap_samples
+        start = request.clock.num_emitted - chunk.overlap_samples
+        request.num_pending_frames = self.stage.num_pending(request.slot)
+        request.first_chunk_s = request.first_chunk_s or now
+        last = request.phase is Phase.DRAINING and request.num_pending_frames == 0
+        event = SpeechChunk(request.spec.request_id, start, chunk.pcm, chunk.provisional_tail_samples, last)
+        request.clock.emit(fresh, now)
+        request.last_sent = last
+        self.events.append((request.epoch, event))
+        if request.silence.push(chunk.pcm, armed=request.row.text.closed and not request.row.text.num_waiting):
+            self.drain(request, FinishReason.SILENCE)
+
+    def retire(self) -> None:
+        """Requests whose last frame has left end here."""
+        for request in list(self.scheduler.running):
+            if request.phase is Phase.DRAINING and self.stage.num_pending(request.slot) == 0:
+                self.finish(request, request.finish_reason or FinishReason.STOP)
+
+    # -- how a request ends --------------------------------------------------------------------------------------
+
+    def starved(self, request: Request) -> None:
+        if request.num_frames:
+            lead_ms = 1000 * request.generated_lead_s(self.clock(), self.scheduler.frame_s)
+            self.events.append((request.epoch, Starved(request.spec.request_id, lead_ms)))
+
+    def fail(self, request: Request, error: EngineError) -> None:
+        request.error = (error.code, str(error))
+        self.finish(request, FinishReason.ERROR)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """The one way out: terminal event, then everything the request held goes back."""
+        if request.phase is Phase.DONE:
+            return
+        if reason not in (FinishReason.CANCELLED, FinishReason.ERROR) and not request.last_sent:
+            end = request.clock.num_emitted
+            self.events.append((request.epoch, SpeechChunk(request.spec.request_id, end, NO_PCM, last=True)))
+        self.events.append((request.epoch, self.terminal(request, reason)))
+        self.scheduler.release(request)
+        del self.requests[request.epoch]
+        self.released.append(request)
+        self.num_finished += 1
+
+    def terminal(self, request: Request, reason: FinishReason) -> Finished:
+        code, message = request.error or (None, None)
+        started = request.started_s if request.started_s is not None else self.clock()
+        first = None
+        if request.first_chunk_s is not None and request.first_token_s is not None:
+            first = 1000 * (request.first_chunk_s - request.first_token_s)
+        return Finished(
+            request_id=request.spec.request_id,
+            reason=reason,
+            num_frames=request.num_frames,
+            num_samples=request.clock.num_emitted,
+            num_text_tokens=len(request.row.text.ids),
+            seed=request.seed,
+            queue_ms=1000 * (started - request.submitted_s),
+            first_audio_ms=first,
+            code=code,
+            message=message,
+        )
+
+    def settle(self) -> None:
+        """The step has passed: what was freed during it, or since the last one, can be lent again."""
+        self.pool.settle()
+        self.stage.settle()
+        self.events += [(request.epoch, Released(request.spec.request_id)) for request in self.released]
+        self.released.clear()
+        if not self.requests:
+            self.check()
+
+    def check(self) -> None:
+        """Raises ``AssertionError`` unless an idle engine holds nothing."""
+        self.pool.check()
+        if self.pool.num_held or self.stage.num_free != self.stage.num_slots or self.scheduler.running:
+            slots = self.stage.num_slots - self.stage.num_free
+            raise AssertionError(f"idle, yet {self.pool.num_held} blocks and {slots} slots are held")
+
+    # -- for whoever drives it -----------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step now could do anything."""
+        if self.released or self.scheduler.can_admit:
+            return True
+        now, frame_s = self.clock(), self.scheduler.frame_s
+        return any(self.can_move(request, now, frame_s) for request in self.scheduler.running)
+
+    def can_move(self, request: Request, now_s: float, frame_s: float) -> bool:
+        if self.stage.num_pending(request.slot) or request.phase is Phase.DRAINING:
+            return True
+        if request.is_at_lead(now_s, frame_s):
+            return False
+        return not request.parked
+
+    def next_wake_s(self) -> float | None:
+        return self.scheduler.next_wake_s(self.clock())
+
+    def account(self, num_rows: int, seconds: float) -> None:
+        self.times.total_s += seconds
+        self.times.last_s = seconds
+        self.times.num_steps += 1
+        self.times.num_rows += num_rows
+
+    def stats(self) -> EngineStats:
+        running = self.scheduler.running
+        return EngineStats(
+            num_waiting=len(self.scheduler.waiting),
+            num_running=len(running),
+            num_parked=sum(request.parked for request in running),
+            num_steps=self.times.num_steps,
+            blocks_free=self.pool.num_free,
+            blocks_total=self.pool.num_blocks,
+            slots_free=self.stage.num_free,
+            slots_total=self.stage.num_slots,
+            step_ms=1000 * self.times.last_s,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_finished=self.num_finished,
+        )

@@ -1,0 +1,95 @@
+"""The thread that owns the device: commands in, steps, events out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from engine.api import EngineStats, SpeechRequest
+from engine.commands import Cancel, Command, EndInput, Prefetch, PushText, ReportPlayback, Submit
+
+if TYPE_CHECKING:
+    from engine.engine import Emitted, Engine
+
+log = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Runs one ``Engine`` until ``stop`` or until it raises; ``deliver`` and ``died`` are called on its thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        deliver: Callable[[list[Emitted]], None],
+        died: Callable[[BaseException], None],
+    ) -> None:
+        self.engine, self.deliver, self.died = engine, deliver, died
+        self._commands: deque[Command] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="voicewire-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Ask the thread to end after the step in flight; returns at once."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._obey()
+                self.engine.step()
+                self._flush()
+        except BaseException as error:
+            log.exception("the engine loop ended")
+            self.died(error)
+
+    def _wait_for_work(self) -> bool:
+        """Sleep while nothing can move; False once the loop is to end."""
+        with self._wake:
+            while not (self._stopping or self._commands or self.engine.has_work):
+                wake_s = self.engine.next_wake_s()
+                self._wake.wait(None if wake_s is None else max(wake_s - self.engine.clock(), 0.0))
+            return not self._stopping
+
+    def _obey(self) -> None:
+        while self._commands:
+            self._obey_one(self._commands.popleft())
+
+    def _obey_one(self, command: Command) -> None:
+        match command:
+            case Submit(epoch, request):
+                self.engine.submit(request, epoch)
+            case PushText(epoch, text):
+                self.engine.push_text(epoch, text)
+            case EndInput(epoch):
+                self.engine.end_input(epoch)
+            case ReportPlayback(epoch, played_samples):
+                self.engine.report_playback(epoch, played_samples)
+            case Cancel(epoch):
+                self.engine.cancel(epoch)
+            case Prefetch(voice):
+                self.engine.prefetch(SpeechRequest(request_id="prefetch", voice=voice))
+
+    def _flush(self) -> None:
+        events, self.engine.events = self.engine.events, []
+        if events:
+            self.deliver(events)

@@ -1,0 +1,99 @@
+"""One batch through the talker stage: block tables to tensors, forward, sample. A failing row fails alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, Work
+from engine.cache.kv_cache import PagedContext, PagedKV
+from engine.cache.prefix import PrefixCache
+from engine.config import EngineConfig
+from engine.models.base import Failed, Outcome, SpeechModel
+from engine.request import Request
+from engine.stats import StepTimes
+
+Result = tuple[Request, Outcome]
+Item = TypeVar("Item")
+Out = TypeVar("Out")
+
+
+class ModelRunner:
+    def __init__(self, model: SpeechModel, kv: PagedKV, prefixes: PrefixCache, config: EngineConfig) -> None:
+        self.model, self.kv, self.prefixes, self.config = model, kv, prefixes, config
+        self.device = kv.data.device
+
+    def run(self, batch: Batch, times: StepTimes) -> list[Result]:
+        """Outcomes of every row that was sampled or failed; rows that only prefilled have none."""
+        start = time.perf_counter()
+        failed: list[Result] = []
+        hidden = [pair for work in batch.prefills for pair in isolate(self.forward, [work], failed)]
+        hidden += isolate(self.forward, batch.steps, failed)
+        times.talker_s += time.perf_counter() - start
+        due = [(work, row) for work, row in hidden if work.sample]
+        for work, _ in hidden:
+            self.advance(work)
+        start = time.perf_counter()
+        outcomes = isolate(self.sample, due, failed)
+        times.predictor_s += time.perf_counter() - start
+        return [*outcomes, *failed]
+
+    def advance(self, work: Work) -> None:
+        row = work.request.row
+        row.num_computed += work.count
+        if row.num_computed == row.num_prefix and work.request.prefix_key is not None:
+            self.prefixes.remember(work.request.prefix_key, work.request.block_table, row.num_prefix)
+
+    def forward(self, works: Sequence[Work]) -> list[tuple[Work, Tensor]]:
+        """Works of one count -> the hidden state [H] of each one's last input."""
+        if not works:
+            return []
+        count = works[0].count
+        rows = [work.request.row for work in works]
+        inputs = [row.inputs[row.num_computed : row.num_computed + count] for row in rows]
+        tables = [work.request.block_table for work in works]
+        starts = [row.num_computed for row in rows]
+        num_padding = max((self.config.pinned_rows or 0) - len(works), 0) if count == 1 else 0
+        hidden = self.model.forward(
+            rows + rows[:1] * num_padding,
+            inputs + inputs[:1] * num_padding,
+            *self.context(tables + [[]] * num_padding, starts + [0] * num_padding, count),
+        )
+        return list(zip(works, hidden[:, -1], strict=False))
+
+    def context(self, tables: list[list[int]], starts: list[int], count: int) -> tuple[Tensor, PagedContext]:
+        """Positions [B, count] and the attention over the blocks; short tables are padded with the dummy block."""
+        width = max(*map(len, tables), self.config.pinned_blocks or 1)
+        padded = torch.tensor([[*table, *[0] * (width - len(table))] for table in tables], device=self.device)
+        positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(count, device=self.device)
+        return positions, PagedContext(self.kv, padded, positions)
+
+    def sample(self, due: Sequence[tuple[Work, Tensor]]) -> list[Result]:
+        if not due:
+            return []
+        hidden = torch.stack([row for _, row in due])
+        num_padding = max((self.config.pinned_rows or 0) - len(due), 0)
+        if num_padding:
+            hidden = torch.nn.functional.pad(hidden, (0, 0, 0, num_padding))
+        requests = [work.request for work, _ in due]
+        return list(zip(requests, self.model.sample([r.row for r in requests], hidden), strict=True))
+
+
+def isolate(
+    compute: Callable[[Sequence[Item]], list[Out]], items: Sequence[Item], failed: list[Result]
+) -> list[Out]:
+    """``compute(items)``; when that raises, once more for each alone, and those that raise again have failed."""
+    try:
+        return compute(items)
+    except Exception as error:
+        if len(items) > 1:
+            return [out for item in items for out in isolate(compute, [item], failed)]
+        if not items:
+            raise
+        work = items[0][0] if isinstance(items[0], tuple) else items[0]
+        failed.append((work.request, Failed(f"{type(error).__name__}: {error}")))
+        return []

@@ -1,0 +1,32 @@
+"""A Qwen3-TTS folder as the engine's two stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.decode.slots import ExactDecode
+from engine.decode.windowed import WindowedDecode
+from engine.models.base import DecodeStage
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder
+from engine.models.qwen3_tts.model import Qwen3TTS
+from engine.models.qwen3_tts.weights import load_codec
+
+
+def load_stages(
+    folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[Qwen3TTS, Callable[[], DecodeStage]]:
+    model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard)
+    codec = load_codec(folder, model.config, dtype, device)
+    return model, lambda: make_stage(codec, config)
+
+
+def make_stage(codec: CodecDecoder, config: EngineConfig) -> DecodeStage:
+    slots, patience_s = config.max_requests, config.decode_gather_slack_s
+    if config.windowed_decode:
+        context, overlap = config.windowed_context_frames, config.windowed_overlap_samples
+        return WindowedDecode(codec, slots, patience_s, context, overlap)
+    return ExactDecode(codec, slots, patience_s)

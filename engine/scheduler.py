@@ -1,0 +1,169 @@
+"""Who runs in the next step, and whose blocks pay for it. Pure bookkeeping: no torch, no model family.
+
+Who owns what of a request: WAITING nothing; RUNNING a decoder slot and, unless preempted, KV blocks; DRAINING the
+slot alone; DONE nothing. ``release`` is the only way back, whatever the cause.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from engine.batch import Batch, Work
+from engine.cache.block_pool import BlockPool
+from engine.cache.prefix import PrefixCache
+from engine.config import EngineConfig
+from engine.models.base import DecodeStage, Park, SpeechModel
+from engine.request import Phase, Request
+
+
+class Scheduler:
+    """``on_parked`` hears of each request that has run out of text, once each time."""
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        stage: DecodeStage,
+        pool: BlockPool,
+        prefixes: PrefixCache,
+        config: EngineConfig,
+        on_parked: Callable[[Request], None],
+    ) -> None:
+        self.model, self.stage, self.pool, self.prefixes, self.config = model, stage, pool, prefixes, config
+        self.on_parked = on_parked
+        self.frame_s = stage.frame_samples / stage.sample_rate
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    def schedule(self, now_s: float) -> Batch:
+        """Admit, let rows fetch their next input, pick the most urgent, find blocks for them."""
+        self.admit(now_s)
+        batch, positions_left, starving = Batch(), self.config.max_prefill_positions, None
+        for request in sorted(self.runnable(now_s), key=Request.priority):
+            if len(batch) == self.config.max_batch:
+                break
+            if not self.restore_prefix(request):
+                starving = starving or request
+                continue
+            if request.row.num_due == 0 and not self.fetch_input(request):
+                continue
+            count = min(request.row.num_due, positions_left) if request.row.num_due > 1 else 1
+            if count == 0:
+                continue
+            if not self.find_blocks(request, request.row.num_computed + count):
+                starving = starving or request
+                continue
+            positions_left -= count if count > 1 else 0
+            batch.add(Work(request, count, request.row.sample_pending and count == request.row.num_due))
+        if starving:
+            self.preempt_for(starving, batch, now_s)
+        return batch
+
+    @property
+    def can_admit(self) -> bool:
+        """A slot is free, blocks stay above the watermark, and nobody running waits for blocks."""
+        if not self.waiting or not self.stage.num_free:
+            return False
+        short = self.pool.num_free <= self.config.watermark_blocks or any(r.preempted for r in self.running)
+        return not (short and self.running)
+
+    def admit(self, now_s: float) -> None:
+        """First come, first served."""
+        while self.can_admit:
+            request = self.waiting.popleft()
+            request.slot, request.phase, request.started_s = self.stage.reserve(), Phase.RUNNING, now_s
+            self.running.append(request)
+
+    def runnable(self, now_s: float) -> Iterator[Request]:
+        for request in list(self.running):
+            if request.phase is Phase.RUNNING and not request.is_at_lead(now_s, self.frame_s):
+                if request.row.num_due or self.fetch_input(request):
+                    yield request
+
+    def fetch_input(self, request: Request) -> bool:
+        """Ask the model what to feed; False parks the request."""
+        found = self.model.next_input(request.row)
+        if isinstance(found, Park):
+            if not request.parked:
+                request.parked = True
+                self.on_parked(request)
+            return False
+        request.parked = False
+        request.row.inputs += found.inputs
+        request.row.sample_pending = found.sample
+        return True
+
+    def restore_prefix(self, request: Request) -> bool:
+        """Fill a row that starts, or starts again, from its voice's prefix; False when blocks are short."""
+        known = self.prefixes.num_positions(request.prefix_key)
+        if request.row.num_computed or not known:
+            return True
+        if not self.find_blocks(request, known):
+            return False
+        self.prefixes.restore(request.prefix_key, request.block_table)
+        request.row.num_computed = known
+        return True
+
+    def blocks_for(self, num_positions: int) -> int:
+        return -(-num_positions // self.config.block_size)
+
+    def find_blocks(self, request: Request, num_positions: int) -> bool:
+        """Grow the block table to hold so many positions; False, and nothing changed, when blocks are short."""
+        missing = self.blocks_for(num_positions) - len(request.block_table)
+        blocks = self.pool.allocate(max(missing, 0))
+        if blocks is None:
+            return False
+        request.block_table += blocks
+        request.preempted = False
+        return True
+
+    def preempt_for(self, urgent: Request, batch: Batch, now_s: float) -> None:
+        """Take the blocks of the row furthest ahead of playback; they serve once this step has passed.
+
+        It must be well ahead of the urgent one, or they would take turns recomputing each other; when nothing at all
+        can run, the least urgent row gives way whatever its lead.
+        """
+        busy = {work.request.epoch for work in batch.works} | {urgent.epoch}
+        holders = [r for r in self.running if r.block_table and r.phase is Phase.RUNNING and r.epoch not in busy]
+        if not holders or self.pool.num_quarantined:
+            return
+        victim = max(holders, key=Request.priority)
+        ahead_s = victim.priority()[0] - urgent.priority()[0]
+        if victim.priority() > urgent.priority() and (ahead_s > self.config.preempt_margin_s or not len(batch)):
+            self.preempt(victim)
+
+    def preempt(self, request: Request) -> None:
+        """Its keys and values will be computed again from its inputs; codes, noise and decoder state stay."""
+        self.pool.free(request.block_table)
+        request.block_table = []
+        request.row.num_computed = 0
+        request.preempted = True
+        self.num_preemptions += 1
+
+    def retire_talker(self, request: Request) -> None:
+        """The last frame is sampled: blocks go back at once, the slot stays until the frames are decoded."""
+        self.pool.free(request.block_table)
+        request.block_table = []
+        request.phase = Phase.DRAINING
+
+    def release(self, request: Request) -> None:
+        if request.phase is Phase.WAITING:
+            self.waiting.remove(request)
+        if request.block_table:
+            self.pool.free(request.block_table)
+            request.block_table = []
+        if request.slot is not None:
+            self.stage.release(request.slot)
+            self.running.remove(request)
+            request.slot = None
+        request.phase = Phase.DONE
+
+    def next_wake_s(self, now_s: float) -> float | None:
+        """When the first row that waits at its lead may run again; None when no row waits for the clock."""
+        waits = [
+            request.generated_lead_s(now_s, self.frame_s) - request.spec.lead_ms / 1000 - self.frame_s
+            for request in self.running
+            if request.phase is Phase.RUNNING and not request.parked and request.is_at_lead(now_s, self.frame_s)
+        ]
+        return now_s + max(0.0, min(waits)) if waits else None

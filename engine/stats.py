@@ -1,0 +1,27 @@
+"""Where the time of a step goes. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds, added up over steps; ``host_s`` is what the other three leave of the whole."""
+
+    talker_s: float = 0.0
+    predictor_s: float = 0.0
+    """Code-0 draw, predictor passes and their draws."""
+    decode_s: float = 0.0
+    total_s: float = 0.0
+    num_steps: int = 0
+    num_rows: int = 0
+    last_s: float = 0.0
+
+    @property
+    def host_s(self) -> float:
+        return self.total_s - self.talker_s - self.predictor_s - self.decode_s
+
+    def reset(self) -> None:
+        for item in fields(self):
+            setattr(self, item.name, item.default)
