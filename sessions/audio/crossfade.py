@@ -1,0 +1,80 @@
+"""Chunks with provisional tails become one signal: what comes twice is crossfaded, what comes once passes untouched."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.api import SpeechChunk
+from sessions.audio.fade import Fade, crossfade
+from sessions.audio.pcm import EMPTY, Pcm
+
+
+class ChunkOutOfPlace(ValueError):
+    """A chunk that does not fit what the chunks before it declared: a fault of whoever made the chunks."""
+
+
+class Crossfader:
+    """The chunks of one request in, its PCM out.
+
+    A chunk's provisional tail is held back and crossfaded with the head of the next chunk, which renders the same
+    samples again. Without provisional tails this is the identity, bit for bit, and nothing is held back. What comes
+    out is as long as the span that the chunks cover, however they are cut.
+    """
+
+    def __init__(self, fade: Fade = Fade.HANN, start_sample: int = 0) -> None:
+        self._fade = fade
+        self._next_start_sample = start_sample
+        self._tail = EMPTY
+        """Held back: it comes again."""
+        self._again = EMPTY
+        """What has come again so far, shorter than the tail."""
+        self._ended = False
+
+    def push(self, chunk: SpeechChunk) -> Pcm:
+        """Raises ``ChunkOutOfPlace`` for a gap, an overlap that was not declared, or a chunk after the last."""
+        self._check(chunk)
+        self._ended = chunk.last
+        self._next_start_sample = chunk.start_sample + chunk.pcm.size - chunk.provisional_tail_samples
+        pcm = self._meet_tail(chunk.pcm) if self._tail.size else chunk.pcm
+        if chunk.last:
+            return self._with_rest(pcm)
+        return self._hold_tail(pcm, chunk.provisional_tail_samples)
+
+    def finish(self) -> Pcm:
+        """The stream ended without its last chunk: what is held back comes out as it was first rendered."""
+        self._ended = True
+        return self._with_rest(EMPTY)
+
+    def _meet_tail(self, pcm: Pcm) -> Pcm:
+        again = np.concatenate([self._again, pcm])
+        length = self._tail.size
+        if again.size < length:
+            self._again = again
+            return EMPTY
+        met = crossfade(self._tail, again[:length], self._fade)
+        self._tail = self._again = EMPTY
+        return np.concatenate([met, again[length:]])
+
+    def _hold_tail(self, pcm: Pcm, length: int) -> Pcm:
+        if not length:
+            return pcm
+        self._tail = pcm[pcm.size - length :]
+        return pcm[: pcm.size - length]
+
+    def _with_rest(self, pcm: Pcm) -> Pcm:
+        rest, self._tail, self._again = self._tail, EMPTY, EMPTY
+        return np.concatenate([pcm, rest]) if rest.size else pcm
+
+    def _check(self, chunk: SpeechChunk) -> None:
+        start, size, tail = chunk.start_sample, chunk.pcm.size, chunk.provisional_tail_samples
+        held = self._tail.size - self._again.size
+        if self._ended:
+            raise ChunkOutOfPlace(f"chunk at sample {start} comes after the last chunk")
+        if start != self._next_start_sample:
+            raise ChunkOutOfPlace(f"chunk starts at sample {start}, expected {self._next_start_sample}")
+        if not 0 <= tail <= size:
+            raise ChunkOutOfPlace(f"provisional_tail_samples must be between 0 and the chunk's {size}, got {tail}")
+        if chunk.last and tail:
+            raise ChunkOutOfPlace(f"the last chunk has no provisional tail, got {tail} samples")
+        if size < held and (tail or (chunk.last and size)):
+            raise ChunkOutOfPlace(f"chunk at sample {start} must cover the {held} samples held back, got {size}")

@@ -1,0 +1,73 @@
+"""The segments of one response become one signal: each goes over into the next by a crossfade."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sessions.audio.fade import Fade, crossfade
+from sessions.audio.pcm import EMPTY, Pcm
+
+
+def join(first: Pcm, second: Pcm, overlap_samples: int, fade: Fade = Fade.EQUAL_POWER) -> Pcm:
+    """``first`` and then ``second``, overlapping by ``overlap_samples``, or by all of the shorter one."""
+    overlap = min(overlap_samples, first.size, second.size)
+    kept = first.size - overlap
+    return np.concatenate([first[:kept], crossfade(first[kept:], second[:overlap], fade), second[overlap:]])
+
+
+class SegmentJoiner:
+    """``join`` over all segments of a response, their PCM coming in runs of any length.
+
+    The last ``overlap_samples`` of what came in are held back, because a next segment may fade into them, until
+    ``last_segment`` or ``finish``. With ``overlap_samples=0`` nothing is ever held back.
+    """
+
+    def __init__(self, overlap_samples: int, fade: Fade = Fade.EQUAL_POWER) -> None:
+        self._overlap = overlap_samples
+        self._fade = fade
+        self._held = EMPTY
+        self._head: Pcm | None = None
+        """The start of a segment that is still too short to be joined to what is held."""
+        self._in_last_segment = False
+        self._num_samples_out = 0
+        self.segment_starts: list[int] = [0]
+        """Where each segment begins in what comes out, its fade included; a segment has its entry once it is joined."""
+
+    def push(self, pcm: Pcm) -> Pcm:
+        if self._head is None:
+            return self._give(pcm)
+        self._head = np.concatenate([self._head, pcm])
+        return self._join_head() if self._head.size >= self._overlap else EMPTY
+
+    def next_segment(self) -> Pcm:
+        """The segment has ended and another one follows."""
+        out = self._join_head()
+        self._head = EMPTY
+        return out
+
+    def last_segment(self) -> Pcm:
+        """No segment follows the one that is being pushed: from now on it passes straight through."""
+        self._in_last_segment = True
+        return self._give(EMPTY) if self._head is None else EMPTY
+
+    def finish(self) -> Pcm:
+        """All audio has been pushed: what is held comes out."""
+        self._in_last_segment = True
+        return self._give(EMPTY) if self._head is None else self._join_head()
+
+    def _join_head(self) -> Pcm:
+        if self._head is None:
+            return EMPTY
+        head, held, self._head = self._head, self._held, None
+        self.segment_starts.append(self._num_samples_out + max(held.size - head.size, 0))
+        self._held = EMPTY
+        return self._give(join(held, head, self._overlap, self._fade))
+
+    def _give(self, pcm: Pcm) -> Pcm:
+        """Hold back the last samples of all there is; give the rest."""
+        signal = np.concatenate([self._held, pcm]) if self._held.size else pcm
+        kept = 0 if self._in_last_segment else min(self._overlap, signal.size)
+        self._held = signal[signal.size - kept :]
+        out = signal[: signal.size - kept]
+        self._num_samples_out += out.size
+        return out
