@@ -1,0 +1,201 @@
+"""The whole making of the voice on one machine and one clock.
+
+Synthesis runs in the background from the first second. The codec's first two stages come next; then its third stage
+and the talker share the GPU until the time is over. With ``--resume`` both go on from the weights in that folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from engine.models.qwen3_tts.config import Qwen3TTSConfig
+from engine.models.qwen3_tts.config import TextIds as PromptIds
+from engine.models.qwen3_tts.prompt import PromptBuilder
+from engine.models.qwen3_tts.talker import Talker
+from training.codec import Codec, CodecTrainer, load_codec
+from training.encode import EncodedSpeech
+from training.export import export
+from training.heldout import read_sentences
+from training.layout import TextIds, codec_config, talker_config
+from training.rows import Prefixes
+from training.settings import TOY, Sampling, Settings
+from training.speak import Line, Speaker
+from training.speech import Speech
+from training.synthesis import SynthesisPool, SynthesisSettings
+from training.talker import Batches, TalkerInTraining, TalkerTrainer
+from training.text import TextSettings
+from training.tokenizer import load_tokenizer, read_ids
+from training.weights import load, say
+
+NUM_HELD_OUT = 256
+ENDLESS = 10**9
+TEMPERATURES = (0.0, 0.3, 0.6, 0.9)
+
+
+@dataclass(frozen=True)
+class Run:
+    settings: Settings
+    speech: Path
+    """Where synthesis writes: best in memory."""
+    out: Path
+    tokenizer: Path
+    prose: Path | None
+    resume: Path | None
+    device: str
+    deadline_s: float
+    """On the wall clock."""
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline_s - time.time()
+
+
+def voice_config(settings: Settings, ids: TextIds) -> Qwen3TTSConfig:
+    text = PromptIds(ids.im_start, ids.im_end, ids.assistant, ids.tts_pad, ids.tts_bos, ids.tts_eos)
+    talker = talker_config(settings, ids.vocab_size)
+    return Qwen3TTSConfig("custom_voice", "embedded", talker, codec_config(settings.sizes), text)
+
+
+def prepare(run: Run) -> None:
+    torch.manual_seed(run.settings.seed)
+    torch.set_float32_matmul_precision("high")
+    if run.device == "cuda":
+        torch.backends.cudnn.benchmark = True
+
+
+def wait_for_speech(run: Run, max_audio_h: float, least_h: float) -> Speech:
+    speech = Speech(run.speech, max_audio_h, run.device)
+    while speech.hours < least_h:
+        time.sleep(0.5)
+        speech.grow()
+    return speech
+
+
+def train_codec(run: Run) -> None:
+    prepare(run)
+    cfg = run.settings.codec
+    speech = wait_for_speech(run, cfg.max_audio_h, cfg.least_audio_h)
+    fresh_s = 0.0 if run.resume else cfg.autoencode_s + cfg.quantise_s
+    cfg = replace(cfg, adversarial_s=max(0.0, run.left_s - fresh_s - cfg.closing_s))
+    say("codec", hours=round(speech.hours, 2), adversarial_s=round(cfg.adversarial_s))
+    CodecTrainer(Codec(run.settings.sizes).to(run.device), speech, cfg, run.out).run(run.resume)
+    say("codec", done=True)
+
+
+def train_talker(run: Run) -> None:
+    prepare(run)
+    cfg, ids = run.settings.talker, TextIds(**read_ids(run.tokenizer, run.settings.sizes.text_vocab))
+    plain, varied = load_tokenizer(run.tokenizer), load_tokenizer(run.tokenizer, cfg.merge_dropout)
+    speech = wait_for_speech(run, cfg.max_audio_h, 0.0)
+    while not (run.out / "codec.ready").exists():
+        if run.left_s < 0:
+            raise TimeoutError("the codec's codes were not ready in time")
+        time.sleep(0.5)
+        speech.grow()
+    codec = Codec(run.settings.sizes)
+    load_codec(codec, run.out)
+    encoded = EncodedSpeech(speech, codec.to(run.device), cfg.max_offset_ms // 10)
+    held_out = set_aside(encoded, speech, plain)
+    config = voice_config(run.settings, ids)
+    prompts = PromptBuilder(config, (ids.im_start, ids.assistant, ids.newline))
+    prefixes = Prefixes.of(prompts, run.settings.speakers, run.device)
+    model = TalkerInTraining(Talker(config.talker), cfg).to(run.device)
+    if run.resume is not None and (run.resume / "talker.safetensors").exists():
+        load(model.talker, run.resume / "talker.safetensors")
+        cfg = replace(cfg, learning_rate=cfg.resumed_learning_rate)
+
+    taken = len(held_out)
+
+    def refresh() -> None:
+        nonlocal taken
+        speech.grow()
+        for turn in range(cfg.encodings if len(speech.texts) > taken else 0):
+            encoded.add(taken, len(speech.texts), varied if turn else plain)
+        taken = len(speech.texts)
+
+    refresh()
+    say("talker", hours=round(speech.hours, 1), frames=len(encoded.codes), left_s=round(run.left_s))
+    cfg = replace(cfg, train_s=max(0.0, run.left_s - cfg.closing_s))
+    batches = Batches(encoded, config, prefixes, cfg)
+    TalkerTrainer(model, encoded, batches, cfg, run.out, refresh, held_out.to(run.device)).run()
+    load(model.talker, run.out / "talker.safetensors")
+    model.eval()
+    listen(run, Speaker(model.talker, config, prompts, Sampling()), plain)
+    say("talker", done=True)
+
+
+def set_aside(encoded: EncodedSpeech, speech: Speech, tokenizer: Tokenizer) -> torch.Tensor:
+    """The first utterances, encoded once, out of the training items."""
+    encoded.add(0, min(NUM_HELD_OUT, len(speech.texts) // 4), tokenizer)
+    held_out, encoded.items = encoded.items, encoded.items[:0]
+    return held_out
+
+
+def listen(run: Run, speaker: Speaker, tokenizer: Tokenizer) -> None:
+    """Speaks the benchmark's sentences at several temperatures, in both layouts, into codes.safetensors."""
+    names, found = run.settings.speakers, {}
+    sentences = [tokenizer.encode(text, add_special_tokens=False).ids for text in read_sentences()]
+    sentences = sentences[: run.settings.talker.listen_sentences]
+    for layout in ("streaming", "full"):
+        lines = [Line(ids, names[i % len(names)], layout == "full") for i, ids in enumerate(sentences)]
+        for temperature in TEMPERATURES:
+            if run.left_s < 0:
+                break
+            sampling = Sampling(temperature, predictor_temperature=temperature)
+            codes = speaker.with_sampling(sampling).speak(lines, run.settings.talker.listen_frames)
+            ended = sum(len(c) < run.settings.talker.listen_frames for c in codes)
+            say("talker", layout=layout, temperature=temperature, ended=ended, of=len(codes))
+            key = f"{layout}_{temperature}"
+            found |= {key: torch.cat(codes).to(torch.int16), f"{key}_lengths": torch.tensor([len(c) for c in codes])}
+    save_file(found, run.out / "codes.safetensors")
+
+
+def run_all(run: Run) -> None:
+    """Raises RuntimeError when a stage failed. A checkpoint folder in the released layout is at ``out/voice``."""
+    run.out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    context = multiprocessing.get_context("spawn")
+    workers = run.settings.synthesis_workers
+    text = TextSettings(run.settings.seed, run.prose)
+    with SynthesisPool(SynthesisSettings(run.speech, workers, ENDLESS, text=text)):
+        stages = [context.Process(target=stage, args=(run,)) for stage in (train_codec, train_talker)]
+        for stage in stages:
+            stage.start()
+        for stage in stages:
+            stage.join()
+    if any(stage.exitcode for stage in stages):
+        raise RuntimeError(f"stages ended with {[stage.exitcode for stage in stages]}")
+    export(run.out, run.tokenizer, run.out / "voice", run.settings)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Make the embedded voice: synthesise, train, export.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--speech", type=Path, default=Path("/dev/shm/speech"))
+    parser.add_argument("--tokenizer", type=Path, default=Path("engine/voices/embedded"))
+    parser.add_argument("--prose", type=Path)
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--minutes", type=float, default=27.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--toy", action="store_true", help="tiny sizes: to see that everything runs")
+    options = parser.parse_args(arguments)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings = replace(TOY if options.toy else Settings(), seed=options.seed)
+    deadline_s = time.time() + 60 * options.minutes
+    run_all(
+        Run(settings, options.speech, options.out, options.tokenizer, options.prose, options.resume, device, deadline_s)
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

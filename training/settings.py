@@ -1,0 +1,147 @@
+"""Every number of the embedded voice in one place: sizes of the model, lengths of the stages, batches, rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+SAMPLE_RATE = 24_000
+SOURCE_RATE = 16_000
+FRAME_SAMPLES = 1_920
+LABELS_PER_FRAME = 8
+"""Phone labels come every 10 ms, codec frames every 80 ms."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the model costs. Chosen by timing random weights on one CPU thread before any training."""
+
+    text_vocab: int = 2_048
+    text_hidden: int = 256
+    hidden: int = 320
+    intermediate: int = 896
+    layers: int = 6
+    heads: int = 5
+    kv_heads: int = 1
+    head_dim: int = 64
+    code_groups: int = 8
+    codebook: int = 512
+    predictor_hidden: int = 320
+    predictor_intermediate: int = 768
+    predictor_layers: int = 1
+    predictor_heads: int = 5
+    codebook_dim: int = 128
+    latent: int = 256
+    decoder: int = 128
+    decoder_transformer: int = 256
+    decoder_intermediate: int = 512
+    decoder_layers: int = 2
+    decoder_heads: int = 4
+    decoder_window: int = 12
+    encoder_channels: int = 256
+    encoder_blocks: int = 6
+
+
+@dataclass(frozen=True)
+class CodecTraining:
+    autoencode_s: float = 80.0
+    quantise_s: float = 170.0
+    adversarial_s: float = 1_200.0
+    batch: int = 96
+    crop_frames: int = 20
+    adversarial_batch: int = 48
+    adversarial_crop_frames: int = 14
+    latent_noise: float = 0.05
+    learning_rate: float = 8e-4
+    adversarial_learning_rate: float = 3e-4
+    phone_weight: float = 1.0
+    commitment_weight: float = 0.25
+    adversarial_weight: float = 1.0
+    feature_weight: float = 2.0
+    mel_weight: float = 15.0
+    discriminator_channels: int = 16
+    discriminator_warmup_steps: int = 100
+    kmeans_latents: int = 200_000
+    kmeans_rounds: int = 20
+    silenced_share: float = 0.2
+    ema_decay: float = 0.999
+    save_every_s: float = 90.0
+    least_audio_h: float = 0.3
+    max_audio_h: float = 120.0
+    closing_s: float = 25.0
+    """Kept free at the end."""
+
+
+@dataclass(frozen=True)
+class TalkerTraining:
+    train_s: float = 1_200.0
+    frames_per_step: int = 24_000
+    predictor_frames: int = 12_000
+    """Frames of a step that the predictor learns from, drawn at random."""
+    max_positions: int = 448
+    bucket_positions: int = 32
+    encodings: int = 2
+    """How often each utterance is encoded, each time at another offset; from the second on, words are cut anew too."""
+    merge_dropout: float = 0.1
+    """Chance that the tokenizer skips a merge in those."""
+    max_offset_ms: int = 80
+    dropout: float = 0.1
+    max_corruption: float = 0.35
+    random_share: float = 0.4
+    phone_weight: float = 0.3
+    learning_rate: float = 1.5e-3
+    resumed_learning_rate: float = 8e-4
+    warmup_steps: int = 300
+    weight_decay: float = 0.05
+    ema_decay: float = 0.999
+    log_every_s: float = 20.0
+    save_every_s: float = 120.0
+    refresh_every_s: float = 30.0
+    compile: bool = True
+    max_audio_h: float = 400.0
+    listen_sentences: int = 200
+    listen_frames: int = 320
+    closing_s: float = 75.0
+    """Kept free at the end, for listening."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    temperature: float = 0.5
+    top_k: int = 30
+    repetition_penalty: float = 1.0
+    predictor_temperature: float = 0.5
+    predictor_top_k: int = 30
+    max_new_tokens: int = 512
+
+
+@dataclass(frozen=True)
+class Settings:
+    sizes: Sizes = field(default_factory=Sizes)
+    codec: CodecTraining = field(default_factory=CodecTraining)
+    talker: TalkerTraining = field(default_factory=TalkerTraining)
+    sampling: Sampling = field(default_factory=Sampling)
+    speakers: tuple[str, ...] = ("clara", "edwin")
+    synthesis_workers: int = 12
+    seed: int = 1
+
+
+TOY = Settings(
+    sizes=Sizes(
+        text_vocab=512, text_hidden=16, hidden=32, intermediate=32, layers=1, heads=2, head_dim=16,
+        code_groups=3, codebook=8,
+        predictor_hidden=16, predictor_intermediate=16, predictor_layers=1, predictor_heads=1, codebook_dim=16,
+        latent=16, decoder=32, decoder_transformer=16, decoder_intermediate=16, decoder_layers=1, decoder_heads=1,
+        decoder_window=4, encoder_channels=16, encoder_blocks=1,
+    ),
+    codec=replace(
+        CodecTraining(), autoencode_s=1.0, quantise_s=1.0, adversarial_s=1.5, batch=2, crop_frames=4,
+        adversarial_batch=2, adversarial_crop_frames=4, discriminator_channels=2, discriminator_warmup_steps=1,
+        kmeans_latents=64, kmeans_rounds=2, max_audio_h=0.02, save_every_s=1.0, least_audio_h=0.001, closing_s=0.5,
+    ),
+    talker=replace(
+        TalkerTraining(), train_s=2.0, frames_per_step=200, predictor_frames=50, warmup_steps=2,
+        compile=False, max_audio_h=0.02, log_every_s=1.0, save_every_s=1.0, listen_sentences=3,
+        listen_frames=8, closing_s=4.0,
+    ),
+    synthesis_workers=1,
+)  # fmt: skip
