@@ -1,0 +1,399 @@
+"""Word lists of the English normaliser: data alone."""
+
+from __future__ import annotations
+
+MONTHS = ("January February March April May June July August September October November December").split()
+MONTH_ABBREVIATIONS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
+WEEKDAYS = {
+    "Mon": "Monday",
+    "Tue": "Tuesday",
+    "Tues": "Tuesday",
+    "Wed": "Wednesday",
+    "Thu": "Thursday",
+    "Thur": "Thursday",
+    "Thurs": "Thursday",
+    "Fri": "Friday",
+    "Sat": "Saturday",
+    "Sun": "Sunday",
+}
+
+ABBREVIATIONS = {
+    "Mr.": "Mister",
+    "Mrs.": "Missus",
+    "Ms.": "Miz",
+    "Mx.": "Mix",
+    "Prof.": "Professor",
+    "Rev.": "Reverend",
+    "Hon.": "Honorable",
+    "Gen.": "General",
+    "Sgt.": "Sergeant",
+    "Capt.": "Captain",
+    "Lt.": "Lieutenant",
+    "Col.": "Colonel",
+    "Cpl.": "Corporal",
+    "Sen.": "Senator",
+    "Rep.": "Representative",
+    "Gov.": "Governor",
+    "Pres.": "President",
+    "Mt.": "Mount",
+    "Ft.": "Fort",
+    "vs.": "versus",
+    "vs": "versus",
+    "v.s.": "versus",
+    "e.g.": "for example",
+    "eg.": "for example",
+    "i.e.": "that is",
+    "ie.": "that is",
+    "approx.": "approximately",
+    "incl.": "including",
+    "excl.": "excluding",
+    "misc.": "miscellaneous",
+    "min.": "minutes",
+    "max.": "maximum",
+    "avg.": "average",
+    "est.": "estimated",
+    "esp.": "especially",
+    "cf.": "compare",
+    "al.": "al",
+    "ca.": "circa",
+    "w/": "with",
+    "w/o": "without",
+    "b/c": "because",
+    "c/o": "care of",
+    "a/c": "A C",
+    "n/a": "not available",
+    "N/A": "not available",
+    "&c.": "et cetera",
+}
+"""Said in full wherever they stand; the dot goes with them."""
+
+CLOSING_ABBREVIATIONS = {
+    "etc.": "et cetera",
+    "Inc.": "Incorporated",
+    "Corp.": "Corporation",
+    "Co.": "Company",
+    "Ltd.": "Limited",
+    "Jr.": "Junior",
+    "Sr.": "Senior",
+    "Ave.": "Avenue",
+    "Blvd.": "Boulevard",
+    "Rd.": "Road",
+    "Ln.": "Lane",
+    "Hwy.": "Highway",
+    "Pkwy.": "Parkway",
+    "Apt.": "Apartment",
+    "Dept.": "Department",
+    "dept.": "department",
+    "Bros.": "Brothers",
+    "hrs.": "hours",
+    "mins.": "minutes",
+    "secs.": "seconds",
+    "yrs.": "years",
+    "lbs.": "pounds",
+}
+"""These may end a sentence: the dot stays if the next word has a capital, or if none comes."""
+
+NUMBERED_ABBREVIATIONS = {
+    "No.": "number",
+    "no.": "number",
+    "Nos.": "numbers",
+    "nos.": "numbers",
+    "p.": "page",
+    "pp.": "pages",
+    "vol.": "volume",
+    "Vol.": "Volume",
+    "ch.": "chapter",
+    "Ch.": "Chapter",
+    "fig.": "figure",
+    "Fig.": "Figure",
+    "sec.": "section",
+    "Sec.": "Section",
+    "art.": "article",
+    "Art.": "Article",
+    "eq.": "equation",
+    "Eq.": "Equation",
+    "ver.": "version",
+    "ext.": "extension",
+    "Ext.": "Extension",
+    "tel.": "telephone",
+    "Tel.": "Telephone",
+}
+"""Said in full only in front of a number."""
+
+SAINT_PLACES = {"Mount", "Mt.", "Port", "Fort", "Ft.", "Lake", "Sault", "East", "West", "North", "South", "In", "At"}
+
+READ_AS_WORDS = {
+    "NASA", "NATO", "UNESCO", "UNICEF", "OPEC", "ASCII", "COVID", "AIDS", "LASER", "RADAR", "SCUBA", "RAM", "ROM",
+    "PIN", "SIM", "GIF", "BIOS", "NAFTA", "ASEAN", "FIFA", "UEFA", "NASDAQ", "SWAT", "ZIP", "WASP", "YOLO", "FOMO",
+    "LAN", "WAN", "CAPTCHA", "FEMA", "HIPAA", "OSHA", "NIMBY", "POTUS", "SCOTUS", "TESOL", "DOS", "CAD", "MIDI", "CRUD",
+    "REST", "SAAS", "JAMA", "MOMA", "SONAR", "BASIC", "COBOL", "CUDA", "LLAMA", "BERT", "LORA", "PEP", "WAV", "POSIX",
+}  # fmt: skip
+
+SPOKEN_ACRONYMS = {
+    "JSON": "jason",
+    "JPEG": "jay peg",
+    "JPG": "jay peg",
+    "MPEG": "em peg",
+    "YAML": "yammel",
+    "TOML": "tommel",
+    "SAAS": "sass",
+    "OAUTH": "oh auth",
+    "NGINX": "engine X",
+    "WYSIWYG": "wizzy wig",
+    "IEEE": "I triple E",
+    "AAA": "triple A",
+    "NCAA": "N C double A",
+    "NAACP": "N double A C P",
+    "PHD": "P H D",
+    "MSC": "M S C",
+}
+
+SPELLED = {"HTTPS", "HTML", "XHTML", "ASAP", "FAQ", "FAQS", "USA", "UFO", "LED", "OLED", "IOS", "AWS", "UAE", "IOU"}
+"""Capitals that look like words and are spelled."""
+
+MIXED_CASE_WORDS = {
+    "PhD": "P H D",
+    "BSc": "B S C",
+    "MSc": "M S C",
+    "iOS": "I O S",
+    "macOS": "mac O S",
+    "WiFi": "wye fye",
+    "Wi-Fi": "wye fye",
+    "wifi": "wye fye",
+    "LaTeX": "lay tech",
+    "OAuth": "oh auth",
+    "kWh": "kilowatt hours",
+    "https": "H T T P S",
+    "http": "H T T P",
+    "html": "H T M L",
+    "css": "C S S",
+    "pdf": "P D F",
+    "url": "U R L",
+    "www": "W W W",
+    "ok": "okay",
+    "OK": "okay",
+    "Ok": "Okay",
+    "lol": "L O L",
+    "btw": "by the way",
+    "BTW": "by the way",
+    "FYI": "F Y I",
+    "aka": "A K A",
+    "TL;DR": "T L D R",
+    "Ph.D.": "P H D",
+    "o'clock": "o'clock",
+}
+
+COMMON_WORDS = frozenset(
+    """
+    a about above add after again all also always am an and any are as ask at away back bad be because been before
+    best better big both but buy by call came can car care check city click come could day deal did do does done door
+    down each easy eat end ever every eye face fact far fast few find fire first fix five for four free from full fun
+    game gave get give go god going gone good got great had half hand hard has have he head hear help her here high him
+    his hold home hope hot hour house how huge i if in into is it its job join just keep kept kind know last late less
+    let life like line list little live long look lost lot love low made mail main make man many may me mind more most
+    move much must my name near need never new next nice night nine no none nor not note now of off often oh old on
+    once one only onto open or order other our out over own page part past pay peak per place plan play please point
+    pool put quit ran read real rest right road room run sad safe said sale same save say see seen self sell send set
+    seven she shop show side sign six small so some son soon sorry stay step still stop such sun sure take talk tell
+    ten than thank that the their them then there these they thing think this those three time tip to today told too
+    took top town tree true try turn two under until up upon us use used very wait walk want war warm was way we week
+    well went were what when where which while who whole whom whose why wide will win wish with word work world worse
+    would wow wrong year yes yet you young your zero zone attention caution danger exit important notice update urgent
+    welcome warning final bonus never only hello error alert watch water white black green blue red happy
+    """.split()
+)
+"""Capitals that spell one of these are shouting, not an acronym."""
+
+ROMAN_CARDINAL_AFTER = frozenset(
+    "chapter war part act section volume book phase type class title figure table step level stage appendix article "
+    "scene round unit lesson rocky bowl episode season tier mark".split()
+)
+ROMAN_ORDINAL_AFTER = frozenset(
+    "Henry Louis George Elizabeth Charles Edward Richard William James Philip Napoleon Frederick Francis Benedict "
+    "Pius Paul John Leo Gregory Clement Innocent Alexander Nicholas Peter Catherine Ferdinand Wilhelm Friedrich".split()
+)
+
+CURRENCY_SIGNS = {
+    "US$": ("dollar", "cent"),
+    "A$": ("Australian dollar", "cent"),
+    "C$": ("Canadian dollar", "cent"),
+    "CA$": ("Canadian dollar", "cent"),
+    "$": ("dollar", "cent"),
+    "€": ("euro", "cent"),
+    "£": ("pound", "penny"),
+    "¥": ("yen", "sen"),
+    "₹": ("rupee", "paisa"),
+    "₩": ("won", "jeon"),
+    "₽": ("ruble", "kopeck"),
+    "₿": ("bitcoin", "satoshi"),
+}
+CURRENCY_CODES = {
+    "USD": ("dollar", "cent"),
+    "EUR": ("euro", "cent"),
+    "GBP": ("pound", "penny"),
+    "JPY": ("yen", "sen"),
+    "CHF": ("Swiss franc", "centime"),
+    "CAD": ("Canadian dollar", "cent"),
+    "AUD": ("Australian dollar", "cent"),
+    "INR": ("rupee", "paisa"),
+    "CNY": ("yuan", "fen"),
+}
+INVARIABLE = {"yen", "sen", "won", "jeon", "yuan", "fen", "hertz", "kilohertz", "megahertz", "gigahertz", "percent"}
+IRREGULAR_PLURALS = {"penny": "pence", "foot": "feet", "inch": "inches", "paisa": "paise", "degree": "degrees"}
+
+MAGNITUDES = {"k": "thousand", "K": "thousand", "M": "million", "B": "billion", "bn": "billion", "T": "trillion"}
+
+UNITS = {
+    "km/h": "kilometer per hour",
+    "kph": "kilometer per hour",
+    "m/s": "meter per second",
+    "mph": "mile per hour",
+    "km²": "square kilometer",
+    "m²": "square meter",
+    "cm²": "square centimeter",
+    "m³": "cubic meter",
+    "cm³": "cubic centimeter",
+    "km2": "square kilometer",
+    "m2": "square meter",
+    "m3": "cubic meter",
+    "km": "kilometer",
+    "cm": "centimeter",
+    "mm": "millimeter",
+    "nm": "nanometer",
+    "μm": "micrometer",
+    "µm": "micrometer",
+    "kg": "kilogram",
+    "mg": "milligram",
+    "μg": "microgram",
+    "µg": "microgram",
+    "lb": "pound",
+    "lbs": "pound",
+    "oz": "ounce",
+    "ft": "foot",
+    "yd": "yard",
+    "mi": "mile",
+    "sq ft": "square foot",
+    "kHz": "kilohertz",
+    "MHz": "megahertz",
+    "GHz": "gigahertz",
+    "Hz": "hertz",
+    "KB": "kilobyte",
+    "kB": "kilobyte",
+    "MB": "megabyte",
+    "GB": "gigabyte",
+    "TB": "terabyte",
+    "PB": "petabyte",
+    "Kbps": "kilobit per second",
+    "kbps": "kilobit per second",
+    "Mbps": "megabit per second",
+    "Gbps": "gigabit per second",
+    "Mbit/s": "megabit per second",
+    "MB/s": "megabyte per second",
+    "GB/s": "gigabyte per second",
+    "ms": "millisecond",
+    "ns": "nanosecond",
+    "μs": "microsecond",
+    "µs": "microsecond",
+    "sec": "second",
+    "secs": "second",
+    "min": "minute",
+    "mins": "minute",
+    "hr": "hour",
+    "hrs": "hour",
+    "yr": "year",
+    "yrs": "year",
+    "kWh": "kilowatt hour",
+    "MWh": "megawatt hour",
+    "mAh": "milliamp hour",
+    "kW": "kilowatt",
+    "MW": "megawatt",
+    "GW": "gigawatt",
+    "mL": "milliliter",
+    "ml": "milliliter",
+    "cl": "centiliter",
+    "dB": "decibel",
+    "px": "pixel",
+    "fps": "frame per second",
+    "rpm": "revolution per minute",
+    "kcal": "kilocalorie",
+    "cal": "calorie",
+    "kPa": "kilopascal",
+    "hPa": "hectopascal",
+    "psi": "P S I",
+    "ha": "hectare",
+    "tbsp": "tablespoon",
+    "tsp": "teaspoon",
+    "°C": "degree Celsius",
+    "°F": "degree Fahrenheit",
+    "°": "degree",
+    "m": "meter",
+    "g": "gram",
+    "s": "second",
+    "h": "hour",
+    "L": "liter",
+    "l": "liter",
+    "W": "watt",
+    "V": "volt",
+}
+
+FRACTION_SIGNS = {
+    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
+    "⅙": "1/6", "⅚": "5/6", "⅐": "1/7", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8", "⅑": "1/9", "⅒": "1/10",
+}  # fmt: skip
+
+SYMBOLS = {
+    "&": " and ",
+    "@": " at ",
+    "+": " plus ",
+    "=": " equals ",
+    "≠": " is not equal to ",
+    "≈": " about ",
+    "≤": " at most ",
+    "≥": " at least ",
+    "<": " less than ",
+    ">": " greater than ",
+    "×": " times ",
+    "÷": " divided by ",
+    "±": " plus or minus ",
+    "√": " the square root of ",
+    "∞": " infinity ",
+    "²": " squared ",
+    "³": " cubed ",
+    "°": " degrees ",
+    "%": " percent ",
+    "‰": " per mille ",
+    "§": " section ",
+    "№": " number ",
+    "€": " euros ",
+    "£": " pounds ",
+    "¥": " yen ",
+    "₹": " rupees ",
+    "→": ", ",
+    "⇒": ", ",
+    "←": ", ",
+    "•": ", ",
+    "·": " ",
+    "|": ", ",
+    "—": ", ",
+    "–": ", ",
+    "―": ", ",
+    "−": " minus ",
+    "…": "...",
+    "。": ". ",
+    "、": ", ",
+    "，": ", ",
+    "；": "; ",
+    "：": ": ",
+    "！": "! ",
+    "？": "? ",
+    "¿": " ",
+    "¡": " ",
+    "α": " alpha ", "β": " beta ", "γ": " gamma ", "δ": " delta ", "ε": " epsilon ", "θ": " theta ", "λ": " lambda ",
+    "μ": " mu ", "µ": " mu ", "π": " pi ", "ρ": " rho ", "σ": " sigma ", "τ": " tau ", "φ": " phi ", "ω": " omega ",
+    "Δ": " delta ", "Σ": " sigma ", "Ω": " omega ",
+}  # fmt: skip
+
+LATIN_LETTERS = {
+    "ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "đ": "d", "Đ": "D", "ð": "th", "Ð": "Th",
+    "þ": "th", "Þ": "Th", "ł": "l", "Ł": "L", "ı": "i", "ħ": "h", "Ħ": "H", "ŋ": "ng", "ſ": "s", "ĸ": "k", "ə": "e",
+}  # fmt: skip

@@ -1,0 +1,84 @@
+"""Text that remembers which of the client's own characters each part of it stands for.
+
+Positions count characters of the raw text, everything the client has sent, from its first character on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """So many characters of text, made of the raw characters from ``raw_start`` up to ``raw_end``."""
+
+    num_chars: int
+    raw_start: int
+    raw_end: int
+
+    @property
+    def verbatim(self) -> bool:
+        """As many characters as the raw text has: each stands for one."""
+        return self.raw_end - self.raw_start == self.num_chars
+
+    def cut(self, start: int, end: int) -> Span:
+        """The characters from ``start`` up to ``end``; the parts of a rewritten span share its raw range evenly."""
+        return Span(end - start, self._raw_at(start), self._raw_at(end))
+
+    def _raw_at(self, place: int) -> int:
+        return self.raw_start + (self.raw_end - self.raw_start) * place // self.num_chars
+
+
+@dataclass(frozen=True, slots=True)
+class SpannedText:
+    """A piece of text on its way to the voice. The spans cover it in order, and their raw ranges never go back."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, text: str, raw_start: int, raw_end: int | None = None) -> SpannedText:
+        """Text that stands for one raw range; without ``raw_end`` it is the raw text itself."""
+        if not text:
+            return EMPTY
+        return cls(text, (Span(len(text), raw_start, raw_start + len(text) if raw_end is None else raw_end),))
+
+    @classmethod
+    def join(cls, pieces: Iterable[SpannedText]) -> SpannedText:
+        pieces = [piece for piece in pieces if piece.text]
+        return cls("".join(piece.text for piece in pieces), merge(span for piece in pieces for span in piece.spans))
+
+    @property
+    def raw_start(self) -> int:
+        return self.spans[0].raw_start
+
+    @property
+    def raw_end(self) -> int:
+        return self.spans[-1].raw_end
+
+    def cut(self, start: int, end: int) -> SpannedText:
+        """The characters from ``start`` up to ``end``."""
+        spans = []
+        place = 0
+        for span in self.spans:
+            first, last = max(start - place, 0), min(end - place, span.num_chars)
+            if first < last:
+                spans.append(span.cut(first, last))
+            place += span.num_chars
+        return SpannedText(self.text[start:end], tuple(spans))
+
+
+EMPTY = SpannedText("", ())
+
+
+def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same mapping in fewer spans: neighbours that are verbatim become one."""
+    merged: list[Span] = []
+    for span in spans:
+        last = merged[-1] if merged else None
+        if last and last.verbatim and span.verbatim and last.raw_end == span.raw_start:
+            merged[-1] = Span(last.num_chars + span.num_chars, last.raw_start, span.raw_end)
+        else:
+            merged.append(span)
+    return tuple(merged)
