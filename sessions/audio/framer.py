@@ -1,0 +1,52 @@
+"""Frames of one fixed length out of chunks of any length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sessions.audio.pcm import EMPTY, Pcm
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    start_sample: int
+    """Position of ``pcm[0]`` in all that the framer has given, padding included."""
+    pcm: Pcm
+    padding_samples: int = 0
+    """Silence at the end that makes up the length."""
+
+
+class Framer:
+    def __init__(self, frame_samples: int) -> None:
+        if frame_samples < 1:
+            raise ValueError(f"frame_samples must be at least 1, got {frame_samples}")
+        self.frame_samples = frame_samples
+        self._rest = EMPTY
+        self._next_start_sample = 0
+
+    @property
+    def pending_samples(self) -> int:
+        """Pushed, and not yet part of a frame."""
+        return self._rest.size
+
+    def push(self, pcm: Pcm) -> list[Frame]:
+        signal = np.concatenate([self._rest, pcm]) if self._rest.size else pcm
+        whole = signal.size - signal.size % self.frame_samples
+        self._rest = signal[whole:]
+        return [self._frame(signal[at : at + self.frame_samples]) for at in range(0, whole, self.frame_samples)]
+
+    def flush(self) -> list[Frame]:
+        """What is pending, padded with silence to one frame; nothing if nothing is pending. More may be pushed."""
+        if not self._rest.size:
+            return []
+        padding = self.frame_samples - self._rest.size
+        padded = np.concatenate([self._rest, np.zeros(padding, np.float32)])
+        self._rest = EMPTY
+        return [self._frame(padded, padding)]
+
+    def _frame(self, pcm: Pcm, padding_samples: int = 0) -> Frame:
+        frame = Frame(self._next_start_sample, pcm, padding_samples)
+        self._next_start_sample += self.frame_samples
+        return frame

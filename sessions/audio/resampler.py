@@ -1,0 +1,106 @@
+"""A stream at one rate becomes a stream at another, with a small fixed delay and not one sample more or less.
+
+A polyphase windowed-sinc filter (Kaiser window). Every output is one dot product of its own inputs, so any cut of the
+input gives the same bits. The filter looks ``delay_samples`` ahead; the start is trimmed by as much and ``flush``
+brings the rest, so that the signal stays in its place and n samples become n * ratio, rounded.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from sessions.audio.pcm import EMPTY, Pcm
+
+MAX_FACTOR = 640
+NUM_ZERO_CROSSINGS = 16
+"""Of the sinc on either side: from 24 to 8 kHz the filter passes 3.4 kHz, stops 4.8 kHz and looks 2 ms ahead."""
+KAISER_BETA = 8.5
+"""Stop band below -85 dB."""
+
+
+class Resampler:
+    """Raises ``ValueError`` for rates whose ratio in lowest terms has a side above 640."""
+
+    def __init__(self, from_rate: int, to_rate: int) -> None:
+        self.from_rate, self.to_rate = from_rate, to_rate
+        self._up, self._down = _factors(from_rate, to_rate)
+        self._bank = filter_bank(self._up, self._down)
+        self._restart()
+
+    @property
+    def delay_samples(self) -> int:
+        """So many input samples are looked at ahead; 0 when the rates are equal."""
+        return 0 if self._up == self._down else self._bank.shape[1] // 2
+
+    def push(self, pcm: Pcm) -> Pcm:
+        if self._up == self._down:
+            return pcm
+        self._num_in += pcm.size
+        return self._give(pcm, self._num_ready())
+
+    def flush(self) -> Pcm:
+        """The rest of the signal pushed so far, as if silence followed. What is pushed next begins a new signal."""
+        if self._up == self._down:
+            return EMPTY
+        ending = np.zeros(self._bank.shape[1], np.float32)
+        out = self._give(ending, (2 * self._num_in * self._up + self._down) // (2 * self._down))
+        self._restart()
+        return out
+
+    def _restart(self) -> None:
+        self._num_in = self._num_out = 0
+        self._window = np.zeros(self.delay_samples, np.float32)
+        """Inputs that later outputs need; the first output begins with silence before the signal."""
+        self._window_start = -self.delay_samples
+
+    def _num_ready(self) -> int:
+        """Outputs whose inputs are all here: output k sits at input k * down / up."""
+        last_center = self._num_in - 1 - self.delay_samples
+        return max(((last_center + 1) * self._up - 1) // self._down + 1, 0)
+
+    def _give(self, pcm: Pcm, until: int) -> Pcm:
+        self._window = np.concatenate([self._window, pcm])
+        if until <= self._num_out:
+            return EMPTY
+        centers, phases = np.divmod(np.arange(self._num_out, until) * self._down, self._up)
+        windows = sliding_window_view(self._window, self._bank.shape[1])
+        out: Pcm = np.vecdot(windows[centers - self.delay_samples - self._window_start], self._bank[phases])
+        self._num_out = until
+        self._forget()
+        return out
+
+    def _forget(self) -> None:
+        needed_from = self._num_out * self._down // self._up - self.delay_samples
+        self._window = self._window[needed_from - self._window_start :]
+        self._window_start = needed_from
+
+
+def _factors(from_rate: int, to_rate: int) -> tuple[int, int]:
+    if from_rate < 1 or to_rate < 1:
+        raise ValueError(f"sample rates must be positive, got {from_rate} and {to_rate}")
+    divisor = gcd(from_rate, to_rate)
+    up, down = to_rate // divisor, from_rate // divisor
+    if max(up, down) > MAX_FACTOR:
+        raise ValueError(
+            f"{from_rate} to {to_rate} Hz is {up}/{down}; at most {MAX_FACTOR} on either side can be served"
+        )
+    return up, down
+
+
+@lru_cache(maxsize=32)
+def filter_bank(up: int, down: int) -> npt.NDArray[np.float32]:
+    """Taps of every phase, [up, taps]; tap t of phase p weighs the input t - taps // 2 places after the output's, the
+    output lying p / up after its input. Each phase sums to one, so that a constant stays constant."""
+    stretch = max(up, down) / up
+    reach = int(np.ceil(NUM_ZERO_CROSSINGS * stretch)) + (up > 1)
+    distance = (np.arange(-reach, reach + 1) - np.arange(up)[:, None] / up) / stretch
+    inside = np.clip(1 - (distance / NUM_ZERO_CROSSINGS) ** 2, 0, None)
+    weights = np.sinc(distance) * np.i0(KAISER_BETA * np.sqrt(inside)) * (inside > 0)
+    bank: npt.NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    bank.flags.writeable = False
+    return bank
