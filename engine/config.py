@@ -48,6 +48,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Pad every block table to so many blocks, likewise."""
     starve_guard: bool = True
     """Ban the end of speech until the end-of-text row has been fed."""
+    cpu_kernels: bool = True
+    """Packed products and one-row convolutions on the CPU; off runs plain torch, the slow reference."""
     windowed_decode: bool = False
     """Decode from the codes of a left context instead of carried state: the slow reference."""
     windowed_context_frames: int = 25

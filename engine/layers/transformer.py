@@ -113,6 +113,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+def joined(*projections: nn.Linear) -> nn.Linear:
+    """One product that gives the outputs of several, side by side."""
+    weight = torch.cat([projection.weight for projection in projections]).detach()
+    one = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    one.weight = nn.Parameter(weight, requires_grad=False)
+    return one
+
+
 class Attention(nn.Module):
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
@@ -126,17 +134,17 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
-        self.register_buffer("qkv_weight", None, persistent=False)
+        self.qkv_proj: nn.Module | None = None
 
     def fuse(self) -> None:
         """One product in place of three."""
-        self.qkv_weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)).detach()
+        self.qkv_proj = joined(self.q_proj, self.k_proj, self.v_proj)
         del self.q_proj, self.k_proj, self.v_proj
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         shape = (*x.shape[:-1], -1, self.head_dim)
-        if self.qkv_weight is not None:
-            return F.linear(x, self.qkv_weight).view(shape).split(self.num_heads, dim=-2)
+        if self.qkv_proj is not None:
+            return self.qkv_proj(x).view(shape).split(self.num_heads, dim=-2)
         return tuple(projection(x).view(shape) for projection in (self.q_proj, self.k_proj, self.v_proj))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
@@ -151,16 +159,16 @@ class SwiGLU(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.register_buffer("gate_up_weight", None, persistent=False)
+        self.gate_up_proj: nn.Module | None = None
 
     def fuse(self) -> None:
         """One product in place of two."""
-        self.gate_up_weight = torch.cat((self.gate_proj.weight, self.up_proj.weight)).detach()
+        self.gate_up_proj = joined(self.gate_proj, self.up_proj)
         del self.gate_proj, self.up_proj
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gate_up_weight is not None:
-            gate, up = F.linear(x, self.gate_up_weight).chunk(2, dim=-1)
+        if self.gate_up_proj is not None:
+            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
         return self.down_proj(F.silu(gate) * up)

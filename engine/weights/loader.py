@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from engine.errors import CheckpointError
 
@@ -43,8 +45,25 @@ def iterate_tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
             raise CheckpointError(f"{file}: cannot be read: {error}") from None
 
 
+class _NoInitialValues(TorchFunctionMode):
+    """Random initial values are left out: the file has the real ones."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.uniform_, Tensor.normal_):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def uninitialized() -> TorchFunctionMode:
+    """Context for making a module whose weights are about to be loaded.
+
+    The meta device would do the same and import for seconds.
+    """
+    return _NoInitialValues()
+
+
 def load_weights(module: nn.Module, folder: Path, prefix: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Fill ``module``, made on the meta device, from ``folder``.
+    """Fill ``module`` from ``folder``.
 
     Raises ``CheckpointError`` naming the first missing, misshapen or unknown tensor.
     """

@@ -10,6 +10,8 @@ import torch
 from engine.config import EngineConfig
 from engine.decode.slots import ExactDecode
 from engine.decode.windowed import WindowedDecode
+from engine.layers.linear import pack_linears
+from engine.layers.streaming import use_products
 from engine.models.base import DecodeStage
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.model import Qwen3TTS
@@ -21,6 +23,10 @@ def load_stages(
 ) -> tuple[Qwen3TTS, Callable[[], DecodeStage]]:
     model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard)
     codec = load_codec(folder, model.config, dtype, device)
+    if device.type == "cpu" and config.cpu_kernels:
+        use_products(codec)
+        pack_linears(codec)
+        pack_linears(model.talker)
     return model, lambda: make_stage(codec, config)
 
 
