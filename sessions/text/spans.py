@@ -5,7 +5,7 @@ Positions count characters of the raw text, everything the client has sent, from
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -57,16 +57,23 @@ class SpannedText:
     def raw_end(self) -> int:
         return self.spans[-1].raw_end
 
-    def cut(self, start: int, end: int) -> SpannedText:
-        """The characters from ``start`` up to ``end``."""
-        spans = []
-        place = 0
+    def cut_all(self, ranges: Sequence[tuple[int, int]]) -> list[SpannedText]:
+        """The characters of each range; the ranges do not overlap and go forward."""
+        pieces: list[list[Span]] = [[] for _ in ranges]
+        number = place = 0
         for span in self.spans:
-            first, last = max(start - place, 0), min(end - place, span.num_chars)
-            if first < last:
-                spans.append(span.cut(first, last))
+            while number < len(ranges):
+                start, end = ranges[number]
+                first, last = max(start - place, 0), min(end - place, span.num_chars)
+                if first < last:
+                    pieces[number].append(span.cut(first, last))
+                if end > place + span.num_chars:
+                    break
+                number += 1
             place += span.num_chars
-        return SpannedText(self.text[start:end], tuple(spans))
+        return [
+            SpannedText(self.text[start:end], tuple(spans)) for (start, end), spans in zip(ranges, pieces, strict=True)
+        ]
 
 
 EMPTY = SpannedText("", ())

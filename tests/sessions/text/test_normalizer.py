@@ -12,11 +12,12 @@ from tests.sessions.text.cuts import cut, places
 OUTPUT = re.compile(r"(?:[A-Za-z]+(?:['-][A-Za-z]+)*[.,?!;:]?(?: (?=[A-Za-z])|$))*")
 
 fragments = st.sampled_from(
-    "a I the word Word WORD API NASA Mr. Dr. St. U.S. etc. e.g. J. May Jan. March 5 5. 3, 2024 10:30 a.m. pm $ $5 €3.50 % "
-    "12% km 1/2 3-4 - – — -- + = ... … ( ) [ ] ](u) [x]( <b> </b> <a <!-- --> ` ``` ** * _ __ # - 1. | |---| & &amp; @ "
-    "a@b.co www.x.org https://x.y/z 555-1234 +1 007 1st 2x 4K B12 '90s II Henry 😀 👍🏽 今天 é \u0301 ½ ² ° °C ; : ! ? \" ' ’s".split(
-        " "
-    )
+    """
+    a I the word Word WORD API NASA Mr. Dr. St. U.S. etc. e.g. J. May Jan. March 5 5. 3, 2024 10:30 a.m. pm $ $5 €3.50
+    % 12% km 1/2 3-4 - – — -- + = ... … ( ) [ ] ](u) [x]( <b> </b> <a <!-- --> ` ``` ** * _ __ # - 1. | |---| & &amp; @
+    a@b.co www.x.org https://x.y/z 555-1234 +1 007 1st 2x 4K B12 '90s II Henry 😀 👍🏽 今天 é \u0301 ½ ² ° °C ; : ! ? "
+    ' ’s
+    """.split()
 )
 spaces = st.sampled_from([" ", " ", " ", "\n", "\n\n", "", "\t", "  "])
 texts = st.one_of(

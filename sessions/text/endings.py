@@ -1,0 +1,113 @@
+"""Where sentences and clauses end, told as characters come by."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from sessions.text.lexicon import ABBREVIATIONS, NUMBERED_ABBREVIATIONS
+
+_WIDE_SENTENCE_MARKS = "。！？．｡؟۔।॥։።។"
+_SENTENCE_MARKS = ".!?…‽" + _WIDE_SENTENCE_MARKS
+_WIDE_CLAUSE_MARKS = "、，；：،؛—"
+_CLAUSE_MARKS = ",;:–" + _WIDE_CLAUSE_MARKS
+_CLOSERS = "\"'”’»›)]}*_」』）】》〉］"
+_AROUND_WORD = _CLOSERS + "“‘«‹([{¿¡„"
+_LINE_BREAKS = "\n\u2028\u2029"
+_MAX_WORD_CHARS = 24
+"""Of the word in front of a mark so much is remembered, to know abbreviations."""
+
+_OTHER_ABBREVIATIONS = (
+    "Dr. St. Jr. Sr. Ave. dept. Fr. Hr. Nr. Str. bzw. ca. evtl. ggf. inkl. sog. vgl. Mme. Mlle. av. Sra. Srta. "
+    "Ud. Uds. pág. Dott. Sig. ul. im. Jan. Feb. Mar. Apr. Aug. Sept. Oct. Nov. Dec."
+).split()
+_NEVER_LAST = frozenset(
+    word for word in (*ABBREVIATIONS, *NUMBERED_ABBREVIATIONS, *_OTHER_ABBREVIATIONS) if word.endswith(".")
+) - {"No.", "no.", "min.", "max.", "al."}
+_MAX_LIST_NUMBER_DIGITS = 3
+
+
+class Ending(IntEnum):
+    """What may end at a place, from weakest to strongest."""
+
+    NOTHING = 0
+    WORD = 1
+    CLAUSE = 2
+    SENTENCE = 3
+
+
+class Endings:
+    """Tell it every character in turn; ``before`` answers for the place in front of a visible one."""
+
+    def __init__(self) -> None:
+        self._mark = Ending.NOTHING
+        self._mark_needs_space = True
+        self._gap = False
+        self._num_breaks = 0
+        self._word = ""
+        self._word_begins_line = True
+
+    @property
+    def possible(self) -> Ending:
+        """The strongest ending that what comes after this white space can reveal; another line break may."""
+        return max(self._mark, Ending.SENTENCE if self._num_breaks else Ending.WORD)
+
+    def space(self, character: str) -> None:
+        self._gap = True
+        self._num_breaks += character in _LINE_BREAKS
+
+    def before(self, character: str) -> Ending:
+        """What ends in front of this visible character."""
+        ending = self._ending_before(character)
+        if self._gap:
+            self._word_begins_line = self._num_breaks > 0
+            self._mark, self._word, self._gap, self._num_breaks = Ending.NOTHING, "", False, 0
+        self._word = (self._word + character)[-_MAX_WORD_CHARS:]
+        self._note_mark(character)
+        return ending
+
+    def _ending_before(self, character: str) -> Ending:
+        if self._gap:
+            return max(self._confirmed(character), Ending.WORD, _of_breaks(self._num_breaks))
+        goes_on = self._mark_needs_space or character in _CLOSERS or _mark_of(character) is not Ending.NOTHING
+        return Ending.NOTHING if goes_on else self._mark
+
+    def _confirmed(self, character: str) -> Ending:
+        """A sentence goes on after a mark if a small letter follows or an abbreviation stands before."""
+        if self._mark is not Ending.SENTENCE or not self._mark_needs_space:
+            return self._mark
+        if character.islower():
+            return Ending.CLAUSE
+        return Ending.WORD if self._is_abbreviation(character) else Ending.SENTENCE
+
+    def _is_abbreviation(self, next_character: str) -> bool:
+        word = self._word.strip(_AROUND_WORD)
+        letters = word.rstrip(".")
+        if not word.endswith(".") or word.endswith(".."):
+            return False
+        if letters.isdigit():
+            return self._word_begins_line and len(letters) <= _MAX_LIST_NUMBER_DIGITS
+        is_initials = all(len(part) == 1 and part.isalpha() for part in letters.split("."))
+        is_numbered = word in NUMBERED_ABBREVIATIONS and next_character.isdigit()
+        return word in _NEVER_LAST or is_numbered or (is_initials and letters != "I")
+
+    def _note_mark(self, character: str) -> None:
+        mark = _mark_of(character)
+        if mark is not Ending.NOTHING:
+            self._mark = mark
+            self._mark_needs_space = character not in _WIDE_SENTENCE_MARKS + _WIDE_CLAUSE_MARKS
+        elif character not in _CLOSERS:
+            self._mark = Ending.NOTHING
+            self._mark_needs_space = True
+
+
+def _mark_of(character: str) -> Ending:
+    if character in _SENTENCE_MARKS:
+        return Ending.SENTENCE
+    return Ending.CLAUSE if character in _CLAUSE_MARKS else Ending.NOTHING
+
+
+def _of_breaks(num_breaks: int) -> Ending:
+    """A line ends at least a clause, a paragraph a sentence."""
+    if num_breaks == 0:
+        return Ending.NOTHING
+    return Ending.CLAUSE if num_breaks == 1 else Ending.SENTENCE

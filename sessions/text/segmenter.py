@@ -1,0 +1,168 @@
+"""The stream of text cut into segments, each to be spoken as one utterance.
+
+Text is passed on at once; where a segment ends is decided when the first visible character after a mark has come,
+for only that tells "3.5" and "e.g. this" from the end of a sentence.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+from sessions.text.blocks import WHITE_SPACE
+from sessions.text.endings import Ending, Endings
+from sessions.text.spans import SpannedText
+
+_JOINERS = frozenset("\u200c\u200d")
+_SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmenterSettings:
+    """All in characters of the segment so far; a run of white space counts one, a wide character (Chinese, Japanese,
+    Korean) several."""
+
+    sentence_end_after_chars: int = 120
+    """From here on a segment ends at the end of a sentence."""
+    clause_end_after_chars: int = 250
+    """From here on also at the end of a clause."""
+    word_end_after_chars: int = 400
+    """From here on at any white space."""
+    max_segment_chars: int = 600
+    """And here in any case, except within one sign (an accent, an emoji of several parts) up to twice as many."""
+    wide_char_weight: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentText:
+    """More text of a segment; the first of an index begins it."""
+
+    index: int
+    text: SpannedText
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEnd:
+    """The segment has all its text."""
+
+    index: int
+
+
+SegmentEvent = SegmentText | SegmentEnd
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Part of a push that belongs to one segment, and whether the segment ends with it."""
+
+    start: int
+    end: int
+    is_last: bool
+
+
+class Segmenter:
+    """However the text is cut into pushes, the segments are the same. White space in front of them is
+    left out, and behind them too where they may end."""
+
+    def __init__(self, settings: SegmenterSettings | None = None) -> None:
+        self._settings = settings or SegmenterSettings()
+        self._index = 0
+        self._num_chars = 0
+        self._previous = ""
+        self._endings = Endings()
+        self._held: list[SpannedText] = []
+
+    @property
+    def open_index(self) -> int | None:
+        """The segment that has begun and not ended."""
+        return self._index if self._num_chars else None
+
+    def push(self, text: SpannedText) -> list[SegmentEvent]:
+        runs, held_from = self._scan(text.text)
+        ranges = [(run.start, run.end) for run in runs] + [(held_from, len(text.text))]
+        *pieces, held = text.cut_all(ranges)
+        events = [event for run, piece in zip(runs, pieces, strict=True) for event in self._pass_on(run, piece)]
+        if held.text:
+            self._held.append(held)
+        return events
+
+    def flush(self) -> list[SegmentEvent]:
+        """End the open segment here, if there is one; at the end of the text, and wherever else it must end."""
+        self._held.clear()
+        if not self._num_chars:
+            return []
+        self._begin_next()
+        self._index += 1
+        return [SegmentEnd(self._index - 1)]
+
+    def _scan(self, text: str) -> tuple[list[_Run], int]:
+        """The runs of a push, and from where on its white space waits to see whether the segment ends."""
+        runs: list[_Run] = []
+        start = 0
+        held_from = 0 if self._held else None
+        for place, character in enumerate(text):
+            if character in WHITE_SPACE:
+                self._take_space(character)
+                if not self._num_chars:
+                    start = place + 1
+                elif held_from is None and self._endings.possible >= self._needed():
+                    held_from = place
+                continue
+            if self._ends_before(character):
+                runs.append(_Run(start, place if held_from is None else held_from, is_last=True))
+                self._begin_next()
+                start = place
+            held_from = None
+            self._count(character)
+        end = len(text) if held_from is None else held_from
+        runs.append(_Run(start, end, is_last=False))
+        return runs, end
+
+    def _take_space(self, character: str) -> None:
+        if self._num_chars and self._previous not in WHITE_SPACE:
+            self._num_chars += 1
+        self._previous = character
+        self._endings.space(character)
+
+    def _ends_before(self, character: str) -> bool:
+        ending = self._endings.before(character)
+        if not self._num_chars:
+            return False
+        if ending >= self._needed():
+            return True
+        max_chars = self._settings.max_segment_chars
+        return self._num_chars >= max_chars and (not self._joins(character) or self._num_chars >= 2 * max_chars)
+
+    def _needed(self) -> int:
+        """The weakest ending that ends the segment now."""
+        settings = self._settings
+        if self._num_chars >= settings.word_end_after_chars:
+            return Ending.WORD
+        if self._num_chars >= settings.clause_end_after_chars:
+            return Ending.CLAUSE
+        return Ending.SENTENCE if self._num_chars >= settings.sentence_end_after_chars else Ending.SENTENCE + 1
+
+    def _joins(self, character: str) -> bool:
+        """Whether it is one sign with the character before."""
+        if self._previous in _JOINERS or character in _JOINERS or character in _SKIN_TONES:
+            return True
+        return unicodedata.category(character).startswith("M")
+
+    def _count(self, character: str) -> None:
+        is_wide = unicodedata.east_asian_width(character) in "WF"
+        self._num_chars += self._settings.wide_char_weight if is_wide else 1
+        self._previous = character
+
+    def _begin_next(self) -> None:
+        self._num_chars = 0
+
+    def _pass_on(self, run: _Run, piece: SpannedText) -> list[SegmentEvent]:
+        events: list[SegmentEvent] = []
+        if piece.text:
+            events.append(SegmentText(self._index, SpannedText.join([*self._held, piece])))
+            self._held.clear()
+        if run.is_last:
+            self._held.clear()
+            events.append(SegmentEnd(self._index))
+            self._index += 1
+        return events

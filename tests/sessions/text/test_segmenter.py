@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sessions.text.blocks import WHITE_SPACE
+from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent, SegmentText
+from sessions.text.spans import SpannedText
+from tests.sessions.text.cuts import cut, places
+
+TINY = SegmenterSettings(
+    sentence_end_after_chars=6, clause_end_after_chars=15, word_end_after_chars=25, max_segment_chars=40
+)
+
+
+def events_of(parts: list[str], settings: SegmenterSettings = TINY) -> list[SegmentEvent]:
+    segmenter = Segmenter(settings)
+    events: list[SegmentEvent] = []
+    position = 0
+    for part in parts:
+        events += segmenter.push(SpannedText.of(part, position))
+        position += len(part)
+    return events + segmenter.flush()
+
+
+def segments(parts: list[str], settings: SegmenterSettings = TINY) -> list[SpannedText]:
+    events = events_of(parts, settings)
+    num_segments = sum(isinstance(event, SegmentEnd) for event in events)
+    found: list[list[SpannedText]] = [[] for _ in range(num_segments)]
+    for event in events:
+        if isinstance(event, SegmentText):
+            found[event.index].append(event.text)
+    return [SpannedText.join(pieces) for pieces in found]
+
+
+def texts(text: str, settings: SegmenterSettings = TINY) -> list[str]:
+    return [segment.text for segment in segments([text], settings)]
+
+
+pieces = st.sampled_from(
+    'Word word a I Mr. e.g. J. U.S. 3.5 3. 1. . ! ? ... … , ; : — " ” ) ( 。 ！ ， 」 今 天 है । ؟ \u0301 👍🏽'.split()
+)
+spaces = st.sampled_from([" ", " ", "", "\n", "\n\n", "   ", "\t", "\r\n", "\u3000"])
+raw_texts = st.one_of(
+    st.lists(st.tuples(pieces, spaces), max_size=40).map(lambda parts: "".join(a + b for a, b in parts)),
+    st.text(max_size=120),
+)
+
+
+@settings(max_examples=500)
+@given(text=raw_texts, at=places)
+def test_any_cutting_gives_the_same_segments(text: str, at: list[int]) -> None:
+    assert segments(cut(text, at)) == segments([text])
+
+
+@settings(max_examples=300)
+@given(text=raw_texts)
+def test_nothing_but_white_space_between_segments_is_lost(text: str) -> None:
+    found = segments([text])
+    position = 0
+    for segment in found:
+        start = text.index(segment.text, position)
+        assert text[position:start].strip(WHITE_SPACE) == ""
+        assert (segment.raw_start, segment.raw_end) == (start, start + len(segment.text))
+        position = start + len(segment.text)
+    assert text[position:].strip(WHITE_SPACE) == ""
+
+
+@given(text=raw_texts)
+def test_a_segment_begins_with_a_visible_character_and_is_bounded(text: str) -> None:
+    for segment in texts(text):
+        assert segment[0] not in WHITE_SPACE
+        visible = [character for character in segment if character not in WHITE_SPACE]
+        assert len(visible) <= 2 * TINY.max_segment_chars
+
+
+@given(text=raw_texts, at=places)
+def test_a_segment_ends_once_and_before_the_next_begins(text: str, at: list[int]) -> None:
+    open_index: int | None = None
+    ended = -1
+    for event in events_of(cut(text, at)):
+        if isinstance(event, SegmentEnd):
+            assert event.index == open_index
+            ended, open_index = event.index, None
+        else:
+            assert event.index == ended + 1
+            open_index = event.index
+    assert open_index is None
+
+
+SENTENCES = [
+    ("A first one here. And two.", ["A first one here.", "And two."]),
+    ("A first one here! And two.", ["A first one here!", "And two."]),
+    ("A first one here?! And two.", ["A first one here?!", "And two."]),
+    ('He said "here." And two.', ['He said "here."', "And two."]),
+    ("He said (here.) And two.", ["He said (here.)", "And two."]),
+    ("A first one… And two.", ["A first one…", "And two."]),
+    ("A first one... And two.", ["A first one...", "And two."]),
+    ("A first... one.", ["A first... one."]),
+    ("It is 3.5 pm.", ["It is 3.5 pm."]),
+    ("We met Mr. X. He left.", ["We met Mr. X. He left."]),
+    ("Things, e.g. Apples.", ["Things, e.g. Apples."]),
+    ("The U.S. Army won", ["The U.S. Army won"]),
+    ("So did I. And two.", ["So did I.", "And two."]),
+    ("Say no. 5 today", ["Say no. 5 today"]),
+    ("Really? he said", ["Really? he said"]),
+    ("Lines one\n\nLines two", ["Lines one", "Lines two"]),
+    ("1. Preheat it", ["1. Preheat it"]),
+    ("In 2024. Then on", ["In 2024.", "Then on"]),
+    ("你好吗？我很好。", ["你好吗？", "我很好。"]),
+    ("他说：「好的。」然后走。", ["他说：「好的。」", "然后走。"]),
+    ("यह अच्छा है। वह भी", ["यह अच्छा है।", "वह भी"]),
+    ("كيف حالك؟ أنا بخير", ["كيف حالك؟", "أنا بخير"]),
+    ("no mark at all", ["no mark at all"]),
+    ("   ", []),
+    ("", []),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), SENTENCES)
+def test_sentence_ends(text: str, expected: list[str]) -> None:
+    sentences_only = SegmenterSettings(
+        sentence_end_after_chars=6, clause_end_after_chars=500, word_end_after_chars=500, max_segment_chars=500
+    )
+    assert texts(text, sentences_only) == expected
+
+
+def test_a_clause_ends_a_long_segment() -> None:
+    assert texts("One two three four, five six, seven eight") == ["One two three four,", "five six, seven eight"]
+
+
+def test_a_small_letter_after_a_full_stop_ends_a_clause() -> None:
+    assert texts("one two three four. five six") == ["one two three four.", "five six"]
+
+
+def test_without_marks_white_space_ends_a_segment() -> None:
+    assert texts("one two three four five six seven eight nine") == ["one two three four five six", "seven eight nine"]
+
+
+def test_without_white_space_the_limit_ends_it() -> None:
+    assert [len(segment) for segment in texts("x" * 100)] == [40, 40, 20]
+
+
+def test_a_sign_of_several_characters_stays_whole() -> None:
+    assert texts("x" * 39 + "e\u0301" + "yy") == ["x" * 39 + "e\u0301", "yy"]
+    assert texts("x" * 37 + "👩\u200d👩\u200d👧" + "yy") == ["x" * 37 + "👩\u200d👩\u200d👧", "yy"]
+
+
+def test_endless_combining_marks_are_cut_too() -> None:
+    assert max(len(segment) for segment in texts("e" + "\u0301" * 1000)) <= 2 * TINY.max_segment_chars
+
+
+def test_default_lengths() -> None:
+    sentence = "This is a sentence of exactly fifty characters ok. "
+    assert [len(text.strip()) for text in texts(sentence * 7, SegmenterSettings())] == [152, 152, 50]
+
+
+def test_text_is_passed_on_before_its_segment_ends() -> None:
+    segmenter = Segmenter()
+    assert segmenter.push(SpannedText.of("Hello ", 0)) == [SegmentText(0, SpannedText.of("Hello ", 0))]
+    assert segmenter.open_index == 0
+
+
+def test_a_mark_decides_when_the_next_visible_character_comes() -> None:
+    segmenter = Segmenter(TINY)
+    segmenter.push(SpannedText.of("Some words.", 0))
+    assert segmenter.push(SpannedText.of("  ", 11)) == []
+    assert segmenter.push(SpannedText.of("Next", 13)) == [SegmentEnd(0), SegmentText(1, SpannedText.of("Next", 13))]
+
+
+def test_flush_ends_what_is_open_and_nothing_else() -> None:
+    segmenter = Segmenter()
+    assert segmenter.flush() == []
+    segmenter.push(SpannedText.of("Hi", 0))
+    assert segmenter.flush() == [SegmentEnd(0)]
+    assert segmenter.flush() == []
+    assert segmenter.push(SpannedText.of(" you", 2)) == [SegmentText(1, SpannedText.of("you", 3))]
