@@ -1,0 +1,47 @@
+"""Which libopus encodes and decodes: the one bundled with opuslib-next-bundled, else the system's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+USE_SYSTEM_LIBRARY = "OPUSLIB_NEXT_USE_SYSTEM_LIB"
+"""Set to 1, this variable of the environment has the system's libopus used in any case."""
+HOW_TO_INSTALL = (
+    "install the Python package opuslib-next-bundled, which brings libopus along, or a system libopus "
+    "(apt install libopus0, dnf install opus, brew install opus)"
+)
+
+
+class OpusUnavailable(RuntimeError):
+    """No libopus can be loaded; the message tells what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpusLibrary:
+    path: str
+    version: str
+    """As the library itself tells; some builds know no number."""
+
+
+@cache
+def load_opuslib() -> ModuleType:
+    """Raises ``OpusUnavailable``."""
+    try:
+        return importlib.import_module("opuslib_next")
+    except (ImportError, OSError, RuntimeError) as error:
+        bundled_error = error
+    os.environ[USE_SYSTEM_LIBRARY] = "1"
+    try:
+        return importlib.import_module("opuslib_next")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise OpusUnavailable(f"no libopus: {bundled_error}; {error}; {HOW_TO_INSTALL}") from error
+
+
+def describe() -> OpusLibrary:
+    """Raises ``OpusUnavailable``."""
+    api = load_opuslib().api
+    return OpusLibrary(path=api.libopus._name, version=api.info.get_version_string().decode())

@@ -1,0 +1,216 @@
+"""Laws of the Opus encoder and decoder: length, place, quality, loss."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from sessions.audio.opus import (
+    MAX_PACKET_MS,
+    PACKET_MS,
+    SAMPLE_RATES,
+    OpusApplication,
+    OpusDecoder,
+    OpusEncoder,
+    OpusError,
+    OpusPacket,
+    OpusSettings,
+    decode_all,
+)
+from sessions.audio.pcm import Pcm, rms_dbfs, s16le_to_pcm
+from sessions.errors import UnsupportedFormat
+from tests.sessions.audio.signals import noise, pieces, speech_like
+
+VECTOR = Path(__file__).parents[2] / "vectors" / "audio" / "opus_24k.json"
+LOW_DELAY = OpusApplication.LOW_DELAY
+ANY_SETTINGS = st.builds(
+    OpusSettings,
+    sample_rate=st.sampled_from(SAMPLE_RATES),
+    packet_ms=st.sampled_from(PACKET_MS),
+    application=st.sampled_from(OpusApplication),
+    complexity=st.integers(0, 10),
+    bitrate=st.sampled_from([6_000, 24_000, 128_000, 510_000]),
+    vbr=st.booleans(),
+    dtx=st.booleans(),
+)
+
+
+def encode(chunks: list[Pcm], settings: OpusSettings) -> list[OpusPacket]:
+    encoder = OpusEncoder(settings)
+    return [packet for chunk in chunks for packet in encoder.push(chunk)] + encoder.flush()
+
+
+def snr_db(signal: Pcm, copy: Pcm) -> float:
+    return float(10 * np.log10(np.sum(signal**2) / np.sum((copy - signal) ** 2)))
+
+
+@given(ANY_SETTINGS, st.integers(0, 6_000))
+def test_decoded_is_as_long_as_what_was_pushed(settings: OpusSettings, num_samples: int) -> None:
+    packets = encode([noise(num_samples)], settings)
+    assert decode_all(packets, settings).size == num_samples
+    assert all(packet.num_samples == settings.packet_samples for packet in packets)
+    assert [packet.start_sample for packet in packets] == [
+        index * settings.packet_samples for index in range(len(packets))
+    ]
+    assert all(packet.padding_samples == 0 for packet in packets[:-1])
+    assert sum(packet.num_samples for packet in packets) < num_samples + settings.pre_skip_samples + (
+        settings.packet_samples if packets else 1
+    )
+
+
+@hypothesis_settings(max_examples=20)
+@given(st.integers(0, 3_000).map(noise), ANY_SETTINGS, st.data())
+def test_any_cut_gives_the_same_packets(signal: Pcm, settings: OpusSettings, data: st.DataObject) -> None:
+    assert encode(data.draw(pieces(signal)), settings) == encode([signal], settings)
+
+
+@pytest.mark.parametrize("sample_rate", SAMPLE_RATES)
+def test_every_sample_is_in_its_place(sample_rate: int) -> None:
+    """Three clicks, one of them at the very end, come out where they went in."""
+    signal = np.zeros(sample_rate // 5, np.float32)
+    clicks = [sample_rate // 50, sample_rate // 10, signal.size - 3]
+    for click in clicks:
+        signal[click : click + 2] = 0.8
+    settings = OpusSettings(sample_rate=sample_rate, bitrate=128_000, application=LOW_DELAY, complexity=10)
+    decoded = decode_all(encode([signal], settings), settings)
+    for click in clicks:
+        around = slice(click - sample_rate // 100, click + sample_rate // 100)
+        assert abs(np.argmax(np.abs(decoded[around])) - sample_rate // 100) <= 1
+
+
+@pytest.mark.parametrize(
+    ("sample_rate", "application", "bitrate", "min_snr_db", "min_correlation"),
+    [
+        (8_000, "voip", 16_000, 9, 0.93),
+        (16_000, "voip", 24_000, 11, 0.95),
+        (24_000, "voip", 24_000, 4, 0.80),  # high-passed, and up to 0.05 ms out of phase in this mode
+        (24_000, "audio", 32_000, 10, 0.95),
+        (24_000, "audio", 64_000, 16, 0.98),
+        (48_000, "audio", 32_000, 9, 0.94),
+        (24_000, "restricted_lowdelay", 32_000, 10, 0.95),
+    ],
+)
+def test_speech_survives(sample_rate, application, bitrate, min_snr_db, min_correlation) -> None:
+    speech = speech_like(2 * sample_rate, sample_rate, 1)
+    settings = OpusSettings(sample_rate=sample_rate, application=OpusApplication(application), bitrate=bitrate)
+    decoded = decode_all(encode([speech], settings), settings)
+    assert snr_db(speech, decoded) > min_snr_db
+    assert np.corrcoef(speech, decoded)[0, 1] > min_correlation
+
+
+@pytest.mark.parametrize("complexity", [0, 5, 10])
+@pytest.mark.parametrize("vbr", [True, False])
+def test_bitrate_is_kept(complexity: int, vbr: bool) -> None:
+    settings = OpusSettings(bitrate=24_000, complexity=complexity, vbr=vbr)
+    packets = encode([speech_like(72_000, 24_000, 1)], settings)
+    bits_per_s = 8 * sum(len(packet.data) for packet in packets) / (len(packets) * 0.02)
+    assert bits_per_s == pytest.approx(24_000, rel=0.2 if vbr else 0.001)
+
+
+def test_silence_stays_silence_and_dtx_hardly_sends_it() -> None:
+    silence = np.zeros(48_000, np.float32)
+    for dtx, max_bytes in ((False, 60), (True, 10)):
+        settings = OpusSettings(dtx=dtx)
+        packets = encode([silence], settings)
+        assert rms_dbfs(decode_all(packets, settings)) < -90
+        assert np.mean([len(packet.data) for packet in packets]) < max_bytes
+
+
+def test_fec_recovers_lost_packets_better_than_concealment() -> None:
+    speech = speech_like(96_000, 24_000, 2)
+    settings = OpusSettings(sample_rate=24_000, inband_fec=True, expected_loss_percent=20)
+    packets = encode([speech], settings)
+    reference = decode_all(packets, settings)
+    kept = slice(0, reference.size)
+    recovered = decode_with_loss(packets, settings, use_fec=True)[kept]
+    concealed = decode_with_loss(packets, settings, use_fec=False)[kept]
+    assert recovered.size == concealed.size == reference.size
+    assert snr_db(reference, recovered) > snr_db(reference, concealed) + 3
+
+
+def decode_with_loss(packets: list[OpusPacket], settings: OpusSettings, use_fec: bool) -> Pcm:
+    """Every fifth packet lost."""
+    decoder = OpusDecoder(settings.sample_rate, settings.pre_skip_samples)
+    out = []
+    for index, packet in enumerate(packets):
+        if index % 5 != 3 or index + 1 == len(packets):
+            out.append(decoder.decode(packet.data))
+        elif use_fec:
+            out.append(decoder.recover(packets[index + 1].data, packet.num_samples))
+        else:
+            out.append(decoder.conceal(packet.num_samples))
+    return np.concatenate(out)
+
+
+def test_packets_of_the_vector_decode_to_its_pcm() -> None:
+    vector = json.loads(VECTOR.read_text())
+    decoder = OpusDecoder(vector["sample_rate"], vector["pre_skip_samples"])
+    decoded = np.concatenate([decoder.decode(base64.b64decode(packet)) for packet in vector["packets_base64"]])
+    expected = s16le_to_pcm(base64.b64decode(vector["pcm_s16le_base64"]))
+    assert decoded.size - vector["padding_samples"] == expected.size
+    assert np.abs(decoded[: expected.size] - expected).max() < 2 / 32_768
+
+
+@given(st.integers(0, 3_000), st.integers(0, 3_000))
+def test_flush_brings_all_out_and_more_may_follow(first: int, second: int) -> None:
+    settings = OpusSettings(complexity=0)
+    encoder = OpusEncoder(settings)
+    until_flush = encoder.push(noise(first)) + encoder.flush()
+    assert encoder.flush() == []
+    assert decode_all(until_flush, settings).size == first
+    padded = until_flush[-1].padding_samples + settings.pre_skip_samples if until_flush else 0
+    packets = until_flush + encoder.push(noise(second)) + encoder.flush()
+    added_before = padded if second else 0
+    assert decode_all(packets, settings).size == first + added_before + second
+
+
+def test_nothing_pushed_makes_no_packet_and_no_encoder() -> None:
+    encoder = OpusEncoder(OpusSettings())
+    assert encoder.push(noise(0)) == encoder.flush() == []
+    assert encoder.push(noise(479)) == []
+    assert encoder._encoder is None
+    assert len(encoder.push(noise(1))) == 1
+
+
+@pytest.mark.parametrize("packet", [b"", b"\xff", b"\xff\xff\xff", b"\x03\x00"])
+def test_broken_packets_are_refused(packet: bytes) -> None:
+    with pytest.raises(OpusError, match="0; use conceal" if not packet else f"packet of {len(packet)} bytes"):
+        OpusDecoder(24_000).decode(packet)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_decode_or_raise_the_documented_error(packet: bytes) -> None:
+    with contextlib.suppress(OpusError):
+        assert OpusDecoder(24_000).decode(packet).size <= 24_000 * MAX_PACKET_MS // 1000
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("sample_rate", 44_100, "sample_rate must be one of 8000, 12000, 16000, 24000, 48000; got 44100"),
+        ("packet_ms", 30, "packet_ms must be one of 2.5, 5, 10, 20, 40, 60, 80, 100, 120; got 30"),
+        ("bitrate", 5_999, "bitrate must be between 6000 and 510000, got 5999"),
+        ("complexity", 11, "complexity must be between 0 and 10, got 11"),
+        ("application", "music", "application must be one of voip, audio, restricted_lowdelay; got music"),
+        ("expected_loss_percent", 0, "expected_loss_percent must be between 1 and 100, got 0"),
+    ],
+)
+def test_settings_out_of_range_name_field_limit_and_value(field: str, value: object, message: str) -> None:
+    with pytest.raises(UnsupportedFormat, match=message) as caught:
+        dataclasses.replace(OpusSettings(), **{field: value})
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(("packet_ms", "application"), [(5, OpusApplication.VOIP), (20, LOW_DELAY)])
+def test_fec_where_there_is_none_is_refused(packet_ms: float, application: OpusApplication) -> None:
+    with pytest.raises(UnsupportedFormat, match="inband_fec needs packet_ms of at least 10"):
+        OpusSettings(inband_fec=True, packet_ms=packet_ms, application=application)
