@@ -8,8 +8,7 @@ from enum import Enum, auto
 
 from engine.api import FinishReason, SpeechRequest
 from engine.guards import LoopGuard, SilenceGuard
-from engine.models.base import Row
-from engine.tokenizer import IncrementalTokenizer
+from engine.models.base import Row, TextIntake
 
 
 class Phase(Enum):
@@ -39,6 +38,9 @@ class PlaybackClock:
         self.num_emitted += num_samples
 
     def report(self, played_samples: int, now_s: float) -> None:
+        """Set by the listener; before the first chunk there is nothing to set."""
+        if self.dry_at_s is None:
+            return
         left = self.num_emitted - min(max(played_samples, 0), self.num_emitted)
         self.dry_at_s = now_s + left / self.sample_rate
 
@@ -55,7 +57,7 @@ class Request:
     epoch: int
     seed: int
     row: Row
-    tokens: IncrementalTokenizer
+    tokens: TextIntake
     clock: PlaybackClock
     silence: SilenceGuard
     loop: LoopGuard
@@ -63,6 +65,8 @@ class Request:
     submitted_s: float
     phase: Phase = Phase.WAITING
     parked: bool = False
+    has_new_text: bool = False
+    """Text came, or closed, since the model was last asked for an input."""
     preempted: bool = False
     """Lost its blocks and has not got any back."""
     slot: int | None = None
@@ -78,15 +82,13 @@ class Request:
     error: tuple[str, str] | None = None
     """(code, message)."""
 
+    @property
+    def waits_for_text(self) -> bool:
+        return self.parked and not self.has_new_text
+
     def generated_lead_s(self, now_s: float, frame_s: float) -> float:
         """Lead counting also frames sampled and not yet decoded."""
         return self.clock.lead_s(now_s) + self.num_pending_frames * frame_s
-
-    def is_at_lead(self, now_s: float, frame_s: float) -> bool:
-        """Holds its lead and one chunk more."""
-        if self.spec.lead_ms is None:
-            return False
-        return self.generated_lead_s(now_s, frame_s) >= self.spec.lead_ms / 1000 + frame_s
 
     def priority(self) -> tuple[float, int]:
         """Smaller runs first: no audio yet before any deadline, then the listener who runs dry first."""
