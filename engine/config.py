@@ -23,7 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """No request is admitted when fewer blocks than this would stay free."""
     preempt_margin_s: float = 1.0
     """A row loses its blocks only to one that runs dry so much sooner."""
-    max_prefill_positions: int = 256
+    max_prefill_positions: int = 64
     """Prompt positions computed in one step beside the running rows."""
     max_prefixes: int = 64
     """Voice prefixes kept."""
