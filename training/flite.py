@@ -30,9 +30,9 @@ Pcm16 = npt.NDArray[np.int16]
 
 @dataclass(frozen=True)
 class TeacherSettings:
-    lead_s: float = 0.08
+    lead_s: float = 0.06
     """Silence kept before the first phoneme."""
-    tail_s: float = 0.16
+    tail_s: float = 0.10
     """Silence kept after the last phoneme."""
 
 

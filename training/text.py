@@ -21,13 +21,13 @@ from training.numerals import Numerals
 
 KIND_WEIGHTS = {
     "reply": 16,
-    "everyday": 12,
+    "everyday": 11,
     "travel": 6,
     "news": 12,
     "numbers": 11,
     "prose": 20,
-    "salad": 12,
-    "short": 6,
+    "salad": 16,
+    "short": 10,
     "long": 16,
 }
 MAX_ATTEMPTS = 50
@@ -128,9 +128,9 @@ class TextSource:
     def _roughen(text: str, random: Random) -> str:
         """Now and then what a cut-up stream looks like: no capital, no final mark, or a comma at the end."""
         draw = random.random()
-        if draw < 0.03 and text[1:2].islower():
+        if draw < 0.06 and text[1:2].islower():
             text = text[0].lower() + text[1:]
-        if draw < 0.05:
+        if 0.03 < draw < 0.1:
             text = text.rstrip(".?!") + random.choice(("", "", ","))
         return text
 
