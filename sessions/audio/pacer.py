@@ -1,0 +1,120 @@
+"""How far ahead of the listener audio may be handed over, and when the next of it is due.
+
+Two things tell where the listener is: the clock, which runs from the first audio on and stands still while there is
+nothing to play, and the listener's own reports, from which the clock then runs on. Time is passed in, in seconds, by
+any clock that does not go back. A report is taken as of its arrival, so that the way it took makes the lead look
+longer than it is, never shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class UnderrunCause(StrEnum):
+    TEXT = "text"
+    """The writer had not sent the words yet."""
+    ENGINE = "engine"
+    """The words were there, and their sound was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Underrun:
+    """The listener had played all there was, and later more came."""
+
+    at_sample: int
+    gap_s: float
+    cause: UnderrunCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacerSettings:
+    lead_ms: int | None = 2_000
+    """Most audio handed over and not yet played; ``None`` hands over all at once (burst)."""
+    start_delay_ms: int = 60
+    """A listener starts playing so long after the first audio is handed over."""
+    report_tolerance_ms: int = 500
+    """A report may be so far ahead of what the time since the first audio allows; what is beyond is cut off."""
+    min_underrun_ms: int = 10
+    """A shorter gap is within what timers and listeners' buffers even out, and is not told."""
+
+    def __post_init__(self) -> None:
+        for field in ("lead_ms", "start_delay_ms", "report_tolerance_ms", "min_underrun_ms"):
+            value = getattr(self, field)
+            if value is not None and value < 0:
+                raise ValueError(f"{field} must be at least 0, got {value}")
+
+
+class Pacer:
+    """Of one response. Positions count samples from its first one, at ``sample_rate``."""
+
+    def __init__(self, sample_rate: int, settings: PacerSettings | None = None) -> None:
+        self.sample_rate = sample_rate
+        self.settings = settings or PacerSettings()
+        self.handed_over_samples = 0
+        self._reported_samples = 0
+        self._first_s = math.inf
+        self._anchor_samples, self._anchor_s = 0, math.inf
+        """Where the listener was, and when: the clock runs on from there."""
+
+    def due_s(self, num_samples: int, now_s: float) -> float:
+        """When the next ``num_samples`` may be handed over, together; ``now_s`` if at once.
+
+        They keep within the lead. More than the whole lead at once is due when the listener has played all else.
+        """
+        if self.settings.lead_ms is None or not self.handed_over_samples:
+            return now_s
+        may_be_left = max(self._samples(self.settings.lead_ms) - num_samples, 0)
+        return max(self._reached_s(self.handed_over_samples - may_be_left), now_s)
+
+    def handed_over(
+        self, num_samples: int, now_s: float, late_cause: UnderrunCause = UnderrunCause.ENGINE
+    ) -> Underrun | None:
+        """Note that audio has left. Tells the underrun that this ends, if any: what was late is the caller's to say."""
+        underrun = None
+        if not self.handed_over_samples:
+            self._first_s = now_s
+            self._anchor_s = now_s + self.settings.start_delay_ms / 1000
+        elif self._reached_s(self.handed_over_samples) < now_s:
+            underrun = self._underrun(now_s, late_cause)
+            self._anchor_samples, self._anchor_s = self.handed_over_samples, now_s
+        self.handed_over_samples += num_samples
+        return underrun
+
+    def report(self, played_samples: int, now_s: float) -> int:
+        """The listener says how much it has played. Returns what is believed of it: never less than it said before,
+        never more than was handed over, nor than can have been played since."""
+        can_be_played = self._elapsed(now_s - self._first_s) + self._samples(self.settings.report_tolerance_ms)
+        believed = min(played_samples, self.handed_over_samples, can_be_played)
+        self._reported_samples = max(believed, self._reported_samples)
+        if self.handed_over_samples:
+            self._anchor_samples, self._anchor_s = self._reported_samples, now_s
+        return self._reported_samples
+
+    def played_samples(self, now_s: float) -> int:
+        return min(self._anchor_samples + self._elapsed(now_s - self._anchor_s), self.handed_over_samples)
+
+    def lead_samples(self, now_s: float) -> int:
+        """Handed over and not yet played."""
+        return self.handed_over_samples - self.played_samples(now_s)
+
+    def runs_dry_s(self) -> float:
+        """When the listener has played, or had played, all that was handed over; ``inf`` before the first audio."""
+        return self._reached_s(self.handed_over_samples)
+
+    def _underrun(self, now_s: float, cause: UnderrunCause) -> Underrun | None:
+        gap_s = now_s - self.runs_dry_s()
+        if gap_s * 1000 < self.settings.min_underrun_ms:
+            return None
+        return Underrun(self.handed_over_samples, gap_s, cause)
+
+    def _reached_s(self, position: int) -> float:
+        return self._anchor_s + (position - self._anchor_samples) / self.sample_rate
+
+    def _elapsed(self, duration_s: float) -> int:
+        return int(duration_s * self.sample_rate) if duration_s > 0 else 0
+
+    def _samples(self, duration_ms: int) -> int:
+        return duration_ms * self.sample_rate // 1000
