@@ -6,6 +6,7 @@ import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from engine.api import SpeechEngine
 
@@ -16,12 +17,17 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
+    """An engine, not yet started; ``None`` takes the embedded voice."""
+    from engine.client import create_engine  # brings torch
+
+    return create_engine(model, **settings)
+
+
 @asynccontextmanager
 async def local_engine(model: Path | None) -> AsyncIterator[SpeechEngine]:
     """An engine in this process, started; ``None`` takes the embedded voice. Raises ``CheckpointError``."""
-    from engine.client import create_engine  # brings torch
-
-    engine = create_engine(model)
+    engine = make_engine(model)
     try:
         await engine.start()
         yield engine

@@ -36,6 +36,10 @@ class Conversation:
         """Responses whose ``response.done`` is still to come."""
         return len(self._live)
 
+    @property
+    def live(self) -> tuple[str, ...]:
+        return tuple(self._live)
+
     def response_state(self, response_id: str) -> ResponseState:
         return self._live.get(response_id) or self._past.get(response_id) or ResponseState.UNKNOWN
 
@@ -45,7 +49,7 @@ class Conversation:
         A ``response.create`` has its id by now.
         """
         response_id = getattr(event, "response_id", None)
-        self._move_session(event, response_id)
+        self._move_session(event)
         return response_id is None or self._move_response(event, response_id)
 
     def refused(self, response_id: str) -> None:
@@ -56,17 +60,17 @@ class Conversation:
         """``response.done`` is being sent. Raises ``LocalProtocolError`` when it was sent before."""
         self._leave(response_id, "response.done")
 
-    def _move_session(self, event: ClientEvent, response_id: str | None) -> None:
+    def _move_session(self, event: ClientEvent) -> None:
         move = SESSION_TRANSITIONS[self.state].get(type(event), self.state)
         if isinstance(move, Refusal):
-            raise RemoteProtocolError(move.code, move.message, response_id=response_id)
+            raise RemoteProtocolError(move.code, move.message)
         self.state = move
 
     def _move_response(self, event: ClientEvent, response_id: str) -> bool:
         state = self.response_state(response_id)
         move = RESPONSE_TRANSITIONS[state][type(event)]
         if isinstance(move, Refusal):
-            raise RemoteProtocolError(move.code, move.message, "response_id", response_id)
+            raise RemoteProtocolError(move.code, move.message, "response_id")
         if isinstance(move, Ignored):
             return False
         if move is not state:

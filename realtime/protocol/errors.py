@@ -6,11 +6,10 @@ from __future__ import annotations
 class ProtocolError(Exception):
     """Base of both; ``code`` is stable and machine-readable."""
 
-    def __init__(self, code: str, message: str, param: str | None = None, response_id: str | None = None) -> None:
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.param = param
-        self.response_id = response_id
 
 
 class RemoteProtocolError(ProtocolError):

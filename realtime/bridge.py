@@ -1,0 +1,180 @@
+"""Wire event to session call, session event to wire event; nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable
+
+import msgspec
+
+from engine.api import EngineError
+from realtime.errors import Refused, error_body
+from realtime.protocol import events as ev
+from realtime.protocol.conversation import Conversation
+from realtime.protocol.native import MAX_PACKET_BYTES, serialize, serialize_audio
+from realtime.protocol.transitions import ResponseState, SessionState
+from realtime.settings import speech_settings, wire_settings
+from realtime.transports.link import Link
+from sessions.config import Encoding
+from sessions.errors import SessionError
+from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseStatus
+from sessions.response import Response
+from sessions.session import Session
+
+KINDS = {
+    Encoding.OPUS: ev.AudioKind.OPUS,
+    Encoding.PCM_S16LE: ev.AudioKind.PCM_S16LE,
+    Encoding.MULAW: ev.AudioKind.MULAW,
+    Encoding.ALAW: ev.AudioKind.ALAW,
+}
+RUN_BYTES = MAX_PACKET_BYTES // 2 // 2 * 2
+"""Long runs of PCM are cut so; a whole number of samples of any encoding."""
+
+
+class Bridge:
+    """One session on one line. ``receive`` never waits for speech: each response is spoken by a task of ``tasks``."""
+
+    def __init__(
+        self,
+        session: Session,
+        link: Link,
+        tasks: asyncio.TaskGroup,
+        *,
+        may_speak: Callable[[], None],
+        on_silent: Callable[[], None],
+        default_lead_ms: int,
+        max_remembered_responses: int,
+    ) -> None:
+        self._session = session
+        self._link = link
+        self._tasks = tasks
+        self._may_speak = may_speak
+        """Raises ``Refused`` when no response may begin now."""
+        self._on_silent = on_silent
+        """Called when the last response has ended."""
+        self._default_lead_ms = default_lead_ms
+        self._conversation = Conversation(max_remembered_responses)
+        self._numbers = itertools.count(1)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the client has said goodbye."""
+        return self._conversation.state is SessionState.CLOSING
+
+    @property
+    def num_live(self) -> int:
+        return self._conversation.num_live
+
+    async def receive(self, event: ev.ClientEvent) -> None:
+        """Act on one event. Raises ``RemoteProtocolError``, ``Refused``, ``SessionError`` or ``EngineError``."""
+        self._session.touch()
+        if isinstance(event, ev.ResponseCreate) and event.response_id is None:
+            event = msgspec.structs.replace(event, response_id=f"resp_{secrets.token_hex(8)}")
+        if self._conversation.receive(event):
+            await self._act(event)
+
+    async def _act(self, event: ev.ClientEvent) -> None:
+        match event:
+            case ev.TextAppend():
+                self._session.response(event.response_id).push_text(event.text)
+            case ev.TextFlush():
+                self._session.response(event.response_id).flush()
+            case ev.TextEnd():
+                self._session.response(event.response_id).end_input()
+            case ev.PlaybackReport():
+                self._session.response(event.response_id).report_playback(event.played_ms)
+            case ev.ResponseCancel():
+                await self._cancel(event)
+            case ev.ResponseCreate():
+                await self._create(event)
+            case ev.SessionUpdate():
+                self._session.update(speech_settings(event.settings, self._session.settings, self._default_lead_ms))
+                await self._say(ev.SessionUpdated(settings=wire_settings(self._session.settings)))
+            case ev.SessionClose():
+                self._finish()
+
+    async def _create(self, event: ev.ResponseCreate) -> None:
+        assert event.response_id is not None
+        try:
+            self._may_speak()
+            settings = speech_settings(event.settings, self._session.settings, self._default_lead_ms)
+            response = self._session.create_response(
+                event.response_id, settings=settings, text=event.text, text_closed=event.end
+            )
+        except (Refused, SessionError, EngineError):
+            self._conversation.refused(event.response_id)
+            raise
+        number = next(self._numbers)
+        audio = ev.ActualFormat(
+            encoding=response.format.encoding,
+            sample_rate=response.format.sample_rate,
+            pre_skip_samples=response.pre_skip_samples,
+        )
+        await self._say(
+            ev.ResponseCreated(
+                response_id=event.response_id, response=number, format=audio, settings=wire_settings(settings)
+            )
+        )
+        self._tasks.create_task(self._speak(response, number), name=f"voicewire response {event.response_id}")
+
+    async def _cancel(self, event: ev.ResponseCancel) -> None:
+        response = self._session.response(event.response_id)
+        if self._conversation.response_state(event.response_id) is ResponseState.DONE:
+            heard = _heard(response.heard(event.played_ms))
+            await self._say(ev.ResponseHeard(response_id=event.response_id, heard=heard))
+        else:
+            response.cancel(event.played_ms)
+
+    def _finish(self) -> None:
+        """Speak what is there: no more text will come."""
+        for response_id in self._conversation.live:
+            self._session.response(response_id).end_input()
+        if not self._conversation.num_live:
+            self._on_silent()
+
+    async def _speak(self, response: Response, number: int) -> None:
+        async for event in response:
+            match event:
+                case ResponseAudio():
+                    message = _audio_message(event, response.format.encoding, number)
+                    await self._link.send(serialize_audio(message), lambda: not response.done)
+                case FlushDone():
+                    await self._say(
+                        ev.TextFlushed(response_id=event.response_id, flush=event.flush, end_sample=event.end_sample)
+                    )
+                case ResponseDone():
+                    self._conversation.done(event.response_id)
+                    await self._say(_done(event, number))
+        if not self._conversation.num_live:
+            self._on_silent()
+
+    async def _say(self, event: ev.ServerEvent) -> None:
+        await self._link.send(serialize(event))
+
+
+def _audio_message(audio: ResponseAudio, encoding: Encoding, number: int) -> ev.AudioMessage:
+    packets = audio.packets
+    if encoding is not Encoding.OPUS:
+        packets = tuple(run[at : at + RUN_BYTES] for run in packets for at in range(0, len(run), RUN_BYTES))
+    return ev.AudioMessage(KINDS[encoding], number, audio.sequence, audio.start_sample, packets)
+
+
+def _done(event: ResponseDone, number: int) -> ev.ResponseDone:
+    completed = event.status is ResponseStatus.COMPLETED
+    return ev.ResponseDone(
+        response_id=event.response_id,
+        response=number,
+        status=event.status.value,
+        audio_samples=event.audio_samples,
+        audio_ms=event.audio_ms,
+        nothing_spoken=event.nothing_spoken,
+        first_audio_ms=event.first_audio_ms,
+        heard=None if completed else _heard(event.heard),
+        error=None if event.error is None else error_body(event.error),
+    )
+
+
+def _heard(heard: Heard) -> ev.HeardBody:
+    return ev.HeardBody(text=heard.text, remaining=heard.remaining, played_ms=heard.audio_ms)

@@ -1,0 +1,107 @@
+"""What /metrics tells. One registry for each server, so that several can live in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from engine.api import EngineStats
+
+PREFIX = "voicewire_"
+FAST_S = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
+STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.1, 0.2, 0.5, 1)
+FACTOR = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 5)
+LEAD_S = (0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
+
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_audio_seconds": ("From the delta that made the first word final to the first packet.", FAST_S),
+    "real_time_factor": ("Seconds of work for a second of audio, for each response.", FACTOR),
+    "step_time_seconds": ("One step of the engine, sampled.", STEP_S),
+    "queue_time_seconds": ("From the first text of a response to its first step in the engine.", FAST_S),
+    "lead_seconds": ("Audio handed over and not yet played, whenever more is handed over.", LEAD_S),
+    "audio_seconds": ("Length of responses.", (0.5, 1, 2, 3, 5, 8, 12, 20, 30, 60, 120, 300)),
+}
+COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "audio_underruns_total": ("Playback ran dry while a response was not at its end.", ("cause",)),
+    "responses_total": ("Responses that ended.", ("status",)),
+    "segments_total": ("Segments that ended.", ("reason",)),
+    "refusals_total": ("Handshakes, requests and events that were refused.", ("code",)),
+}
+
+
+class Watched(Protocol):
+    """What a scrape reads from the server."""
+
+    @property
+    def num_connections(self) -> int: ...
+
+    @property
+    def num_active_responses(self) -> int: ...
+
+    @property
+    def healthy(self) -> bool: ...
+
+    def engine_stats(self) -> EngineStats | None:
+        """``None`` while the engine is dead."""
+        ...
+
+
+class ServerMetrics:
+    """Implements ``sessions.metrics.Metrics``; a name that is not in the tables above is our fault (``KeyError``)."""
+
+    def __init__(self, server: Watched) -> None:
+        self._server = server
+        self._registry = CollectorRegistry()
+        self._histograms = {
+            name: Histogram(PREFIX + name, about, buckets=buckets, registry=self._registry)
+            for name, (about, buckets) in HISTOGRAMS.items()
+        }
+        self._counters = {
+            name: Counter(PREFIX + name, about, labels, registry=self._registry)
+            for name, (about, labels) in COUNTERS.items()
+        }
+        self._gauges: dict[str, Gauge] = {}
+        self._last_step = 0
+
+    def inc(self, name: str, **labels: str) -> None:
+        self._counters[name].labels(**labels).inc()
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        self._histograms[name].observe(value)
+
+    def refused(self, code: str) -> None:
+        self.inc("refusals_total", code=code)
+
+    def sample(self) -> None:
+        """Note the engine's last step, if there was a new one."""
+        stats = self._server.engine_stats()
+        if stats is not None and stats.num_steps != self._last_step:
+            self._last_step = stats.num_steps
+            self.observe("step_time_seconds", stats.step_ms / 1000)
+
+    def exposition(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        for name, about, value in self._readings():
+            if name not in self._gauges:
+                self._gauges[name] = Gauge(PREFIX + name, about, registry=self._registry)
+            self._gauges[name].set(value)
+        return generate_latest(self._registry)
+
+    def _readings(self) -> Iterator[tuple[str, str, float]]:
+        yield "connections", "Open WebSocket connections.", self._server.num_connections
+        yield "active_responses", "Responses that are being spoken.", self._server.num_active_responses
+        yield "engine_alive", "1 while the engine lives.", self._server.healthy
+        stats = self._server.engine_stats()
+        if stats is None:
+            return
+        yield "batch_size", "Requests that the engine runs and that have text.", stats.num_running - stats.num_parked
+        yield "requests_parked", "Requests that wait for text.", stats.num_parked
+        yield "requests_waiting", "Requests that wait for a place.", stats.num_waiting
+        yield "kv_blocks_free", "Free blocks of the cache.", stats.blocks_free
+        yield "kv_blocks_total", "Blocks of the cache.", stats.blocks_total
+        yield "decoder_slots_free", "Free slots of the decoder.", stats.slots_free
+        yield "decoder_slots_total", "Slots of the decoder.", stats.slots_total
+        yield "engine_steps", "Steps since the engine started.", stats.num_steps
+        yield "preemptions", "Requests that gave up their memory for a while.", stats.num_preemptions

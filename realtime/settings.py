@@ -1,0 +1,94 @@
+"""Settings as clients write them, and as sessions hold them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+
+from engine.api import SamplingParams
+from realtime.config import SpeechDefaults
+from realtime.protocol import events as ev
+from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.errors import UnsupportedFormat
+
+NATURAL_RATES = {Encoding.OPUS: 24_000, Encoding.PCM_S16LE: 24_000, Encoding.MULAW: 8_000, Encoding.ALAW: 8_000}
+"""Taken when a client names an encoding and no rate."""
+
+
+def default_settings(defaults: SpeechDefaults) -> SpeechSettings:
+    return SpeechSettings(
+        voice=defaults.voice,
+        language=defaults.language,
+        format=AudioFormat(encoding=Encoding(defaults.encoding), sample_rate=defaults.sample_rate),
+        lead_ms=defaults.lead_ms,
+        avoid_dead_air=defaults.avoid_dead_air,
+    )
+
+
+def speech_settings(given: ev.Settings, base: SpeechSettings, default_lead_ms: int) -> SpeechSettings:
+    """What holds when a client gives these over ``base``. Raises ``UnsupportedFormat`` for an unknown encoding."""
+    seed = {} if given.seed is None else {"seed": given.seed}
+    return replace(
+        base,
+        **_given(given, "voice", "language", "instruct"),
+        format=_format(given.format, base.format),
+        lead_ms=_lead_ms(given, base.lead_ms, default_lead_ms),
+        sampling=msgspec.structs.replace(base.sampling, **seed, **_given(given.sampling)),
+    )
+
+
+def wire_settings(speech: SpeechSettings) -> ev.Settings:
+    """The same in the client's words, complete."""
+    return ev.Settings(
+        voice=speech.voice,
+        language=speech.language,
+        instruct=speech.instruct or None,
+        seed=speech.sampling.seed,
+        format=_wire_format(speech.format),
+        pace="burst" if speech.lead_ms is None else "lead",
+        lead_ms=speech.lead_ms,
+        sampling=_wire_sampling(speech.sampling),
+    )
+
+
+def _given(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
+    """The fields that hold something; of all fields when none is named."""
+    if struct is None:
+        return {}
+    values = {name: getattr(struct, name) for name in names or struct.__struct_fields__}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _format(given: ev.Format | None, base: AudioFormat) -> AudioFormat:
+    changes = _given(given)
+    if "encoding" in changes:
+        try:
+            changes["encoding"] = Encoding(changes["encoding"])
+        except ValueError:
+            known = ", ".join(Encoding)
+            raise UnsupportedFormat(
+                f"encoding must be one of {known}, is {changes['encoding']!r}", "encoding"
+            ) from None
+        changes.setdefault("sample_rate", NATURAL_RATES[changes["encoding"]])
+    return replace(base, **changes)
+
+
+def _lead_ms(given: ev.Settings, base_ms: int | None, default_ms: int) -> int | None:
+    if given.pace == "burst":
+        return None
+    if given.lead_ms is not None:
+        return given.lead_ms
+    return default_ms if given.pace == "lead" and base_ms is None else base_ms
+
+
+def _wire_format(audio: AudioFormat) -> ev.Format:
+    if audio.encoding is not Encoding.OPUS:
+        return ev.Format(encoding=audio.encoding, sample_rate=audio.sample_rate)
+    return ev.Format(**{field.name: getattr(audio, field.name) for field in fields(audio)})
+
+
+def _wire_sampling(sampling: SamplingParams) -> ev.Sampling | None:
+    known = {name: getattr(sampling, name) for name in ev.Sampling.__struct_fields__}
+    return ev.Sampling(**known) if any(value is not None for value in known.values()) else None

@@ -1,0 +1,88 @@
+"""One client's line, whatever carries it: messages in, messages out, one end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, TypedDict
+
+from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger("voicewire.link")
+
+EXTENSION = "voicewire.line"
+
+
+class Link(Protocol):
+    async def receive(self) -> str | bytes | None:
+        """The next message; ``None`` once the line is closed by either side."""
+        ...
+
+    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+        """Write one message, when the line can take it and if it is still ``wanted`` then.
+
+        On a closed line it does nothing. A line that takes nothing for too long is cut.
+        """
+        ...
+
+    async def close(self, code: int, reason: str = "") -> None:
+        """End the line; ``receive`` returns ``None`` from now on. Idempotent."""
+        ...
+
+
+class Line(TypedDict):
+    """What our own listener tells about a socket beyond ASGI."""
+
+    writable: asyncio.Event
+    abort: Callable[[], None]
+
+
+class AsgiLink:
+    """A WebSocket that was accepted. All writing of a connection goes through ``send``."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, write_timeout_s: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._write_timeout_s = write_timeout_s
+        self._line: Line | None = scope.get("extensions", {}).get(EXTENSION)
+        self._closed = False
+
+    async def receive(self) -> str | bytes | None:
+        message = await self._receive()
+        if message["type"] == "websocket.disconnect":
+            self._closed = True
+            return None
+        text: str | None = message.get("text")
+        data: bytes = message.get("bytes") or b""
+        return data if text is None else text
+
+    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+        await self._until_writable()
+        if self._closed or (wanted is not None and not wanted()):
+            return
+        body = {"text": message} if isinstance(message, str) else {"bytes": message}
+        try:
+            await self._send({"type": "websocket.send", **body})
+        except OSError:  # the client is gone; receive() will say so
+            self._closed = True
+
+    async def close(self, code: int, reason: str = "") -> None:
+        await self._until_writable()
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(OSError):
+            await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def _until_writable(self) -> None:
+        if self._line is None or self._line["writable"].is_set():
+            return
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._line["writable"].wait()
+        except TimeoutError:
+            log.info("cut a line that took nothing", extra={"code": "slow_reader"})
+            self._closed = True
+            self._line["abort"]()

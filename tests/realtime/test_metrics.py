@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from engine.api import EngineStats
+from realtime.metrics import COUNTERS, HISTOGRAMS, PREFIX, ServerMetrics
+
+STATS = EngineStats(
+    num_waiting=1,
+    num_running=5,
+    num_parked=2,
+    num_steps=10,
+    blocks_free=3,
+    blocks_total=4,
+    slots_free=1,
+    slots_total=6,
+    step_ms=8.0,
+    num_preemptions=0,
+    num_finished=7,
+)
+
+
+@dataclass
+class Server:
+    num_connections: int = 4
+    num_active_responses: int = 2
+    healthy: bool = True
+    stats: EngineStats | None = STATS
+
+    def engine_stats(self) -> EngineStats | None:
+        return self.stats
+
+
+def readings(metrics: ServerMetrics) -> dict[str, float]:
+    lines = (line for line in metrics.exposition().decode().splitlines() if not line.startswith("#"))
+    return {name.removeprefix(PREFIX): float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_what_is_counted_and_observed_is_told() -> None:
+    metrics = ServerMetrics(Server())
+    metrics.inc("audio_underruns_total", cause="text")
+    metrics.observe("time_to_first_audio_seconds", 0.05)
+    metrics.refused("unauthorized")
+    told = readings(metrics)
+    assert told['audio_underruns_total{cause="text"}'] == 1
+    assert told['time_to_first_audio_seconds_bucket{le="0.04"}'] == 0
+    assert told['time_to_first_audio_seconds_bucket{le="0.06"}'] == 1
+    assert told['refusals_total{code="unauthorized"}'] == 1
+
+
+def test_gauges_follow_the_server() -> None:
+    metrics = ServerMetrics(server := Server())
+    assert readings(metrics)["batch_size"] == 3
+    server.num_connections = 9
+    server.stats = None
+    assert readings(metrics)["connections"] == 9
+
+
+def test_each_step_is_sampled_once() -> None:
+    metrics = ServerMetrics(server := Server())
+    metrics.sample()
+    metrics.sample()
+    assert readings(metrics)["step_time_seconds_count"] == 1
+    server.stats = None
+    metrics.sample()
+    assert readings(metrics)["step_time_seconds_count"] == 1
+
+
+def test_an_unknown_name_is_our_fault() -> None:
+    with pytest.raises(KeyError):
+        ServerMetrics(Server()).observe("time_seconds", 1.0)
+
+
+def test_names_say_their_unit() -> None:
+    assert all(name.endswith("_total") for name in COUNTERS)
+    assert all(name.endswith(("_seconds", "_factor")) for name in HISTOGRAMS)
