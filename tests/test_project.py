@@ -88,13 +88,15 @@ def test_every_requirement_has_a_tested_range(groups):
 
 def third_party_imports(folders: tuple[str, ...]) -> Iterator[str]:
     """Top-level names of everything imported that is neither ours nor the standard library's."""
-    ours = {*sys.stdlib_module_names, *PACKAGES, "tests", "training"}
+    ours = {*sys.stdlib_module_names, *PACKAGES, "benchmarks", "tests", "training"}
     for path in [path for folder in folders for path in (ROOT / folder).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case ast.Import():
                     modules = [alias.name for alias in node.names]
                 case ast.ImportFrom(module=str(module), level=0):
+                    modules = [module]
+                case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module))]):
                     modules = [module]
                 case _:
                     continue

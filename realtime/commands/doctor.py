@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from realtime.commands.output import PLAYERS, find_player
 from realtime.local_engine import add_model_argument
+from sessions.audio.opus_library import OpusUnavailable, describe
 
 CHECKPOINT_FILES = (
     "config.json",
@@ -80,11 +81,10 @@ def torch() -> Finding:
 
 def opus() -> Finding:
     try:
-        from opuslib_next.api import libopus
-        from opuslib_next.api.info import get_version_string
-    except Exception as error:
-        return Finding("libopus", False, str(error), "pip install opuslib-next-bundled, or install libopus0")
-    return Finding("libopus", True, f"{get_version_string().decode()} at {libopus._name}")
+        library = describe()
+    except OpusUnavailable as error:
+        return Finding("libopus", False, str(error))
+    return Finding("libopus", True, f"{library.version} at {library.path}")
 
 
 def embedded_voice() -> Path:
