@@ -26,6 +26,10 @@ class Batch:
     def add(self, work: Work) -> None:
         (self.steps if work.count == 1 else self.prefills).append(work)
 
+    def drop(self, request: Request) -> None:
+        self.steps = [work for work in self.steps if work.request is not request]
+        self.prefills = [work for work in self.prefills if work.request is not request]
+
     @property
     def works(self) -> list[Work]:
         return [*self.prefills, *self.steps]

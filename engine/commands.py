@@ -1,10 +1,10 @@
-"""What the asyncio side tells the loop: plain structs, fit for a queue or a pipe. No torch."""
+"""What the asyncio side tells the loop, and how its answers are tagged: plain structs, fit for a queue or a pipe."""
 
 from __future__ import annotations
 
 import msgspec
 
-from engine.api import SpeechRequest
+from engine.api import SpeechEvent, SpeechRequest
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -35,3 +35,13 @@ class Prefetch(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Submit | PushText | EndInput | ReportPlayback | Cancel | Prefetch
+
+
+class Released(msgspec.Struct, frozen=True):
+    """Every resource of the request is free again; follows ``Finished``."""
+
+    request_id: str
+
+
+Emitted = tuple[int, SpeechEvent | Released]
+"""(epoch, event)."""

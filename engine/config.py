@@ -6,6 +6,16 @@ import msgspec
 
 from engine.errors import InvalidRequest
 
+AT_LEAST_ONE = (
+    "max_batch",
+    "max_requests",
+    "block_size",
+    "max_prefill_positions",
+    "max_frames",
+    "max_text_chars",
+    "windowed_context_frames",
+)
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 32
@@ -56,6 +66,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     windowed_overlap_samples: int = 480
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_requests", "block_size", "max_prefill_positions", "max_frames", "max_text_chars"):
+        for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", name)
+        if self.pinned_rows is not None and self.pinned_rows < self.max_batch:
+            raise InvalidRequest(f"pinned_rows is {self.pinned_rows}; max_batch is {self.max_batch}", "pinned_rows")

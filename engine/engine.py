@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from engine.api import (
     FinishReason,
     InvalidRequest,
     SpeechChunk,
-    SpeechEvent,
     SpeechRequest,
     Starved,
 )
@@ -28,6 +26,7 @@ from engine.batch import Batch, Work
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
+from engine.commands import Emitted, Released
 from engine.config import EngineConfig
 from engine.errors import EngineError, RequestTooLong
 from engine.guards import LoopGuard, SilenceGuard
@@ -38,20 +37,17 @@ from engine.scheduler import Scheduler
 from engine.stats import StepTimes
 from engine.validation import check_sampling
 
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """Every resource of the request is free again; follows ``Finished``."""
-
-    request_id: str
-
-
 PROMPT_END_ROWS = 2
 """Positions after the text in a full-text prompt."""
+STALL_RETRY_S = 0.01
 NO_PCM = np.zeros(0, dtype=np.float32)
 
-Emitted = tuple[int, SpeechEvent | Released]
-"""(epoch, event)."""
+
+def as_reported(error: Exception) -> tuple[str, str]:
+    """(code, message) of what ended one request."""
+    if isinstance(error, EngineError):
+        return error.code, str(error)
+    return EngineError.code, f"{type(error).__name__}: {error}"
 
 
 class Engine:
@@ -68,17 +64,17 @@ class Engine:
         self.model, self.stage, self.config, self.clock = model, stage, config, clock
         block_bytes = PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
         self.pool = BlockPool(config.num_blocks or max(config.kv_memory_mb * 2**20 // block_bytes, 1))
-        self.kv = PagedKV(
-            model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device or torch.device("cpu")
-        )
+        self.kv = PagedKV(model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device or torch.device("cpu"))
         self.prefixes = PrefixCache(self.kv, config.max_prefixes)
-        self.scheduler = Scheduler(model, stage, self.pool, self.prefixes, config, self.starved)
+        self.scheduler = Scheduler(model, stage, self.pool, self.prefixes, config, self.starved, self.fail)
         self.runner = ModelRunner(model, self.kv, self.prefixes, config)
         self.times = StepTimes()
         self.requests: dict[int, Request] = {}
         self.released: list[Request] = []
         self.events: list[Emitted] = []
         self.num_finished = 0
+        self.retry_s = 0.0
+        """The last step got nowhere, for rows at their lead held the blocks: no use in another before this time."""
 
     # -- what a request can be told, between steps ---------------------------------------------------------------
 
@@ -87,9 +83,10 @@ class Engine:
         seed = secrets.randbits(48) if spec.sampling.seed is None else spec.sampling.seed
         try:
             request = self.new_request(spec, epoch, seed)
-        except EngineError as error:
-            message = Finished(spec.request_id, FinishReason.ERROR, code=error.code, message=str(error), seed=seed)
-            self.events += [(epoch, message), (epoch, Released(spec.request_id))]
+        except Exception as error:
+            code, message = as_reported(error)
+            end = Finished(spec.request_id, FinishReason.ERROR, code=code, message=message, seed=seed)
+            self.events += [(epoch, end), (epoch, Released(spec.request_id))]
             return
         self.requests[epoch] = request
         self.scheduler.waiting.append(request)
@@ -124,15 +121,14 @@ class Engine:
             limit = f"text has {request.num_chars} characters; one request takes {self.config.max_text_chars}"
             self.fail(request, RequestTooLong(limit, "text"))
             return
-        self.add_ids(request, request.tokens.push(text))
+        self.take_text(request, lambda: request.tokens.push(text))
 
     def end_input(self, epoch: int) -> None:
         request = self.requests.get(epoch)
         if request is None or request.row.text.closed:
             return
-        self.add_ids(request, request.tokens.close())
-        request.row.text.closed = True
-        request.parked = False
+        request.row.text.closed = request.has_new_text = True
+        self.take_text(request, request.tokens.close)
         if not request.row.text.ids and request.phase is not Phase.DONE:
             self.fail(request, InvalidRequest("text holds nothing that can be spoken", "text"))
 
@@ -140,7 +136,7 @@ class Engine:
     def prefetch(self, spec: SpeechRequest) -> None:
         """Compute the voice's prefix ahead of its first request; without effect when blocks are short."""
         request = self.new_request(spec, epoch=-1, seed=0)
-        if self.prefixes.num_positions(request.prefix_key):
+        if request.prefix_key is None or self.prefixes.num_positions(request.prefix_key):
             return
         inputs = self.model.next_input(request.row)
         if isinstance(inputs, Park) or not self.scheduler.find_blocks(request, len(inputs.inputs)):
@@ -151,18 +147,25 @@ class Engine:
         self.pool.free(request.block_table)
         self.pool.settle()
 
+    def take_text(self, request: Request, ids: Callable[[], list[int]]) -> None:
+        try:
+            self.add_ids(request, ids())
+        except Exception as error:
+            self.fail(request, error)
+
     def add_ids(self, request: Request, ids: list[int]) -> None:
         if not ids:
             return
-        request.parked = False
-        request.first_token_s = request.first_token_s or self.clock()
+        request.has_new_text = True
+        if request.first_token_s is None:
+            request.first_token_s = self.clock()
         request.row.text.ids += ids
         num_tokens = len(request.row.text.ids)
         num_positions = request.row.num_prefix + num_tokens + PROMPT_END_ROWS + self.frame_cap(request)
         capacity = min(self.model.max_positions, self.pool.num_blocks * self.config.block_size)
         if num_positions > capacity:
             detail = f"{num_tokens} tokens may need {num_positions} positions; the cache holds {capacity}"
-            self.fail(request, RequestTooLong(f"text is too long: {detail}", "text"))
+            raise RequestTooLong(f"text is too long: {detail}", "text")
 
     def report_playback(self, epoch: int, played_samples: int) -> None:
         if request := self.requests.get(epoch):
@@ -182,6 +185,8 @@ class Engine:
         self.take(self.runner.run(batch, self.times))
         self.emit(self.decode())
         self.retire()
+        got_somewhere = len(batch) or self.stage.busy or self.released or self.pool.num_quarantined
+        self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
         self.settle()
         self.account(len(batch), time.perf_counter() - start)
 
@@ -198,11 +203,11 @@ class Engine:
                 case Failed(message):
                     self.fail(request, EngineError(message))
 
-    def feed(self, request: Request, codes: list[int]) -> None:
+    def feed(self, request: Request, codes: Sequence[int]) -> None:
         try:
-            self.stage.feed(request.slot, codes)
-        except ValueError as error:
-            self.fail(request, EngineError(str(error)))
+            self.stage.feed(request.held_slot, codes)
+        except Exception as error:
+            self.fail(request, error)
             return
         request.num_frames += 1
         request.num_pending_frames += 1
@@ -221,7 +226,7 @@ class Engine:
         if request.phase is Phase.RUNNING:
             request.finish_reason = reason
             self.scheduler.retire_talker(request)
-            self.stage.finalize(request.slot)
+            self.stage.finalize(request.held_slot)
 
     def decode(self) -> list[Decoded]:
         start = time.perf_counter()
@@ -234,9 +239,7 @@ class Engine:
 
     def slack_s(self, request: Request, now_s: float) -> float:
         """How long the listener can wait for its next chunk; a row that samples no more need not wait at all."""
-        moving = request.phase is Phase.RUNNING and not request.parked
-        at_lead = request.is_at_lead(now_s, self.scheduler.frame_s)
-        return request.clock.lead_s(now_s) if moving and not at_lead else 0.0
+        return request.clock.lead_s(now_s) if self.scheduler.may_run(request, now_s) else 0.0
 
     def emit(self, chunks: Iterable[Decoded]) -> None:
         by_slot = {request.slot: request for request in self.scheduler.running}
@@ -250,8 +253,9 @@ class Engine:
         now = self.clock()
         fresh = len(chunk.pcm) - chunk.overlap_samples
         start = request.clock.num_emitted - chunk.overlap_samples
-        request.num_pending_frames = self.stage.num_pending(request.slot)
-        request.first_chunk_s = request.first_chunk_s or now
+        request.num_pending_frames = self.stage.num_pending(request.held_slot)
+        if request.first_chunk_s is None:
+            request.first_chunk_s = now
         last = request.phase is Phase.DRAINING and request.num_pending_frames == 0
         event = SpeechChunk(request.spec.request_id, start, chunk.pcm, chunk.provisional_tail_samples, last)
         request.clock.emit(fresh, now)
@@ -263,7 +267,7 @@ class Engine:
     def retire(self) -> None:
         """Requests whose last frame has left end here."""
         for request in list(self.scheduler.running):
-            if request.phase is Phase.DRAINING and self.stage.num_pending(request.slot) == 0:
+            if request.phase is Phase.DRAINING and self.stage.num_pending(request.held_slot) == 0:
                 self.finish(request, request.finish_reason or FinishReason.STOP)
 
     # -- how a request ends --------------------------------------------------------------------------------------
@@ -273,8 +277,8 @@ class Engine:
             lead_ms = 1000 * request.generated_lead_s(self.clock(), self.scheduler.frame_s)
             self.events.append((request.epoch, Starved(request.spec.request_id, lead_ms)))
 
-    def fail(self, request: Request, error: EngineError) -> None:
-        request.error = (error.code, str(error))
+    def fail(self, request: Request, error: Exception) -> None:
+        request.error = as_reported(error)
         self.finish(request, FinishReason.ERROR)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
@@ -330,20 +334,19 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step now could do anything."""
-        if self.released or self.scheduler.can_admit:
+        now = self.clock()
+        if self.released or self.stage.busy:
             return True
-        now, frame_s = self.clock(), self.scheduler.frame_s
-        return any(self.can_move(request, now, frame_s) for request in self.scheduler.running)
-
-    def can_move(self, request: Request, now_s: float, frame_s: float) -> bool:
-        if self.stage.num_pending(request.slot) or request.phase is Phase.DRAINING:
-            return True
-        if request.is_at_lead(now_s, frame_s):
+        if now < self.retry_s:
             return False
-        return not request.parked
+        return self.scheduler.can_admit or any(
+            self.scheduler.may_run(request, now) for request in self.scheduler.running
+        )
 
     def next_wake_s(self) -> float | None:
-        return self.scheduler.next_wake_s(self.clock())
+        """When ``has_work`` may turn true by itself; None when only a command can do that."""
+        now = self.clock()
+        return self.retry_s if now < self.retry_s else self.scheduler.next_wake_s(now)
 
     def account(self, num_rows: int, seconds: float) -> None:
         self.times.total_s += seconds

@@ -45,6 +45,7 @@ class ModelRunner:
     def advance(self, work: Work) -> None:
         row = work.request.row
         row.num_computed += work.count
+        row.sample_pending = row.sample_pending and not work.sample
         if row.num_computed == row.num_prefix and work.request.prefix_key is not None:
             self.prefixes.remember(work.request.prefix_key, work.request.block_table, row.num_prefix)
 

@@ -83,6 +83,11 @@ class Request:
     """(code, message)."""
 
     @property
+    def held_slot(self) -> int:
+        assert self.slot is not None
+        return self.slot
+
+    @property
     def waits_for_text(self) -> bool:
         return self.parked and not self.has_new_text
 

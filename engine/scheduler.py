@@ -16,9 +16,13 @@ from engine.config import EngineConfig
 from engine.models.base import DecodeStage, Park, SpeechModel
 from engine.request import Phase, Request
 
+ROUNDING_S = 1e-9
+
 
 class Scheduler:
-    """``on_parked`` hears of each request that has run out of text, once each time."""
+    """``on_parked`` hears of each request that has run out of text, once each time; ``on_failed`` of each whose model
+    could not tell its next input.
+    """
 
     def __init__(
         self,
@@ -28,10 +32,12 @@ class Scheduler:
         prefixes: PrefixCache,
         config: EngineConfig,
         on_parked: Callable[[Request], None],
+        on_failed: Callable[[Request, Exception], None],
     ) -> None:
         self.model, self.stage, self.pool, self.prefixes, self.config = model, stage, pool, prefixes, config
-        self.on_parked = on_parked
+        self.on_parked, self.on_failed = on_parked, on_failed
         self.frame_s = stage.frame_samples / stage.sample_rate
+        self.chunk_s = stage.chunk_frames * self.frame_s
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -48,8 +54,8 @@ class Scheduler:
                 continue
             if request.row.num_due == 0 and not self.fetch_input(request):
                 continue
-            count = min(request.row.num_due, positions_left) if request.row.num_due > 1 else 1
-            if count == 0:
+            count = self.count_due(request)
+            if count > 1 and count > positions_left:
                 continue
             if not self.find_blocks(request, request.row.num_computed + count):
                 starving = starving or request
@@ -62,28 +68,48 @@ class Scheduler:
 
     @property
     def can_admit(self) -> bool:
-        """A slot is free, blocks stay above the watermark, and nobody running waits for blocks."""
+        """A slot is free, blocks stay above the watermark, and nobody who could run waits for blocks."""
         if not self.waiting or not self.stage.num_free:
             return False
-        short = self.pool.num_free <= self.config.watermark_blocks or any(r.preempted for r in self.running)
-        return not (short and self.running)
+        short = any(request.preempted and not request.waits_for_text for request in self.running)
+        return not (self.running and (short or self.pool.num_free <= self.config.watermark_blocks))
 
     def admit(self, now_s: float) -> None:
         """First come, first served."""
         while self.can_admit:
+            slot = self.stage.reserve()
+            if slot is None:
+                return
             request = self.waiting.popleft()
-            request.slot, request.phase, request.started_s = self.stage.reserve(), Phase.RUNNING, now_s
+            request.slot, request.phase, request.started_s = slot, Phase.RUNNING, now_s
             self.running.append(request)
 
     def runnable(self, now_s: float) -> Iterator[Request]:
         for request in list(self.running):
-            if request.phase is Phase.RUNNING and not request.is_at_lead(now_s, self.frame_s):
-                if request.row.num_due or self.fetch_input(request):
-                    yield request
+            if self.may_run(request, now_s) and (request.row.num_due or self.fetch_input(request)):
+                yield request
+
+    def may_run(self, request: Request, now_s: float) -> bool:
+        """Neither without text nor at its lead."""
+        if request.phase is not Phase.RUNNING or request.waits_for_text:
+            return False
+        return self.wait_s(request, now_s) <= ROUNDING_S
+
+    def wait_s(self, request: Request, now_s: float) -> float:
+        """How long until one more frame keeps within lead and one chunk; at most 0 when it does now."""
+        if request.spec.lead_ms is None:
+            return 0.0
+        generated_s = request.generated_lead_s(now_s, self.frame_s)
+        return generated_s + self.frame_s - (request.spec.lead_ms / 1000 + self.chunk_s)
 
     def fetch_input(self, request: Request) -> bool:
-        """Ask the model what to feed; False parks the request."""
-        found = self.model.next_input(request.row)
+        """Ask the model what to feed; False parks the request, or fails it."""
+        request.has_new_text = False
+        try:
+            found = self.model.next_input(request.row)
+        except Exception as error:
+            self.on_failed(request, error)
+            return False
         if isinstance(found, Park):
             if not request.parked:
                 request.parked = True
@@ -94,10 +120,16 @@ class Scheduler:
         request.row.sample_pending = found.sample
         return True
 
+    def count_due(self, request: Request) -> int:
+        """Where a long prefill is cut depends on the row alone, or its numbers would depend on its neighbours."""
+        return min(request.row.num_due, self.config.max_prefill_positions)
+
     def restore_prefix(self, request: Request) -> bool:
         """Fill a row that starts, or starts again, from its voice's prefix; False when blocks are short."""
+        if request.row.num_computed:
+            return True
         known = self.prefixes.num_positions(request.prefix_key)
-        if request.row.num_computed or not known:
+        if not known:
             return True
         if not self.find_blocks(request, known):
             return False
@@ -119,18 +151,20 @@ class Scheduler:
         return True
 
     def preempt_for(self, urgent: Request, batch: Batch, now_s: float) -> None:
-        """Take the blocks of the row furthest ahead of playback; they serve once this step has passed.
+        """Take the blocks of a row that waits for text, else of the row furthest ahead of playback; they serve once
+        this step has passed.
 
-        It must be well ahead of the urgent one, or they would take turns recomputing each other; when nothing at all
-        can run, the least urgent row gives way whatever its lead.
+        Unless it waits for text it must be well ahead of the urgent one, or they would take turns recomputing each
+        other; when nothing at all can run, the least urgent row gives way whatever its lead.
         """
-        busy = {work.request.epoch for work in batch.works} | {urgent.epoch}
-        holders = [r for r in self.running if r.block_table and r.phase is Phase.RUNNING and r.epoch not in busy]
+        holders = [r for r in self.running if r.block_table and r.phase is Phase.RUNNING and r is not urgent]
         if not holders or self.pool.num_quarantined:
             return
-        victim = max(holders, key=Request.priority)
-        ahead_s = victim.priority()[0] - urgent.priority()[0]
-        if victim.priority() > urgent.priority() and (ahead_s > self.config.preempt_margin_s or not len(batch)):
+        victim = max(holders, key=lambda r: (r.waits_for_text, r.priority()))
+        ahead_s = victim.clock.lead_s(now_s) - urgent.clock.lead_s(now_s)
+        is_less_urgent = victim.priority() > urgent.priority()
+        if victim.waits_for_text or (is_less_urgent and (ahead_s > self.config.preempt_margin_s or not len(batch))):
+            batch.drop(victim)
             self.preempt(victim)
 
     def preempt(self, request: Request) -> None:
@@ -145,6 +179,7 @@ class Scheduler:
         """The last frame is sampled: blocks go back at once, the slot stays until the frames are decoded."""
         self.pool.free(request.block_table)
         request.block_table = []
+        request.preempted = False
         request.phase = Phase.DRAINING
 
     def release(self, request: Request) -> None:
@@ -161,9 +196,6 @@ class Scheduler:
 
     def next_wake_s(self, now_s: float) -> float | None:
         """When the first row that waits at its lead may run again; None when no row waits for the clock."""
-        waits = [
-            request.generated_lead_s(now_s, self.frame_s) - request.spec.lead_ms / 1000 - self.frame_s
-            for request in self.running
-            if request.phase is Phase.RUNNING and not request.parked and request.is_at_lead(now_s, self.frame_s)
-        ]
-        return now_s + max(0.0, min(waits)) if waits else None
+        at_lead = [r for r in self.running if r.phase is Phase.RUNNING and not r.waits_for_text]
+        waits = [wait_s for request in at_lead if (wait_s := self.wait_s(request, now_s)) > ROUNDING_S]
+        return now_s + min(waits) if waits else None

@@ -16,6 +16,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_new_tokens": (0, 1000),
     "seed": (0, 2**64 - 1),
 }
+MAX_SEGMENT = 2**32 - 1
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -40,6 +41,8 @@ def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int)
         raise RequestTooLong(limit, "text")
     if request.text_closed and not request.text.strip():
         raise InvalidRequest("text is empty; it must hold something to speak", "text")
+    if request.segment > MAX_SEGMENT:
+        raise InvalidRequest(f"segment is {request.segment}; it must be at most {MAX_SEGMENT}", "segment")
     for name, low in (("max_frames", 1), ("lead_ms", 0), ("segment", 0)):
         value = getattr(request, name)
         if value is not None and value < low:

@@ -12,7 +12,6 @@ from engine.cache.block_pool import BlockPool
 from engine.decode.batcher import plan_calls
 from engine.models.base import Decoded
 
-
 NO_PCM = np.zeros(0, dtype=np.float32)
 
 
@@ -32,6 +31,10 @@ class PendingFrames:
         if bad:
             raise ValueError(f"code {bad[0]} is outside the codebook of {self.num_codes}")
         self.frames[slot].append(codes)
+
+    @property
+    def has_frames(self) -> bool:
+        return any(self.frames.values())
 
     def counts(self) -> dict[int, int]:
         return {slot: len(frames) for slot, frames in self.frames.items()}
@@ -58,9 +61,7 @@ def decoded(slots: Sequence[int], pcm: Tensor) -> list[Decoded]:
     ]
 
 
-def isolated(
-    decode: Callable[[list[int], int], list[Decoded]], slots: list[int], count: int
-) -> list[Decoded]:
+def isolated(decode: Callable[[list[int], int], list[Decoded]], slots: list[int], count: int) -> list[Decoded]:
     """``decode`` for all slots; when that raises, for each alone, and those that raise again carry the error."""
     try:
         return decode(slots, count)
@@ -72,6 +73,8 @@ def isolated(
 
 class ExactDecode:
     """``num_slots`` streams of carried state; slot 0 is a dummy for padding."""
+
+    chunk_frames = 1
 
     def __init__(self, codec: torch.nn.Module, num_slots: int, gather_slack_s: float) -> None:
         self.codec = codec
@@ -107,6 +110,10 @@ class ExactDecode:
 
     def num_pending(self, slot: int) -> int:
         return len(self.pending.frames[slot])
+
+    @property
+    def busy(self) -> bool:
+        return self.pending.has_frames
 
     def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
         calls = plan_calls(self.pending.counts(), slack_s, self.gather_slack_s, self.pending.final)

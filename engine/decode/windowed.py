@@ -40,6 +40,8 @@ class WindowedDecode:
         self.frame_samples: int = codec.config.frame_samples
         if not 0 <= overlap_samples <= self.frame_samples:
             raise ValueError(f"overlap_samples is {overlap_samples}; it must lie in 0..{self.frame_samples}")
+        if context_frames < 1:
+            raise ValueError(f"context_frames is {context_frames}; it must be at least 1")
         self.gather_slack_s = gather_slack_s
         self.context_frames, self.overlap_samples = context_frames, overlap_samples
         self.pool = BlockPool(num_slots)
@@ -72,9 +74,21 @@ class WindowedDecode:
     def num_pending(self, slot: int) -> int:
         return len(self.pending.frames[slot]) + int(self.windows[slot].tail_is_out)
 
+    @property
+    def chunk_frames(self) -> int:
+        """The frame at the end is not all out while its tail is provisional."""
+        return 2 if self.overlap_samples else 1
+
+    @property
+    def busy(self) -> bool:
+        return self.pending.has_frames or bool(self._tails_to_settle())
+
+    def _tails_to_settle(self) -> list[int]:
+        return [s for s in self.pending.final if not self.pending.frames[s] and self.windows[s].tail_is_out]
+
     def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
         calls = plan_calls(self.pending.counts(), slack_s, self.gather_slack_s, self.pending.final)
-        tails = [s for s in self.pending.final if not self.pending.frames[s] and self.windows[s].tail_is_out]
+        tails = self._tails_to_settle()
         work = [(slot, count) for count, slots in calls.items() for slot in slots] + [(slot, 0) for slot in tails]
         return [out for slot, count in work for out in isolated(self._decode, [slot], count)]
 

@@ -19,9 +19,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.layers.transformer import AttentionContext
-    from engine.tokenizer import TextTokenizer
 
 Pcm = npt.NDArray[np.float32]
+
+
+class TextIntake(Protocol):
+    """The text of one request, in pieces, to ids that no later text can change."""
+
+    def push(self, text: str) -> list[int]: ...
+    def close(self) -> list[int]:
+        """The remaining ids; nothing is pushed afterwards."""
+        ...
+
+
+class Tokenizer(Protocol):
+    def incremental(self) -> TextIntake: ...
 
 
 class TextQueue:
@@ -112,7 +124,7 @@ class SpeechModel(Protocol):
     @property
     def kv_shape(self) -> KVShape: ...
     @property
-    def tokenizer(self) -> TextTokenizer: ...
+    def tokenizer(self) -> Tokenizer: ...
     @property
     def voices(self) -> tuple[VoiceInfo, ...]: ...
     @property
@@ -129,7 +141,8 @@ class SpeechModel(Protocol):
         ...
 
     def next_input(self, row: Row) -> Park | Rows:
-        """What to feed next, or that there is no text for it. Called only when all inputs so far are computed."""
+        """What to feed next, or that there is no text for it. Called only when all inputs so far are computed, and
+        after ``Park`` only when text has come or has closed. A row for which it raises fails alone."""
         ...
 
     def forward(
@@ -165,15 +178,23 @@ class DecodeStage(Protocol):
     @property
     def frame_samples(self) -> int: ...
     @property
+    def chunk_frames(self) -> int:
+        """Most frames a slot may hold before PCM leaves it, what is withheld included: with fewer fed ahead of
+        playback no audio might ever come."""
+        ...
+
+    @property
     def num_slots(self) -> int: ...
     @property
     def num_free(self) -> int: ...
 
     def reserve(self) -> int | None:
-        """A fresh slot, or None when all are held."""
+        """A fresh slot, or None when there is none, or no memory for one."""
         ...
 
-    def feed(self, slot: int, codes: Sequence[int]) -> None: ...
+    def feed(self, slot: int, codes: Sequence[int]) -> None:
+        """Queue one frame. Raises ``ValueError``, and takes nothing, when a code is in no codebook."""
+        ...
 
     def finalize(self, slot: int) -> None:
         """No frame follows: whatever the stage withheld may leave."""
@@ -183,8 +204,16 @@ class DecodeStage(Protocol):
         """Frames fed whose PCM has not left; 0 after ``finalize`` means all is out."""
         ...
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step now would get anywhere; frames that wait for more frames do not count."""
+        ...
+
     def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
-        """Run one round. ``slack_s`` gives, for each slot, the seconds until its listener runs dry."""
+        """Run one round, or one slice of it: at most one ``Decoded`` a slot.
+
+        ``slack_s`` gives, for each slot, the seconds until its listener runs dry.
+        """
         ...
 
     def release(self, slot: int) -> None: ...
