@@ -1,0 +1,127 @@
+"""Requests as the asyncio side sees them: one stream each, and the table that hands events to them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from engine.api import (
+    EngineDead,
+    EngineOverloaded,
+    Finished,
+    FinishReason,
+    InvalidRequest,
+    SpeechChunk,
+    SpeechEvent,
+    SpeechRequest,
+)
+from engine.commands import Cancel, Command, Emitted, EndInput, PushText, Released, ReportPlayback, Submit
+
+OVERLOAD_RETRY_MS = 1000
+
+
+class EngineStream:
+    """One request; its events arrive on the event loop and are fenced here the moment it is cancelled."""
+
+    def __init__(self, request_id: str, epoch: int, send: Callable[[Command], None], text_closed: bool = False) -> None:
+        self._request_id = request_id
+        self._epoch = epoch
+        self._send = send
+        self._events: deque[SpeechEvent] = deque()
+        self._arrived = asyncio.Event()
+        self._released = asyncio.Event()
+        self._num_samples = 0
+        self._closed = text_closed
+        self._ended = False
+
+    @property
+    def request_id(self) -> str:
+        return self._request_id
+
+    def push_text(self, text: str) -> None:
+        if self._closed and not self._ended:
+            raise InvalidRequest("text cannot follow the end of the text", "text")
+        if not self._ended:
+            self._send(PushText(self._epoch, text))
+
+    def end_input(self) -> None:
+        if not self._closed and not self._ended:
+            self._send(EndInput(self._epoch))
+        self._closed = True
+
+    def report_playback(self, played_samples: int) -> None:
+        if not self._ended:
+            self._send(ReportPlayback(self._epoch, played_samples))
+
+    def cancel(self) -> None:
+        if self._ended:
+            return
+        self._events.clear()
+        self.take(Finished(self._request_id, FinishReason.CANCELLED, num_samples=self._num_samples))
+        self._send(Cancel(self._epoch))
+
+    async def released(self) -> None:
+        await self._released.wait()
+
+    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        while self._events or not self._ended:
+            if self._events:
+                yield self._events.popleft()
+            else:
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    def take(self, event: SpeechEvent) -> None:
+        """An event for the reader; whatever follows the terminal one is dropped."""
+        if self._ended:
+            return
+        if isinstance(event, SpeechChunk):
+            self._num_samples = event.start_sample + len(event.pcm)
+        self._ended = isinstance(event, Finished)
+        self._events.append(event)
+        self._arrived.set()
+
+    def release(self) -> None:
+        self._released.set()
+
+
+class StreamTable:
+    """Every request that has not been released, by epoch; ``send`` reaches the loop."""
+
+    def __init__(self, send: Callable[[Command], None]) -> None:
+        self._send = send
+        self._streams: dict[int, EngineStream] = {}
+        self._epochs = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def submit(self, request: SpeechRequest, capacity: int) -> EngineStream:
+        """Raises ``EngineOverloaded`` when ``capacity`` requests are there already."""
+        if len(self) >= capacity:
+            raise EngineOverloaded(f"{len(self)} requests are active; the limit is {capacity}", OVERLOAD_RETRY_MS)
+        epoch = next(self._epochs)
+        stream = EngineStream(request.request_id, epoch, self._send, request.text_closed)
+        self._streams[epoch] = stream
+        self._send(Submit(epoch, request))
+        return stream
+
+    def dispatch(self, events: Iterable[Emitted]) -> None:
+        for epoch, event in events:
+            stream = self._streams.get(epoch)
+            if stream is None:
+                continue
+            if isinstance(event, Released):
+                del self._streams[epoch]
+                stream.release()
+            else:
+                stream.take(event)
+
+    def fail_all(self, message: str) -> None:
+        """The engine is gone: each request ends with ``engine_dead``, and holds nothing any more."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.take(Finished(stream.request_id, FinishReason.ERROR, code=EngineDead.code, message=message))
+            stream.release()
