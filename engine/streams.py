@@ -119,6 +119,13 @@ class StreamTable:
             else:
                 stream.take(event)
 
+    def cancel_all(self) -> list[EngineStream]:
+        """The engine is being closed; returns the streams to release once it is."""
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.cancel()
+        return streams
+
     def fail_all(self, message: str) -> None:
         """The engine is gone: each request ends with ``engine_dead``, and holds nothing any more."""
         streams, self._streams = self._streams, {}
