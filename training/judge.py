@@ -30,7 +30,7 @@ PEAK = 0.6
 GROUP_SENTENCES = 40
 """A bigram model knows so many sentences: the size at which the teacher's voices score 0 to 1 %."""
 BEAMS = {"beam": 1e-70, "wbeam": 1e-45, "pbeam": 1e-70}
-"""For the bigram models: wider than the stock beams, so that what is missed is missed by the voice, not by the search."""
+"""For the bigram models: wider than stock, so that what is missed is missed by the voice, not by the search."""
 
 Signal = npt.NDArray[np.float32]
 
@@ -66,8 +66,12 @@ class Score:
     def repeated_rate(self) -> float:
         return self._share("repeated")
 
+    def part(self, chosen: Iterable[bool]) -> Score:
+        return Score([one for one, wanted in zip(self.heard, chosen, strict=True) if wanted])
+
     def _share(self, name: str) -> float:
-        return sum(getattr(one, name) for one in self.heard) / max(1, sum(one.words for one in self.heard))
+        counted: int = sum(getattr(one, name) for one in self.heard)
+        return counted / max(1, sum(one.words for one in self.heard))
 
 
 def to_16k(signal: npt.ArrayLike, rate_hz: int) -> Signal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 START, END = "<s>", "</s>"
 DISCOUNT = 0.3
@@ -16,7 +17,7 @@ def bigram_arpa(sentences: Sequence[Sequence[str]]) -> str:
     for words in sentences:
         padded = [START, *words, END]
         singles.update(padded[1:])
-        for left, right in zip(padded, padded[1:], strict=False):
+        for left, right in pairwise(padded):
             pairs[left][right] += 1
     total = singles.total()
     chance = {word: count / total for word, count in singles.items()}

@@ -1,0 +1,126 @@
+"""What can be measured of speech without understanding it: level, silence, clipping, pitch, timbre, likeness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from pesq import NoUtterancesError, pesq
+from pystoi import stoi
+from scipy.signal import correlate
+
+RATE_HZ = 16000
+HOP = 160
+SILENT_DB = -45.0
+"""Below the loudest 10 ms by so much is silence at the edges."""
+CLIPPED = 0.999
+MAX_LAG_S = 0.1
+PITCH_WINDOW = 640
+MIN_PITCH_HZ, MAX_PITCH_HZ = 60, 400
+VOICED = 0.55
+"""Least autocorrelation, of 1, that counts as voiced."""
+
+Signal = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Levels:
+    loudness_dbfs: float
+    """Root mean square between the outer silences."""
+    lead_s: float
+    tail_s: float
+    clipped: float
+    """Share of samples at full scale."""
+
+
+def levels(signal: Signal) -> Levels:
+    """Of 16 kHz speech; a silent signal is all lead."""
+    energy = _frame_energy(signal)
+    loud = np.flatnonzero(energy > max(energy.max(initial=0) * 10 ** (SILENT_DB / 10), 1e-9))
+    if not len(loud):
+        return Levels(-120.0, len(signal) / RATE_HZ, 0.0, 0.0)
+    first, last = int(loud[0]), int(loud[-1]) + 1
+    inside = float(np.mean(signal[first * HOP : last * HOP] ** 2))
+    clipped = float(np.mean(np.abs(signal) >= CLIPPED))
+    return Levels(10 * np.log10(inside + 1e-12), first * HOP / RATE_HZ, (len(signal) - last * HOP) / RATE_HZ, clipped)
+
+
+def _frame_energy(signal: Signal) -> npt.NDArray[np.float64]:
+    whole = len(signal) // HOP
+    squares = np.square(signal[: whole * HOP].astype(np.float64))
+    energy: npt.NDArray[np.float64] = squares.reshape(whole, HOP).mean(1)
+    return energy
+
+
+@dataclass(frozen=True)
+class VoicePrint:
+    pitch_hz: float
+    """Median over voiced frames; 0 where nothing is voiced."""
+    centroid_hz: float
+    """Centre of gravity of the mean spectrum of voiced frames below 4 kHz, after pre-emphasis of 6 dB an octave."""
+
+    @property
+    def point(self) -> npt.NDArray[np.float64]:
+        return np.log2([max(self.pitch_hz, 1.0), max(self.centroid_hz, 1.0)])
+
+
+def voice_print(signal: Signal) -> VoicePrint:
+    if len(signal) < PITCH_WINDOW:
+        return VoicePrint(0.0, 0.0)
+    frames = np.lib.stride_tricks.sliding_window_view(signal, PITCH_WINDOW)[:: 2 * HOP] * np.hanning(PITCH_WINDOW)
+    spectrum = np.abs(np.fft.rfft(frames, 2 * PITCH_WINDOW)) ** 2
+    correlation = np.fft.irfft(spectrum)
+    window = np.fft.irfft(np.abs(np.fft.rfft(np.hanning(PITCH_WINDOW), 2 * PITCH_WINDOW)) ** 2)
+    shortest, longest = RATE_HZ // MAX_PITCH_HZ, RATE_HZ // MIN_PITCH_HZ
+    lags = correlation[:, shortest:longest] / (correlation[:, :1] + 1e-9) / (window[shortest:longest] / window[0])
+    loud = correlation[:, 0] > correlation[:, 0].max() * 10**-2.5
+    voiced = loud & (lags.max(1) > VOICED)
+    if not voiced.any():
+        return VoicePrint(0.0, 0.0)
+    pitch = float(np.median(RATE_HZ / (shortest + lags[voiced].argmax(1))))
+    frequencies = np.fft.rfftfreq(2 * PITCH_WINDOW, 1 / RATE_HZ)
+    low = frequencies < 4000
+    mean = spectrum[voiced][:, low].mean(0) * frequencies[low] ** 2
+    return VoicePrint(pitch, float((mean * frequencies[low]).sum() / mean.sum()))
+
+
+def share_told_apart(prints: Sequence[VoicePrint], own: Sequence[VoicePrint], other: Sequence[VoicePrint]) -> float:
+    """Share of ``prints`` nearer to the mean of ``own`` than to that of ``other`` (the teacher's two voices).
+
+    Each of the two numbers is measured in units of its spread within a voice.
+    """
+    ours, theirs = (np.stack([one.point for one in voice]) for voice in (own, other))
+    spread = np.sqrt((ours.var(0) + theirs.var(0)) / 2) + 1e-6
+    points = np.stack([one.point for one in prints])
+    near, far = (np.linalg.norm((points - voice.mean(0)) / spread, axis=1) for voice in (ours, theirs))
+    return float(np.mean(near < far))
+
+
+@dataclass(frozen=True)
+class Likeness:
+    stoi: float
+    """Short-time objective intelligibility at 16 kHz, 1 at best."""
+    pesq: float
+    """Wide-band PESQ, 4.6 at best; nan where it finds no speech."""
+
+
+def likeness(original: Signal, copy: Signal) -> Likeness:
+    """How well ``copy`` keeps ``original``, both at 16 kHz; a delay of up to MAX_LAG_S is taken out first."""
+    original, copy = _aligned(original, copy)
+    try:
+        quality = float(pesq(RATE_HZ, original, copy, "wb"))
+    except NoUtterancesError:
+        quality = float("nan")
+    return Likeness(float(stoi(original, copy, RATE_HZ)), quality)
+
+
+def _aligned(original: Signal, copy: Signal) -> tuple[Signal, Signal]:
+    longest = round(MAX_LAG_S * RATE_HZ)
+    middle = len(original) - 1
+    correlation = correlate(copy, original, "full", "fft")[max(0, middle - longest) : middle + longest + 1]
+    lag = int(correlation.argmax()) - min(middle, longest)
+    original, copy = original[max(0, -lag) :], copy[max(0, lag) :]
+    length = min(len(original), len(copy))
+    return original[:length], copy[:length]
