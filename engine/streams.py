@@ -56,9 +56,11 @@ class EngineStream:
             self._send(ReportPlayback(self._epoch, played_samples))
 
     def cancel(self) -> None:
-        if self._ended:
+        terminal_event_was_read = self._ended and not self._events
+        if terminal_event_was_read:
             return
         self._events.clear()
+        self._ended = False
         self.take(Finished(self._request_id, FinishReason.CANCELLED, num_samples=self._num_samples))
         self._send(Cancel(self._epoch))
 
