@@ -7,6 +7,7 @@ phonemes that were spoken, with the time at which each ends, so aligned labels c
 from __future__ import annotations
 
 import ctypes
+import zlib
 from dataclasses import dataclass
 from functools import cache
 
@@ -114,6 +115,7 @@ def synthesize(text: str, voice: str, settings: TeacherSettings = TeacherSetting
 
 def _speak(text: str, voice: str) -> tuple[Pcm16, list[str], list[int]]:
     flite = _library()
+    ctypes.CDLL(None).srand(zlib.crc32(text.encode()))  # the C library's noise excites flite's voices
     utterance = flite.flite_synth_text(text.encode("ascii"), _voice(voice))
     try:
         wave = flite.utt_wave(utterance).contents
