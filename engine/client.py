@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.api import CheckpointError, EngineDead, EngineInfo, EngineStats, InvalidRequest, SpeechRequest
+from engine.api import EngineDead, EngineInfo, EngineStats, InvalidRequest, SpeechEngine, SpeechRequest
 from engine.commands import Command, Emitted, Prefetch
 from engine.config import EngineConfig
 from engine.streams import EngineStream, StreamTable
@@ -117,25 +117,39 @@ class LocalEngine:
 
 
 def create_engine(
-    model: Path | None = None, *, device: str = "auto", dtype: str = "auto", **settings: Any
-) -> LocalEngine:
+    model: Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    process: bool | None = None,
+    **settings: Any,
+) -> SpeechEngine:
     """An engine over the checkpoint folder ``model``, or the embedded voice; call ``start`` to load it.
 
     ``device``: auto, cpu, cuda or cuda:N. ``dtype``: auto (fp32 on CPU, bf16 on CUDA), float32 or bfloat16.
-    ``settings`` are fields of ``EngineConfig``. Raises ``InvalidRequest`` for a setting out of range.
+    ``process``: whether the loop gets a process of its own; by default on CUDA, where a busy Python thread beside it
+    would cost milliseconds of lock waits per step. ``settings`` are fields of ``EngineConfig``. Raises
+    ``InvalidRequest`` for a setting that is unknown or out of range.
     """
     unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
     if unknown:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
     config = EngineConfig(**settings)
     folder = model or EMBEDDED_VOICE
+    if _wants_process(device) if process is None else process:
+        from engine.remote import EngineProcess, RemoteEngine
+
+        child = EngineProcess(folder, config, device, dtype, is_embedded=model is None)
+        return RemoteEngine(child.socket, child)
 
     def load() -> tuple[EngineInfo, Callable[[], Engine]]:
-        if not folder.is_dir():
-            raise CheckpointError(f"{folder} is no folder; give a Qwen3-TTS checkpoint folder")
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from engine.load import load_engine
 
         return load_engine(folder, config, device, dtype, is_embedded=model is None)
 
     return LocalEngine(load, config)
+
+
+def _wants_process(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())

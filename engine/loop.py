@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.api import EngineStats, SpeechRequest
-from engine.commands import Cancel, Command, EndInput, Prefetch, PushText, ReportPlayback, Submit
+from engine.commands import Cancel, Command, Emitted, EndInput, Prefetch, PushText, ReportPlayback, Submit
 
 if TYPE_CHECKING:
-    from engine.engine import Emitted, Engine
+    from engine.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -84,9 +84,7 @@ class ModelRunner:
         return list(zip(requests, self.model.sample([r.row for r in requests], hidden), strict=True))
 
 
-def isolate(
-    compute: Callable[[Sequence[Item]], list[Out]], items: Sequence[Item], failed: list[Result]
-) -> list[Out]:
+def isolate(compute: Callable[[Sequence[Item]], list[Out]], items: Sequence[Item], failed: list[Result]) -> list[Out]:
     """``compute(items)``; when that raises, once more for each alone, and those that raise again have failed."""
     try:
         return compute(items)
@@ -95,6 +93,7 @@ def isolate(
             return [out for item in items for out in isolate(compute, [item], failed)]
         if not items:
             raise
-        work = items[0][0] if isinstance(items[0], tuple) else items[0]
+        first: Any = items[0]
+        work: Work = first[0] if isinstance(first, tuple) else first
         failed.append((work.request, Failed(f"{type(error).__name__}: {error}")))
         return []

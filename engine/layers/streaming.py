@@ -100,7 +100,9 @@ class CausalConvTranspose1d(StatefulLayer):
 
     def product(self, padded: Tensor, length: int) -> Tensor:
         """The same for one row as one matrix product: [stride * out, taps * in] x [taps * in, T]."""
-        inputs = torch.cat([padded[0, :, self.context - j : self.context - j + length] for j in range(self.context + 1)])
+        inputs = torch.cat(
+            [padded[0, :, self.context - j : self.context - j + length] for j in range(self.context + 1)]
+        )
         blocks = torch.addmm(self.product_bias, self.product_weight, inputs)
         return blocks.view(-1, self.stride, length).transpose(1, 2).reshape(1, -1, length * self.stride)
 

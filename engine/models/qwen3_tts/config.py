@@ -270,8 +270,8 @@ def read_generation(folder: Path) -> GenerationDefaults:
         return GenerationDefaults()
     file = read_json(folder / "generation_config.json")
     names = {name: name.replace("predictor_", "subtalker_") for name in GenerationDefaults.__slots__}
-    present = {name: file.number(key) for name, key in names.items() if key in file.values}
     whole = {"top_k", "predictor_top_k", "max_new_tokens"}
+    present: dict[str, Any] = {name: file.number(key) for name, key in names.items() if key in file.values}
     return GenerationDefaults(**{name: int(v) if name in whole else v for name, v in present.items()})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class SpeechRow(Row):
     eos_fed: bool = False
     prompted: bool = False
     codes: list[list[int]] = field(default_factory=list)
-    seen: Tensor | None = None
+    seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     seed: int = 0
     segment: int = 0
     code0: DrawParams = DrawParams(0.9, 50)
@@ -167,9 +167,9 @@ class Qwen3TTS:
         positions: Tensor,
         context: AttentionContext,
     ) -> Tensor:
-        return self.talker(self._embed(rows, inputs), positions, context)
+        return self.talker(self._embed(cast(Sequence[SpeechRow], rows), inputs), positions, context)
 
-    def _embed(self, rows: Sequence[Row], inputs: Sequence[Sequence[PromptRow]]) -> Tensor:
+    def _embed(self, rows: Sequence[SpeechRow], inputs: Sequence[Sequence[PromptRow]]) -> Tensor:
         flat = [(row, item) for row, items in zip(rows, inputs, strict=True) for item in items]
         x = self.talker.embed_text(torch.tensor([item.text for _, item in flat], device=self.device))
         codec = [(i, item.codec) for i, (_, item) in enumerate(flat) if item.codec != NONE]
@@ -181,7 +181,7 @@ class Qwen3TTS:
         return x.view(len(rows), -1, x.shape[-1])
 
     def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
-        speech = [row for row in rows if isinstance(row, SpeechRow)]
+        speech = cast(Sequence[SpeechRow], rows)
         keys = [row.draw_key for row in speech]
         code0 = draw(
             self._code0_logits(speech, hidden[: len(rows)]),

@@ -30,7 +30,7 @@ class PromptBuilder:
         """The language's codec id, None for auto; a speaker's dialect overrides auto and chinese (spec 3.2)."""
         talker = self.config.talker
         name = language.lower()
-        if speaker in talker.dialects and name in ("auto", "chinese"):
+        if speaker is not None and speaker in talker.dialects and name in ("auto", "chinese"):
             name = talker.dialects[speaker]
         if name == "auto":
             return None

@@ -1,0 +1,194 @@
+"""The engine in a process of its own: one loop, and a Unix socket on which gateways send commands and get events.
+
+Run as ``python -m engine.host`` by ``engine.remote``; settings arrive as JSON on the command line, and the process
+ends when its standard input closes, so that it never outlives whoever started it. PCM travels inside the messages: a
+socket moves the 7.7 kB of a frame in tens of microseconds, and nothing has to be freed when either side dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine.api import EngineInfo
+from engine.commands import Cancel, Command, Emitted, Prefetch, Released
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.loop import EngineLoop
+from engine.wire import LENGTH, MAX_MESSAGE_BYTES, READY, Events, Hello, Stats, decode_command, encode, pack_event
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+EPOCH_BITS = 40
+"""A gateway's own epochs fill the low bits; its number stands above them."""
+MAX_UNSENT_MESSAGES = 10_000
+"""A gateway that reads no more is cut off behind so many."""
+STATS_EVERY_S = 0.2
+
+
+class Gateway:
+    """One connection. The engine's thread hands messages over and never waits for the socket."""
+
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number, self.connection = number, connection
+        self.active: set[int] = set()
+        self._unsent: queue.Queue[bytes | None] = queue.Queue(MAX_UNSENT_MESSAGES)
+        threading.Thread(target=self._write, name="voicewire-gateway-write", daemon=True).start()
+
+    def send(self, message: bytes) -> None:
+        try:
+            self._unsent.put_nowait(message)
+        except queue.Full:
+            self.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        """The reading side has ended; let the writing side end too."""
+        self.close()
+        with contextlib.suppress(queue.Full):
+            self._unsent.put_nowait(None)
+
+    def _write(self) -> None:
+        while (message := self._unsent.get()) is not None:
+            try:
+                self.connection.sendall(message)
+            except OSError:
+                return
+
+
+class Host:
+    """Routes commands in and events out by the number in the high bits of an epoch."""
+
+    def __init__(self, engine: Engine, info: EngineInfo, config: EngineConfig) -> None:
+        capacity = config.max_requests + config.max_waiting
+        self.hello = encode(Hello(info, config.max_text_chars, capacity))
+        self.gateways: dict[int, Gateway] = {}
+        self.numbers = itertools.count(1)
+        self.loop = EngineLoop(engine, self.deliver, self.died)
+
+    def deliver(self, events: list[Emitted]) -> None:
+        """Called on the engine's thread."""
+        by_gateway: dict[int, list[tuple[Any, ...]]] = {}
+        for epoch, event in events:
+            number, own = epoch >> EPOCH_BITS, epoch & ((1 << EPOCH_BITS) - 1)
+            by_gateway.setdefault(number, []).append(pack_event(own, event))
+            gateway = self.gateways.get(number)
+            if gateway and isinstance(event, Released):
+                gateway.active.discard(own)
+        for number, packed in by_gateway.items():
+            if gateway := self.gateways.get(number):
+                gateway.send(encode(Events(packed)))
+
+    def died(self, error: BaseException) -> None:
+        """A dead loop ends the process: whoever started it starts a new one."""
+        os._exit(70)
+
+    def serve(self, listener: socket.socket) -> None:
+        self.loop.start()
+        threading.Thread(target=self._report_stats, name="voicewire-stats", daemon=True).start()
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(
+                target=self._attend, args=(connection,), name="voicewire-gateway-read", daemon=True
+            ).start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        gateway = Gateway(next(self.numbers), connection)
+        gateway.send(self.hello)
+        self.gateways[gateway.number] = gateway
+        try:
+            while (payload := receive(connection)) is not None:
+                self._obey(gateway, decode_command(payload))
+        except (OSError, msgspec.DecodeError, ValueError) as error:
+            log.warning("gateway %d: %s", gateway.number, error)
+        finally:
+            del self.gateways[gateway.number]
+            gateway.finish()
+            for epoch in list(gateway.active):
+                self.loop.send(Cancel(gateway.number << EPOCH_BITS | epoch))
+            connection.close()
+
+    def _obey(self, gateway: Gateway, command: Command) -> None:
+        if isinstance(command, Prefetch):
+            self.loop.send(command)
+            return
+        gateway.active.add(command.epoch)
+        self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
+
+    def _report_stats(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(STATS_EVERY_S):
+            message = encode(Stats(self.loop.stats()))
+            for gateway in list(self.gateways.values()):
+                gateway.send(message)
+
+
+def receive(connection: socket.socket) -> bytes | None:
+    """One message, or None at the end of the stream."""
+    head = _receive_exactly(connection, LENGTH.size)
+    if head is None:
+        return None
+    (size,) = LENGTH.unpack(head)
+    if size > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message has {size} bytes; the limit is {MAX_MESSAGE_BYTES}")
+    return _receive_exactly(connection, size)
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes | None:
+    parts, missing = [], size
+    while missing:
+        part = connection.recv(min(missing, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING)
+    settings = json.loads(sys.argv[1])
+    threading.Thread(target=end_with_parent, name="voicewire-parent-watch", daemon=True).start()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from engine.load import load_engine
+
+    config = EngineConfig(**settings["config"])
+    try:
+        info, make_engine = load_engine(
+            Path(settings["folder"]), config, settings["device"], settings["dtype"], settings["is_embedded"]
+        )
+    except EngineError as error:
+        print(error, flush=True)
+        sys.exit(1)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(settings["socket"])
+    listener.listen()
+    host = Host(make_engine(), info, config)
+    print(READY, flush=True)
+    host.serve(listener)
+
+
+if __name__ == "__main__":
+    main()

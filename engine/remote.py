@@ -1,0 +1,185 @@
+"""``engine.api`` over an engine in another process: one that this process starts and watches, or one that is there.
+
+When the connection breaks, every request fails with ``engine_dead`` at once; a watched process is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.api import CheckpointError, EngineDead, EngineError, EngineInfo, EngineStats, SpeechRequest
+from engine.commands import Command, Prefetch
+from engine.config import EngineConfig
+from engine.streams import EngineStream, StreamTable
+from engine.validation import check_request
+from engine.wire import LENGTH, READY, Events, Hello, Message, Stats, decode_message, encode, unpack_event
+
+log = logging.getLogger(__name__)
+
+RETURN_PAUSE_S = 1.0
+
+
+class EngineProcess:
+    """The child that runs ``engine.host``; it ends when our end of its standard input closes."""
+
+    def __init__(self, folder: Path, config: EngineConfig, device: str, dtype: str, is_embedded: bool) -> None:
+        self._room = tempfile.TemporaryDirectory(prefix="voicewire-")
+        self.socket = Path(self._room.name) / "engine.sock"
+        self.settings = {
+            "socket": str(self.socket),
+            "folder": str(folder),
+            "config": msgspec.to_builtins(config),
+            "device": device,
+            "dtype": dtype,
+            "is_embedded": is_embedded,
+        }
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Returns once the checkpoint is loaded and the socket is open. Raises ``CheckpointError`` when it fails."""
+        self.socket.unlink(missing_ok=True)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "engine.host",
+            json.dumps(self.settings),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stdout
+        answer = (await self._process.stdout.readline()).decode().strip()
+        if answer != READY:
+            raise CheckpointError(answer or "the engine process ended before it was ready")
+
+    async def stop(self) -> None:
+        if self._process and self._process.returncode is None:
+            assert self._process.stdin
+            self._process.stdin.close()
+            await self._process.wait()
+        self._room.cleanup()
+
+
+class RemoteEngine:
+    """Give ``process`` to own the engine behind ``socket``, or none to share one that somebody else keeps running."""
+
+    def __init__(self, socket: Path, process: EngineProcess | None = None) -> None:
+        self._socket, self._process = socket, process
+        self._streams = StreamTable(self._send)
+        self._hello: Hello | None = None
+        self._stats: EngineStats | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self.num_restarts = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._hello is None:
+            raise EngineDead("the engine has not started")
+        return self._hello.info
+
+    @property
+    def alive(self) -> bool:
+        return self._writer is not None
+
+    async def start(self) -> None:
+        if self._process is not None:
+            await self._process.start()
+        reader = await self._connect()
+        self._keeper = asyncio.create_task(self._keep(reader), name="engine connection")
+
+    async def _connect(self) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        hello = decode_message(await receive(reader))
+        if not isinstance(hello, Hello):
+            raise EngineDead(f"the engine began with {type(hello).__name__}")
+        self._hello, self._writer = hello, writer
+        return reader
+
+    async def _keep(self, reader: asyncio.StreamReader) -> None:
+        """Read until the connection breaks, fail what was under way, and come back."""
+        while True:
+            try:
+                while True:
+                    self._take(decode_message(await receive(reader)))
+            except (OSError, asyncio.IncompleteReadError):
+                self._lose()
+            reader = await self._return()
+
+    def _lose(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = self._stats = None
+        self._streams.fail_all("the engine process ended")
+
+    async def _return(self) -> asyncio.StreamReader:
+        while True:
+            try:
+                if self._process is not None:
+                    await self._process.start()
+                reader = await self._connect()
+            except (OSError, EngineError, asyncio.IncompleteReadError) as error:
+                log.error("the engine process did not come back: %s", error)
+                await asyncio.sleep(RETURN_PAUSE_S)
+            else:
+                self.num_restarts += 1
+                return reader
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Events(events):
+                self._streams.dispatch(map(unpack_event, events))
+            case Stats(stats):
+                self._stats = stats
+
+    def submit(self, request: SpeechRequest) -> EngineStream:
+        if self._writer is None or self._hello is None:
+            raise EngineDead("the engine process is not running")
+        check_request(request, self.info, self._hello.max_text_chars)
+        return self._streams.submit(request, self._hello.capacity)
+
+    def prefetch_voices(self, voices: Sequence[str]) -> None:
+        known = {voice.name.lower() for voice in self.info.voices}
+        for voice in voices:
+            if voice.lower() in known:
+                self._send(Prefetch(voice))
+
+    def stats(self) -> EngineStats:
+        """At most ``host.STATS_EVERY_S`` old."""
+        if self._stats is None:
+            raise EngineDead("the engine process has not reported yet")
+        return self._stats
+
+    async def aclose(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        closing = self._streams.cancel_all()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._process is not None:
+            await self._process.stop()
+        for stream in closing:
+            stream.release()
+
+    def _send(self, command: Command) -> None:
+        if self._writer is not None:
+            self._writer.write(encode(command))
+
+
+async def receive(reader: asyncio.StreamReader) -> bytes:
+    """One message. Raises ``IncompleteReadError`` at the end of the stream."""
+    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return await reader.readexactly(size)

@@ -1,0 +1,89 @@
+"""Commands and events as bytes between an engine in its own process and the processes in front of it. No torch.
+
+A message is a 4-byte big-endian length and MessagePack. Both ends are ours and of one version: no negotiation.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engine.api import EngineInfo, EngineStats, Finished, FinishReason, SpeechChunk, SpeechEvent, Starved
+from engine.commands import Command, Emitted, Released
+
+LENGTH = struct.Struct(">I")
+READY = "ready"
+"""What the engine's process prints once it listens; anything else in its place is why it cannot."""
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The first message of the engine on every connection."""
+
+    info: EngineInfo
+    max_text_chars: int
+    capacity: int
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True):
+    stats: EngineStats
+
+
+class Events(msgspec.Struct, frozen=True, tag=True):
+    """Each event as (epoch, kind, fields...), PCM as float32 bytes."""
+
+    events: list[tuple[Any, ...]]
+
+
+Message = Hello | Stats | Events
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder = msgspec.msgpack.Decoder(Command)
+_message_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def frame(payload: bytes) -> bytes:
+    return LENGTH.pack(len(payload)) + payload
+
+
+def encode(message: Command | Message) -> bytes:
+    return frame(_encoder.encode(message))
+
+
+def decode_command(payload: bytes) -> Command:
+    return _command_decoder.decode(payload)
+
+
+def decode_message(payload: bytes) -> Message:
+    return _message_decoder.decode(payload)
+
+
+def pack_event(epoch: int, event: SpeechEvent | Released) -> tuple[Any, ...]:
+    match event:
+        case SpeechChunk(request_id, start, pcm, tail, last):
+            return (epoch, "chunk", request_id, start, np.ascontiguousarray(pcm, np.float32).tobytes(), tail, last)
+        case Starved(request_id, lead_ms):
+            return (epoch, "starved", request_id, lead_ms)
+        case Finished():
+            return (epoch, "finished", *astuple(event))
+        case Released(request_id):
+            return (epoch, "released", request_id)
+
+
+def unpack_event(packed: Sequence[Any]) -> Emitted:
+    epoch, kind, *fields = packed
+    match kind:
+        case "chunk":
+            request_id, start, pcm, tail, last = fields
+            return epoch, SpeechChunk(request_id, start, np.frombuffer(pcm, np.float32), tail, last)
+        case "starved":
+            return epoch, Starved(*fields)
+        case "finished":
+            return epoch, Finished(fields[0], FinishReason(fields[1]), *fields[2:])
+        case "released":
+            return epoch, Released(*fields)
+    raise ValueError(f"unknown event kind {kind!r}")

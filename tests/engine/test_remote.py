@@ -1,0 +1,144 @@
+"""The engine in a process of its own: same speech, and nothing lost but what was under way when either side dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.api import CheckpointError, Finished, FinishReason, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest
+from engine.client import create_engine
+from engine.config import EngineConfig
+from engine.remote import EngineProcess, RemoteEngine
+from engine.wire import LENGTH
+from tests.fakes.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def owned(folder: Path) -> RemoteEngine:
+    process = EngineProcess(folder, EngineConfig(), "cpu", "auto", is_embedded=False)
+    return RemoteEngine(process.socket, process)
+
+
+@pytest.fixture(scope="module")
+def listening(folder: Path) -> Iterator[Path]:
+    """One engine process for the tests that leave it alive."""
+    process = EngineProcess(folder, EngineConfig(), "cpu", "auto", is_embedded=False)
+    command = [sys.executable, "-m", "engine.host", json.dumps(process.settings)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"ready\n"
+        yield process.socket
+        host.communicate()
+    asyncio.run(process.stop())
+
+
+@pytest.fixture
+async def engine(listening: Path) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(listening)
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - what is waited for is in another process
+        await asyncio.sleep(0.02)
+
+
+def request(name: str, num_frames: int = 12) -> SpeechRequest:
+    sampling = SamplingParams(seed=7, min_new_tokens=num_frames)
+    return SpeechRequest(
+        request_id=name, text="Hello world, this is it.", text_closed=True, max_frames=num_frames, sampling=sampling
+    )
+
+
+async def speak(engine: SpeechEngine, spec: SpeechRequest) -> tuple[np.ndarray, Finished]:
+    stream = engine.submit(spec)
+    chunks, end = [], None
+    async for event in stream:
+        if isinstance(event, SpeechChunk):
+            chunks.append(event.pcm)
+        elif isinstance(event, Finished):
+            end = event
+    await stream.released()
+    assert end is not None
+    return np.concatenate(chunks), end
+
+
+async def test_a_process_speaks_the_same_samples_as_a_thread(folder: Path, engine: RemoteEngine) -> None:
+    local = create_engine(folder, device="cpu")
+    await local.start()
+    here, _ = await speak(local, request("here"))
+    there, end = await speak(engine, request("there"))
+    await local.aclose()
+    assert end.reason is FinishReason.LENGTH
+    assert engine.info == local.info
+    np.testing.assert_array_equal(here, there)
+
+
+async def test_a_killed_process_fails_its_requests_once_and_comes_back(folder: Path) -> None:
+    engine = owned(folder)
+    await engine.start()
+    speaking = [asyncio.create_task(speak(engine, request(f"r{i}", 900))) for i in range(3)]
+    await until(lambda: any(s._events for s in engine._streams._streams.values()))
+    assert engine._process is not None
+    assert engine._process.pid is not None
+    os.kill(engine._process.pid, signal.SIGKILL)
+    ends = [end for _, end in await asyncio.gather(*speaking)]
+    assert {(end.reason, end.code) for end in ends} == {(FinishReason.ERROR, "engine_dead")}
+    await until(lambda: engine.alive)
+    _, end = await speak(engine, request("after"))
+    assert end.reason is FinishReason.LENGTH
+    assert engine.num_restarts == 1
+    pid = engine._process.pid
+    assert pid is not None
+    await engine.aclose()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_gateway_that_vanishes_frees_what_it_held_and_others_go_on(engine: RemoteEngine) -> None:
+    guest = RemoteEngine(engine._socket)
+    await guest.start()
+    lost = guest.submit(request("lost", 900))
+    await anext(aiter(lost))
+    other = asyncio.create_task(speak(engine, request("other", 60)))
+    assert guest._writer is not None
+    guest._writer.transport.abort()
+    _, end = await other
+    assert end.num_frames == 60
+    await until(lambda: not engine.stats().num_running and engine.stats().blocks_free == engine.stats().blocks_total)
+    await guest.aclose()
+
+
+@pytest.mark.parametrize("garbage", [LENGTH.pack(5) + b"\xc1\xff\x00\x01\x02", LENGTH.pack(2**31), b"\x00"])
+async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: RemoteEngine, garbage: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as rude:
+        rude.connect(str(engine._socket))
+        rude.sendall(garbage)
+        rude.shutdown(socket.SHUT_WR)
+        while await asyncio.to_thread(rude.recv, 65536):
+            pass
+    _, end = await speak(engine, request("fine"))
+    assert end.reason is FinishReason.LENGTH
+
+
+async def test_a_bad_folder_is_told_by_the_process(tmp_path: Path) -> None:
+    engine = owned(tmp_path)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        await engine.start()
+    await engine.aclose()
