@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 from engine.api import SpeechChunk
 from sessions.audio.crossfade import Crossfader
+from sessions.audio.fade import Fade
+from sessions.audio.joiner import join
 from sessions.audio.pcm import Pcm
 from sessions.audio.seam import seam_report
 from tests.sessions.audio.signals import speech_like
@@ -103,3 +106,18 @@ def test_seams_that_cannot_be_measured_are_refused() -> None:
         seam_report(speech, [10, 4_790], 24_000)
     with pytest.raises(ValueError, match="nothing to compare"):
         seam_report(speech, list(range(400, 4_400, 200)), 24_000)
+
+
+@pytest.mark.parametrize("fade", Fade)
+def test_joining_takes_the_click_out_of_segments_cut_in_mid_speech(fade: Fade) -> None:
+    """The spectrum still changes there: it is other speech."""
+    sample_rate, overlap = 24_000, 480
+    segments = [speech_like(12_000, sample_rate, seed) for seed in range(20, 40)]
+    raw_seams = list(itertools.accumulate(segment.size for segment in segments[:-1]))
+    joined = functools.reduce(lambda first, second: join(first, second, overlap, fade), segments)
+    joined_seams = [seam - index * overlap - overlap // 2 for index, seam in enumerate(raw_seams)]
+    raw_report = seam_report(np.concatenate(segments), raw_seams, sample_rate)
+    joined_report = seam_report(joined, joined_seams, sample_rate)
+    assert not raw_report.passes
+    assert joined_report.jump_ratio < 1.2 < raw_report.jump_ratio
+    assert joined_report.spectral_ratio < raw_report.spectral_ratio / 2
