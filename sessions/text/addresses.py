@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sessions.text.numbers import digits
+from sessions.text.numbers import digits, grouped_digits
 
 _URL = re.compile(r"(?:https?://|ftp://|www\.)[^\s<>\"]+", re.IGNORECASE)
 _EMAIL = re.compile(r"(?:mailto:)?([A-Za-z0-9][\w.+-]{0,80})@([A-Za-z0-9][A-Za-z0-9-]{0,60}(?:\.[A-Za-z0-9-]{1,60})+)")
@@ -12,6 +12,8 @@ _DOMAIN = re.compile(
     r"(?<![\w@./-])(?:[A-Za-z][A-Za-z0-9-]{0,60}\.){1,4}(?:[a-z]{2,10}|[A-Z]{2,5})(?![\w@])(?:/[\w/-]*)?"
 )
 _DOT_NAME = re.compile(r"(?<!\w)\.(?=[A-Za-z])")
+_SUFFIX = re.compile(r"(?<=\.)[A-Za-z]{2,4}$")
+_SPELLED_SUFFIXES = frozenset("edu exe".split())
 _CLOSERS = ".,;:!?)]}'\"*_"
 _MAX_PATH_PARTS = 3
 _PLAIN_PART = re.compile(r"[A-Za-z]{1,20}(?:[-_][A-Za-z]{1,20}){0,4}|\d{1,4}")
@@ -24,17 +26,23 @@ _PHONE = re.compile(
     r"|\d{3}-\d{4}"
     r"|\d{4}(?:[ -]\d{4}){2,3}"
     r"|\d{2,12}(?:-\d{2,12}){2,6}"
+    r"|0\d{2,4}(?:[ -]\d{3,4}){1,3}"
     r"|0\d{6,14}|\d{10,30})"
     r"(?![\w%-]|[.,]\d)"
 )
 
 
-def say_addresses(text: str) -> str:
+def say_links(text: str) -> str:
+    """URLs, e-mail addresses, hosts and file names."""
     text = _URL.sub(_url, text)
     text = _EMAIL.sub(lambda match: f" {_name(match[1])} at {_name(match[2])} ", text)
     text = _DOMAIN.sub(_domain, text)
-    text = _PHONE.sub(_phone, text)
     return _DOT_NAME.sub("dot ", text)
+
+
+def say_phones(text: str) -> str:
+    """Telephone and card numbers and other long runs of digits, digit by digit with a pause between groups."""
+    return _PHONE.sub(_phone, text)
 
 
 def _url(match: re.Match[str]) -> str:
@@ -63,6 +71,7 @@ def _domain(match: re.Match[str]) -> str:
 
 def _name(written: str) -> str:
     """ "john dot doe" for "john.doe"; digits and capitals are left for later rules."""
+    written = _SUFFIX.sub(_suffix, written)
     written = re.sub(r"\.", " dot ", written)
     written = re.sub(r"_", " underscore ", written)
     written = re.sub(r"-", " dash ", written)
@@ -71,10 +80,14 @@ def _name(written: str) -> str:
     return re.sub(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])", " ", written)
 
 
+def _suffix(match: re.Match[str]) -> str:
+    """ "com" is a word, "py" and "html" are letters."""
+    suffix = match[0].lower()
+    is_word = len(suffix) > 2 and any(letter in "aeiou" for letter in suffix) and suffix not in _SPELLED_SUFFIXES
+    return suffix if is_word else " ".join(suffix.upper())
+
+
 def _phone(match: re.Match[str]) -> str:
     groups = re.findall(r"\d+", match[0])
-    if len(groups) == 1:
-        run = groups[0]
-        groups = [run[:3], run[3:6], run[6:]] if len(run) == 10 else [run[at : at + 4] for at in range(0, len(run), 4)]
-    spoken = ", ".join(digits(group) for group in groups)
+    spoken = ", ".join(digits(group) for group in groups) if len(groups) > 1 else grouped_digits(groups[0])
     return f" plus {spoken}" if match[0].startswith("+") else spoken

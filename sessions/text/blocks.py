@@ -61,7 +61,7 @@ class BlockSplitter:
             else:
                 yield from self._take_space(run.group(), is_break=run["line_break"] is not None)
 
-    def close(self) -> Iterator[Block | LineBreak]:
+    def flush(self) -> Iterator[Block | LineBreak]:
         self._end_word()
         yield from self._end_block()
 

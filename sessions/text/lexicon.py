@@ -40,10 +40,10 @@ ABBREVIATIONS = {
     "vs.": "versus",
     "vs": "versus",
     "v.s.": "versus",
-    "e.g.": "for example",
-    "eg.": "for example",
-    "i.e.": "that is",
-    "ie.": "that is",
+    "e.g.": "for example,",
+    "eg.": "for example,",
+    "i.e.": "that is,",
+    "ie.": "that is,",
     "approx.": "approximately",
     "incl.": "including",
     "excl.": "excluding",
@@ -61,9 +61,20 @@ ABBREVIATIONS = {
     "b/c": "because",
     "c/o": "care of",
     "a/c": "A C",
+    "O.K.": "okay",
+    "Nº": "number",
     "n/a": "not available",
     "N/A": "not available",
     "&c.": "et cetera",
+    "km/h": "kilometers per hour",
+    "m/s": "meters per second",
+    "Wi-Fi": "wye fye",
+    "wi-fi": "wye fye",
+    "Ph.D.": "P H D",
+    "Ph.D": "P H D",
+    "TL;DR": "T L D R",
+    "B.Sc.": "B S C",
+    "M.Sc.": "M S C",
 }
 """Said in full wherever they stand; the dot goes with them."""
 
@@ -120,8 +131,6 @@ NUMBERED_ABBREVIATIONS = {
 }
 """Said in full only in front of a number."""
 
-SAINT_PLACES = {"Mount", "Mt.", "Port", "Fort", "Ft.", "Lake", "Sault", "East", "West", "North", "South", "In", "At"}
-
 READ_AS_WORDS = {
     "NASA", "NATO", "UNESCO", "UNICEF", "OPEC", "ASCII", "COVID", "AIDS", "LASER", "RADAR", "SCUBA", "RAM", "ROM",
     "PIN", "SIM", "GIF", "BIOS", "NAFTA", "ASEAN", "FIFA", "UEFA", "NASDAQ", "SWAT", "ZIP", "WASP", "YOLO", "FOMO",
@@ -148,7 +157,7 @@ SPOKEN_ACRONYMS = {
     "MSC": "M S C",
 }
 
-SPELLED = {"HTTPS", "HTML", "XHTML", "ASAP", "FAQ", "FAQS", "USA", "UFO", "LED", "OLED", "IOS", "AWS", "UAE", "IOU"}
+SPELLED = {"HTTPS", "HTML", "XHTML", "ASAP", "FAQ", "FAQS", "USA", "UFO", "OLED", "IOS", "AWS", "UAE", "IOU"}
 """Capitals that look like words and are spelled."""
 
 MIXED_CASE_WORDS = {
@@ -158,7 +167,6 @@ MIXED_CASE_WORDS = {
     "iOS": "I O S",
     "macOS": "mac O S",
     "WiFi": "wye fye",
-    "Wi-Fi": "wye fye",
     "wifi": "wye fye",
     "LaTeX": "lay tech",
     "OAuth": "oh auth",
@@ -178,31 +186,44 @@ MIXED_CASE_WORDS = {
     "BTW": "by the way",
     "FYI": "F Y I",
     "aka": "A K A",
-    "TL;DR": "T L D R",
-    "Ph.D.": "P H D",
-    "o'clock": "o'clock",
 }
 
 COMMON_WORDS = frozenset(
     """
-    a about above add after again all also always am an and any are as ask at away back bad be because been before
-    best better big both but buy by call came can car care check city click come could day deal did do does done door
-    down each easy eat end ever every eye face fact far fast few find fire first fix five for four free from full fun
-    game gave get give go god going gone good got great had half hand hard has have he head hear help her here high him
-    his hold home hope hot hour house how huge i if in into is it its job join just keep kept kind know last late less
-    let life like line list little live long look lost lot love low made mail main make man many may me mind more most
-    move much must my name near need never new next nice night nine no none nor not note now of off often oh old on
-    once one only onto open or order other our out over own page part past pay peak per place plan play please point
-    pool put quit ran read real rest right road room run sad safe said sale same save say see seen self sell send set
-    seven she shop show side sign six small so some son soon sorry stay step still stop such sun sure take talk tell
-    ten than thank that the their them then there these they thing think this those three time tip to today told too
-    took top town tree true try turn two under until up upon us use used very wait walk want war warm was way we week
-    well went were what when where which while who whole whom whose why wide will win wish with word work world worse
-    would wow wrong year yes yet you young your zero zone attention caution danger exit important notice update urgent
-    welcome warning final bonus never only hello error alert watch water white black green blue red happy
+    a about above act add after again age ago aid aim air all also always am an and any are area arm art as ask at
+    away baby back bad bag ball bank bar base bat be bear beat because bed been before best bet better bid big bill
+    bird bit black blow blue boat body bone book born boss both box boy bug burn bus busy but buy by cake call calm
+    came camp can cap car card care case cash cast cat chat check city click club coat code cold come cook cool copy
+    core cost could cow crew cry cup cut dad dark data date day dead deal dear debt deep did diet dirt dish do does
+    dog done door down draw drop dry due dust duty each ear earn easy eat edge egg else end era even ever every eye
+    face fact fail fair fall fan far fast fat fear fee feed feel feet few file fill film find fire first fish fit
+    five fix flat flow fly food foot for form found four fox free from fuel full fun gain game gap gas gate gave get
+    gift girl give glad go goal god going gold gone good got great green grow gun guy had hair half hall hand hang
+    happy hard harm has hat hate have he head hear heat held hell help her here hi hide high hill him hire his hit
+    hold hole home hope hot hour house how huge hurt i ice idea if ill in inch into is item its jar job join joy
+    jump just keep kept key kick kid kill kind king kiss knee know lab lack lady lake land last late law lay lead
+    left leg less let lid lie life lift like line lip list little live lock log long look loss lost lot loud love
+    low luck mad made mail main make man many map mass may me meal mean meat meet menu might milk mind mine miss mix
+    mom mood moon more most move much mud must my name near neck need net never new next nice night nine no none nor
+    nose not note now nut odd of off often oh oil old on once one only onto open or order other our out over own
+    pack page paid pain pair pan park part pass past path pay peak pen per pet pick pie pig pink pipe place plan
+    play please plus point pool poor post pot pull pure push put quit race rain ran rank rare rate raw read real red
+    rent rest rice rich rid ride right ring rise risk road rock role roll roof room root row rule run rush sad safe
+    said sale salt same sand save say sea seat see seed seek seem seen self sell send sent set seven she ship shop
+    shot show shut shy sick side sign sing sit six size skin sky slip slow small snow so soft soil sold some son
+    song soon sorry sort soul spot star stay step still stop such suit sun sure swim take talk tall tank tape task
+    tax tea team tell ten term test text than thank that the them then there these they thin thing think this those
+    three tie time tin tiny tip to today toe told tone too took tool top tour town toy tree trip true try turn two
+    type under unit until up upon use used user van vast very view vote wage wait wake walk wall want war warm was
+    wash wave way we weak wear web week well went were wet what when where which while white whole whom whose why
+    wide wife wild will win wind wine wing wire wise wish with wood word work world worse would wow wrong yard yes
+    yet you young your zero zone
     """.split()
 )
 """Capitals that spell one of these are shouting, not an acronym."""
+
+SPELLED_UNLESS_SHOUTING = {"IT": "it", "US": "us", "WHO": "who", "AM": "am", "SAT": "sat", "LED": "led"}
+"""Acronyms that are words too: words only behind another word in capitals."""
 
 ROMAN_CARDINAL_AFTER = frozenset(
     "chapter war part act section volume book phase type class title figure table step level stage appendix article "
@@ -323,6 +344,7 @@ UNITS = {
     "ha": "hectare",
     "tbsp": "tablespoon",
     "tsp": "teaspoon",
+    "¢": "cent",
     "°C": "degree Celsius",
     "°F": "degree Fahrenheit",
     "°": "degree",
@@ -335,6 +357,23 @@ UNITS = {
     "W": "watt",
     "V": "volt",
 }
+
+PER_UNITS = {unit: unit for unit in "hour day week month year night person user unit minute second mile".split()} | {
+    "hr": "hour",
+    "mo": "month",
+    "yr": "year",
+    "min": "minute",
+    "kg": "kilogram",
+    "lb": "pound",
+    "km": "kilometer",
+}
+"""What may stand behind the stroke of "$5/hr"."""
+
+PLACES = (
+    "Apartment Apt. Unit Room Gate Suite Seat Row Flat Block Terminal Platform Class Grade Group Building Type Model "
+    "Exhibit Route gate seat room row suite"
+).split()
+"""Behind these a number may end in a letter: "Gate 5B"."""
 
 FRACTION_SIGNS = {
     "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
@@ -364,19 +403,25 @@ SYMBOLS = {
     "‰": " per mille ",
     "§": " section ",
     "№": " number ",
+    "™": "",
+    "©": "",
+    "®": "",
+    "℠": "",
+    "℃": " degrees Celsius ",
+    "℉": " degrees Fahrenheit ",
     "€": " euros ",
     "£": " pounds ",
     "¥": " yen ",
     "₹": " rupees ",
-    "→": ", ",
-    "⇒": ", ",
-    "←": ", ",
-    "•": ", ",
+    "→": "¦",
+    "⇒": "¦",
+    "←": "¦",
+    "•": "¦",
     "·": " ",
-    "|": ", ",
-    "—": ", ",
-    "–": ", ",
-    "―": ", ",
+    "|": "¦",
+    "—": "¦",
+    "–": "¦",
+    "―": "¦",
     "−": " minus ",
     "…": "...",
     "。": ". ",

@@ -31,7 +31,7 @@ _QUOTE = re.compile(r"(?:>\s?)+")
 
 _IMAGE_OR_LINK_START = re.compile(r"!?\[(?=[^\]]*(?:\]|$))")
 _LINK_END = re.compile(r"\](?:\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s[^)]*)?\)|\[[^\]]*\])")
-_CITATION = re.compile(r"\[\^?\d{1,3}(?:[,–-] ?\d{1,3})*\](?!\()|【[^】]*】")
+_CITATION = re.compile(r"\[[xX ]?\]|\[\^?\d{1,3}(?:[,–-] ?\d{1,3})*\](?!\()|【[^】]*】")
 _AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^<>\s]+)>")
 _COMMENT = re.compile(r"<!--.*?(?:-->|$)", re.DOTALL)
 _BREAK_TAG = re.compile(r"</?(?:br|p|div|li|h[1-6]|tr|hr|ul|ol)\b[^<>]*>", re.IGNORECASE)
@@ -52,10 +52,14 @@ def is_open(text: str) -> bool:
     return bool(_OPEN_TAG.search(text) or _OPEN_LINK_TARGET.search(text))
 
 
+def closes_fence(text: str) -> bool:
+    return text.endswith(("```", "~~~"))
+
+
 def line_kind(text: str) -> tuple[LineKind, str]:
     """The kind of line that begins with this text, and the text without what marks it as such."""
     text = _QUOTE.sub("", text, count=1) if text.startswith(">") else text
-    if _FENCE.match(text):
+    if (fence := _FENCE.match(text)) and not closes_fence(text[fence.end() :]):
         return LineKind.FENCE, ""
     if _RULE.match(text):
         return LineKind.RULE, ""
@@ -73,7 +77,7 @@ def line_kind(text: str) -> tuple[LineKind, str]:
 def strip_markup(text: str) -> str:
     """Marks of emphasis, links, images, citations, tags and entities; what they enclose stays."""
     text = _AUTOLINK.sub(r" \1 ", _COMMENT.sub(" ", text))
-    text = _TAG.sub(_tag, _BREAK_TAG.sub(" , ", text))
+    text = _TAG.sub(_tag, _BREAK_TAG.sub(" ¦ ", text))
     text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
     text = _CITATION.sub("", text)
     text = _LINK_END.sub("", text)

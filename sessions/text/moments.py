@@ -16,6 +16,7 @@ _ISO = re.compile(
 )
 _SLASHED = re.compile(r"(?<![\w/.-])(?P<first>[0-3]?\d)/(?P<second>[0-3]?\d)/(?P<year>(?:[12]\d)?\d\d)(?![\w/])")
 _POINTED = re.compile(r"(?<![\w.])(?P<second>[0-3]?\d)\.(?P<first>[01]?\d)\.(?P<year>[12]\d{3})(?!\w)")
+_SHORT = re.compile(r"(?<![\w/.,-])(?P<month>0?[1-9]|1[0-2])/(?P<day>1[789]|2\d|3[01])(?![\w/%]|\.\d)")
 _MONTH_DAY = re.compile(
     rf"\b{_MONTH}\s{_DAY}(?:\s?[-–—]\s?(?P<last>[0-3]?\d)(?:st|nd|rd|th)?)?(?![\w:%/]|[.,]\d){_YEAR}"
 )
@@ -24,6 +25,7 @@ _MONTH_YEAR = re.compile(rf"\b{_MONTH}(?=,? [12]\d{{3}}(?!\d))")
 _MONTH_DOT = re.compile(rf"\b({'|'.join(MONTH_ABBREVIATIONS)})\.(?=\s|$)")
 _WEEKDAY = re.compile(rf"\b({'|'.join(WEEKDAYS)})\.?,?(?=\s(?:{'|'.join(MONTHS)}|{'|'.join(MONTH_ABBREVIATIONS)}|\d))")
 _WEEKDAY_DOT = re.compile(r"\b(Mon|Tues?|Wed|Thurs?|Thu|Fri)\.(?=\s|$)")
+_WEEKDAYS = re.compile(rf"\b({'|'.join(WEEKDAYS)})\.?\s?[-–—]\s?({'|'.join(WEEKDAYS)})\b\.?")
 
 _HALF = r"(?P<half>[AaPp])\.?\s?[Mm](?![A-Za-z])(?P<dot>\.?)"
 _CLOCK = re.compile(
@@ -33,7 +35,7 @@ _HOUR = re.compile(rf"(?<![\w:.,])(?P<hour>1[0-2]|0?[1-9])\s?{_HALF}")
 _HOUR_RANGE = re.compile(
     rf"(?<![\w:.,])(?P<hour>1[0-2]|0?[1-9])(?P<to>\s?[-–—]\s?)(?=(?:1[0-2]|0?[1-9])(?::[0-5]\d)?\s?{_HALF})"
 )
-_TO = re.compile(r"(?<=[\dMm.])\s?[-–—]\s?(?=\d{1,2}:\d\d)")
+_TO = re.compile(r"(?<=[\dMm.])\s?[-–—]\s?(?=\d{1,2}(?::\d\d|\s?[AaPp]\.?[Mm]))")
 
 
 def say_moments(text: str) -> str:
@@ -41,6 +43,8 @@ def say_moments(text: str) -> str:
     text = _ISO.sub(_written_date, text)
     text = _SLASHED.sub(_slashed_date, text)
     text = _POINTED.sub(_slashed_date, text)
+    text = _SHORT.sub(lambda match: f"{MONTHS[int(match['month']) - 1]} {ordinal(int(match['day']))}", text)
+    text = _WEEKDAYS.sub(lambda match: f"{WEEKDAYS[match[1]]} to {WEEKDAYS[match[2]]}", text)
     text = _WEEKDAY.sub(lambda match: f"{WEEKDAYS[match[1]]},", text)
     text = _WEEKDAY_DOT.sub(lambda match: WEEKDAYS[match[1]], text)
     text = _MONTH_DAY.sub(_month_day, text)
@@ -113,7 +117,7 @@ def _clock(match: re.Match[str]) -> str:
     if minute:
         words.append(f"oh {ONES[minute]}" if minute < 10 else cardinal(minute))
     elif not match["half"]:
-        words.append("o'clock" if 1 <= hour <= 12 and not second else "hundred" if hour > 12 else "oh clock")
+        words.append("o'clock" if 1 <= hour <= 12 else "hundred")
     if second:
         words.append(f"and {cardinal(second)} second{'s' if second > 1 else ''}")
     if match["half"]:

@@ -75,6 +75,18 @@ def digits(text: str) -> str:
     return " ".join(ONES[int(character)] for character in text if character in "0123456789")
 
 
+def grouped_digits(run: str) -> str:
+    """A long run one by one, with a comma between groups of three or four: 3-3, 3-4, 4-4, 3-3-4, 4-4-4-4."""
+    num_groups = len(run) // 4 if len(run) % 4 == 0 else max(1, len(run) // 3)
+    size, num_longer = divmod(len(run), num_groups)
+    sizes = [size] * (num_groups - num_longer) + [size + 1] * num_longer
+    groups = []
+    for length in sizes:
+        groups.append(digits(run[:length]))
+        run = run[length:]
+    return ", ".join(groups)
+
+
 def number(text: str) -> str:
     """A number as written in English: "1,234.50", "007", "3"."""
     whole, _, fraction = text.replace(",", "").partition(".")

@@ -1,0 +1,50 @@
+"""Words and marks in a row, as a voice reads them."""
+
+from __future__ import annotations
+
+import re
+
+
+class Joiner:
+    """Puts words and marks in a row: one space between words, one mark behind a word.
+
+    ``¦`` is a pause that needs no mark of its own: a comma if another word follows.
+    """
+
+    _TOKEN = re.compile(
+        r"(?P<word>[A-Za-z]+(?:['-][A-Za-z]+)*)|(?P<pause>¦)|(?P<marks>[.,;:!?](?:[\s\"')\]}]*[.,;:!?])*)"
+    )
+    _BY_STRENGTH = "?!.:;,"
+
+    def __init__(self) -> None:
+        self.started = False
+        self._after_mark = False
+        self._pause = False
+
+    def join(self, text: str, *, glued: bool) -> str:
+        pieces = []
+        for token in self._TOKEN.finditer(text):
+            if token["word"]:
+                pieces.append(self._word(token["word"], glued=glued))
+            elif token["marks"]:
+                pieces.append(self._mark(token["marks"]))
+            else:
+                self._pause = self.started and not self._after_mark
+            glued = False
+        return "".join(pieces)
+
+    def stop(self) -> str:
+        return self._mark(".")
+
+    def _word(self, word: str, *, glued: bool) -> str:
+        before = ", " if self._pause else " "
+        if not self.started or (glued and not self._pause):
+            before = ""
+        self.started, self._after_mark, self._pause = True, False, False
+        return before + word
+
+    def _mark(self, run: str) -> str:
+        if not self.started or self._after_mark:
+            return ""
+        self._after_mark, self._pause = True, False
+        return next(mark for mark in self._BY_STRENGTH if mark in run)

@@ -1,0 +1,70 @@
+"""Amounts with a unit in one block of text: lengths, weights, percentages, ranges of them."""
+
+from __future__ import annotations
+
+import re
+
+from sessions.text.lexicon import INVARIABLE, IRREGULAR_PLURALS, MAGNITUDES, PER_UNITS, PLACES, UNITS
+from sessions.text.numbers import number
+from sessions.text.rules import DASH, NUMBER, Rule, apply, either
+
+_UNIT = rf"(?P<unit>{either(UNITS)})(?![\w/²³])"
+_UNIT_DOT = r"(?:\.(?=\s[a-z\d]))?"
+"""The dot of "lbs." goes if the sentence goes on."""
+
+_PLACE = re.compile(rf"\b(?P<place>{either(PLACES)}) (?P<number>\d{{1,4}})(?P<letter>[A-Z])(?!\w)")
+_PER = re.compile(rf"(?<=[a-z])\s?/\s?(?P<unit>{either(PER_UNITS)})\b")
+_FEET_INCHES = re.compile(r"""(?<![\w.])(\d{1,2})' ?(\d{1,2})(?:["″]|''|(?![\w']))""")
+_INCHES = re.compile(rf"""(?<![\w.,])(?P<amount>{NUMBER})(?:["″]|in(?!\w)|\sin(?=\.)){_UNIT_DOT}""")
+_RANGE = re.compile(rf"(?<![\w.,/-])({NUMBER}){DASH}(?={NUMBER}(?![\w/-]*[-/]\d)(?:[^\d]|$))")
+_PERCENT_RANGE = re.compile(rf"(?<=\d)\s?%{DASH}(?=\d)")
+_PERCENT = re.compile(rf"({NUMBER})\s?%")
+_PART = re.compile(rf"(?<![\w,/])(?P<whole>\d{{1,3}} +)?(?P<part>\d{{1,3}}/\d{{1,3}})\s*{_UNIT}{_UNIT_DOT}")
+_AMOUNT = re.compile(rf"(?<![\w,/])(?P<amount>{NUMBER})[\s-]?{_UNIT}{_UNIT_DOT}")
+_SCREEN = re.compile(r"(?<![\w.])([48])K(?!\w)")
+_MAGNITUDE = re.compile(rf"(?<![\w.,])({NUMBER})(bn|[kKMBT])(?!\w)")
+
+
+def say_measures(text: str, previous_word: str) -> str:
+    """``previous_word`` tells "gate 5B" from five billion."""
+    text = _PLACE.sub(r"\g<place> \g<number> \g<letter>", f"{previous_word} {text}")[len(previous_word) + 1 :]
+    text = _PER.sub(lambda match: f" per {PER_UNITS[match['unit']]}", text)
+    text = apply(_LENGTHS, text)
+    if "=" not in text:
+        text = _RANGE.sub(r"\1 to ", text)
+    return apply(_AMOUNTS, text)
+
+
+def counted(unit: str, amount: str) -> str:
+    return unit if amount == "1" else in_plural(unit)
+
+
+def in_plural(unit: str) -> str:
+    """ "kilometers per hour" for "kilometer per hour", "degrees Celsius" for "degree Celsius"."""
+    head, *tail = re.split(r"(?= per | Celsius| Fahrenheit)", unit)
+    front, space, last = head.rpartition(" ")
+    if last not in INVARIABLE and not last.isupper():
+        last = IRREGULAR_PLURALS.get(last, f"{last}s")
+    return "".join([front, space, last, *tail])
+
+
+def _part(match: re.Match[str]) -> str:
+    """ "1/2 cup", "2 1/2 cups": the fraction itself is said later."""
+    unit = UNITS[match["unit"]]
+    whole = match["whole"] or ""
+    return f"{whole}{match['part']} {in_plural(unit) if whole else unit}"
+
+
+_LENGTHS: list[Rule] = [
+    (_FEET_INCHES, r"\1 foot \2 "),
+    (_INCHES, lambda match: f"{number(match['amount'])} {counted('inch', match['amount'])}"),
+]
+_AMOUNTS: list[Rule] = [
+    (_PERCENT_RANGE, " percent to "),
+    (re.compile(r"(?<![\w)\]^])[-−](?=\.?\d)"), " minus "),
+    (_PERCENT, lambda match: f"{number(match[1])} percent"),
+    (_PART, _part),
+    (_AMOUNT, lambda match: f"{number(match['amount'])} {counted(UNITS[match['unit']], match['amount'])}"),
+    (_SCREEN, r"\1 K"),
+    (_MAGNITUDE, lambda match: f"{number(match[1])} {MAGNITUDES[match[2]]}"),
+]

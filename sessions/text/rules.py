@@ -1,0 +1,24 @@
+"""Rewriting by a list of rules, applied in order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+
+NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+"""A number as it is written in English: 1,234.5 or 12 or .5"""
+
+DASH = r"\s?[-–—]\s?"
+
+
+def apply(rules: Iterable[Rule], text: str) -> str:
+    for pattern, replacement in rules:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def either(words: Iterable[str]) -> str:
+    """A pattern of these words, the longest first."""
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
