@@ -126,7 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="checkpoint folder; default: the embedded voice")
     parser.add_argument("--random", help="a random checkpoint of this shape: embedded, tiny, tiny_projected")
-    parser.add_argument("--batch", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 4, 8, 12, 32])
+    parser.add_argument(
+        "--batch", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 4, 8, 12, 32]
+    )
     parser.add_argument("--frames", type=int, default=40, help="steps in one round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -139,7 +141,11 @@ def main() -> None:
     device = choose_device(args.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
     dtype = str(choose_dtype(args.dtype, device)).removeprefix("torch.")
-    print(json.dumps({"benchmark": "engine_step", "device": name, "dtype": dtype, "torch": torch.__version__, "rows": rows}))
+    print(
+        json.dumps(
+            {"benchmark": "engine_step", "device": name, "dtype": dtype, "torch": torch.__version__, "rows": rows}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ generator at full width, in the order of the official code, whose multinomial dr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,8 +18,8 @@ from torch import Tensor
 
 Words = npt.NDArray[np.uint64]
 
-_MULTIPLIER = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _ROUNDS = 10
@@ -40,30 +42,46 @@ class NoiseSource(Protocol):
         ...
 
 
-def philox(counter: tuple[Words, ...], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Philox4x32-10 (Salmon et al., SC'11): four 32-bit words from a 128-bit counter and a 64-bit key.
+def philox(even: Words, odd: Words, round_keys: Sequence[Words]) -> tuple[Words, Words]:
+    """Philox4x32-10 (Salmon et al., SC'11) of many counters at once.
 
-    Words travel in uint64 arrays that broadcast against each other.
+    even [2, ...] holds counter words 0 and 2, odd [2, ...] words 1 and 3, as 32-bit values in uint64; both broadcast
+    against each of ``round_keys``. Returns the four words in the same arrangement.
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        left, right = c0 * _MULTIPLIER[0], c2 * _MULTIPLIER[1]
-        c0, c1, c2, c3 = (right >> _HALF) ^ c1 ^ k0, right & _LOW, (left >> _HALF) ^ c3 ^ k1, left & _LOW
-        k0, k1 = (k0 + np.uint64(_WEYL[0])) & _LOW, (k1 + np.uint64(_WEYL[1])) & _LOW
-    return c0, c1, c2, c3
+    multipliers = _MULTIPLIERS.reshape(2, *(1,) * (even.ndim - 1))
+    for key in round_keys:
+        product = (even * multipliers)[::-1]
+        even = product >> _HALF
+        even ^= odd
+        even ^= key
+        odd = product & _LOW
+    return even, odd
+
+
+def expand_keys(seeds: Words) -> list[Words]:
+    """64-bit seeds [...] -> the keys of the ten rounds, each [2, ...]."""
+    key = np.stack((seeds & _LOW, seeds >> _HALF))
+    step = _WEYL.reshape(2, *(1,) * seeds.ndim)
+    return [(key + np.uint64(i) * step) & _LOW for i in range(_ROUNDS)]
+
+
+@lru_cache(maxsize=1024)
+def _round_keys(seeds: tuple[int, ...]) -> list[Words]:
+    """For rows side by side: the mix of seeds changes only when a row joins or leaves."""
+    return expand_keys(np.array(seeds, dtype=np.uint64)[:, None])
 
 
 class CounterNoise:
     full_width = False
 
     def exponential(self, keys: list[DrawKey], codebook: int, ids: Tensor) -> Tensor:
-        rows = np.array(keys, dtype=np.uint64)[:, :, None]
-        seed, segment, frame = rows[:, 0], rows[:, 1], rows[:, 2]
-        place = (segment << np.uint64(8)) | np.uint64(codebook)
-        counter = (ids.cpu().numpy().astype(np.uint64), place & _LOW, frame, place >> _HALF)
-        word = philox(counter, (seed & _LOW, seed >> _HALF))[0]
-        uniform = (word.astype(np.float64) + 0.5) * 2.0**-32
+        segments, frames = ([[key[i]] for key in keys] for i in (1, 2))
+        place = (np.array(segments, dtype=np.uint64) << np.uint64(8)) | np.uint64(codebook)
+        candidates = ids.cpu().numpy().astype(np.uint64)
+        even = np.stack(np.broadcast_arrays(candidates, np.array(frames, dtype=np.uint64)))
+        odd = np.stack((place & _LOW, place >> _HALF))
+        words = philox(even, odd, _round_keys(tuple(key.seed for key in keys)))[0][0]
+        uniform = words * 2.0**-32 + 2.0**-33
         return torch.from_numpy(-np.log(uniform)).float().to(ids.device)
 
 

@@ -75,9 +75,7 @@ def draw_full(logits: Tensor, batch: DrawBatch, keys: list[DrawKey], codebook: i
     return (scaled.softmax(-1) / noise.exponential(keys, codebook, ids)).argmax(-1)
 
 
-def draw_candidates(
-    logits: Tensor, batch: DrawBatch, keys: list[DrawKey], codebook: int, noise: NoiseSource
-) -> Tensor:
+def draw_candidates(logits: Tensor, batch: DrawBatch, keys: list[DrawKey], codebook: int, noise: NoiseSource) -> Tensor:
     """The same draw over the top-k alone: noise is needed for them only. Of ties at the k-th value one stays."""
     ranked, ids = logits.topk(min(batch.max_k or logits.shape[-1], logits.shape[-1]), dim=-1)
     ranked = ranked / batch.temperature
