@@ -38,11 +38,8 @@ class PlaybackClock:
         self.num_emitted += num_samples
 
     def report(self, played_samples: int, now_s: float) -> None:
-        """Set by the listener; before the first chunk there is nothing to set."""
-        if self.dry_at_s is None:
-            return
-        left = self.num_emitted - min(max(played_samples, 0), self.num_emitted)
-        self.dry_at_s = now_s + left / self.sample_rate
+        """Negative: playback begins in so many samples, behind what plays before."""
+        self.dry_at_s = now_s + max(self.num_emitted - played_samples, 0) / self.sample_rate
 
     def lead_s(self, now_s: float) -> float:
         """Seconds emitted and not yet played; 0 before the first chunk."""
