@@ -78,6 +78,7 @@ def _initial(match: re.Match[str]) -> str:
 
 _RULES: list[Rule] = [
     (re.compile(r"(?:\.\s?){2,}\.|\.\.|…"), _ellipsis),
+    (re.compile(r"(?<!\w)(Mrs?|Ms|Dr|Prof)\.(?=[A-Z])"), r"\1. "),
     (re.compile(r"(?<=[A-Za-z])\(e?s\)"), "s"),
     (
         re.compile(r"(?<!\w)([A-Z]{1,3})&([A-Z]{1,3})(?!\w)"),
@@ -85,13 +86,13 @@ _RULES: list[Rule] = [
     ),
     (re.compile(r"(?<=\b[Hh]e)/(?=she\b)|(?<=\b[Hh]is|\b[Hh]im)/(?=hers?\b)|(?<=\b[Ss]he)/(?=he\b)"), " or "),
     (
-        re.compile(rf"{_FRONT}({either(NUMBERED_ABBREVIATIONS)})\s?(?=\d)"),
+        re.compile(rf"{_FRONT}({either(NUMBERED_ABBREVIATIONS)})\s?(?=\d|[IVX]{{2,}}\b|[VX]\b)"),
         lambda match: f"{NUMBERED_ABBREVIATIONS[match[1]]} ",
     ),
     (re.compile(rf"{_FRONT}(?:{either(ABBREVIATIONS)})(?!\w)"), lambda match: ABBREVIATIONS[match[0]]),
     (re.compile(rf"{_FRONT}(?:{either(CLOSING_ABBREVIATIONS)})(?!\w)"), _closing),
     (re.compile(rf"{_FRONT}(?:{either(_TITLES)})(?!\w)"), _title),
-    (re.compile(rf"{_FRONT}(?:[A-Za-z]\.){{2,}}"), _initials),
+    (re.compile(rf"{_FRONT}(?:[A-Z]\.){{2,}}"), _initials),
     (re.compile(r"(?<!\w)([A-Z])\.(?=\d)"), r"\1 "),
     (re.compile(r"(?<![\w.'])([A-Z])\.(?=\s[A-Z]\.)"), r"\1"),
     (re.compile(r"(?<![\w.'])(?<![AP] )[A-HJ-Z]\.(?=\s(?P<next>[A-Z][\w']*))"), _initial),

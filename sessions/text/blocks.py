@@ -54,6 +54,10 @@ class BlockSplitter:
         self._block_end = 0
         self._block_glued = False
 
+    @property
+    def num_chars_held(self) -> int:
+        return self._num_word_chars + sum(map(len, self._words))
+
     def push(self, text: str) -> Iterator[Block | LineBreak]:
         for run in _RUN.finditer(text):
             if run["visible"]:

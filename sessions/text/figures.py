@@ -16,6 +16,10 @@ _DOTTED = re.compile(r"(?<![\w.])(?P<lead>[vV]?)(?P<parts>\d{1,6}(?:\.\d{1,6}){2
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)")
 _DECADE = re.compile(r"(?<![\w.,])'?(?P<year>[2-9]0|1\d\d0|20\d0|2000)'?s(?!\w)")
 _MINUS = re.compile(r"(?<=\d)\s?[-–−]\s?(?=\d)")
+_LENGTH = r"\s?(?:ft|in|cm|mm|m|feet|inch|inches|meters)"
+_DIMENSION = re.compile(
+    rf"(?<=\d)\s?[x×]\s?(?={NUMBER}{_LENGTH}\b)|(?:(?<=ft)|(?<=[^a-z]in)|(?<=cm)|(?<=mm))\s?[x×]\s?(?=\d)"
+)
 _BY = re.compile(r"(?<=\d)(?<!\b0)x(?=\d)")
 _TIMES = re.compile(r"(?<=\d)\s?[×*]\s?(?=\d)|(?<=\d) x (?=\d)")
 _FOLD = re.compile(rf"(?<![\w.,])({NUMBER})\s?[x×](?!\w)")
@@ -25,6 +29,7 @@ _RATING = re.compile(r"(?<![\w.,/])(\d+\.\d+|[2-9](?=\s?/\s?10)|[1-9]\d(?=\s?/\s
 _FRACTION = re.compile(r"(?<![\w.,/])(\d{1,6})\s?[/⁄]\s?(\d{1,6})(?![\w/]|\.\d)")
 _RATIO = re.compile(r"(?<![\w.:])(\d{1,6}):(\d{1,6})(?![\w:])")
 _ORDINAL = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th|ST|ND|RD|TH)(?!\w)")
+_ORDINAL_RANGE = re.compile(r"(?<=\dst|\dnd|\drd|\dth)\s?[-–]\s?(?=\d{1,3}(?:st|nd|rd|th))")
 _VERSION = re.compile(r"(?<!\w)[vV](?=\d+(?:\.\d+)*(?!\w))")
 _COMPOUND = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)-(?=[A-Za-z]{2,})")
 _YEAR = re.compile(r"(?<![\w.,])(1[1-9]\d\d|20\d\d)(?!\w|[.,]\d)")
@@ -99,6 +104,7 @@ _BEFORE_UNITS: list[Rule] = [
     (_FRACTION_SIGN, lambda match: f" {FRACTION_SIGNS[match[0]]} "),
     (_DOTTED, _dotted),
     (_DECADE, _decade),
+    (_DIMENSION, " by "),
 ]
 _FIGURES: list[Rule] = [
     (_SCIENTIFIC, r"\1 times ten to the power of \2"),
@@ -110,6 +116,7 @@ _FIGURES: list[Rule] = [
     (_RATING, r"\1 out of \2"),
     (_FRACTION, lambda match: _fraction(match[1], match[2])),
     (_RATIO, r"\1 to \2"),
+    (_ORDINAL_RANGE, " to "),
     (_ORDINAL, lambda match: ordinal(int(match[1].replace(",", "")))),
     (_VERSION, "version "),
 ]

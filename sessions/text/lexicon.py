@@ -79,6 +79,9 @@ ABBREVIATIONS = {
 """Said in full wherever they stand; the dot goes with them."""
 
 CLOSING_ABBREVIATIONS = {
+    "a.m.": "A M",
+    "p.m.": "P M",
+    "a.k.a.": "also known as",
     "etc.": "et cetera",
     "Inc.": "Incorporated",
     "Corp.": "Corporation",
@@ -183,6 +186,7 @@ MIXED_CASE_WORDS = {
     "Ok": "Okay",
     "lol": "L O L",
     "btw": "by the way",
+    "etc": "et cetera",
     "BTW": "by the way",
     "FYI": "F Y I",
     "aka": "A K A",

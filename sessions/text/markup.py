@@ -31,7 +31,7 @@ _QUOTE = re.compile(r"(?:>\s?)+")
 
 _IMAGE_OR_LINK_START = re.compile(r"!?\[(?=[^\]]*(?:\]|$))")
 _LINK_END = re.compile(r"\](?:\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s[^)]*)?\)|\[[^\]]*\])")
-_CITATION = re.compile(r"\[[xX ]?\]|\[\^?\d{1,3}(?:[,–-] ?\d{1,3})*\](?!\()|【[^】]*】")
+_CITATION = re.compile(r"\[[xX ]?\](?!\()|\[\^?\d{1,3}(?:[,–-] ?\d{1,3})*\](?!\()|【[^】]*】")
 _AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^<>\s]+)>")
 _COMMENT = re.compile(r"<!--.*?(?:-->|$)", re.DOTALL)
 _BREAK_TAG = re.compile(r"</?(?:br|p|div|li|h[1-6]|tr|hr|ul|ol)\b[^<>]*>", re.IGNORECASE)
@@ -40,7 +40,8 @@ _ENTITY = re.compile(r"&(?:[A-Za-z]{2,31}|#\d{1,7}|#[xX][0-9A-Fa-f]{1,6});")
 _STARS = re.compile(r"(?<!\d)\*+|\*+(?!\d)|\*{2,}")
 _UNDERSCORES = re.compile(r"(?<![A-Za-z0-9])_+|_+(?![A-Za-z0-9])")
 _TILDES = re.compile(r"~~+|`+")
-_ABOUT = re.compile(r"~(?=[$€£]?\d)")
+_PRODUCT = re.compile(r"(?<=\d) ?\* ?(?=\d)")
+_ABOUT = re.compile(r"(?<!~)~(?=[$€£]?\d)")
 _ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+\-.!|>~$])")
 
 _OPEN_TAG = re.compile(r"<(?:[A-Za-z/][^<>]*|!(?:-(?:-(?:(?!-->).)*)?)?)$", re.DOTALL)
@@ -70,7 +71,7 @@ def line_kind(text: str) -> tuple[LineKind, str]:
     if match := _BULLET.match(text):
         return LineKind.ITEM, _CHECKBOX.sub("", text[match.end() :].lstrip())
     if match := _NUMBERED.match(text):
-        return LineKind.ITEM, f"{match[1]},{text[match.end() :]}"
+        return LineKind.ITEM, f"{match[1]} ¦{text[match.end() :]}"
     return LineKind.PROSE, text
 
 
@@ -82,6 +83,7 @@ def strip_markup(text: str) -> str:
     text = _CITATION.sub("", text)
     text = _LINK_END.sub("", text)
     text = _ESCAPED.sub(r"\1", text)
+    text = _PRODUCT.sub(" × ", text)
     text = _TILDES.sub("", _ABOUT.sub("about ", text))
     return _UNDERSCORES.sub("", _STARS.sub("", text))
 

@@ -12,7 +12,7 @@ _DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th)?"
 _YEAR = r"(?:,?\s(?P<year>[12]\d{3})(?![\w:%]))?"
 
 _ISO = re.compile(
-    r"(?<![\w-])(?P<year>[12]\d{3})[-/](?P<month>[01]?\d)[-/](?P<day>[0-3]?\d)(?![\d-])(?:T(?=\d\d:\d\d))?"
+    r"(?<![\w-])(?P<year>[12]\d{3})[-/](?P<month>[01]?\d)[-/](?P<day>[0-3]?\d)(?![\d-])(?P<time>T(?=\d\d:\d\d))?"
 )
 _SLASHED = re.compile(r"(?<![\w/.-])(?P<first>[0-3]?\d)/(?P<second>[0-3]?\d)/(?P<year>(?:[12]\d)?\d\d)(?![\w/])")
 _POINTED = re.compile(r"(?<![\w.])(?P<second>[0-3]?\d)\.(?P<first>[01]?\d)\.(?P<year>[12]\d{3})(?!\w)")
@@ -69,11 +69,12 @@ def _full_month(written: str) -> str:
 def _date(month: int, day: int, year_number: int) -> str | None:
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
-    return f"{MONTHS[month - 1]} {ordinal(day)}, {year(year_number)} "
+    return f"{MONTHS[month - 1]} {ordinal(day)}, {year(year_number)}"
 
 
 def _written_date(match: re.Match[str]) -> str:
-    return _date(int(match["month"]), int(match["day"]), int(match["year"])) or match[0]
+    date = _date(int(match["month"]), int(match["day"]), int(match["year"]))
+    return f"{date}, " if date and match["time"] else date or match[0]
 
 
 def _slashed_date(match: re.Match[str]) -> str:

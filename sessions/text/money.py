@@ -14,7 +14,7 @@ _SCALE = r"(?:\s?(?P<scale>thousand|million|billion|trillion|bn|[kKmMBT])(?![A-Z
 _SIGN = either(CURRENCY_SIGNS)
 _CODE = either(CURRENCY_CODES)
 
-_RANGE = re.compile(rf"(?P<sign>{_SIGN})\s?(?P<lower>{NUMBER}){DASH}(?:{_SIGN})?(?=\.?\d)")
+_RANGE = re.compile(rf"(?P<sign>{_SIGN})\s?(?P<lower>{NUMBER}){_SCALE}{DASH}(?:{_SIGN})?(?=\.?\d)")
 _SIGN_FIRST = re.compile(rf"(?P<minus>(?<!\w)[-−])?(?P<sign>{_SIGN})\s?(?P<amount>{NUMBER}){_SCALE}")
 _CODE_FIRST = re.compile(rf"(?<!\w)(?P<sign>{_CODE}) ?(?P<amount>{NUMBER}){_SCALE}")
 _SIGN_LAST = re.compile(rf"(?<![\w.,])(?P<amount>{NUMBER}){_SCALE}\s?(?P<sign>[€£¥₹]|(?:{_CODE})(?!\w))")
@@ -29,9 +29,14 @@ def _sum(match: re.Match[str]) -> str:
     found = match.groupdict()
     unit, part = CURRENCY_SIGNS.get(found["sign"]) or CURRENCY_CODES[found["sign"]]
     minus = " minus " if found.get("minus") else ""
-    if scale := found["scale"]:
-        return f"{minus}{number(found['amount'])} {_SCALES.get(scale, scale)} {in_plural(unit)} "
+    if found["scale"]:
+        return f"{minus}{number(found['amount'])}{_scale(match)} {in_plural(unit)} "
     return minus + _whole_and_part(found["amount"], unit, part)
+
+
+def _scale(match: re.Match[str]) -> str:
+    scale = match["scale"]
+    return f" {_SCALES.get(scale, scale)}" if scale else ""
 
 
 def _whole_and_part(amount: str, unit: str, part: str) -> str:
@@ -46,7 +51,7 @@ def _whole_and_part(amount: str, unit: str, part: str) -> str:
 
 
 _RULES: list[Rule] = [
-    (_RANGE, lambda match: f"{number(match['lower'])} to {match['sign']}"),
+    (_RANGE, lambda match: f"{number(match['lower'])}{_scale(match)} to {match['sign']}"),
     (_SIGN_FIRST, _sum),
     (_CODE_FIRST, _sum),
     (_SIGN_LAST, _sum),

@@ -25,6 +25,8 @@ _MAX_CODE_DIGITS = 4
 _ROMAN = re.compile(r"(?<![\w.'-])[IVX]{1,6}(?![\w'-])")
 _ROMAN_BELOW_40 = re.compile(r"X{0,3}(?:IX|IV|V?I{0,3})")
 _ROMAN_VALUES = {"I": 1, "V": 5, "X": 10}
+_PLAIN_ROMAN = frozenset("II III VII VIII XII XIII".split())
+_TIME_ZONE = re.compile(r"(?<=UTC|GMT)[-−](?=\d)")
 _NAME_NUMBER = re.compile(r"(?<=[A-Za-z])-(?=\d)")
 _CODE = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]+")
 _CODE_PARTS = re.compile(r"[A-Za-z]+|\d+")
@@ -36,7 +38,8 @@ _TRAILING_CAPITALS = re.compile(r"([A-Z]?[a-z]{2,})([A-Z]{2,})")
 def say_names(text: str, previous_word: str) -> str:
     """``previous_word`` is the raw word in front of this text. Digits that stand alone stay."""
     text = _ROMAN.sub(lambda match: _roman(match, previous_word), text)
-    text = _CODE.sub(_code, _NAME_NUMBER.sub(" ", text))
+    text = _NAME_NUMBER.sub(" ", _TIME_ZONE.sub(" minus ", text))
+    text = _CODE.sub(_code, text)
     return _WORD.sub(lambda match: say_word(match[0], _word_before(match, previous_word)), text)
 
 
@@ -96,7 +99,7 @@ def _roman(match: re.Match[str], previous_word: str) -> str:
         return cardinal(value)
     if value and previous in ROMAN_ORDINAL_AFTER and match[0] != "I":
         return f"the {ordinal(value)}"
-    return match[0]
+    return cardinal(value) if match[0] in _PLAIN_ROMAN else match[0]
 
 
 def roman_value(text: str) -> int:

@@ -43,6 +43,11 @@ class IncrementalNormalizer:
         """Whether any word has come out so far."""
         return self._joiner.started
 
+    @property
+    def num_chars_held(self) -> int:
+        """Raw characters that wait for what comes after them."""
+        return self._blocks.num_chars_held
+
     def push(self, text: str) -> SpannedText:
         return self._say(self._blocks.push(text))
 
@@ -60,7 +65,7 @@ class IncrementalNormalizer:
         if isinstance(part, LineBreak):
             if not self._reader.end_line():
                 return EMPTY
-            return SpannedText.of(self._joiner.stop(), part.raw_start, part.raw_start + 1)
+            return SpannedText.of(self._joiner.stop(), part.raw_start, part.raw_start)
         spoken = self._joiner.join(self._reader.read(part), glued=part.glued)
         words = spoken.removeprefix(" ")
         space = SpannedText.of(spoken[: len(spoken) - len(words)], part.raw_start - 1)

@@ -29,16 +29,18 @@ _NEVER_PLAIN = frozenset(
     [*ABBREVIATIONS, *CLOSING_ABBREVIATIONS, *MIXED_CASE_WORDS, "Dr.", "St."]
     + [f"{short}." for short in (*MONTH_ABBREVIATIONS, *WEEKDAYS)]
 )
-_QUOTES = str.maketrans("‘’‛ʼ“”„«»‑‐", '\'\'\'\'"""""--', "\xad")
+_QUOTES = str.maketrans("‘’‛ʼ′“”„«»″‑‐", "'" * 5 + '"' * 6 + "--", "\xad")
 _SYMBOL = re.compile(either(SYMBOLS))
 _EMOTICON = re.compile(r"(?<!\S)(?:[:;=8xX][-o^']?[)(DPp\]\[|/\\*]+|<3+|[xX]D|\^_+\^)(?=[.,!?]*(?:\s|$))")
 _REPEATED = re.compile(r"([^\w\s.,;:!?\-¦])\1+")
 _LATIN = re.compile("|".join(LATIN_LETTERS))
 _BRACKETS = re.compile(r"[()\[\]{}]")
-_OPENING = re.compile(r"(?<!\S)[([{]")
-_CLOSING = re.compile(r"[)\]}](?!\w)")
+_NO_ARGUMENTS = re.compile(r"(?<=\w)\(\)")
+_OPENING = re.compile(r"(?<!\S)\(")
+_CLOSING = re.compile(r"\)(?!\w)")
 _DASHES = re.compile(r"--+|(?<!\S)-+(?!\S)")
 _SLASH = re.compile(r"(?<!\w)/(?=\w)")
+_INNER_DOT = re.compile(r"(?<=[a-z])\.(?=[a-z])")
 _INNER_MARK = re.compile(r"(?<=[A-Za-z])([.?!,;:])(?=[A-Za-z])")
 
 
@@ -63,9 +65,9 @@ def say_symbols(text: str) -> str:
     text = _REPEATED.sub(lambda match: match[1] if len(match[0]) == 2 else " ", text)
     text = _SYMBOL.sub(lambda match: SYMBOLS[match[0]], text)
     text = _DASHES.sub(" ¦ ", text)
-    text = _CLOSING.sub(" ¦ ", _OPENING.sub(" ¦ ", text))
+    text = _CLOSING.sub(" ¦ ", _OPENING.sub(" ¦ ", _NO_ARGUMENTS.sub("", text)))
     text = _SLASH.sub(" slash ", _BRACKETS.sub(" ", text))
-    return _INNER_MARK.sub(r"\1 ", text)
+    return _INNER_MARK.sub(r"\1 ", _INNER_DOT.sub(" dot ", text))
 
 
 def _plain_digits(text: str) -> str:
