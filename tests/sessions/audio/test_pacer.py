@@ -129,6 +129,13 @@ def test_absurd_reports_are_held_to_what_can_be(steps: list[tuple[float, int, bo
         believed_before = believed
 
 
+def test_a_report_ahead_of_time_is_cut_to_the_tolerance() -> None:
+    it = pacer(lead_ms=None, report_tolerance_ms=500)
+    it.handed_over(ms(5_000), 0.0)
+    assert it.report(ms(550), 0.1) == ms(550)
+    assert it.report(ms(3_000), 0.1) == pytest.approx(ms(600), abs=1)
+
+
 def test_a_report_before_any_audio_is_nothing() -> None:
     it = pacer()
     assert it.report(10**9, 3.0) == 0

@@ -32,8 +32,10 @@ def test_a_stream_of_unknown_length_reads_to_its_end() -> None:
     assert np.array_equal(read, float_to_s16(pcm))
 
 
-def test_headers_are_44_bytes() -> None:
-    assert len(wav_header(24_000)) == len(wav_header(24_000, 7)) == HEADER_BYTES
+def test_headers_tell_the_length_of_the_file() -> None:
+    assert len(wav_header(24_000)) == HEADER_BYTES
+    assert wav_header(24_000, 7)[4:8] == (HEADER_BYTES + 14 - 8).to_bytes(4, "little")
+    assert wav_header(24_000)[4:8] == b"\xff\xff\xff\xff"
 
 
 @pytest.mark.parametrize("num_samples", [-1, MAX_SAMPLES + 1])
