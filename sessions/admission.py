@@ -18,7 +18,7 @@ class Admission:
         return self._active_by_key.total()
 
     def enter(self, key: str) -> None:
-        """Count one more response of ``key``. Raises ``LimitExceeded`` with ``retry_after_ms``; then none is counted."""
+        """Count one more response of ``key``; raises ``LimitExceeded`` if there is no room."""
         self._check("max_active_responses", self.num_active, self._limits.max_active_responses)
         of_key = self._active_by_key[key]
         self._check("max_active_responses_per_key", of_key, self._limits.max_active_responses_per_key)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from engine.api import EngineInfo, UnknownLanguage, UnknownVoice
 from sessions.config import AudioFormat, Encoding, SessionLimits, SpeechSettings
 from sessions.errors import LimitExceeded, UnsupportedFormat
+from sessions.voicing import opus_settings
 
 SAMPLE_RATES: dict[Encoding, tuple[int, ...]] = {
-    Encoding.OPUS: (24_000, 48_000),
-    Encoding.PCM_S16LE: (8_000, 16_000, 24_000, 48_000),
+    Encoding.PCM_S16LE: (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
     Encoding.MULAW: (8_000,),
     Encoding.ALAW: (8_000,),
 }
-OPUS_RANGES = {"bitrate": (6_000, 256_000), "complexity": (0, 10), "packet_loss_percent": (0, 100)}
+"""Those of Opus are checked with its other settings."""
 
 
 def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLimits) -> None:
@@ -25,17 +25,16 @@ def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLi
         found = f"instruct has {len(settings.instruct)} characters"
         raise LimitExceeded(f"{found}, max_instruct_chars is {limits.max_instruct_chars}", "instruct")
     if settings.lead_ms is not None and not 0 <= settings.lead_ms <= limits.max_lead_ms:
-        raise LimitExceeded(f"lead_ms must be 0 to {limits.max_lead_ms} (max_lead_ms), is {settings.lead_ms}", "lead_ms")
+        raise LimitExceeded(
+            f"lead_ms must be 0 to {limits.max_lead_ms} (max_lead_ms), is {settings.lead_ms}", "lead_ms"
+        )
     check_format(settings.format)
 
 
 def check_format(audio: AudioFormat) -> None:
-    rates = SAMPLE_RATES[audio.encoding]
-    if audio.sample_rate not in rates:
-        allowed = " or ".join(str(rate) for rate in rates)
+    if audio.encoding is Encoding.OPUS:
+        opus_settings(audio)
+    elif audio.sample_rate not in SAMPLE_RATES[audio.encoding]:
+        allowed = " or ".join(str(rate) for rate in SAMPLE_RATES[audio.encoding])
         message = f"sample_rate of {audio.encoding} must be {allowed}, is {audio.sample_rate}"
         raise UnsupportedFormat(message, "sample_rate")
-    for name, (low, high) in OPUS_RANGES.items():
-        value = getattr(audio, name)
-        if not low <= value <= high:
-            raise UnsupportedFormat(f"{name} must be {low} to {high}, is {value}", name)

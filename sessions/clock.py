@@ -7,14 +7,20 @@ import math
 
 TICK_S = 0.005
 """Moments are rounded up to whole ticks, so that many waiters wake in one turn of the loop."""
+TOLERANCE_S = 1e-6
 
 
 def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def tick_at_or_after(moment_s: float) -> float:
-    return math.ceil(moment_s / TICK_S) * TICK_S
+def tick_at(moment_s: float) -> float:
+    """The first tick at or after a moment, but for what floats and loops round away."""
+    return math.ceil((moment_s - TOLERANCE_S / 2) / TICK_S) * TICK_S
+
+
+def is_due(moment_s: float, now_s: float) -> bool:
+    return moment_s <= now_s + TOLERANCE_S
 
 
 class Alarm:
@@ -34,7 +40,7 @@ class Alarm:
         if not self._rung:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = None if until_s is None else loop.call_at(tick_at_or_after(until_s), self.ring)
+            timer = None if until_s is None else loop.call_at(tick_at(until_s), self.ring)
             try:
                 await self._waiter
             finally:

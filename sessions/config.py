@@ -17,18 +17,18 @@ class Encoding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFormat:
-    """How audio leaves: mono, in packets of 20 ms. The fields after the rate are for Opus alone."""
+    """How audio leaves: mono, in packets of 20 ms. The fields below the rate are for Opus alone."""
 
     encoding: Encoding = Encoding.OPUS
     sample_rate: int = 24_000
     bitrate: int = 32_000
-    """In bits a second."""
+    """6,000 to 510,000 bits a second."""
     complexity: int = 5
     """0 (least work) to 10 (best sound for its bits)."""
     fec: bool = False
     """Each packet also holds a poorer copy of the one before."""
-    packet_loss_percent: int = 0
-    """Loss to expect; the more, the more bits FEC takes."""
+    packet_loss_percent: int = 10
+    """1 to 100: loss to expect; the more, the more bits FEC takes."""
     dtx: bool = False
     """Silence costs next to no bits."""
 
@@ -60,12 +60,20 @@ class SessionLimits:
     max_response_chars: int = 50_000
     max_instruct_chars: int = 1_000
     max_lead_ms: int = 60_000
+    min_engine_lead_ms: int = 500
+    """The engine may be so far ahead even of a client that takes audio just in time."""
+    max_ready_ms: int = 60_000
+    """In burst, no further segment begins while so much audio waits to be taken."""
+    max_burst_segments: int = 2
+    """So many segments of a response are generated at once in burst; otherwise one."""
     max_remembered_responses: int = 4
     """So many ended responses can still be asked what was heard."""
     text_timeout_s: float = 60.0
     """A response that waits for text, with nothing left to play, ends after this."""
     reader_timeout_s: float = 10.0
     """A response whose audio is due and not taken ends after this (slow_reader)."""
+    playback_timeout_s: float = 60.0
+    """A response that the client's playback reports hold back for so long ends (slow_reader)."""
     engine_timeout_s: float = 20.0
     """A response whose text is with the engine and makes no sound ends after this."""
 

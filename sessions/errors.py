@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api import EngineError, EngineOverloaded, InvalidRequest
+from engine.api import EngineDead, EngineError, EngineOverloaded, InvalidRequest
 
 
 class SessionError(Exception):
@@ -76,6 +76,15 @@ class EngineTimeout(SessionError):
 
     code = "engine_timeout"
     retryable = True
+
+
+class EngineFailed(SessionError):
+    """The engine ended a segment with an error; ``code`` is the engine's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retryable = code in (EngineError.code, EngineDead.code, EngineOverloaded.code)
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):

@@ -19,6 +19,8 @@ class SpokenSegment:
     raw_start: int
     spans: list[Span] = field(default_factory=list)
     num_chars: int = 0
+    start_sample: int | None = None
+    """Where it begins in all the audio; ``None`` until it does."""
     num_samples: int = 0
     complete: bool = False
 
@@ -63,23 +65,22 @@ class SpokenText:
         cut = word_cut(raw, self._position(played_samples))
         return Heard(raw[:cut], raw[cut:], 1000 * played_samples / self._sample_rate)
 
-    def all_heard(self, played_samples: int) -> Heard:
+    def all_heard(self, audio_ms: float) -> Heard:
         """Everything was played to its end."""
-        return Heard("".join(self._raw), "", 1000 * played_samples / self._sample_rate)
+        return Heard("".join(self._raw), "", audio_ms)
 
     def _position(self, played_samples: int) -> float:
         position = 0.0
         for segment in self.segments:
-            if played_samples < segment.num_samples or not segment.complete:
-                share = played_samples / self._expected_samples(segment)
-                return segment.raw_position(min(share, 1.0) * segment.num_chars)
-            played_samples -= segment.num_samples
-            position = segment.raw_end
+            if segment.start_sample is None or played_samples <= segment.start_sample:
+                continue
+            share = (played_samples - segment.start_sample) / self._expected_samples(segment)
+            position = segment.raw_position(min(share, 1.0) * segment.num_chars)
         return position
 
     def _expected_samples(self, segment: SpokenSegment) -> float:
         if segment.complete:
-            return segment.num_samples
+            return max(segment.num_samples, 1)
         return max(segment.num_samples, segment.num_chars * self._samples_per_char(), 1.0)
 
     def _samples_per_char(self) -> float:

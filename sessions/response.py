@@ -2,47 +2,103 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+import math
+from collections.abc import Callable
 
-from sessions.config import AudioFormat
-from sessions.events import Heard, ResponseEvent
+from engine.api import RequestTooLong
+from sessions.audio.pacer import Pacer, PacerSettings, Underrun
+from sessions.clock import Alarm, is_due, now_s
+from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.errors import TextClosed, error_info
+from sessions.events import Heard, ResponseAudio, ResponseDone, ResponseEvent, ResponseStatus
+from sessions.heard import SpokenText
+from sessions.outbox import Outbox
+from sessions.patience import Patience, WaitsFor
+from sessions.script import Script
+from sessions.services import Services
+from sessions.speaker import Speaker
+from sessions.voicing import opus_settings
 
 
-class Response(Protocol):
+class Response:
     """Made by ``Session.create_response``. All methods belong to the session's event loop.
 
-    The text methods, ``cancel`` and ``report_playback`` never wait. Iterate to get the audio as the pace allows; the
-    last event is ``ResponseDone``, and then the iteration stops.
+    The text methods, ``cancel`` and ``report_playback`` never wait. Iterate, by one reader, to get the audio as the
+    pace allows; the last event is ``ResponseDone``, and then the iteration stops.
     """
 
-    @property
-    def response_id(self) -> str: ...
+    def __init__(
+        self,
+        response_id: str,
+        request_prefix: str,
+        settings: SpeechSettings,
+        services: Services,
+        on_end: Callable[[Response], None],
+    ) -> None:
+        info = services.engine.info
+        normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
+        pacer = Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms))
+        self.response_id = response_id
+        self.settings = settings
+        self._services = services
+        self._on_end = on_end
+        self._told = SpokenText(info.sample_rate)
+        self._script = Script(self._told, normalize)
+        self._outbox = Outbox(response_id, pacer, self._count_underrun)
+        self._reader = Alarm()
+        self._speaker = Speaker(
+            request_prefix, settings, services, self._script, self._outbox, self._reader.ring, self._end_by
+        )
+        self._terminal: ResponseDone | None = None
+        self._told_end = False
+        self._ended = asyncio.Event()
+        self._first_audio_ms: float | None = None
+        self._patience = Patience(services.limits)
 
     @property
-    def format(self) -> AudioFormat: ...
+    def format(self) -> AudioFormat:
+        return self.settings.format
 
     @property
     def pre_skip_samples(self) -> int:
         """So many decoded samples come before the speech, at the format's rate; 0 unless the encoding is Opus."""
-        ...
+        return opus_settings(self.format).pre_skip_samples if self.format.encoding is Encoding.OPUS else 0
 
     @property
     def done(self) -> bool:
         """Whether it has ended; from then on its only event is ``ResponseDone``."""
-        ...
+        return self._terminal is not None
+
+    def begin(self, text: str, text_closed: bool) -> None:
+        """Start with what is known of the text, before anything is spoken of it."""
+        if self._fits(text):
+            self._script.push(text)
+            if text_closed:
+                self._script.end()
+            self._speaker.advance()
 
     def push_text(self, text: str) -> None:
         """Append text. Raises ``TextClosed`` after ``end_input`` or the end. Text beyond ``max_response_chars`` fails
         the response (``RequestTooLong``)."""
-        ...
+        self._require_open("text")
+        if self._fits(text):
+            self._script.push(text)
+            self._speaker.advance()
 
     def flush(self) -> int:
-        """Speak all text so far to its end without waiting for more; returns the number ``FlushDone`` will carry."""
-        ...
+        """Speak all text so far to its end without waiting for more; returns the number ``FlushDone`` will carry.
+        Raises ``TextClosed``."""
+        self._require_open("flush")
+        flush = self._script.flush()
+        self._speaker.advance()
+        return flush
 
     def end_input(self) -> None:
         """No more text will come. A second call changes nothing."""
-        ...
+        if not self._script.closed:
+            self._script.end()
+            self._speaker.advance()
 
     def cancel(self, played_ms: float | None = None) -> None:
         """Stop. When this returns no audio of the response is emitted any more; engine work is being freed.
@@ -50,23 +106,134 @@ class Response(Protocol):
         ``played_ms`` is what the listener has heard by the client's count; without it the playback clock tells.
         After the end it changes nothing.
         """
-        ...
+        if not self.done:
+            self._take_report(played_ms)
+            self._end(ResponseStatus.CANCELLED)
 
     def report_playback(self, played_ms: float) -> None:
         """What the listener has heard by now, by the client's count; the playback clock runs on from there."""
-        ...
+        self._take_report(played_ms)
+        self._speaker.report_playback()
+        self._speaker.advance()
+        self._reader.ring()
 
     def heard(self, played_ms: float | None = None) -> Heard:
         """What the listener has heard of this response; works after its end too."""
-        ...
+        self._take_report(played_ms)
+        played_samples = max(self._outbox.played_samples(now_s()) - self.pre_skip_samples, 0)
+        engine_rate = self._services.engine.info.sample_rate
+        return self._told.heard(played_samples * engine_rate // self.format.sample_rate)
 
-    def __aiter__(self) -> Response: ...
+    def __aiter__(self) -> Response:
+        return self
 
     async def __anext__(self) -> ResponseEvent:
-        """The next event, once it is due. Await it directly: in a task of its own, what it returned may already be
-        fenced by a ``cancel`` when the awaiting side sees it (then check ``done``)."""
-        ...
+        """The next event, once it is due.
+
+        Await it directly: in a task of its own, what it returned may already be fenced by a ``cancel`` when the
+        awaiting side sees it (then check ``done``).
+        """
+        if self._told_end:
+            raise StopAsyncIteration
+        while (event := self._take_due(now_s())) is None:
+            await self._reader.wait(until_s=self._outbox.due_s(now_s()))
+        return event
+
+    @property
+    def free(self) -> bool:
+        """Whether it has ended and nothing of the engine is held for it."""
+        return self.done and self._speaker.free
 
     async def released(self) -> None:
         """Wait until the response has ended and every engine resource of it is free."""
-        ...
+        await self._ended.wait()
+        await self._speaker.released()
+
+    def expire(self, now: float) -> None:
+        """End the response if it has waited too long for anyone. To be called now and then."""
+        if self.done:
+            return
+        progress = (self._outbox.num_taken, self._script.num_chars, self._speaker.num_events)
+        if error := self._patience.error(self._waits_for(now), progress, now):
+            self._end_by(error)
+
+    def _waits_for(self, now: float) -> WaitsFor:
+        due_s = self._outbox.due_s(now)
+        if due_s is not None:
+            return WaitsFor.READER if is_due(due_s, now) else WaitsFor.LISTENER
+        if self._speaker.finished:
+            return WaitsFor.READER
+        if self._speaker.waits_for_text:
+            return WaitsFor.WRITER
+        return WaitsFor.LISTENER if self._outbox.left_ms(now) > 0 else WaitsFor.ENGINE
+
+    def _require_open(self, param: str) -> None:
+        if self.done:
+            raise TextClosed(f"response {self.response_id!r} has ended", param)
+        if self._script.closed:
+            raise TextClosed(f"the text of response {self.response_id!r} has ended", param)
+
+    def _fits(self, text: str) -> bool:
+        limit, num_chars = self._services.limits.max_response_chars, self._script.num_chars + len(text)
+        if num_chars > limit:
+            self._end_by(RequestTooLong(f"text has {num_chars} characters, max_response_chars is {limit}", "text"))
+        return num_chars <= limit
+
+    def _take_report(self, played_ms: float | None) -> None:
+        if played_ms is not None and math.isfinite(played_ms):
+            played_samples = int(played_ms * self.format.sample_rate / 1000) + self.pre_skip_samples
+            self._outbox.report(played_samples, now_s())
+
+    def _take_due(self, now: float) -> ResponseEvent | None:
+        if self._terminal is None and self._speaker.finished and self._outbox.empty:
+            self._end(ResponseStatus.COMPLETED)
+        if self._terminal is not None:
+            self._told_end = True
+            return self._terminal
+        due_s = self._outbox.due_s(now)
+        if due_s is None or not is_due(due_s, now):
+            return None
+        event = self._outbox.take(now)
+        if isinstance(event, ResponseAudio):
+            self._note_handed_over(now)
+        return event
+
+    def _note_handed_over(self, now: float) -> None:
+        metrics = self._services.metrics
+        metrics.observe("lead_seconds", self._outbox.lead_ms(now) / 1000)
+        if self._first_audio_ms is None and self._speaker.first_text_s is not None:
+            self._first_audio_ms = 1000 * (now - self._speaker.first_text_s)
+            metrics.observe("time_to_first_audio_seconds", self._first_audio_ms / 1000)
+
+    def _count_underrun(self, underrun: Underrun) -> None:
+        self._services.metrics.inc("audio_underruns_total", cause=underrun.cause)
+
+    def _end_by(self, error: Exception | None) -> None:
+        self._end(ResponseStatus.FAILED if error else ResponseStatus.CANCELLED, error)
+
+    def _end(self, status: ResponseStatus, error: Exception | None = None) -> None:
+        if self.done:
+            return
+        self._terminal = self._result(status, error)
+        self._outbox.clear()
+        self._speaker.stop()
+        self._reader.ring()
+        self._ended.set()
+        self._services.metrics.inc("responses_total", status=status)
+        self._on_end(self)
+
+    def _result(self, status: ResponseStatus, error: Exception | None) -> ResponseDone:
+        completed = status is ResponseStatus.COMPLETED
+        handed_over = max(self._outbox.handed_over_samples - self.pre_skip_samples, 0)
+        audio_samples = min(handed_over, self._speaker.num_samples)
+        audio_ms = 1000 * audio_samples / self.format.sample_rate
+        return ResponseDone(
+            self.response_id,
+            status,
+            audio_samples=audio_samples,
+            audio_ms=audio_ms,
+            heard=self._told.all_heard(audio_ms) if completed else self.heard(),
+            nothing_spoken=completed and audio_samples == 0,
+            first_audio_ms=self._first_audio_ms,
+            error=None if error is None else error_info(error),
+        )

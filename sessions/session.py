@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+import itertools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
+from sessions.admission import Admission
+from sessions.checks import check_settings
+from sessions.clock import now_s
 from sessions.config import SpeechSettings
+from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse
 from sessions.response import Response
+from sessions.services import Services
 
 
-class Session(Protocol):
+class Session:
     """Made by ``SessionRegistry.create``; also an async context manager that ends with ``aclose``."""
 
-    @property
-    def session_id(self) -> str: ...
-
-    @property
-    def resume_token(self) -> str: ...
+    def __init__(
+        self,
+        session_id: str,
+        resume_token: str,
+        key: str,
+        services: Services,
+        admission: Admission,
+        on_detach: Callable[[Session], None],
+        settings: SpeechSettings,
+    ) -> None:
+        self.session_id = session_id
+        self.resume_token = resume_token
+        self.key = key
+        self.detached = asyncio.Event()
+        """Set when the session has ended, by whoever's will."""
+        self._services = services
+        self._admission = admission
+        self._on_detach = on_detach
+        self._settings = settings
+        self._serial = itertools.count()
+        self._responses: dict[str, Response] = {}
+        """The active ones, and the last that ended."""
+        self._active: set[Response] = set()
+        self._last_sign_s = now_s()
 
     @property
     def settings(self) -> SpeechSettings:
         """The defaults of coming responses."""
-        ...
+        return self._settings
+
+    @property
+    def num_active_responses(self) -> int:
+        return len(self._active)
 
     def update(self, settings: SpeechSettings) -> None:
         """Change the defaults. Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat`` or
         ``LimitExceeded``; then nothing has changed."""
-        ...
+        check_settings(settings, self._services.engine.info, self._services.limits)
+        self._settings = settings
 
     def create_response(
         self,
@@ -40,23 +73,83 @@ class Session(Protocol):
         Raises ``DuplicateResponse``, ``LimitExceeded`` (maybe with ``retry_after_ms``), ``SessionClosed``, or what
         ``update`` raises; then nothing was begun. Whatever goes wrong later ends the response with an error.
         """
-        ...
+        settings = settings or self._settings
+        serial = next(self._serial)
+        response_id = f"response-{serial}" if response_id is None else response_id
+        self._check_room(response_id)
+        check_settings(settings, self._services.engine.info, self._services.limits)
+        self._admission.enter(self.key)
+        response = Response(response_id, f"{self.session_id}/{serial}", settings, self._services, self._note_end)
+        self._active.add(response)
+        self._responses[response_id] = response
+        self._services.engine.prefetch_voices([settings.voice or self._services.engine.info.voices[0].name])
+        response.begin(text, text_closed)
+        return response
 
     def response(self, response_id: str) -> Response:
         """A current response, or one of the last ended. Raises ``UnknownResponse``."""
-        ...
+        try:
+            return self._responses[response_id]
+        except KeyError:
+            raise UnknownResponse(f"response {response_id!r} is unknown", "response_id") from None
 
     def touch(self) -> None:
         """The client gave a sign of life: the idle time starts anew."""
-        ...
+        self._last_sign_s = now_s()
+
+    def idle_s(self, now: float) -> float:
+        """Since the last sign of life or the last response."""
+        return 0.0 if self._active else now - self._last_sign_s
+
+    def expire(self, now: float) -> None:
+        """End responses that have waited too long. To be called now and then."""
+        for response in list(self._active):
+            response.expire(now)
 
     def detach(self, grace_s: float = 0.0) -> None:
         """The client is gone: cancel every response and take no more work. The only way out; idempotent.
 
         ``grace_s`` above 0 is refused until sessions can be resumed.
         """
-        ...
+        if grace_s > 0:
+            raise ValueError(f"grace_s must be 0, is {grace_s}")
+        if self.detached.is_set():
+            return
+        self.detached.set()
+        for response in list(self._active):
+            response.cancel()
+        self._on_detach(self)
 
     async def aclose(self) -> None:
         """Detach, and wait until every engine resource is free."""
-        ...
+        self.detach()
+        for response in list(self._responses.values()):
+            await response.released()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _check_room(self, response_id: str) -> None:
+        limit = self._services.limits.max_active_responses
+        if self.detached.is_set():
+            raise SessionClosed(f"session {self.session_id} is closed")
+        if response_id in self._responses:
+            raise DuplicateResponse(f"response {response_id!r} exists already", "response_id")
+        if len(self._active) >= limit:
+            raise LimitExceeded(f"max_active_responses of a session is {limit}")
+
+    def _note_end(self, response: Response) -> None:
+        self._active.discard(response)
+        self._admission.leave(self.key)
+        self.touch()
+        self._forget()
+
+    def _forget(self) -> None:
+        ended = [response_id for response_id, response in self._responses.items() if response.free]
+        for response_id in ended[: -self._services.limits.max_remembered_responses]:
+            del self._responses[response_id]

@@ -14,13 +14,14 @@ RATE = 24_000
 
 def spoken(*segments: tuple[str, int], complete: bool = True) -> SpokenText:
     """Segments of (text, seconds), each spoken as written."""
-    told, position = SpokenText(RATE), 0
+    told, position, start = SpokenText(RATE), 0, 0
     for text, seconds in segments:
         told.write(text)
         segment = told.begin_segment(position)
         segment.add_text(SpannedText.of(text, position))
         position += len(text)
-        segment.num_samples = seconds * RATE
+        segment.start_sample, segment.num_samples = start, seconds * RATE
+        start += segment.num_samples
         segment.complete = complete
     return told
 
@@ -67,7 +68,7 @@ def test_what_the_normaliser_wrote_counts_as_spoken_and_the_clients_words_are_to
     segment.add_text(SpannedText.of("It cost ", 0))
     segment.add_text(SpannedText.of("one thousand two hundred and fifty dollars", 8, 14))
     segment.add_text(SpannedText.of(" in May.", 14))
-    segment.num_samples, segment.complete = 58 * RATE, True
+    segment.start_sample, segment.num_samples, segment.complete = 0, 58 * RATE, True
     assert told.heard(45 * RATE).text == "It cost"
     assert told.heard(51 * RATE).text == "It cost $1,250"
     assert told.heard(54 * RATE).text == "It cost $1,250 in"

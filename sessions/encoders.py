@@ -1,0 +1,35 @@
+"""A few threads for encoders: encoding releases the interpreter's lock, so the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+class EncoderThreads:
+    """Serves all responses of a registry. With ``num_threads=0`` the work is done where it is asked for."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Each caller waits for its work before it gives more, so an encoder is in one thread at a time.
+
+        A caller that is cancelled leaves at once; its work may still run to its end, and what it gives is dropped.
+        """
+        if self._num_threads == 0:
+            return work()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="voicewire-encoder")
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """Let the work at hand finish and end the threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+            self._pool = None

@@ -1,0 +1,126 @@
+"""What a response has ready, in order, and when each part of it may leave. Pure: time is passed in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sessions.audio.pacer import Pacer, Underrun, UnderrunCause
+from sessions.events import FlushDone, ResponseAudio
+
+MAX_MESSAGE_MS = 80
+"""Packets made together leave together up to this: the four of a codec frame."""
+
+
+class Packet(Protocol):
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def num_samples(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Packets that leave together."""
+
+    packets: tuple[Packet, ...]
+    num_samples: int
+    ready_s: float
+    late_cause: UnderrunCause
+    """Whose fault it is if the listener had to wait for it."""
+
+
+class Outbox:
+    """Messages and flush numbers, first in first out; counts their sequence and their samples."""
+
+    def __init__(self, response_id: str, pacer: Pacer, on_underrun: Callable[[Underrun], None]) -> None:
+        self._response_id = response_id
+        self._pacer = pacer
+        self._on_underrun = on_underrun
+        self._max_message_samples = pacer.sample_rate * max_message_ms(pacer.settings.lead_ms) // 1000
+        self._waiting: deque[Message | int] = deque()
+        self.waiting_samples = 0
+        """Of messages that have not been taken yet."""
+        self.num_taken = 0
+        """Audio messages."""
+
+    @property
+    def empty(self) -> bool:
+        return not self._waiting
+
+    @property
+    def handed_over_samples(self) -> int:
+        return self._pacer.handed_over_samples
+
+    def played_samples(self, now_s: float) -> int:
+        """Where the listener is, as ``ResponseAudio.start_sample`` counts."""
+        return self._pacer.played_samples(now_s)
+
+    def left_ms(self, now_s: float) -> float:
+        """What the listener has still to hear of all there is."""
+        return 1000 * self.waiting_samples / self._pacer.sample_rate + self.lead_ms(now_s)
+
+    def lead_ms(self, now_s: float) -> float:
+        """What was handed over and not yet played."""
+        return 1000 * self._pacer.lead_samples(now_s) / self._pacer.sample_rate
+
+    def report(self, played_samples: int, now_s: float) -> None:
+        """The client says where its listener is."""
+        self._pacer.report(played_samples, now_s)
+
+    def put(self, packets: Iterable[Packet], now_s: float, late_cause: UnderrunCause) -> None:
+        for group in grouped(packets, self._max_message_samples):
+            num_samples = sum(packet.num_samples for packet in group)
+            self._waiting.append(Message(tuple(group), num_samples, now_s, late_cause))
+            self.waiting_samples += num_samples
+
+    def put_flush(self, flush: int) -> None:
+        self._waiting.append(flush)
+
+    def due_s(self, now_s: float) -> float | None:
+        """When ``take`` has something to give; ``None`` while nothing waits."""
+        if not self._waiting:
+            return None
+        head = self._waiting[0]
+        return self._pacer.due_s(head.num_samples, now_s) if isinstance(head, Message) else now_s
+
+    def take(self, now_s: float) -> ResponseAudio | FlushDone:
+        """What is due."""
+        head = self._waiting.popleft()
+        if isinstance(head, Message):
+            return self._hand_over(head, now_s)
+        return FlushDone(self._response_id, head, self.handed_over_samples)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self.waiting_samples = 0
+
+    def _hand_over(self, message: Message, now_s: float) -> ResponseAudio:
+        start_sample, was_in_time = self._pacer.handed_over_samples, message.ready_s <= self._pacer.runs_dry_s()
+        underrun = self._pacer.handed_over(message.num_samples, now_s, message.late_cause)
+        if underrun and not was_in_time:
+            self._on_underrun(underrun)
+        self.waiting_samples -= message.num_samples
+        sequence, self.num_taken = self.num_taken, self.num_taken + 1
+        packets = tuple(packet.data for packet in message.packets)
+        return ResponseAudio(self._response_id, sequence, start_sample, message.num_samples, packets)
+
+
+def max_message_ms(lead_ms: int | None) -> int:
+    """Half of a short lead, so that a message never waits for all of it to be played."""
+    return MAX_MESSAGE_MS if lead_ms is None else min(MAX_MESSAGE_MS, lead_ms // 2)
+
+
+def grouped(packets: Iterable[Packet], max_samples: int) -> Iterable[Sequence[Packet]]:
+    """In order, each group as long as fits and at least one packet."""
+    group: list[Packet] = []
+    for packet in packets:
+        if group and sum(one.num_samples for one in group) + packet.num_samples > max_samples:
+            yield group
+            group = []
+        group.append(packet)
+    if group:
+        yield group

@@ -1,0 +1,44 @@
+"""How long a response waits without any progress, and for whom. Pure: time is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import Enum, auto
+
+from sessions.config import SessionLimits
+from sessions.errors import EngineTimeout, SessionError, SlowReader, TextTimeout
+
+
+class WaitsFor(Enum):
+    READER = auto()
+    """Something is due, and nobody takes it."""
+    LISTENER = auto()
+    """What is ready may leave when more has been played."""
+    WRITER = auto()
+    ENGINE = auto()
+
+
+class Patience:
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
+        self._seen: tuple[WaitsFor, Hashable] | None = None
+        self._since_s = 0.0
+
+    def error(self, waits_for: WaitsFor, progress: Hashable, now_s: float) -> SessionError | None:
+        """Look in now and then. ``progress`` is anything that differs once something has happened."""
+        if self._seen != (waits_for, progress):
+            self._seen, self._since_s = (waits_for, progress), now_s
+        name, fault = self._limit_of(waits_for)
+        limit_s = getattr(self._limits, name)
+        return fault(f"{name} is {limit_s:g}") if now_s - self._since_s > limit_s else None
+
+    def _limit_of(self, waits_for: WaitsFor) -> tuple[str, type[SessionError]]:
+        match waits_for:
+            case WaitsFor.READER:
+                return "reader_timeout_s", SlowReader
+            case WaitsFor.LISTENER:
+                return "playback_timeout_s", SlowReader
+            case WaitsFor.WRITER:
+                return "text_timeout_s", TextTimeout
+            case WaitsFor.ENGINE:
+                return "engine_timeout_s", EngineTimeout

@@ -1,0 +1,101 @@
+"""All sessions of a server: made, found, counted, expired and closed here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass
+
+from engine.api import SpeechEngine
+from sessions.admission import Admission
+from sessions.checks import check_settings
+from sessions.clock import now_s
+from sessions.config import RegistryLimits, SpeechSettings
+from sessions.encoders import EncoderThreads
+from sessions.errors import LimitExceeded
+from sessions.metrics import Metrics, NoMetrics
+from sessions.services import Services
+from sessions.session import Session
+
+logger = logging.getLogger(__name__)
+
+ID_BYTES = 8
+TOKEN_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryStatistics:
+    num_sessions: int
+    num_active_responses: int
+    num_sessions_ever: int
+    num_sessions_expired: int
+
+
+class SessionRegistry:
+    """``run`` looks after time-outs while the server is up; ``aclose`` ends everything."""
+
+    def __init__(
+        self, engine: SpeechEngine, limits: RegistryLimits | None = None, metrics: Metrics | None = None
+    ) -> None:
+        self.limits = limits or RegistryLimits()
+        self._encoders = EncoderThreads(self.limits.encoder_threads)
+        self._services = Services(engine, self.limits.session, self._encoders, metrics or NoMetrics())
+        self._admission = Admission(self.limits)
+        self._sessions: dict[str, Session] = {}
+        self._num_ever = 0
+        self._num_expired = 0
+
+    def create(self, key: str = "", settings: SpeechSettings | None = None) -> Session:
+        """A session of the client that holds ``key``. Raises ``LimitExceeded`` with ``retry_after_ms``, or what
+        ``Session.update`` raises."""
+        if len(self._sessions) >= self.limits.max_sessions:
+            limit, retry_after_ms = self.limits.max_sessions, self.limits.retry_after_ms
+            raise LimitExceeded(f"max_sessions is {limit}", retry_after_ms=retry_after_ms)
+        settings = settings or SpeechSettings()
+        check_settings(settings, self._services.engine.info, self._services.limits)
+        session = Session(
+            secrets.token_hex(ID_BYTES),
+            secrets.token_urlsafe(TOKEN_BYTES),
+            key,
+            self._services,
+            self._admission,
+            self._note_detached,
+            settings,
+        )
+        self._sessions[session.session_id] = session
+        self._num_ever += 1
+        return session
+
+    def find(self, session_id: str) -> Session | None:
+        return self._sessions.get(session_id)
+
+    def statistics(self) -> RegistryStatistics:
+        return RegistryStatistics(len(self._sessions), self._admission.num_active, self._num_ever, self._num_expired)
+
+    async def run(self) -> None:
+        """Look after time-outs until cancelled."""
+        while True:
+            await asyncio.sleep(self.limits.expire_every_s)
+            self.expire()
+
+    def expire(self) -> None:
+        """End responses that have waited too long, and sessions that have been idle too long."""
+        now = now_s()
+        for session in list(self._sessions.values()):
+            session.expire(now)
+            if session.idle_s(now) > self.limits.idle_timeout_s:
+                self._num_expired += 1
+                logger.info("session expired", extra={"session": session.session_id})
+                session.detach()
+
+    async def close_all(self) -> None:
+        """Close every session at once, and wait until every engine resource of theirs is free."""
+        await asyncio.gather(*(session.aclose() for session in list(self._sessions.values())))
+
+    async def aclose(self) -> None:
+        await self.close_all()
+        self._encoders.close()
+
+    def _note_detached(self, session: Session) -> None:
+        self._sessions.pop(session.session_id, None)

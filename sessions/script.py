@@ -1,0 +1,156 @@
+"""The text of a response on its way to the engine: normalised, in whole words, cut into segments, flushes in place."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.api import SpeechStream
+from sessions.heard import SpokenSegment, SpokenText
+from sessions.text.dead_air import TextFacts
+from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
+from sessions.text.spans import SpannedText
+from sessions.whole_words import NormalizedWords, WholeWords
+
+READ_AHEAD_SEGMENTS = 2
+"""A long text is read only so far ahead of what is spoken, so that taking it in never holds up others."""
+READ_AT_ONCE_CHARS = 500
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A piece of text spoken as one utterance; one request of the engine once it has begun."""
+
+    index: int
+    spoken: SpokenSegment
+    gathers: bool = False
+    """Opened after an early close: waits until it is worth beginning."""
+    text: str = ""
+    closed: bool = False
+    stream: SpeechStream | None = None
+    starved: bool = False
+    """Its request has spoken, or is about to speak, all the text it was given."""
+
+    @property
+    def speakable(self) -> bool:
+        return any(character.isalnum() for character in self.text)
+
+    @property
+    def facts(self) -> TextFacts:
+        return TextFacts.of(self.text)
+
+    def add(self, text: SpannedText) -> None:
+        self.text += text.text
+        self.spoken.add_text(text)
+        self.starved = False
+        if self.stream is not None:
+            self.stream.push_text(text.text)
+
+    def close(self) -> None:
+        self.closed = True
+        self.starved = False
+        if self.stream is not None:
+            self.stream.end_input()
+
+
+@dataclass(frozen=True, slots=True)
+class FlushMark:
+    """All text up to here was to be spoken without waiting for more."""
+
+    flush: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndMark:
+    """No more text comes."""
+
+
+class Script:
+    """Pure. Text is read on in small slices, as far as it is needed; how it is sliced never shows in the segments."""
+
+    def __init__(self, told: SpokenText, normalize: bool, segmenter: SegmenterSettings | None = None) -> None:
+        self.waiting: deque[Segment | FlushMark] = deque()
+        """What the speaker has not taken yet, in order."""
+        self.open: Segment | None = None
+        """The segment that text is being added to."""
+        self.num_chars = 0
+        self.closed = False
+        self._told = told
+        self._unread: deque[str | FlushMark | EndMark] = deque()
+        self._num_read = 0
+        self._num_flushes = 0
+        self._gather_next = False
+        self._segmenter = Segmenter(segmenter)
+        self._words: WholeWords | NormalizedWords = NormalizedWords() if normalize else WholeWords()
+
+    @property
+    def exhausted(self) -> bool:
+        """Everything there will ever be has been taken."""
+        return self.closed and not self._unread and not self.waiting
+
+    def push(self, text: str) -> None:
+        self.num_chars += len(text)
+        self._told.write(text)
+        self._unread.extend(text[at : at + READ_AT_ONCE_CHARS] for at in range(0, len(text), READ_AT_ONCE_CHARS))
+
+    def flush(self) -> int:
+        mark = FlushMark(self._num_flushes)
+        self._num_flushes += 1
+        self._unread.append(mark)
+        return mark.flush
+
+    def end(self) -> None:
+        self._unread.append(EndMark())
+        self.closed = True
+
+    def read_on(self) -> None:
+        """Read until enough is waiting, or there is no more."""
+        while self._unread and len(self.waiting) <= READ_AHEAD_SEGMENTS:
+            part = self._unread.popleft()
+            if isinstance(part, str):
+                self._apply(self._segmenter.push(self._words.push(self._of_client(part))))
+            else:
+                self._finish_words(part)
+
+    def take(self) -> Segment | FlushMark:
+        return self.waiting.popleft()
+
+    def close_early(self) -> None:
+        """End the open segment with what it has; what comes next gathers into another."""
+        self._gather_next = True
+        self._apply(self._segmenter.flush())
+
+    def _of_client(self, part: str) -> SpannedText:
+        spanned = SpannedText.of(part, self._num_read)
+        self._num_read += len(part)
+        return spanned
+
+    def _finish_words(self, mark: FlushMark | EndMark) -> None:
+        self._apply(self._segmenter.push(self._words.flush()))
+        self._apply(self._segmenter.flush())
+        if isinstance(mark, FlushMark):
+            self.waiting.append(mark)
+
+    def _apply(self, events: Iterable[SegmentEvent]) -> None:
+        for event in events:
+            if isinstance(event, SegmentEnd):
+                self._close_open()
+            else:
+                self._open_segment(event.index, event.text).add(event.text)
+
+    def _open_segment(self, index: int, text: SpannedText) -> Segment:
+        if self.open is None:
+            self.open = Segment(index, self._told.begin_segment(text.raw_start), gathers=self._gather_next)
+            self._gather_next = False
+            self.waiting.append(self.open)
+        return self.open
+
+    def _close_open(self) -> None:
+        segment, self.open = self.open, None
+        if segment is None:
+            return
+        segment.close()
+        if not segment.speakable:
+            self.waiting.remove(segment)
+            segment.spoken.complete = True
