@@ -29,7 +29,6 @@ _RULE = re.compile(r"(?:[-*_=~]\s?){3,}$")
 _FENCE = re.compile(r"`{3,}|~{3,}")
 _QUOTE = re.compile(r"(?:>\s?)+")
 
-_IMAGE_OR_LINK_START = re.compile(r"!?\[(?=[^\]]*(?:\]|$))")
 _LINK_END = re.compile(r"\](?:\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s[^)]*)?\)|\[[^\]]*\])")
 _CITATION = re.compile(r"\[[xX ]?\](?!\()|\[\^?\d{1,3}(?:[,–-] ?\d{1,3})*\](?!\()|【[^】]*】")
 _AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^<>\s]+)>")

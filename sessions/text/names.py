@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from sessions.text.lexicon import (
     COMMON_WORDS,
@@ -107,7 +108,7 @@ def roman_value(text: str) -> int:
     if not _ROMAN_BELOW_40.fullmatch(text):
         return 0
     values = [_ROMAN_VALUES[letter] for letter in text]
-    return sum(-value if value < after else value for value, after in zip(values, [*values[1:], 0], strict=True))
+    return sum(-value if value < after else value for value, after in pairwise([*values, 0]))
 
 
 def _code(match: re.Match[str]) -> str:

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessions.text.blocks import WHITE_SPACE, Block, BlockLimits, BlockSplitter, LineBreak
+from tests.sessions.text.cuts import cut, places
+
+LIMITS = BlockLimits(max_word_chars=6, max_block_words=3, max_block_chars=12)
+texts = st.text(alphabet="ab+ \n\t\u3000", max_size=60)
+
+
+def ends_in_plus(words: Sequence[str]) -> bool:
+    return words[-1].endswith("+")
+
+
+def parts_of(pieces: list[str]) -> list[Block | LineBreak]:
+    splitter = BlockSplitter(ends_in_plus, LIMITS)
+    parts = [part for piece in pieces for part in splitter.push(piece)]
+    return parts + list(splitter.flush())
+
+
+@given(text=texts, at=places)
+def test_any_cutting_gives_the_same_blocks(text: str, at: list[int]) -> None:
+    assert parts_of(cut(text, at)) == parts_of([text])
+
+
+@given(text=texts)
+def test_a_block_is_what_stands_at_its_place(text: str) -> None:
+    for part in parts_of([text]):
+        if isinstance(part, Block):
+            assert text[part.raw_start : part.raw_end].split() == part.text.split(" ")
+            begins_word = part.raw_start == 0 or text[part.raw_start - 1] in WHITE_SPACE
+            assert part.glued is not begins_word
+        else:
+            assert text[part.raw_start] == "\n"
+
+
+@given(text=texts)
+def test_every_visible_character_is_in_one_block(text: str) -> None:
+    blocks = [part for part in parts_of([text]) if isinstance(part, Block)]
+    assert "".join(block.text for block in blocks).replace(" ", "") == "".join(text.split())
+
+
+def test_a_word_that_wants_more_waits_for_the_next() -> None:
+    assert [part.text for part in parts_of(["a+ b c"]) if isinstance(part, Block)] == ["a+ b", "c"]
+
+
+def test_a_line_break_ends_a_block() -> None:
+    assert parts_of(["a+\nb"]) == [Block("a+", 0, 2), LineBreak(2), Block("b", 3, 4)]
+
+
+def test_a_block_is_cut_at_its_limits() -> None:
+    assert [part.text for part in parts_of(["a+ a+ a+ a+ b"]) if isinstance(part, Block)] == ["a+ a+ a+", "a+ b"]
+    assert [part.text for part in parts_of(["abcdefghij"]) if isinstance(part, Block)] == ["abcdef", "ghij"]
