@@ -28,6 +28,9 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "say": Entry("realtime.commands.say", "speak a text, given or still arriving on standard input"),
+    "serve": Entry("realtime.commands.serve", "listen for clients and speak to them"),
+    "bench": Entry("realtime.commands.bench", "load a server with clients, and tell what they saw"),
     "voices": Entry("realtime.commands.voices", "list the voices of a model"),
     "doctor": Entry("realtime.commands.doctor", "tell what is missing on this machine, and how to get it"),
 }

@@ -30,7 +30,10 @@ async def arriving_text(descriptor: int) -> AsyncIterator[str]:
 def _read(descriptor: int, loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue[bytes]) -> None:
     piece = b"..."
     while piece and not loop.is_closed():
-        piece = os.read(descriptor, READ_BYTES)
+        try:
+            piece = os.read(descriptor, READ_BYTES)
+        except OSError:  # the terminal is gone
+            piece = b""
         try:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
         except RuntimeError:  # the loop is closed: nobody listens any more

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import wave
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Protocol
+
+from sessions.audio.wav import BYTES_PER_SAMPLE, wav_header
 
 PLAYERS = {
     "aplay": "-q -t raw -f S16_LE -r {rate} -c 1 -",
@@ -34,20 +35,26 @@ def find_player() -> str | None:
 
 
 class WavFile:
+    """Readable at any time; its length is right once it is closed."""
+
     def __init__(self, path: Path, sample_rate: int) -> None:
-        self._wav = wave.open(str(path), "wb")  # noqa: SIM115
-        self._wav.setnchannels(1)
-        self._wav.setsampwidth(2)
-        self._wav.setframerate(sample_rate)
+        self._sample_rate = sample_rate
+        self._num_samples = 0
+        self._file = path.open("wb")
+        self._file.write(wav_header(sample_rate))
 
     async def write(self, pcm: bytes) -> None:
-        self._wav.writeframes(pcm)
+        self._file.write(pcm)
+        self._num_samples += len(pcm) // BYTES_PER_SAMPLE
 
     async def finish(self) -> None:
-        self._wav.close()
+        with self._file:
+            self._file.seek(0)
+            self._file.write(wav_header(self._sample_rate, self._num_samples))
 
     async def abort(self) -> None:
-        self._wav.close()
+        if not self._file.closed:
+            await self.finish()
 
 
 class Player:

@@ -1,0 +1,168 @@
+"""``voicewire say``: speak a text, or what is still arriving on standard input, into a file or a player."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from engine.api import SamplingParams, SpeechEngine
+from realtime.commands.input import arriving_text
+from realtime.commands.output import PLAYERS, Output, Player, WavFile, find_player
+from realtime.local_engine import add_model_argument, local_engine
+from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
+from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
+from sessions.registry import SessionRegistry
+from sessions.response import Response
+from sessions.session import Session
+
+EXIT_STATUS = {ResponseStatus.COMPLETED: 0, ResponseStatus.FAILED: 1, ResponseStatus.CANCELLED: 130}
+MAX_SEED = 2**31 - 1
+PLAYER_LEAD_MS = 2_000
+LIMITS = SessionLimits(max_response_chars=10_000_000)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", help='what to say; "-" reads standard input and speaks while it arrives')
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a WAV file instead of playing")
+    parser.add_argument("--voice", help="one of `voicewire voices` (default: the first)")
+    parser.add_argument("--language", default="auto", help="language of the text (default: auto)")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same speech (default: a random one)")
+    add_model_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.output is None and find_player() is None:
+        raise FileNotFoundError(f"no player here ({', '.join(PLAYERS)}): name a file with -o")
+    if args.seed is None:
+        args.seed = secrets.randbelow(MAX_SEED)
+    return asyncio.run(say(args))
+
+
+async def say(args: argparse.Namespace) -> int:
+    arriving = args.text == "-"
+    async with local_engine(args.model) as engine:
+        sample_rate = engine.info.sample_rate
+        async with sole_session(engine, settings(args, sample_rate)) as session:
+            output = await open_output(args.output, sample_rate)
+            progress = Progress(sample_rate, args.seed)
+            response = session.create_response(text="" if arriving else args.text, text_closed=not arriving)
+            async with typed_in(response, sys.stdin.fileno()) if arriving else nullcontext():
+                done = await speak(response, output, progress)
+    return 1 if done.nothing_spoken else EXIT_STATUS[done.status]
+
+
+@asynccontextmanager
+async def sole_session(engine: SpeechEngine, settings: SpeechSettings) -> AsyncIterator[Session]:
+    registry = SessionRegistry(engine, RegistryLimits(session=LIMITS))
+    try:
+        yield registry.create(settings=settings)
+    finally:
+        await registry.aclose()
+
+
+def settings(args: argparse.Namespace, sample_rate: int) -> SpeechSettings:
+    return SpeechSettings(
+        voice=args.voice,
+        language=args.language,
+        format=AudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=sample_rate),
+        lead_ms=None if args.output else PLAYER_LEAD_MS,
+        sampling=SamplingParams(seed=args.seed),
+    )
+
+
+async def open_output(path: Path | None, sample_rate: int) -> Output:
+    if path is not None:
+        return WavFile(path, sample_rate)
+    return await Player.start(find_player() or next(iter(PLAYERS)), sample_rate)
+
+
+@asynccontextmanager
+async def typed_in(response: Response, descriptor: int) -> AsyncIterator[None]:
+    """While this lasts, what arrives on the descriptor becomes the response's text."""
+    typing = asyncio.create_task(type_in(response, descriptor))
+    try:
+        yield
+    finally:
+        typing.cancel()
+        with suppress(asyncio.CancelledError):
+            await typing
+
+
+async def type_in(response: Response, descriptor: int) -> None:
+    async for piece in arriving_text(descriptor):
+        if response.done:
+            return
+        response.push_text(piece)
+    response.end_input()
+
+
+async def speak(response: Response, output: Output, progress: Progress) -> ResponseDone:
+    """Hand the audio over until the response ends, by itself or by Ctrl-C."""
+    try:
+        with cancelled_by_ctrl_c(response):
+            done = await hand_over(response, output, progress)
+        progress.tell_end(done)
+        if done.status is ResponseStatus.COMPLETED:
+            await output.finish()
+    finally:
+        await output.abort()
+    return done
+
+
+async def hand_over(response: Response, output: Output, progress: Progress) -> ResponseDone:
+    async for event in response:
+        match event:
+            case ResponseAudio():
+                for packet in event.packets:
+                    await output.write(packet)
+                progress.add(event.num_samples)
+            case ResponseDone():
+                return event
+    raise AssertionError("the last event of a response is ResponseDone")
+
+
+@contextmanager
+def cancelled_by_ctrl_c(response: Response) -> Iterator[None]:
+    """Ctrl-C ends the response and nothing else, so that its end is told and what was written stays whole."""
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, response.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+
+
+class Progress:
+    """How far the speech is: one line on standard error, rewritten as it grows where that is a terminal."""
+
+    def __init__(self, sample_rate: int, seed: int) -> None:
+        self._sample_rate = sample_rate
+        self._seed = seed
+        self._start_s = time.monotonic()
+        self._spoken_s = 0.0
+        self._live = sys.stderr.isatty()
+
+    def add(self, num_samples: int) -> None:
+        self._spoken_s += num_samples / self._sample_rate
+        if self._live:
+            print(f"\r{self._spoken_s:.1f} s spoken ", end="", file=sys.stderr, flush=True)
+
+    def tell_end(self, done: ResponseDone) -> None:
+        elapsed_s = time.monotonic() - self._start_s
+        parts = [f"{done.status}: {self._spoken_s:.2f} s spoken in {elapsed_s:.2f} s"]
+        if done.error is not None:
+            parts.append(done.error.message)
+        if done.nothing_spoken:
+            parts.append("the text holds nothing that can be spoken")
+        if done.first_audio_ms is not None and self._spoken_s:
+            parts.append(f"first audio after {done.first_audio_ms:.0f} ms")
+            parts.append(f"real-time factor {elapsed_s / self._spoken_s:.2f}")
+        print("\r" * self._live + ", ".join([*parts, f"seed {self._seed}"]), file=sys.stderr)

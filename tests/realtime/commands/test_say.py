@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import sys
+import threading
+import wave
+
+import numpy as np
+import pytest
+
+from realtime.cli import main
+from tests.fakes.engine import FakeScript, tone
+from tests.fakes.script import SAMPLE_RATE
+
+TEXT = "Hello there, how are you today?"
+FOREVER = FakeScript(first_chunk_s=0.0, real_time_factor=1.0)
+
+
+@pytest.fixture
+def wav(tmp_path):
+    return tmp_path / "speech.wav"
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """What is written here arrives on standard input."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "wb", buffering=0) as keyboard:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield keyboard
+
+
+def samples_of(path) -> np.ndarray:
+    with wave.open(str(path)) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, SAMPLE_RATE)
+        return np.frombuffer(file.readframes(file.getnframes()), np.int16) / 32768
+
+
+def test_a_text_is_spoken_into_a_file(fake_engine, wav, capsys):
+    assert main(["say", TEXT, "-o", str(wav), "--voice", "ben", "--language", "en", "--seed", "5"]) == 0
+    [request] = fake_engine.requests
+    assert (request.voice, request.language, request.sampling.seed) == ("ben", "en", 5)
+    samples = samples_of(wav)
+    assert np.abs(samples - tone(request, 0, len(samples))).max() < 1e-3
+    summary = capsys.readouterr().err
+    assert f"completed: {len(samples) / SAMPLE_RATE:.2f} s spoken" in summary
+    assert "first audio after" in summary
+    assert "seed 5" in summary
+    assert not fake_engine.alive
+
+
+def test_without_a_seed_one_is_drawn_and_told(fake_engine, wav, capsys):
+    main(["say", TEXT, "-o", str(wav)])
+    assert f"seed {fake_engine.requests[0].sampling.seed}" in capsys.readouterr().err
+
+
+def test_text_from_standard_input_speaks_before_it_has_ended(fake_engine, wav, typed):
+    def write() -> None:
+        typed.write(b"Hello there. ")
+        while not any(stream.num_frames for stream in list(fake_engine.streams.values())):
+            pass
+        typed.write(b"And how are you?")
+        typed.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert main(["say", "-", "-o", str(wav)]) == 0
+    writer.join()
+    assert len(samples_of(wav)) > 0
+
+
+def test_ctrl_c_cancels_and_keeps_what_was_written(fake_engine, wav, capsys):
+    fake_engine.script = FOREVER
+    handler = signal.getsignal(signal.SIGINT)
+
+    def interrupt() -> None:
+        while not any(stream.num_frames > 3 for stream in list(fake_engine.streams.values())):
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    assert main(["say", TEXT * 100, "-o", str(wav)]) == 130
+    assert len(samples_of(wav)) > 0
+    assert capsys.readouterr().err.startswith("cancelled: ")
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_an_engine_that_fails_midway_is_told(fake_engine, wav, capsys):
+    fake_engine.script_next(FakeScript(fail_at_frame=3, first_chunk_s=0.0, real_time_factor=0.0))
+    assert main(["say", TEXT, "-o", str(wav)]) == 1
+    assert "failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--voice", "nobody"], ["--language", "xx"]])
+def test_what_the_engine_does_not_have_is_told_in_one_line(fake_engine, wav, arguments, capsys):
+    assert main(["say", TEXT, "-o", str(wav), *arguments]) == 1
+    assert arguments[1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\U0001f600"])
+def test_a_text_that_cannot_be_spoken_is_told(fake_engine, wav, text, capsys):
+    assert main(["say", text, "-o", str(wav)]) == 1
+    assert "nothing that can be spoken" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_told(fake_engine, tmp_path, capsys):
+    assert main(["say", TEXT, "-o", str(tmp_path / "no" / "such.wav")]) == 1
+    assert "such.wav" in capsys.readouterr().err
+
+
+def test_without_player_and_file_it_says_what_to_do(fake_engine, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert main(["say", TEXT]) == 1
+    assert "name a file with -o" in capsys.readouterr().err
+
+
+def test_a_player_is_used_when_there_is_one(fake_engine, tmp_path, monkeypatch):
+    player = tmp_path / "aplay"
+    player.write_text(f"#!/bin/sh\ncat > {tmp_path}/heard\n")
+    player.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert main(["say", "Hi."]) == 0
+    heard = np.frombuffer((tmp_path / "heard").read_bytes(), np.int16) / 32768
+    assert np.abs(heard - tone(fake_engine.requests[0], 0, len(heard))).max() < 1e-3
+
+
+def test_progress_is_live_on_a_terminal(fake_engine, wav, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    main(["say", TEXT, "-o", str(wav)])
+    assert terminal.getvalue().count("\r") > 3
