@@ -79,11 +79,19 @@ def voice_print(signal: Signal) -> VoicePrint:
     voiced = loud & (lags.max(1) > VOICED)
     if not voiced.any():
         return VoicePrint(0.0, 0.0)
-    pitch = float(np.median(RATE_HZ / (shortest + lags[voiced].argmax(1))))
+    pitch = float(np.median(RATE_HZ / (shortest + _first_peak(lags[voiced]))))
     frequencies = np.fft.rfftfreq(2 * PITCH_WINDOW, 1 / RATE_HZ)
     low = frequencies < 4000
     mean = spectrum[voiced][:, low].mean(0) * frequencies[low] ** 2
     return VoicePrint(pitch, float((mean * frequencies[low]).sum() / mean.sum()))
+
+
+def _first_peak(lags: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+    """The first local maximum nearly as high as the highest: two periods correlate as well as one."""
+    middle = lags[:, 1:-1]
+    peaks = (middle >= lags[:, :-2]) & (middle >= lags[:, 2:]) & (middle > 0.9 * lags.max(1, keepdims=True))
+    places: npt.NDArray[np.intp] = np.where(peaks.any(1), 1 + peaks.argmax(1), lags.argmax(1))
+    return places
 
 
 def share_told_apart(prints: Sequence[VoicePrint], own: Sequence[VoicePrint], other: Sequence[VoicePrint]) -> float:

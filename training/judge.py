@@ -89,11 +89,7 @@ class Recognizer:
 
     def __init__(self, sentences: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            options: dict[str, object] = {}
-            if sentences is not None:
-                model = Path(folder) / "bigram.arpa"
-                model.write_text(bigram_arpa([words_of(sentence) for sentence in sentences]))
-                options = {"lm": str(model), **BEAMS}
+            options = {} if sentences is None else _bigram_options(sentences, Path(folder))
             self._decoder = Decoder(samprate=RATE_HZ, loglevel="FATAL", **options)
 
     def hear(self, signal: Signal) -> str:
@@ -107,10 +103,28 @@ class Recognizer:
         return hypothesis.hypstr if hypothesis else ""
 
 
+def _bigram_options(sentences: Sequence[str], folder: Path) -> dict[str, object]:
+    spoken = [words_of(sentence) for sentence in sentences]
+    words = {word for sentence in spoken for word in sentence}
+    (folder / "bigram.arpa").write_text(bigram_arpa(spoken))
+    entries = [line for line in _dictionary() if _word_of(line) in words]
+    (folder / "words.dict").write_text("\n".join(entries) + "\n")
+    return {"lm": str(folder / "bigram.arpa"), "dict": str(folder / "words.dict"), **BEAMS}
+
+
+@cache
+def _dictionary() -> list[str]:
+    return (Path(get_model_path()) / "en-us" / "cmudict-en-us.dict").read_text().splitlines()
+
+
+def _word_of(entry: str) -> str:
+    """Further pronunciations are entries of their own: ``the(2) DH IY``."""
+    return entry.split(" ", 1)[0].split("(")[0]
+
+
 def known_words() -> set[str]:
     """The recogniser's dictionary; words outside it can never be heard."""
-    path = Path(get_model_path()) / "en-us" / "cmudict-en-us.dict"
-    return {line.split(" ", 1)[0] for line in path.read_text().splitlines()}
+    return set(map(_word_of, _dictionary()))
 
 
 def compare(text: str, hypothesis: str) -> Heard:
