@@ -67,7 +67,7 @@ RULES: dict[str, Rule] = {
     "unknown_language": Rule(Q, 400, None, "no such language"),
     "unsupported_format": Rule(Q, 400, None, "an encoding, rate or setting that cannot be served"),
     "request_too_long": Rule(Q, 413, None, "more text than one response may have"),
-    "limit_exceeded": Rule(K, 429, None, "a named limit was passed; try again if `retryable`"),
+    "limit_exceeded": Rule(K, 429, None, "a named limit was passed; try again if `retryable` (else 400)"),
     "overloaded": Rule(K, 429, None, "no capacity now; try again after `retry_after_ms`"),
     "too_many_connections": Rule(K, 429, None, "`max_connections` is reached"),
     "draining": Rule(K, 503, CloseCode.SERVICE_RESTART, "the server is about to stop; connect again"),
@@ -82,6 +82,11 @@ RULES: dict[str, Rule] = {
 
 def rule_for(code: str) -> Rule:
     return RULES.get(code, RULES["internal_error"])
+
+
+def http_status(info: ErrorInfo) -> int:
+    """A limit that no waiting lifts is the request's fault."""
+    return 400 if info.code == "limit_exceeded" and not info.retryable else rule_for(info.code).http_status
 
 
 def describe(error: Exception) -> ErrorInfo:

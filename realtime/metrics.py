@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from engine.api import EngineStats
 
@@ -17,11 +17,10 @@ LEAD_S = (0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
 
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_audio_seconds": ("From the delta that made the first word final to the first packet.", FAST_S),
-    "real_time_factor": ("Seconds of work for a second of audio, for each response.", FACTOR),
+    "real_time_factor": ("One step of the engine over the time that its codec frame plays, sampled.", FACTOR),
     "step_time_seconds": ("One step of the engine, sampled.", STEP_S),
     "queue_time_seconds": ("From the first text of a response to its first step in the engine.", FAST_S),
     "lead_seconds": ("Audio handed over and not yet played, whenever more is handed over.", LEAD_S),
-    "audio_seconds": ("Length of responses.", (0.5, 1, 2, 3, 5, 8, 12, 20, 30, 60, 120, 300)),
 }
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "audio_underruns_total": ("Playback ran dry while a response was not at its end.", ("cause",)),
@@ -43,6 +42,11 @@ class Watched(Protocol):
     @property
     def healthy(self) -> bool: ...
 
+    @property
+    def frame_s(self) -> float:
+        """Duration of a codec frame."""
+        ...
+
     def engine_stats(self) -> EngineStats | None:
         """``None`` while the engine is dead."""
         ...
@@ -54,6 +58,7 @@ class ServerMetrics:
     def __init__(self, server: Watched) -> None:
         self._server = server
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         self._histograms = {
             name: Histogram(PREFIX + name, about, buckets=buckets, registry=self._registry)
             for name, (about, buckets) in HISTOGRAMS.items()
@@ -80,6 +85,7 @@ class ServerMetrics:
         if stats is not None and stats.num_steps != self._last_step:
             self._last_step = stats.num_steps
             self.observe("step_time_seconds", stats.step_ms / 1000)
+            self.observe("real_time_factor", stats.step_ms / 1000 / self._server.frame_s)
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus' text format."""

@@ -108,14 +108,14 @@ def _parse(decoder: msgspec.json.Decoder[Event], data: str | bytes) -> Event:
 
 def _refuse(message: str) -> NoReturn:
     """Tell an unknown event from a known one with a wrong field."""
-    path = _path_of(message)
+    path = field_at_fault(message)
     if path == "type":
         raise RemoteProtocolError("unknown_event", message, path)
     raise RemoteProtocolError("invalid_event", message, path)
 
 
-def _path_of(message: str) -> str | None:
-    """The dotted path of the field that msgspec complains about."""
+def field_at_fault(message: str) -> str | None:
+    """The dotted path of the field that a ``msgspec.ValidationError`` complains about."""
     found = _complaint.search(message)
     if found is None:
         return None

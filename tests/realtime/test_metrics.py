@@ -27,6 +27,7 @@ class Server:
     num_connections: int = 4
     num_active_responses: int = 2
     healthy: bool = True
+    frame_s: float = 0.08
     stats: EngineStats | None = STATS
 
     def engine_stats(self) -> EngineStats | None:
@@ -63,6 +64,7 @@ def test_each_step_is_sampled_once() -> None:
     metrics.sample()
     metrics.sample()
     assert readings(metrics)["step_time_seconds_count"] == 1
+    assert readings(metrics)["real_time_factor_sum"] == 0.1
     server.stats = None
     metrics.sample()
     assert readings(metrics)["step_time_seconds_count"] == 1

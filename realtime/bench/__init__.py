@@ -1,0 +1,1 @@
+"""``voicewire bench``: clients that behave like agents, in processes of their own, and what they saw."""

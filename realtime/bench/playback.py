@@ -1,0 +1,73 @@
+"""What a listener would have noticed. Pure: times are passed in, in seconds of any one clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+START_AFTER_S = 0.06
+"""Playback starts so long after the first packet, and resumes so long after what ended an underrun."""
+TEXT_SLACK_S = 0.5
+"""Speech lags the text it is made from by about so much; within it an underrun is put down to the text."""
+
+Cause = Literal["text", "engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Underrun:
+    at_s: float
+    """When the sound stopped."""
+    received_s: float
+    """Audio received by then."""
+    sent_chars: int
+    """Text sent by then."""
+    text_ended: bool
+
+
+class Playback:
+    """One response as it plays. Call ``received`` for each audio message in order, then ``ended``."""
+
+    def __init__(self) -> None:
+        self.underruns: list[Underrun] = []
+        self.received_s = 0.0
+        self.first_at_s: float | None = None
+        self.last_at_s: float | None = None
+        self._runs_dry_at_s = 0.0
+        self._sent_chars = 0
+        self._text_ended = False
+
+    def sent(self, num_chars: int) -> None:
+        self._sent_chars += num_chars
+
+    def text_ended(self) -> None:
+        self._text_ended = True
+
+    def received(self, audio_s: float, now_s: float) -> None:
+        if self.first_at_s is None:
+            self.first_at_s = now_s
+            self._runs_dry_at_s = now_s + START_AFTER_S
+        elif now_s > self._runs_dry_at_s:
+            self.underruns.append(Underrun(self._runs_dry_at_s, self.received_s, self._sent_chars, self._text_ended))
+            self._runs_dry_at_s = now_s + START_AFTER_S
+        self._runs_dry_at_s += audio_s
+        self.received_s += audio_s
+        self.last_at_s = now_s
+
+    @property
+    def plays_until_s(self) -> float:
+        """When what was received so far has been played."""
+        return self._runs_dry_at_s
+
+    def played_s(self, now_s: float) -> float:
+        """Audio played by now."""
+        return 0.0 if self.first_at_s is None else max(0.0, self.received_s - max(0.0, self._runs_dry_at_s - now_s))
+
+    def causes(self) -> list[Cause]:
+        """Whose fault each underrun was, by the pace that the whole response turned out to be spoken at."""
+        s_per_char = self.received_s / self._sent_chars if self._sent_chars else 0.0
+        return ["text" if _lacked_text(underrun, s_per_char) else "engine" for underrun in self.underruns]
+
+
+def _lacked_text(underrun: Underrun, s_per_char: float) -> bool:
+    spoken_by_then_s = underrun.received_s + TEXT_SLACK_S
+    return not underrun.text_ended and spoken_by_then_s >= underrun.sent_chars * s_per_char

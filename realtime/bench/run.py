@@ -1,0 +1,74 @@
+"""Starts the processes of clients, lets them go at the same moment, and gathers what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import sys
+import urllib.request
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from realtime.bench.plan import Outcome, Plan
+from realtime.bench.process import READY
+
+RESIDENT = re.compile(r"^process_resident_memory_bytes (\S+)$", re.MULTILINE)
+
+
+def split(plan: Plan, num_processes: int) -> list[Plan]:
+    """The same load over several processes, none without a session."""
+    cuts = [plan.num_sessions * part // num_processes for part in range(num_processes + 1)]
+    parts = ((start, end - start) for start, end in itertools.pairwise(cuts) if end > start)
+    return [msgspec.structs.replace(plan, first_session=start, num_sessions=num) for start, num in parts]
+
+
+async def measure(plans: Sequence[Plan]) -> list[Outcome]:
+    """Raises ``ChildProcessError`` when a process of clients fails."""
+    processes = [await _start() for _ in plans]
+    try:
+        await asyncio.gather(*(_prepare(process, plan) for process, plan in zip(processes, plans, strict=True)))
+        outputs = await asyncio.gather(*(process.communicate(b"go\n") for process in processes))
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    if any(process.returncode for process in processes):
+        raise ChildProcessError("a process of clients failed")
+    return [msgspec.json.decode(line, type=Outcome) for output, _ in outputs for line in output.splitlines()]
+
+
+def server_rss_mb(url: str, api_key: str | None) -> float | None:
+    """Resident memory of the server's process as its /metrics tells, if it can be read."""
+    parts = urlsplit(url)
+    scheme = "https" if parts.scheme in ("wss", "https") else "http"
+    request = urllib.request.Request(f"{scheme}://{parts.netloc}/metrics")
+    if api_key is not None:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=5) as answer:
+            found = RESIDENT.search(answer.read().decode())
+    except OSError:
+        return None
+    return float(found.group(1)) / 1e6 if found else None
+
+
+async def _start() -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "realtime.bench.process", stdin=PIPE, stdout=PIPE, limit=2**24
+    )
+
+
+async def _prepare(process: Process, plan: Plan) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(msgspec.json.encode(plan) + b"\n")
+    await process.stdin.drain()
+    line = await process.stdout.readline()
+    if line.decode().strip() != READY:
+        raise ChildProcessError("a process of clients did not start")

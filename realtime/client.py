@@ -1,0 +1,97 @@
+"""A client of the native wire, for the command line, the benchmark and the tests."""
+
+from __future__ import annotations
+
+import ssl
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from realtime.protocol.events import AudioMessage, ClientEvent, Error, ServerEvent, SessionCreated
+from realtime.protocol.native import PATH, SUBPROTOCOL, parse_audio, parse_server, serialize
+
+MAX_MESSAGE_BYTES = 2**24
+
+
+class SessionRefused(OSError):
+    """The server closed the session before it began, and said why."""
+
+
+class SpeechClient:
+    """One session. ``send`` events, iterate over what comes back; the iteration ends when the line is closed."""
+
+    def __init__(self, socket: ClientConnection, created: SessionCreated) -> None:
+        self.created = created
+        self._socket = socket
+
+    async def send(self, event: ClientEvent) -> None:
+        """Raises ``ConnectionError`` when the line is closed."""
+        await self.send_raw(serialize(event))
+
+    async def send_raw(self, message: str | bytes) -> None:
+        try:
+            await self._socket.send(message)
+        except ConnectionClosed:
+            raise ConnectionError(f"closed_{self.close_code}") from None
+
+    def __aiter__(self) -> SpeechClient:
+        return self
+
+    async def __anext__(self) -> ServerEvent | AudioMessage:
+        try:
+            return parse(await self._socket.recv())
+        except ConnectionClosed:
+            raise StopAsyncIteration from None
+
+    @property
+    def close_code(self) -> int | None:
+        return self._socket.close_code
+
+    async def aclose(self) -> None:
+        await self._socket.close()
+
+    def abort(self) -> None:
+        """Cut the line without a word."""
+        self._socket.transport.abort()
+
+    async def __aenter__(self) -> SpeechClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def parse(message: str | bytes) -> ServerEvent | AudioMessage:
+    return parse_server(message) if isinstance(message, str) else parse_audio(message)
+
+
+def speech_url(url: str) -> str:
+    """``ws://host:port`` or ``http://host:port`` as the address of the native wire. Raises ``ValueError``."""
+    parts = urlsplit(url)
+    scheme = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}.get(parts.scheme)
+    if scheme is None or not parts.hostname:
+        raise ValueError(f"url must be ws://HOST:PORT or wss://HOST:PORT, is {url!r}")
+    return parts._replace(scheme=scheme, path=PATH if parts.path in ("", "/") else parts.path).geturl()
+
+
+async def open_session(url: str, *, api_key: str | None = None, trust: ssl.SSLContext | None = None) -> SpeechClient:
+    """Raises ``OSError``, ``websockets.exceptions.InvalidStatus`` when refused, or ``SessionRefused``."""
+    address = speech_url(url)
+    socket = await connect(
+        address,
+        subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
+        additional_headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+        compression=None,
+        max_size=MAX_MESSAGE_BYTES,
+        proxy=None,
+        ssl=(trust or True) if address.startswith("wss:") else None,
+    )
+    first = parse(await socket.recv())
+    if not isinstance(first, SessionCreated):
+        await socket.close()
+        raise SessionRefused(first.message if isinstance(first, Error) else f"unexpected first event: {first}")
+    return SpeechClient(socket, first)

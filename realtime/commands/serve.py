@@ -1,0 +1,111 @@
+"""``voicewire serve``: listen, load the voice, speak to whoever may ask, and drain on SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import sys
+import threading
+import time
+from pathlib import Path
+
+from realtime.config import ConfigError, ServerConfig, allowed, load_config, settings
+from realtime.logs import configure_logs
+from realtime.serve import serve
+
+FLAGS = {
+    "host": "listen.host",
+    "port": "listen.port",
+    "model": "engine.model",
+    "keys_file": "auth.keys_file",
+    "tls_certificate": "listen.tls_certificate",
+    "tls_key": "listen.tls_key",
+    "log_level": "log.level",
+    "log_format": "log.format",
+}
+"""Flags for the commonest settings."""
+WRONG_SETTINGS = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file (docs/configuration.md)")
+    known = dict(settings())
+    for flag, name in FLAGS.items():
+        about = known[name].type.__metadata__[0].description
+        parser.add_argument("--" + flag.replace("_", "-"), metavar="VALUE", help=f"{about} ({name})")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting, as often as needed"
+    )
+    parser.add_argument("--settings", action="store_true", help="list all settings and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.settings:
+        print("\n".join(f"{name} = {field.default!r}: {allowed(field)}" for name, field in settings()))
+        return 0
+    try:
+        config = load_config(args.config, os.environ, given(args))
+        configure_logs(config.log)
+        allow_many_sockets()
+        with Progress("loading the voice") as progress:
+            asyncio.run(serve(config, on_ready=lambda port: announce(config, port, progress)))
+    except ConfigError as error:
+        print(f"voicewire serve: {error}", file=sys.stderr)
+        return WRONG_SETTINGS
+    return 0
+
+
+def given(args: argparse.Namespace) -> dict[str, object]:
+    """Settings by name, out of all flags. Raises ``ConfigError``."""
+    values: dict[str, object] = {name: getattr(args, flag) for flag, name in FLAGS.items() if getattr(args, flag)}
+    for item in args.set:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {item}: expected NAME=VALUE")
+        values[name] = value
+    return values
+
+
+class Progress:
+    """Seconds ticking on a terminal, in a thread of their own, so that they tick while the loop is busy."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="voicewire progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _tick(self) -> None:
+        begun_s = time.monotonic()
+        while not self._over.wait(0.1):
+            print(f"\r{self._what} {time.monotonic() - begun_s:.1f} s ", end="", file=sys.stderr, flush=True)
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def announce(config: ServerConfig, port: int, progress: Progress) -> None:
+    """Tell where to go, on standard output; programs read the last line."""
+    progress.stop()
+    secure = "s" if config.listen.tls_certificate else ""
+    host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
+    print(f"page  http{secure}://{host}:{port}/")
+    print(f"wire  ws{secure}://{host}:{port}/v1/speech", flush=True)
+
+
+def allow_many_sockets() -> None:
+    """Each connection is an open file; the usual limit of 1,024 is soft."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,80 @@
+"""The composition root: a configuration in, an application or a running server out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.routing import Route, WebSocketRoute
+
+from engine.api import EngineError, SpeechEngine
+from realtime.auth import load_gatekeeper
+from realtime.config import ServerConfig, load_config
+from realtime.errors import Refused
+from realtime.local_engine import make_engine
+from realtime.protocol.native import PATH
+from realtime.server import SpeechServer
+from realtime.transports.http import INFORMATION_ROUTES, page_routes, refuse, refuse_socket
+from realtime.transports.listener import DrainingServer, ListenConfig, listening_sockets
+from realtime.transports.speech import speech
+from realtime.transports.websocket import SpeechEndpoint
+from sessions.errors import SessionError
+
+
+def create_app(config: ServerConfig | None = None, engine: SpeechEngine | None = None) -> Starlette:
+    """The ASGI application; the engine starts with its lifespan. Without a ``config`` the environment gives it.
+
+    Raises ``ConfigError``.
+    """
+    config = load_config(environment=os.environ) if config is None else config
+    if engine is None:
+        engine = make_engine(Path(config.engine.model) if config.engine.model else None, **config.engine.options)
+    server = SpeechServer(config, engine, load_gatekeeper(config.auth))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.aclose()
+
+    routes = [
+        WebSocketRoute(PATH, SpeechEndpoint(server)),
+        WebSocketRoute("/{path:path}", refuse_socket),
+        Route("/v1/audio/speech", speech, methods=["POST"]),
+        *INFORMATION_ROUTES,
+        *page_routes(server),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={Refused: refuse, SessionError: refuse, EngineError: refuse, 404: refuse},
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    return app
+
+
+async def serve(
+    config: ServerConfig, app: Starlette | None = None, on_ready: Callable[[int], None] | None = None
+) -> None:
+    """Listen until SIGTERM or SIGINT, then drain. ``on_ready`` is told the port once requests are taken.
+
+    Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before that.
+    """
+    app = create_app(config) if app is None else app
+    listen = ListenConfig(app, config.listen, config.limits)
+    listen.load()
+    sockets = listening_sockets(config.listen)
+    server = DrainingServer(listen, app.state.server)
+    if on_ready is not None:
+        server.on_started = partial(on_ready, sockets[0].getsockname()[1])
+    try:
+        await server.serve(sockets)
+    finally:
+        for listener in sockets:
+            listener.close()

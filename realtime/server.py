@@ -1,0 +1,206 @@
+"""What all connections share: who may come in, whether there is room, what runs, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from engine.api import EngineError, EngineStats, SpeechEngine
+from realtime.auth import Caller, Gatekeeper
+from realtime.config import ServerConfig
+from realtime.errors import Refused
+from realtime.metrics import ServerMetrics
+from realtime.settings import default_settings
+from sessions.config import RegistryLimits, SessionLimits
+from sessions.registry import SessionRegistry
+from sessions.session import Session
+
+log = logging.getLogger("voicewire.server")
+
+TICK_S = 0.25
+MAX_RESTART_WAIT_S = 30.0
+
+
+class Connection(Protocol):
+    """What the server asks of a connection."""
+
+    def tick(self, now_s: float) -> None:
+        """Look at the time-outs, and whether the server is draining. Called every ``TICK_S``."""
+        ...
+
+    def end(self, code: str) -> None:
+        """Close now; ``code`` tells the client why."""
+        ...
+
+
+class SpeechServer:
+    """Owns the engine's life, the sessions and the connections. ``start``, serve, ``drain``, ``aclose``."""
+
+    def __init__(self, config: ServerConfig, engine: SpeechEngine, gatekeeper: Gatekeeper) -> None:
+        self.config = config
+        self.engine = engine
+        self.gatekeeper = gatekeeper
+        self.draining = False
+        self.metrics = ServerMetrics(self)
+        self.registry = SessionRegistry(engine, registry_limits(config), metrics=self.metrics)
+        self.settings = default_settings(config.speech)
+        self._connections: set[Connection] = set()
+        self._num_by_key: Counter[str] = Counter()
+        self._overloaded_since_s: float | None = None
+        self._drained = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Idempotent. Raises ``CheckpointError``."""
+        if self._tasks:
+            return
+        await self.engine.start()
+        self._tasks = [
+            asyncio.create_task(self._keep_watch(), name="voicewire watch"),
+            asyncio.create_task(self._keep_alive(), name="voicewire engine watch"),
+        ]
+        log.info("ready", extra={"model": self.engine.info.model})
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.registry.aclose()
+        await self.engine.aclose()
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def num_active_responses(self) -> int:
+        return self.registry.statistics().num_active_responses
+
+    @property
+    def healthy(self) -> bool:
+        return self.engine.alive
+
+    @property
+    def ready(self) -> bool:
+        return self.healthy and not self.draining
+
+    @property
+    def frame_s(self) -> float:
+        return self.engine.info.frame_samples / self.engine.info.sample_rate
+
+    def engine_stats(self) -> EngineStats | None:
+        return self.engine.stats() if self.engine.alive else None
+
+    def open_session(self, caller: Caller) -> Session:
+        return self.registry.create(key=caller.name, settings=self.settings)
+
+    def may_speak(self) -> None:
+        """Raises ``Refused`` when no response may begin."""
+        if self.draining:
+            raise Refused("draining", "the server is about to stop", retry_after_ms=self.config.limits.retry_after_ms)
+
+    def check_room(self, caller: Caller) -> None:
+        """Raises ``Refused`` when one connection more is one too many."""
+        self.may_speak()
+        limits = self.config.limits
+        self._check("max_connections", self.num_connections, limits.max_connections)
+        of_key = limits.max_connections_per_key if caller.max_connections is None else caller.max_connections
+        self._check("max_connections_per_key", self._num_by_key[caller.name], of_key)
+        now_s = asyncio.get_running_loop().time()
+        if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_after_s:
+            raise Refused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
+
+    @contextmanager
+    def connected(self, connection: Connection, caller: Caller) -> Iterator[None]:
+        """Count a connection while it lasts."""
+        self._connections.add(connection)
+        self._num_by_key[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._connections.remove(connection)
+            self._num_by_key[caller.name] -= 1
+            if not self._num_by_key[caller.name]:
+                del self._num_by_key[caller.name]
+            self._note_drained()
+
+    async def drain(self) -> None:
+        """Take nothing new, let what is spoken end, then close every connection."""
+        self.draining = True
+        log.info("draining", extra={"num_active_responses": self.num_active_responses})
+        self._note_drained()
+        await self._until_drained(self.config.listen.drain_timeout_s)
+        for connection in list(self._connections):
+            connection.end("draining")
+        await self._until_drained(self.config.listen.close_timeout_s)
+
+    async def _until_drained(self, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
+
+    def _check(self, name: str, num: int, limit: int) -> None:
+        if num >= limit:
+            wait_ms = self.config.limits.retry_after_ms
+            raise Refused("too_many_connections", f"{name} is {limit}", retry_after_ms=wait_ms)
+
+    async def _keep_watch(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = asyncio.get_running_loop().time()
+            self._watch_load(now_s)
+            self.metrics.sample()
+            self.registry.expire()
+            for connection in list(self._connections):
+                connection.tick(now_s)
+            self._note_drained()
+
+    def _note_drained(self) -> None:
+        if self.draining and not self.num_active_responses and not self._connections:
+            self._drained.set()
+
+    def _watch_load(self, now_s: float) -> None:
+        full = self.num_active_responses >= self.config.limits.max_active_responses
+        stats = self.engine_stats()
+        if not full and (stats is None or not stats.num_waiting):
+            self._overloaded_since_s = None
+        elif self._overloaded_since_s is None:
+            self._overloaded_since_s = now_s
+
+    async def _keep_alive(self) -> None:
+        wait_s = TICK_S
+        while True:
+            await asyncio.sleep(wait_s)
+            if self.engine.alive:
+                wait_s = TICK_S
+                continue
+            log.error("the engine is dead; starting it again")
+            wait_s = min(2 * wait_s, MAX_RESTART_WAIT_S)
+            try:
+                await self.engine.start()
+            except (EngineError, OSError):
+                log.exception("the engine did not start")
+
+
+def registry_limits(config: ServerConfig) -> RegistryLimits:
+    limits = config.limits
+    return RegistryLimits(
+        max_sessions=limits.max_connections + limits.max_active_responses,
+        max_active_responses=limits.max_active_responses,
+        max_active_responses_per_key=limits.max_active_responses_per_key,
+        idle_timeout_s=limits.idle_timeout_s,
+        retry_after_ms=limits.retry_after_ms,
+        session=SessionLimits(
+            max_active_responses=limits.max_active_responses_per_session,
+            max_response_chars=limits.max_response_chars,
+            max_lead_ms=limits.max_lead_ms,
+            max_remembered_responses=limits.max_remembered_responses,
+            text_timeout_s=limits.text_timeout_s,
+            reader_timeout_s=limits.reader_timeout_s,
+            engine_timeout_s=limits.engine_timeout_s,
+        ),
+    )

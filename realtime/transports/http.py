@@ -1,0 +1,114 @@
+"""HTTP beside the WebSocket: health, metrics, voices, one-shot speech in OpenAI's shape, and the page."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from realtime.errors import Refused, describe, http_status, rule_for
+from realtime.server import SpeechServer
+
+PAGE = Path(__file__).parents[2] / "web_client"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def refusal_response(error: Exception) -> JSONResponse:
+    """Any error as an HTTP answer: status, ``Retry-After``, and OpenAI's shape of body."""
+    info = describe(error)
+    status = http_status(info)
+    body = {
+        "message": info.message,
+        "type": f"{rule_for(info.code).fault}_error",
+        "param": info.param,
+        "code": info.code,
+    }
+    headers = {}
+    if info.retry_after_ms is not None:
+        headers["Retry-After"] = str(math.ceil(info.retry_after_ms / 1000))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse({"error": body}, status, headers)
+
+
+async def health(request: Request) -> Response:
+    alive = server_of(request).healthy
+    return JSONResponse({"status": "ok" if alive else "engine_dead"}, 200 if alive else 503)
+
+
+async def readiness(request: Request) -> Response:
+    server = server_of(request)
+    state = "ready" if server.ready else "draining" if server.draining else "engine_dead"
+    return JSONResponse({"status": state}, 200 if server.ready else 503)
+
+
+async def metrics(request: Request) -> Response:
+    server = server_of(request)
+    server.gatekeeper.admit(request)
+    return Response(server.metrics.exposition(), media_type=METRICS_TYPE)
+
+
+async def voices(request: Request) -> Response:
+    server = server_of(request)
+    server.gatekeeper.admit(request)
+    info = server.engine.info
+    return JSONResponse(
+        {
+            "model": info.model,
+            "voices": [
+                {"name": voice.name, "languages": list(voice.languages), "description": voice.description}
+                for voice in info.voices
+            ],
+        }
+    )
+
+
+def server_of(request: HTTPConnection) -> SpeechServer:
+    server: SpeechServer = request.app.state.server
+    return server
+
+
+class Page(StaticFiles):
+    """The page is for anyone, as long as a server without keys keeps to its own machine."""
+
+    def __init__(self, server: SpeechServer, folder: Path) -> None:
+        super().__init__(directory=folder, html=True)
+        self._gatekeeper = server.gatekeeper
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._gatekeeper.has_keys:
+            self._gatekeeper.admit(HTTPConnection(scope))
+        await super().__call__(scope, receive, send)
+
+
+def page_routes(server: SpeechServer) -> list[BaseRoute]:
+    folder = Path(server.config.listen.page or PAGE)
+    return [Mount("/", Page(server, folder))] if folder.is_dir() else []
+
+
+INFORMATION_ROUTES: list[BaseRoute] = [
+    Route("/healthz", health),
+    Route("/readyz", readiness),
+    Route("/metrics", metrics),
+    Route("/v1/voices", voices),
+]
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """Starlette's handler of all errors that a client is told about."""
+    if isinstance(error, HTTPException):
+        error = Refused("unknown_path", "no such address on this server")
+    server_of(request).metrics.refused(describe(error).code)
+    return refusal_response(error)
+
+
+async def refuse_socket(websocket: WebSocket) -> None:
+    """The endpoint of every WebSocket address that does not exist."""
+    await websocket.send_denial_response(refusal_response(Refused("unknown_path", "no such address on this server")))

@@ -1,0 +1,151 @@
+"""The listening socket, and uvicorn's protocols with the limits that a voice server needs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+
+from realtime.config import ConfigError, LimitSettings, ListenSettings
+from realtime.server import SpeechServer
+from realtime.transports.link import EXTENSION, Line
+
+log = logging.getLogger("voicewire.listener")
+
+TCP_NOTSENT_LOWAT = 25
+"""Linux; the socket module has no name for it before Python 3.12."""
+HARD_LIMIT = 4
+"""A message of so many times ``max_message_bytes`` is not even read to its end."""
+
+
+class ListenConfig(uvicorn.Config):
+    """uvicorn's configuration, made from ours."""
+
+    def __init__(self, app: Any, listen: ListenSettings, limits: LimitSettings) -> None:
+        self.listen = listen
+        super().__init__(
+            app,
+            http=SpeechHttpProtocol,
+            ws=SpeechSocketProtocol,
+            ws_max_size=HARD_LIMIT * limits.max_message_bytes,
+            ws_ping_interval=listen.ping_interval_s,
+            ws_ping_timeout=listen.ping_timeout_s,
+            ws_per_message_deflate=False,
+            backlog=listen.backlog,
+            lifespan="on",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            ssl_certfile=listen.tls_certificate,
+            ssl_keyfile=listen.tls_key,
+            timeout_graceful_shutdown=max(1, round(listen.close_timeout_s)),
+        )
+
+    def load(self) -> None:
+        """Raises ``ConfigError`` when a certificate cannot be used."""
+        try:
+            super().load()
+        except (OSError, ssl.SSLError) as error:
+            files = f"{self.listen.tls_certificate}, listen.tls_key = {self.listen.tls_key}"
+            raise ConfigError(f"listen.tls_certificate = {files}: {error}") from error
+
+
+class SpeechHttpProtocol(H11Protocol):
+    """Closes a connection that does not come up with a request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        listen = cast(ListenConfig, self.config).listen
+        transport.set_write_buffer_limits(high=listen.write_buffer_bytes)
+        self.loop.call_later(listen.handshake_timeout_s, self._require_request)
+
+    def _require_request(self) -> None:
+        if self.scope is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+class SpeechSocketProtocol(WebSocketsSansIOProtocol):
+    """Tells the application when it can write, and lets no closed connection linger."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.close_timeout = cast(ListenConfig, self.config).listen.close_timeout_s
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == 101:
+            line = Line(writable=self.writable, abort=self.transport.abort)
+            cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = line
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True  # else uvicorn logs an error for each refusal
+
+    async def run_asgi(self) -> None:
+        try:
+            await super().run_asgi()
+        finally:
+            self.loop.call_later(self.close_timeout, self.transport.abort)
+
+
+class DrainingServer(uvicorn.Server):
+    """Lets what is spoken end before it shuts down, and then returns normally."""
+
+    def __init__(self, config: ListenConfig, speech: SpeechServer) -> None:
+        super().__init__(config)
+        self._speech = speech
+        self.on_started: Callable[[], None] = lambda: None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._speech.start()  # before the lifespan does, so that an error of the engine comes out as it is
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port, *_ = listener.getsockname()
+            log.info("listening", extra={"host": host, "port": port})
+        self.on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._speech.drain()
+        await super().shutdown(sockets)
+        self._captured_signals.clear()  # else uvicorn raises them again, and a clean end looks like a crash
+
+
+def listening_sockets(settings: ListenSettings, share_port: bool = False) -> list[socket.socket]:
+    """One bound socket for each address of the host. Accepted sockets inherit their options. Raises ``OSError``."""
+    sockets: list[socket.socket] = []
+    port = settings.port
+    addresses = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
+            sockets.append(listener := socket.socket(family, kind, protocol))
+            _set_options(listener, settings, share_port)
+            listener.bind((address[0], port, *address[2:]))
+            port = listener.getsockname()[1]
+    except OSError:
+        for listener in sockets:
+            listener.close()
+        raise
+    return sockets
+
+
+def _set_options(listener: socket.socket, settings: ListenSettings, share_port: bool) -> None:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if share_port:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if listener.family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    if hasattr(socket, "TCP_QUICKACK"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, settings.unsent_bytes)

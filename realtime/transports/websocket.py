@@ -1,0 +1,179 @@
+"""The native wire on a WebSocket: the handshake, then a connection that reads while it speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from engine.api import EngineError
+from realtime.bridge import Bridge
+from realtime.errors import Refused, describe, error_event, rule_for
+from realtime.protocol import events as ev
+from realtime.protocol.errors import ProtocolError, RemoteProtocolError
+from realtime.protocol.native import SUBPROTOCOL, parse_client, serialize
+from realtime.server import SpeechServer
+from realtime.settings import wire_settings
+from realtime.transports.http import refusal_response
+from realtime.transports.link import AsgiLink, Link
+from realtime.version import VERSION
+from sessions.errors import ErrorInfo, SessionError
+from sessions.session import Session
+
+log = logging.getLogger("voicewire.connection")
+
+WRITE_GRACE_S = 1.0
+"""A line is cut so long after the response that could not be written has ended."""
+
+
+class SpeechEndpoint:
+    """The ASGI application of ``/v1/speech``."""
+
+    def __init__(self, server: SpeechServer) -> None:
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = WebSocket(scope, receive, send)
+        try:
+            caller = self._server.gatekeeper.admit(websocket)
+            offered = scope.get("subprotocols", [])
+            if offered and SUBPROTOCOL not in offered:
+                raise Refused("unsupported_subprotocol", f"this address speaks {SUBPROTOCOL}")
+            self._server.check_room(caller)
+            session = self._server.open_session(caller)
+        except (Refused, SessionError, EngineError) as error:
+            self._server.metrics.refused(describe(error).code)
+            await websocket.send_denial_response(refusal_response(error))
+            return
+        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
+        connection = SpeechConnection(self._server, session, AsgiLink(scope, receive, send, timeout_s))
+        try:
+            with self._server.connected(connection, caller):
+                await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
+                log.info("session opened", extra={"session_id": session.session_id, "key_name": caller.name})
+                await connection.converse()
+        finally:
+            await session.aclose()
+            log.info("session closed", extra={"session_id": session.session_id})
+
+
+class SpeechConnection:
+    """One session on one line, from ``session.created`` to the close."""
+
+    def __init__(self, server: SpeechServer, session: Session, link: Link) -> None:
+        self._server = server
+        self._session = session
+        self._link = link
+        self._limits = server.config.limits
+        self._num_errors = 0
+        self._ending = True
+        """Not to be ended: not yet begun, or about to end."""
+        self._opened_s = asyncio.get_running_loop().time()
+        self._tasks = asyncio.TaskGroup()
+        self._bridge = Bridge(
+            session,
+            link,
+            self._tasks,
+            may_speak=server.may_speak,
+            on_silent=self._fall_silent,
+            default_lead_ms=server.config.speech.lead_ms,
+            max_remembered_responses=self._limits.max_remembered_responses,
+        )
+
+    async def converse(self) -> None:
+        """Returns when the line is closed and nothing of the session is left."""
+        try:
+            async with self._tasks:
+                self._ending = False
+                await self._link.send(serialize(self._created()))
+                await self._read()
+                self._ending = True
+                self._session.detach()
+        except ExceptionGroup:
+            log.exception("a connection failed", extra={"session_id": self._session.session_id})
+            await self._close(ErrorInfo("internal_error", "internal error"))
+
+    def tick(self, now_s: float) -> None:
+        if now_s - self._opened_s >= self._limits.max_session_s:
+            self.end("session_expired")
+        elif self._session.detached.is_set():
+            self.end("idle_timeout")
+        elif self._server.draining and not self._bridge.num_live:
+            self.end("draining")
+
+    def end(self, code: str) -> None:
+        if not self._ending:
+            self._ending = True
+            reason = describe(Refused(code, rule_for(code).meaning))
+            self._tasks.create_task(self._close(reason), name="voicewire close")
+
+    async def _read(self) -> None:
+        while (message := await self._link.receive()) is not None:
+            event: ev.ClientEvent | None = None
+            try:
+                event = self._parse(message)
+                await self._bridge.receive(event)
+            except (ProtocolError, Refused, SessionError, EngineError) as error:
+                await self._answer(error, getattr(event, "response_id", None))
+
+    def _parse(self, message: str | bytes) -> ev.ClientEvent:
+        if isinstance(message, bytes):
+            raise RemoteProtocolError("binary_not_accepted", "clients send text messages only")
+        limit = self._limits.max_message_bytes
+        if len(message) > limit // 4 and len(message.encode()) > limit:
+            found = f"a message of {len(message.encode())} bytes"
+            raise RemoteProtocolError("message_too_big", f"{found}, max_message_bytes is {limit}")
+        return parse_client(message)
+
+    async def _answer(self, error: Exception, response_id: str | None) -> None:
+        """Tell the client what it did wrong, and close if that broke the wire."""
+        info = describe(error)
+        self._server.metrics.refused(info.code)
+        log.info(
+            "refused an event",
+            extra={"session_id": self._session.session_id, "code": info.code, "param": info.param},
+        )
+        self._num_errors += 1
+        if isinstance(error, ProtocolError) and rule_for(info.code).close is not None:
+            await self._close(info, response_id)
+            return
+        await self._link.send(serialize(error_event(info, response_id)))
+        if self._num_errors >= self._limits.max_errors:
+            limit = f"max_errors is {self._limits.max_errors}"
+            await self._close(ErrorInfo("too_many_errors", limit))
+
+    async def _close(self, info: ErrorInfo, response_id: str | None = None) -> None:
+        code = rule_for(info.code).close
+        assert code is not None
+        self._session.detach()
+        await self._link.send(serialize(error_event(info, response_id)))
+        await self._link.close(code, info.code)
+        log.info("closed", extra={"session_id": self._session.session_id, "close_code": int(code), "code": info.code})
+
+    def _fall_silent(self) -> None:
+        if self._bridge.closing and not self._ending:
+            self._ending = True
+            self._tasks.create_task(self._link.close(1000), name="voicewire close")
+
+    def _created(self) -> ev.SessionCreated:
+        info = self._server.engine.info
+        limits = self._limits
+        return ev.SessionCreated(
+            session_id=self._session.session_id,
+            resume_token=self._session.resume_token,
+            protocol=SUBPROTOCOL,
+            server_version=VERSION,
+            model=info.model,
+            voices=tuple(voice.name for voice in info.voices),
+            languages=info.languages,
+            settings=wire_settings(self._session.settings),
+            limits=ev.Limits(
+                max_message_bytes=limits.max_message_bytes,
+                max_response_chars=limits.max_response_chars,
+                max_active_responses=limits.max_active_responses_per_session,
+                idle_timeout_s=limits.idle_timeout_s,
+                max_session_s=limits.max_session_s,
+            ),
+        )

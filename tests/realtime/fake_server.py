@@ -1,0 +1,24 @@
+"""A server process with the fake engine: ``python -m tests.realtime.fake_server SETTINGS SCRIPT``, both in JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from realtime.config import load_config
+from realtime.logs import configure_logs
+from realtime.serve import create_app, serve
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+
+
+def main() -> None:
+    flags, script = (json.loads(text) for text in sys.argv[1:3])
+    config = load_config(flags=flags)
+    configure_logs(config.log)
+    app = create_app(config, FakeSpeechEngine(FakeScript(**script), num_slots=512))
+    asyncio.run(serve(config, app, on_ready=lambda port: print(port, flush=True)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""Lines that stall, vanish or trickle, and an engine that fails: what was promised happens, and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from websockets.client import ClientProtocol
+from websockets.uri import parse_uri
+
+from realtime.protocol import events as ev
+from realtime.protocol.native import SUBPROTOCOL, serialize
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.live import QUICK, Live, close_code, hear, live_server, next_of, speak, until
+
+TEXT = "Hello there, this is a reply that goes on for a while."
+LONG = " ".join([TEXT] * 10)
+TIMELY = FakeScript(first_chunk_s=0.01, real_time_factor=0.3)
+
+
+class RawClient:
+    """A socket and the WebSocket protocol, with nothing that reads or answers by itself."""
+
+    def __init__(self, live: Live, receive_buffer_bytes: int = 4_096) -> None:
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        self.socket.connect(("127.0.0.1", live.port))
+        self.socket.setblocking(False)
+        self.protocol = ClientProtocol(parse_uri(live.url + "/v1/speech"), subprotocols=[SUBPROTOCOL])
+        self.protocol.send_request(self.protocol.connect())
+
+    async def flush(self) -> None:
+        for data in self.protocol.data_to_send():
+            await asyncio.get_running_loop().sock_sendall(self.socket, data)
+
+    async def send(self, event: ev.ClientEvent) -> None:
+        self.protocol.send_text(serialize(event).encode())
+        await self.flush()
+
+    async def open(self) -> None:
+        await self.flush()
+        self.protocol.receive_data(await asyncio.get_running_loop().sock_recv(self.socket, 4_096))
+
+    async def ends(self) -> bool:
+        """Read until the server is done with this line; whether it ended."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(5):
+                while await loop.sock_recv(self.socket, 65_536):
+                    pass
+        except ConnectionResetError:
+            return True
+        return True
+
+
+@contextmanager
+def raw_client(live: Live) -> Iterator[RawClient]:
+    client = RawClient(live)
+    try:
+        yield client
+    finally:
+        client.socket.close()
+
+
+async def test_a_client_that_never_reads_loses_its_reply_and_then_its_line() -> None:
+    flags = {"limits__reader_timeout_s": 0.4, "listen__send_buffer_bytes": 4_096, "listen__write_buffer_bytes": 1_024}
+    async with live_server(FakeSpeechEngine(QUICK), **flags) as live:
+        with raw_client(live) as stalled:
+            await stalled.open()
+            pcm = ev.Format(encoding="pcm_s16le", sample_rate=48_000)
+            settings = ev.Settings(pace="burst", format=pcm)
+            await stalled.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT + TEXT, end=True))
+            async with live.session() as other:
+                assert (await speak(other, TEXT)).done.status == "completed"
+            await live.freed()
+            ended = live.speech.metrics.exposition().decode()
+            assert 'responses_total{status="failed"} 1.0' in ended
+            assert await stalled.ends()
+
+
+@pytest.mark.parametrize("how", ["abort", "close"])
+async def test_a_client_that_vanishes_frees_its_work_at_once(live: Live, how: str) -> None:
+    live.engine.script = TIMELY
+    async with live.session() as other:
+        await other.send(ev.ResponseCreate(response_id="r", text=TEXT[:20], end=True))
+        client = await live.session().__aenter__()
+        for response_id in ("a", "b"):
+            await client.send(ev.ResponseCreate(response_id=response_id, text=LONG))
+        await next_of(client, ev.AudioMessage)
+        if how == "abort":
+            client.abort()
+        else:
+            await client.aclose()
+        await until(lambda: live.speech.num_connections == 1)
+        await until(lambda: live.speech.num_active_responses <= 1)
+        assert (await hear(other)).done.status == "completed"
+        await client.aclose()
+
+
+async def test_a_client_process_that_is_killed_frees_its_work(live: Live) -> None:
+    live.engine.script = TIMELY
+    code = (
+        "import asyncio\n"
+        "from realtime.client import open_session\n"
+        "from realtime.protocol import events as ev\n"
+        "async def main():\n"
+        f"    client = await open_session({live.url!r})\n"
+        f"    await client.send(ev.ResponseCreate(text={LONG!r}))\n"
+        "    async for _ in client: print('heard', flush=True)\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    await live.freed()
+
+
+async def test_text_that_trickles_is_waited_for_and_then_given_up() -> None:
+    async with live_server(limits__text_timeout_s=0.6) as live, live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="r"))
+        for character in "Hi the":
+            await client.send(ev.TextAppend(response_id="r", text=character))
+            await asyncio.sleep(0.15)
+        done = (await hear(client)).done
+        assert (done.status, done.error and done.error.code) == ("failed", "text_timeout")
+        assert (await speak(client, TEXT, "after")).done.status == "completed"
+
+
+async def trickle(writer: asyncio.StreamWriter, data: bytes) -> None:
+    for byte in data:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def test_a_handshake_that_trickles_is_cut() -> None:
+    async with live_server(listen__handshake_timeout_s=0.5) as live:
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        with pytest.raises(ConnectionError):
+            await trickle(writer, b"GET /v1/speech HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n" * 10)
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        async with asyncio.timeout(2):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_session_that_does_nothing_is_closed() -> None:
+    async with live_server(limits__idle_timeout_s=0.3) as live, live.session() as client:
+        error = await next_of(client, ev.Error)
+        assert isinstance(error, ev.Error)
+        assert error.code == "idle_timeout"
+        assert await close_code(client) == 4408
+
+
+async def test_a_session_that_speaks_is_not_idle() -> None:
+    async with live_server(limits__idle_timeout_s=0.3) as live, live.session() as client:
+        settings = ev.Settings(lead_ms=100)
+        await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT[:30], end=True))
+        done = (await hear(client)).done
+        assert done.status == "completed"
+        assert done.audio_ms > 1_000
+
+
+async def test_a_session_has_an_end() -> None:
+    async with live_server(limits__max_session_s=0.4) as live, live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
+        error = await next_of(client, ev.Error)
+        assert isinstance(error, ev.Error)
+        assert error.code == "session_expired"
+        assert await close_code(client) == 4410
+        await live.freed()
+
+
+async def test_a_client_that_answers_no_ping_is_cut() -> None:
+    async with live_server(listen__ping_interval_s=0.2, listen__ping_timeout_s=0.2) as live:
+        with raw_client(live) as silent:
+            await silent.open()
+            async with live.session() as lively:
+                await until(lambda: live.speech.num_connections == 1)
+                assert await silent.ends()
+                assert (await speak(lively, TEXT)).done.status == "completed"
+
+
+async def test_an_engine_that_fails_in_the_middle_of_a_batch_fails_that_reply_alone(live: Live) -> None:
+    live.engine.script_next(FakeScript(first_chunk_s=0.01, fail_at_frame=5))
+    async with live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="bad", text=TEXT, end=True))
+        await client.send(ev.ResponseCreate(response_id="good", text=TEXT[:20], end=True))
+        ends = [(await hear(client)).done, (await hear(client)).done]
+    bad, good = sorted(ends, key=lambda done: done.response_id)
+    assert (bad.status, bad.error and bad.error.code, bad.error and bad.error.retryable) == (
+        "failed",
+        "engine_error",
+        True,
+    )
+    assert bad.heard is not None
+    assert bad.heard.text + bad.heard.remaining == TEXT
+    assert good.status == "completed"
+
+
+async def test_a_dead_engine_turns_health_bad_fails_all_at_once_and_comes_back(live: Live) -> None:
+    live.engine.script = TIMELY
+    async with live.session() as client, live.http() as http:
+        await client.send(ev.ResponseCreate(response_id="r", text=LONG, end=True))
+        await next_of(client, ev.AudioMessage)
+        died_s = time.monotonic()
+        live.engine.die()
+        assert (await http.get("/healthz")).status_code == 503
+        assert (await http.get("/readyz")).json() == {"status": "engine_dead"}
+        done = (await hear(client)).done
+        assert (done.status, done.error and done.error.code, done.error and done.error.retryable) == (
+            "failed", "engine_dead", True)  # fmt: skip
+        assert time.monotonic() - died_s < 1
+        await until(lambda: live.engine.alive)
+        assert (await http.get("/healthz")).status_code == 200
+        assert (await speak(client, TEXT, "after")).done.status == "completed"
+
+
+async def test_a_reply_asked_of_a_dead_engine_is_refused(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def does_not_start() -> None:
+        raise OSError("no device")
+
+    monkeypatch.setattr(live.engine, "start", does_not_start)
+    async with live.session() as client:
+        live.engine.die()
+        await client.send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
+        async for message in client:
+            if isinstance(message, ev.Error | ev.ResponseDone):
+                break
+        error = message if isinstance(message, ev.Error) else message.error
+        assert error is not None
+        assert (error.code, error.retryable) == ("engine_dead", True)
+
+
+async def test_out_of_blocks_is_overload_and_worth_another_try() -> None:
+    full = FakeSpeechEngine(TIMELY, num_slots=1, max_waiting=1)
+    async with live_server(full) as live, live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="a", text=TEXT[:20], end=True))
+        await next_of(client, ev.AudioMessage)
+        for response_id in ("b", "c"):
+            await client.send(ev.ResponseCreate(response_id=response_id, text=TEXT[:10], end=True))
+        refused = (await hear(client, "c")).done
+        assert refused.error is not None
+        assert (refused.status, refused.error.code, refused.error.retryable) == ("failed", "overloaded", True)
+        assert refused.error.retry_after_ms == 500
+        assert (await hear(client, "b")).done.status == "completed"
+
+
+async def test_a_fault_of_ours_ends_that_connection_alone(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live.session() as unlucky, live.session() as other:
+        session = live.speech.registry.find(unlucky.created.session_id)
+        assert session is not None
+        monkeypatch.setattr(session, "touch", lambda: 1 / 0)
+        await unlucky.send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
+        error = await next_of(unlucky, ev.Error)
+        assert isinstance(error, ev.Error)
+        assert (error.code, error.message) == ("internal_error", "internal error")
+        assert await close_code(unlucky) == 1011
+        assert "ZeroDivisionError" in caplog.text
+        assert (await speak(other, TEXT)).done.status == "completed"

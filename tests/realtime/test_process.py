@@ -1,0 +1,117 @@
+"""A server in a process of its own: signals, and what is left in its log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from realtime.client import open_session
+from realtime.protocol import events as ev
+from tests.realtime.live import close_code, hear, next_of, speak
+
+TEXT = "Hello there, this is a reply that goes on for a while."
+
+
+class Server(NamedTuple):
+    process: Process
+    url: str
+
+    async def ended(self) -> tuple[int | None, list[dict[str, object]]]:
+        """Exit status, and the lines of its log."""
+        async with asyncio.timeout(10):
+            _, errors = await self.process.communicate()
+        return self.process.returncode, [json.loads(line) for line in errors.splitlines()]
+
+
+@asynccontextmanager
+async def server(script: dict[str, object] | None = None, **flags: object) -> AsyncIterator[Server]:
+    settings = {"listen.port": 0} | {name.replace("__", "."): value for name, value in flags.items()}
+    arguments = [json.dumps(settings), json.dumps(script or {})]
+    command = [sys.executable, "-m", "tests.realtime.fake_server", *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    assert process.stdout is not None
+    try:
+        port = int(await process.stdout.readline())
+        yield Server(process, f"ws://127.0.0.1:{port}")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_drains_the_server_under_load(how: signal.Signals) -> None:
+    async with server({"first_chunk_s": 0.01, "real_time_factor": 0.3}) as running:
+        speaking = await asyncio.gather(*(open_session(running.url) for _ in range(4)))
+        idle = await open_session(running.url)
+        for client in speaking:
+            await client.send(
+                ev.ResponseCreate(response_id="r", settings=ev.Settings(pace="burst"), text=TEXT, end=True)
+            )
+            await next_of(client, ev.AudioMessage)
+        running.process.send_signal(how)
+        last = await next_of(idle, ev.Error)
+        assert isinstance(last, ev.Error)
+        assert (last.code, last.retryable) == ("draining", True)
+        with pytest.raises(InvalidStatus) as refused:
+            await open_session(running.url)
+        assert refused.value.response.status_code == 503
+        for client in speaking:
+            done = (await hear(client)).done
+            assert (done.status, done.error) == ("completed", None)
+            assert done.audio_ms > 2_000
+            assert await close_code(client) == 1012
+        await idle.aclose()
+        status, log = await running.ended()
+        assert status == 0
+        assert not [line for line in log if line["level"] in ("warning", "error")]
+
+
+async def test_a_drain_has_an_end() -> None:
+    async with server({"first_chunk_s": 60.0}, listen__drain_timeout_s=0.3) as running:
+        client = await open_session(running.url)
+        await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
+        await next_of(client, ev.ResponseCreated)
+        running.process.terminate()
+        last = await next_of(client, ev.Error)
+        assert isinstance(last, ev.Error)
+        assert last.code == "draining"
+        await client.aclose()
+        assert (await running.ended())[0] == 0
+
+
+async def test_a_server_that_is_killed_is_seen_at_once_and_can_be_started_again() -> None:
+    async with server() as running:
+        client = await open_session(running.url)
+        await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
+        await next_of(client, ev.ResponseCreated)
+        running.process.kill()
+        async with asyncio.timeout(2):
+            async for _ in client:
+                pass
+        assert client.close_code == 1006
+    async with (
+        server(listen__port=int(running.url.rpartition(":")[2])) as again,
+        await open_session(again.url) as client,
+    ):
+        assert (await speak(client, TEXT[:12])).done.status == "completed"
+
+
+async def test_the_log_tells_ids_and_no_text() -> None:
+    async with server() as running:
+        async with await open_session(running.url) as client:
+            assert (await speak(client, "a secret sentence")).done.status == "completed"
+        running.process.terminate()
+        _, log = await running.ended()
+    assert {line["message"] for line in log} >= {"ready", "listening", "session opened", "session closed", "draining"}
+    assert client.created.session_id in {line.get("session_id") for line in log}
+    assert "secret" not in json.dumps(log)

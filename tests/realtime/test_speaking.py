@@ -1,0 +1,191 @@
+"""What a well-behaved client meets, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+
+from realtime.protocol import events as ev
+from sessions.audio.opus import OpusDecoder
+from tests.fakes.engine import FakeScript
+from tests.realtime.live import Live, Spoken, close_code, hear, next_of, speak
+
+TEXT = "Hello there, this is a short reply. It has two sentences."
+
+
+def num_samples(message: ev.AudioMessage, sample_rate: int) -> int:
+    if message.kind is ev.AudioKind.OPUS:
+        return len(message.packets) * sample_rate // 50
+    return sum(map(len, message.packets)) // (2 if message.kind is ev.AudioKind.PCM_S16LE else 1)
+
+
+def check_order(spoken: Spoken) -> None:
+    """Sequences count from 0, and messages abut."""
+    rate = spoken.created.format.sample_rate
+    lengths = [num_samples(message, rate) for message in spoken.audio]
+    starts = [0, *itertools.accumulate(lengths)]
+    assert [message.sequence for message in spoken.audio] == list(range(len(spoken.audio)))
+    assert [message.sample_time for message in spoken.audio] == starts[:-1]
+    assert {message.response for message in spoken.audio} <= {spoken.created.response}
+
+
+async def test_the_first_event_tells_what_the_server_can(live: Live) -> None:
+    async with live.session() as client:
+        created = client.created
+    assert (created.protocol, created.model, created.voices) == ("voicewire.v1", "fake", ("ada", "ben"))
+    assert created.session_id
+    assert created.resume_token
+    assert created.settings.format == ev.Format(
+        encoding="opus", sample_rate=24_000, bitrate=32_000, complexity=5, fec=False, packet_loss_percent=10, dtx=False
+    )
+    assert created.limits.max_active_responses == 8
+
+
+async def test_text_token_by_token_becomes_opus(live: Live) -> None:
+    async with live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="r", settings=ev.Settings(pace="burst")))
+        for character in TEXT:
+            await client.send(ev.TextAppend(response_id="r", text=character))
+        await client.send(ev.TextEnd(response_id="r"))
+        spoken = await hear(client)
+    check_order(spoken)
+    audio = spoken.created.format
+    assert (audio.encoding, audio.sample_rate, audio.pre_skip_samples) == ("opus", 24_000, 156)
+    assert spoken.done.status == "completed"
+    decoder = OpusDecoder(24_000, audio.pre_skip_samples)
+    pcm = np.concatenate([decoder.decode(packet) for message in spoken.audio for packet in message.packets])
+    assert 0 <= pcm.size - spoken.done.audio_samples < 960
+    assert np.abs(pcm).max() > 0.1
+
+
+async def test_audio_arrives_while_text_is_still_arriving(live: Live) -> None:
+    async with live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="r"))
+        await client.send(ev.TextAppend(response_id="r", text="Hello there, "))
+        assert isinstance(await next_of(client, ev.AudioMessage), ev.AudioMessage)
+        await client.send(ev.TextAppend(response_id="r", text="and goodbye."))
+        await client.send(ev.TextEnd(response_id="r"))
+        assert (await hear(client)).done.status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "rate", "kind"),
+    [
+        ("opus", 48_000, ev.AudioKind.OPUS),
+        ("pcm_s16le", 24_000, ev.AudioKind.PCM_S16LE),
+        ("pcm_s16le", 48_000, ev.AudioKind.PCM_S16LE),
+        ("mulaw", 8_000, ev.AudioKind.MULAW),
+        ("alaw", 8_000, ev.AudioKind.ALAW),
+    ],
+)
+async def test_every_format(live: Live, encoding: str, rate: int, kind: ev.AudioKind) -> None:
+    async with live.session() as client:
+        spoken = await speak(client, TEXT, format=ev.Format(encoding=encoding, sample_rate=rate))
+    check_order(spoken)
+    assert {message.kind for message in spoken.audio} == {kind}
+    told = spoken.created.format
+    assert (told.encoding, told.sample_rate) == (encoding, rate)
+    assert sum(num_samples(m, rate) for m in spoken.audio) >= spoken.done.audio_samples + told.pre_skip_samples
+    assert spoken.done.audio_ms == pytest.approx(1000 * spoken.done.audio_samples / rate)
+
+
+async def test_two_replies_at_once_are_told_apart(live: Live) -> None:
+    async with live.session() as client:
+        for response_id in ("a", "b"):
+            await client.send(ev.ResponseCreate(response_id=response_id, text=TEXT, end=True))
+        messages = [*(await hear(client)).messages, *(await hear(client)).messages]
+    numbers = {m.response_id: m.response for m in messages if isinstance(m, ev.ResponseCreated)}
+    assert numbers == {"a": 1, "b": 2}
+    assert {m.response for m in messages if isinstance(m, ev.AudioMessage)} == {1, 2}
+    assert {m.response_id for m in messages if isinstance(m, ev.ResponseDone)} == {"a", "b"}
+
+
+async def test_the_server_names_a_reply_that_the_client_did_not(live: Live) -> None:
+    async with live.session() as client:
+        await client.send(ev.ResponseCreate(text=TEXT, end=True))
+        spoken = await hear(client)
+    assert spoken.created.response_id == spoken.done.response_id != ""
+
+
+async def test_settings_of_the_session_hold_for_later_replies(live: Live) -> None:
+    async with live.session() as client:
+        await client.send(ev.SessionUpdate(settings=ev.Settings(voice="ben", format=ev.Format(encoding="mulaw"))))
+        updated = await next_of(client, ev.SessionUpdated)
+        assert isinstance(updated, ev.SessionUpdated)
+        assert updated.settings.voice == "ben"
+        spoken = await speak(client, TEXT)
+    assert spoken.created.format.encoding == "mulaw"
+    assert live.engine.requests[-1].voice == "ben"
+
+
+async def test_a_flush_speaks_what_is_there_and_is_answered(live: Live) -> None:
+    async with live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="r", settings=ev.Settings(pace="burst"), text="Hello"))
+        await client.send(ev.TextFlush(response_id="r"))
+        flushed = await next_of(client, ev.TextFlushed)
+        assert isinstance(flushed, ev.TextFlushed)
+        assert flushed.flush == 0
+        assert flushed.end_sample > 0
+        await client.send(ev.TextEnd(response_id="r"))
+        assert (await hear(client)).done.status == "completed"
+
+
+async def test_a_cancel_ends_the_sound_and_tells_what_was_heard(live: Live) -> None:
+    live.engine.script_next(FakeScript(ms_per_char=60.0, first_chunk_s=0.01, real_time_factor=0.5))
+    async with live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
+        for _ in range(6):
+            await next_of(client, ev.AudioMessage)
+        await client.send(ev.ResponseCancel(response_id="r", played_ms=400))
+        spoken = await hear(client)
+        assert spoken.done.status == "cancelled"
+        heard = spoken.done.heard
+        assert heard is not None
+        assert heard.text + heard.remaining == TEXT
+        assert "" < heard.text < TEXT
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await anext(client)
+
+
+async def test_what_was_heard_can_be_asked_after_the_end(live: Live) -> None:
+    async with live.session() as client:
+        spoken = await speak(client, TEXT)
+        await client.send(ev.ResponseCancel(response_id="r", played_ms=spoken.done.audio_ms / 2))
+        heard = await next_of(client, ev.ResponseHeard)
+    assert isinstance(heard, ev.ResponseHeard)
+    assert heard.heard.text + heard.heard.remaining == TEXT
+    assert "" < heard.heard.text < TEXT
+
+
+async def test_a_paced_reply_stays_within_its_lead(live: Live) -> None:
+    async with live.session() as client:
+        settings = ev.Settings(pace="lead", lead_ms=300)
+        await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT, end=True))
+        begun_s = received_s = 0.0
+        async for message in client:
+            if isinstance(message, ev.AudioMessage):
+                now_s = asyncio.get_running_loop().time()
+                begun_s = begun_s or now_s
+                received_s += len(message.packets) * 0.02
+                assert received_s - (now_s - begun_s) <= 0.3 + 0.08 + 0.02
+            if isinstance(message, ev.ResponseDone):
+                break
+        assert received_s > 0.6
+
+
+async def test_goodbye_lets_the_last_reply_end(live: Live) -> None:
+    async with live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
+        await client.send(ev.SessionClose())
+        assert (await hear(client)).done.status == "completed"
+        assert await close_code(client) == 1000
+
+
+async def test_goodbye_without_a_reply_closes_at_once(live: Live) -> None:
+    async with live.session() as client:
+        await client.send(ev.SessionClose())
+        assert await close_code(client) == 1000

@@ -1,0 +1,177 @@
+"""``POST /v1/audio/speech`` and its neighbours, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from realtime.transports.speech import VOICE_WARNING
+from sessions.audio.opus import OpusDecoder
+from tests.fakes.engine import FakeScript
+from tests.realtime.live import Live, live_server, until
+
+TEXT = "Hello there, this is a short reply."
+
+
+async def post(live: Live, **body: object) -> tuple[int, dict[str, str], bytes]:
+    async with live.http() as http:
+        answer = await http.post("/v1/audio/speech", json={"input": TEXT} | body)
+    return answer.status_code, dict(answer.headers), answer.content
+
+
+async def error_of(live: Live, **body: object) -> tuple[int, str, str | None]:
+    status, _, content = await post(live, **body)
+    error = json.loads(content)["error"]
+    assert error["message"]
+    return status, error["code"], error["param"]
+
+
+async def test_wav_is_the_default(live: Live) -> None:
+    status, headers, content = await post(live, model="tts-1", voice="ada")
+    assert (status, headers["content-type"]) == (200, "audio/wav")
+    assert VOICE_WARNING.lower() not in headers
+    assert (content[:4], content[8:12]) == (b"RIFF", b"WAVE")
+    assert struct.unpack_from("<HHIIHH", content, 20) == (1, 1, 24_000, 48_000, 2, 16)
+    pcm = np.frombuffer(content[44:], "<i2")
+    assert pcm.size > 24_000
+    assert np.abs(pcm).max() > 1_000
+
+
+async def test_pcm_is_the_wav_without_its_header(live: Live) -> None:
+    _, headers, content = await post(live, response_format="pcm", seed=1)
+    _, _, wav = await post(live, response_format="wav", seed=1)
+    assert headers["content-type"] == "audio/pcm"
+    assert content == wav[44:]
+
+
+async def test_opus_in_ogg_ends_where_the_sound_ends(live: Live) -> None:
+    _, headers, content = await post(live, response_format="opus")
+    assert headers["content-type"] == "audio/ogg"
+    packets, end = read_ogg(content)
+    assert packets[0].startswith(b"OpusHead")
+    pre_skip, rate = struct.unpack_from("<HI", packets[0], 10)
+    assert (pre_skip, rate) == (312, 24_000)
+    decoder = OpusDecoder(48_000, pre_skip)
+    decoded = sum(decoder.decode(packet).size for packet in packets[2:])
+    _, _, pcm = await post(live, response_format="pcm")
+    assert end - pre_skip == len(pcm)  # two bytes for each of 24,000 samples a second
+    assert 0 <= decoded - (end - pre_skip) < 960
+
+
+def read_ogg(data: bytes) -> tuple[list[bytes], int]:
+    """All packets, and the position of the last page."""
+    packets, position = [], 0
+    while data:
+        assert data[:4] == b"OggS"
+        position = struct.unpack_from("<q", data, 6)[0]
+        lacing = data[27 : 27 + data[26]]
+        data = data[27 + data[26] :]
+        size = 0
+        for length in lacing:
+            size += length
+            if length < 255:
+                packets.append(data[:size])
+                data, size = data[size:], 0
+    return packets, position
+
+
+async def test_audio_is_sent_while_it_is_spoken(live: Live) -> None:
+    live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.3)
+    async with live.http() as http, http.stream("POST", "/v1/audio/speech", json={"input": TEXT}) as answer:
+        assert answer.status_code == 200
+        pieces = answer.aiter_raw()
+        await anext(pieces)
+        assert live.speech.num_active_responses == 1
+        async for _ in pieces:
+            pass
+
+
+async def test_a_listener_who_leaves_frees_the_work(live: Live) -> None:
+    live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.5)
+    async with live.http() as http, http.stream("POST", "/v1/audio/speech", json={"input": TEXT * 10}) as answer:
+        await anext(answer.aiter_raw())
+    await until(lambda: live.speech.num_active_responses == 0)
+
+
+async def test_an_unknown_voice_becomes_ours_with_a_warning(live: Live) -> None:
+    for voice in ("alloy", {"id": "voice_1234"}):
+        status, headers, _ = await post(live, voice=voice)
+        assert status == 200
+        assert "unknown" in headers[VOICE_WARNING.lower()]
+    assert (await post(live, voice={"id": "ben"}))[0] == 200
+    assert [request.voice for request in live.engine.requests] == [None, None, "ben"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({"input": ""}, 400, "invalid_request", "input"),
+        ({"input": " \n"}, 400, "invalid_request", "input"),
+        ({"input": "a" * 4_097}, 413, "request_too_long", "input"),
+        ({"input": 5}, 400, "invalid_event", "input"),
+        ({"response_format": "mp3"}, 400, "unsupported_format", "response_format"),
+        ({"stream_format": "sse"}, 400, "unsupported_format", "stream_format"),
+        ({"speed": 2}, 400, "invalid_request", "speed"),
+        ({"instructions": "x" * 1_500}, 400, "limit_exceeded", "instruct"),
+    ],
+)
+async def test_what_cannot_be_spoken_is_refused_by_name(
+    live: Live, body: dict[str, object], status: int, code: str, param: str
+) -> None:
+    assert await error_of(live, **body) == (status, code, param)
+
+
+async def test_a_body_that_is_not_json(live: Live) -> None:
+    async with live.http() as http:
+        answer = await http.post("/v1/audio/speech", content=b'{"input":')
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "malformed_json")
+        answer = await http.post("/v1/audio/speech", content=b'{"model": "tts-1"}')
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_event")
+        assert (await http.get("/v1/audio/speech")).status_code == 405
+
+
+async def test_a_body_that_is_too_long() -> None:
+    async with live_server(limits__max_message_bytes=2_000) as live:
+        assert await error_of(live, input="a" * 3_000) == (413, "message_too_big", None)
+
+
+async def test_a_body_that_never_ends() -> None:
+    async with live_server(listen__handshake_timeout_s=0.3) as live:
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        writer.write(b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        assert b"408" in await reader.readline()
+        writer.close()
+
+
+@pytest.mark.parametrize(("script", "status"), [(FakeScript(fail_at_frame=0), 500), (FakeScript(die_at_frame=0), 503)])
+async def test_a_failure_before_the_first_sound_has_a_status(live: Live, script: FakeScript, status: int) -> None:
+    live.engine.script_next(script)
+    assert (await error_of(live))[0] == status
+
+
+async def test_a_failure_after_it_cuts_the_answer_short(live: Live) -> None:
+    live.engine.script_next(FakeScript(first_chunk_s=0.01, real_time_factor=0.01, fail_at_frame=4))
+    reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+    body = json.dumps({"input": TEXT}).encode()
+    writer.write(
+        b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert not answer.endswith(b"0\r\n\r\n")
+    writer.close()
+
+
+async def test_voices_and_metrics(live: Live) -> None:
+    await post(live)
+    async with live.http() as http:
+        told = (await http.get("/v1/voices")).json()
+        assert [voice["name"] for voice in told["voices"]] == ["ada", "ben"]
+        metrics = await http.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for name in ("time_to_first_audio_seconds_count 1.0", 'responses_total{status="completed"} 1.0', "batch_size 0.0"):
+        assert f"voicewire_{name}" in metrics.text
