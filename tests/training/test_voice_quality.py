@@ -1,0 +1,108 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pocketsphinx", reason="the dependency group training is not installed")
+pytest.importorskip("pesq", reason="the dependency group training is not installed")
+
+from benchmarks import spoken
+from benchmarks.spoken import Recordings, Setting, Task, Teacher, save_recordings
+from benchmarks.voice_quality import Options, Row, Table, gates_of, read_tasks
+from engine.api import Finished, FinishReason, SpeechChunk, SpeechRequest
+from training import flite
+from training.heldout import read_sentences
+
+TEACHER = Row("teacher", "clara", 0.5, 18.0, 0.1, 0, 100, -18, 60, 70, 0, 167, 1150, 100, None, None, {})
+
+
+def test_recordings_come_back_as_they_went(tmp_path: Path) -> None:
+    whole, decimal = np.arange(-5, 900, dtype=np.int16), np.linspace(-1.5, 1, 300, dtype=np.float32)
+    save_recordings(tmp_path / "clara-streaming-12.npz", 24_000, {8: whole, 4: decimal})
+    recordings = Recordings(tmp_path)
+    (setting,) = recordings.settings
+    assert (setting, recordings.rate_hz, recordings.numbers(setting)) == (
+        Setting("clara", "streaming", 12),
+        24_000,
+        {4, 8},
+    )
+    first, second = recordings([Task(4, "Four."), Task(8, "Eight.")], setting)
+    np.testing.assert_array_equal(second, whole)
+    np.testing.assert_array_equal(first, np.round(np.clip(decimal, -1, 1) * 32767))
+
+
+def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no recordings"):
+        Recordings(tmp_path)
+
+
+def test_tasks_are_numbered_as_the_sentences() -> None:
+    tasks, kinds = read_tasks(40)
+    sentences = read_sentences()
+    assert [task.text for task in tasks] == sentences[::40]
+    assert [task.number for task in tasks] == list(range(0, 200, 40))
+    assert [kinds[number] for number in (0, 69, 70, 199)] == ["replies", "replies", "news", "numbers"]
+
+
+def test_gates_fail_where_they_should() -> None:
+    good = replace(TEACHER, speaker="model", setting="clara full 1", words_wrong_bigram=9, words_wrong_stock=27)
+    bad = replace(good, words_wrong_bigram=11, words_missing=0.8, words_repeated=0.4, length_kept=97, told_apart=99.5)
+    assert all(gate.passed for gate in gates_of(good, TEACHER))
+    assert [gate.passed for gate in gates_of(bad, TEACHER)] == [False, True, False, False, False]
+    copy = replace(TEACHER, speaker="codec", words_wrong_bigram=2.6, words_wrong_stock=20, stoi=0.91)
+    assert [gate.passed for gate in gates_of(copy, TEACHER)] == [False, True, True]
+
+
+class FakeStream:
+    def __init__(self, request: SpeechRequest) -> None:
+        self.request, self.texts, self.ended = request, [request.text], request.text_closed
+
+    def push_text(self, text: str) -> None:
+        self.texts.append(text)
+
+    def end_input(self) -> None:
+        self.ended = True
+
+    async def __aiter__(self):
+        assert self.ended
+        yield SpeechChunk("x", 0, np.ones(30, np.float32), provisional_tail_samples=10)
+        yield SpeechChunk("x", 20, np.ones(5, np.float32), last=True)
+        yield Finished("x", FinishReason.STOP)
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.streams: list[FakeStream] = []
+
+    def submit(self, request: SpeechRequest) -> FakeStream:
+        self.streams.append(FakeStream(request))
+        return self.streams[-1]
+
+
+@pytest.mark.parametrize(("layout", "num_pieces"), [("full", 1), ("streaming", 5)])
+async def test_the_engine_is_given_the_text_as_the_layout_wants(layout: str, num_pieces: int) -> None:
+    engine = FakeEngine()
+    pcm = await spoken._speak_one(engine, Task(3, "It is nine o'clock."), Setting("edwin", layout, 1))
+    (stream,) = engine.streams
+    assert ("".join(stream.texts), len(stream.texts)) == ("It is nine o'clock.", num_pieces)
+    assert (stream.request.voice, stream.request.sampling.seed) == ("edwin", spoken.SEED + 3)
+    assert len(pcm) == 25
+
+
+@pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
+def test_a_table_of_the_teacher_and_a_bad_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = [Task(3, read_sentences()[3])]
+    table = Table(tasks, Options(stock=False, processes=1))
+
+    class Copy(Teacher):
+        def __call__(self, tasks, setting):
+            return [np.concatenate([pcm, pcm]) for pcm in super().__call__(tasks, setting)]
+
+    table.add("codec", Copy(), Setting("clara"))
+    teacher, _, copy = table.rows
+    assert (teacher.words_wrong_bigram, teacher.length_kept, teacher.told_apart) == (0, 100, 100)
+    assert copy.words_wrong_bigram > 50
+    assert copy.length_kept == 0
+    assert any(not gate.passed for _, gate in table.gates())
+    assert len(capsys.readouterr().out.splitlines()) == 4
