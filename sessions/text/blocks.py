@@ -35,8 +35,19 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockStart:
+    """The first character of a block behind white space has come."""
+
+    character: str
+    raw_start: int
+
+
+@dataclass(frozen=True, slots=True)
 class LineBreak:
     raw_start: int
+
+
+Part = BlockStart | Block | LineBreak
 
 
 class BlockSplitter:
@@ -58,18 +69,20 @@ class BlockSplitter:
     def num_chars_held(self) -> int:
         return self._num_word_chars + sum(map(len, self._words))
 
-    def push(self, text: str) -> Iterator[Block | LineBreak]:
+    def push(self, text: str) -> Iterator[Part]:
         for run in _RUN.finditer(text):
             if run["visible"]:
                 yield from self._take_visible(run["visible"])
             else:
                 yield from self._take_space(run.group(), is_break=run["line_break"] is not None)
 
-    def flush(self) -> Iterator[Block | LineBreak]:
+    def flush(self) -> Iterator[Part]:
         self._end_word()
         yield from self._end_block()
 
-    def _take_visible(self, text: str) -> Iterator[Block]:
+    def _take_visible(self, text: str) -> Iterator[Part]:
+        if not (self._words or self._word or self._word_glued):
+            yield BlockStart(text[0], self._position)
         while text:
             room = self._limits.max_word_chars - self._num_word_chars
             self._word.append(text[:room])
@@ -82,7 +95,7 @@ class BlockSplitter:
             yield from self._end_block()
             self._word_glued = True
 
-    def _take_space(self, space: str, *, is_break: bool) -> Iterator[Block | LineBreak]:
+    def _take_space(self, space: str, *, is_break: bool) -> Iterator[Part]:
         self._end_word()
         if is_break or not self._expects_more():
             yield from self._end_block()

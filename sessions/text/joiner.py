@@ -20,6 +20,7 @@ class Joiner:
         self.started = False
         self._after_mark = False
         self._pause = False
+        self._space_sent = False
 
     def join(self, text: str, *, glued: bool) -> str:
         pieces = []
@@ -28,23 +29,35 @@ class Joiner:
                 pieces.append(self._word(token["word"], glued=glued))
             elif token["marks"]:
                 pieces.append(self._mark(token["marks"]))
-            else:
-                self._pause = self.started and not self._after_mark
+            elif self._takes_mark:
+                self._pause = True
             glued = False
         return "".join(pieces)
 
     def stop(self) -> str:
         return self._mark(".")
 
+    def space(self) -> str:
+        """The space in front of a word that is sure to come: it tells that the word before is complete."""
+        if not self.started or self._pause or self._space_sent:
+            return ""
+        self._space_sent = True
+        return " "
+
+    @property
+    def _takes_mark(self) -> bool:
+        return self.started and not (self._after_mark or self._space_sent)
+
     def _word(self, word: str, *, glued: bool) -> str:
         before = ", " if self._pause else " "
-        if not self.started or (glued and not self._pause):
+        if not self.started or self._space_sent or (glued and not self._pause):
             before = ""
-        self.started, self._after_mark, self._pause = True, False, False
+        self.started = True
+        self._after_mark = self._pause = self._space_sent = False
         return before + word
 
     def _mark(self, run: str) -> str:
-        if not self.started or self._after_mark:
+        if not self._takes_mark:
             return ""
         self._after_mark, self._pause = True, False
         return next(mark for mark in self._BY_STRENGTH if mark in run)

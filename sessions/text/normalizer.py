@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sessions.text.binding import wants_more
-from sessions.text.blocks import Block, BlockLimits, BlockSplitter, LineBreak
+from sessions.text.blocks import Block, BlockLimits, BlockSplitter, BlockStart, Part
 from sessions.text.joiner import Joiner
 from sessions.text.markup import LineKind, closes_fence, line_kind
 from sessions.text.saying import say
-from sessions.text.spans import EMPTY, SpannedText
+from sessions.text.spans import SpannedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class NormalizerSettings:
 
 def normalize(text: str, settings: NormalizerSettings | None = None) -> str:
     normalizer = IncrementalNormalizer(settings)
-    return SpannedText.join([normalizer.push(text), normalizer.close()]).text
+    return SpannedText.join([normalizer.push(text), normalizer.close()]).text.rstrip(" ")
 
 
 class IncrementalNormalizer:
@@ -37,6 +37,7 @@ class IncrementalNormalizer:
         self._blocks = BlockSplitter(wants_more, settings.blocks)
         self._reader = _LineReader(settings.say_code_blocks)
         self._joiner = Joiner()
+        self._raw_end = 0
 
     @property
     def anything_speakable(self) -> bool:
@@ -58,18 +59,26 @@ class IncrementalNormalizer:
     def close(self) -> SpannedText:
         return self.flush()
 
-    def _say(self, parts: Iterable[Block | LineBreak]) -> SpannedText:
+    def _say(self, parts: Iterable[Part]) -> SpannedText:
         return SpannedText.join([self._say_part(part) for part in parts])
 
-    def _say_part(self, part: Block | LineBreak) -> SpannedText:
-        if isinstance(part, LineBreak):
-            if not self._reader.end_line():
-                return EMPTY
-            return SpannedText.of(self._joiner.stop(), part.raw_start, part.raw_start)
-        spoken = self._joiner.join(self._reader.read(part), glued=part.glued)
+    def _say_part(self, part: Part) -> SpannedText:
+        if isinstance(part, Block):
+            return self._say_block(part)
+        if isinstance(part, BlockStart):
+            is_word = part.character.isascii() and part.character.isalpha() and not self._reader.silent
+            return self._spanned_space(self._joiner.space() if is_word else "", part.raw_start)
+        return SpannedText.of(self._joiner.stop() if self._reader.end_line() else "", part.raw_start, part.raw_start)
+
+    def _say_block(self, block: Block) -> SpannedText:
+        spoken = self._joiner.join(self._reader.read(block), glued=block.glued)
         words = spoken.removeprefix(" ")
-        space = SpannedText.of(spoken[: len(spoken) - len(words)], part.raw_start - 1)
-        return SpannedText.join([space, SpannedText.of(words, part.raw_start, part.raw_end)])
+        space = self._spanned_space(spoken[: len(spoken) - len(words)], block.raw_start)
+        self._raw_end = block.raw_end
+        return SpannedText.join([space, SpannedText.of(words, block.raw_start, block.raw_end)])
+
+    def _spanned_space(self, space: str, raw_start: int) -> SpannedText:
+        return SpannedText.of(space, max(self._raw_end, raw_start - 1), raw_start)
 
 
 class _LineReader:
@@ -81,6 +90,11 @@ class _LineReader:
         self._in_fence = False
         self._previous_word = ""
 
+    @property
+    def silent(self) -> bool:
+        """Whether nothing of the line is said, as far as is known."""
+        return self._kind in (LineKind.FENCE, LineKind.RULE) or (self._in_fence and not self._say_code_blocks)
+
     def read(self, block: Block) -> str:
         text = block.text
         if self._kind is None:
@@ -89,7 +103,7 @@ class _LineReader:
                 self._in_fence = not self._in_fence
         elif self._kind is LineKind.FENCE and closes_fence(text):
             self._in_fence = False
-        if self._kind in (LineKind.FENCE, LineKind.RULE) or (self._in_fence and not self._say_code_blocks):
+        if self.silent:
             return ""
         spoken = say(text, self._previous_word)
         self._previous_word = text.rpartition(" ")[2]

@@ -31,7 +31,7 @@ _NEVER_PLAIN = frozenset(
 )
 _QUOTES = str.maketrans("‘’‛ʼ′“”„«»″‑‐", "'" * 5 + '"' * 6 + "--", "\xad")
 _SYMBOL = re.compile(either(SYMBOLS))
-_EMOTICON = re.compile(r"(?<!\S)(?:[:;=8xX][-o^']?[)(DPp\]\[|/\\*]+|<3+|[xX]D|\^_+\^)(?=[.,!?]*(?:\s|$))")
+_EMOTICON = re.compile(r"(?<!\S)(?:[:;=8][-o^']?[)(DPp\]\[|/\\*]+|<3+|\^_+\^)(?=[.,!?]*(?:\s|$))")
 _REPEATED = re.compile(r"([^\w\s.,;:!?\-¦])\1+")
 _LATIN = re.compile("|".join(LATIN_LETTERS))
 _BRACKETS = re.compile(r"[()\[\]{}]")

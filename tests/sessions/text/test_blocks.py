@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.text.blocks import WHITE_SPACE, Block, BlockLimits, BlockSplitter, LineBreak
+from sessions.text.blocks import WHITE_SPACE, Block, BlockLimits, BlockSplitter, BlockStart, LineBreak, Part
 from tests.sessions.text.cuts import cut, places
 
 LIMITS = BlockLimits(max_word_chars=6, max_block_words=3, max_block_chars=12)
@@ -16,7 +17,7 @@ def ends_in_plus(words: Sequence[str]) -> bool:
     return words[-1].endswith("+")
 
 
-def parts_of(pieces: list[str]) -> list[Block | LineBreak]:
+def parts_of(pieces: list[str]) -> list[Part]:
     splitter = BlockSplitter(ends_in_plus, LIMITS)
     parts = [part for piece in pieces for part in splitter.push(piece)]
     return parts + list(splitter.flush())
@@ -35,7 +36,17 @@ def test_a_block_is_what_stands_at_its_place(text: str) -> None:
             begins_word = part.raw_start == 0 or text[part.raw_start - 1] in WHITE_SPACE
             assert part.glued is not begins_word
         else:
-            assert text[part.raw_start] == "\n"
+            assert text[part.raw_start] == ("\n" if isinstance(part, LineBreak) else part.character)
+
+
+@given(text=texts)
+def test_the_start_of_each_block_is_told_first(text: str) -> None:
+    parts = [part for part in parts_of([text]) if not isinstance(part, LineBreak)]
+    for before, part in pairwise(parts):
+        if isinstance(part, Block):
+            assert part.glued or before == BlockStart(part.text[0], part.raw_start)
+        else:
+            assert isinstance(before, Block)
 
 
 @given(text=texts)
@@ -49,7 +60,8 @@ def test_a_word_that_wants_more_waits_for_the_next() -> None:
 
 
 def test_a_line_break_ends_a_block() -> None:
-    assert parts_of(["a+\nb"]) == [Block("a+", 0, 2), LineBreak(2), Block("b", 3, 4)]
+    parts = parts_of(["a+\nb"])
+    assert parts == [BlockStart("a", 0), Block("a+", 0, 2), LineBreak(2), BlockStart("b", 3), Block("b", 3, 4)]
 
 
 def test_a_block_is_cut_at_its_limits() -> None:
