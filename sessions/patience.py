@@ -25,7 +25,7 @@ class Patience:
         self._since_s = 0.0
 
     def error(self, waits_for: WaitsFor, progress: Hashable, now_s: float) -> SessionError | None:
-        """Look in now and then. ``progress`` is anything that differs once something has happened."""
+        """Look in now and then. ``progress`` is anything that differs once they have done something."""
         if self._seen != (waits_for, progress):
             self._seen, self._since_s = (waits_for, progress), now_s
         name, fault = self._limit_of(waits_for)

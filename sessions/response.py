@@ -153,8 +153,14 @@ class Response:
         """End the response if it has waited too long for anyone. To be called now and then."""
         if self.done:
             return
-        progress = (self._outbox.num_taken, self._script.num_chars, self._speaker.num_events)
-        if error := self._patience.error(self._waits_for(now), progress, now):
+        progress = {
+            WaitsFor.READER: self._outbox.num_taken,
+            WaitsFor.LISTENER: self._outbox.num_taken,
+            WaitsFor.WRITER: self._script.num_chars,
+            WaitsFor.ENGINE: self._speaker.num_events,
+        }
+        whom = self._waits_for(now)
+        if error := self._patience.error(whom, progress[whom], now):
             self._end_by(error)
 
     def _waits_for(self, now: float) -> WaitsFor:

@@ -107,8 +107,7 @@ class Speaker:
         """Fence the engine and let go of everything; ``released`` tells when it is free."""
         self._stopped = True
         self._set_timer(None)
-        for stream in self._streams:
-            stream.cancel()
+        self._cancel_streams()
         if self._task is not None and self._listening:
             self._task.cancel()
 
@@ -121,6 +120,7 @@ class Speaker:
         """Of a speaker that finished or was stopped: wait until nothing of the engine is held."""
         if self._task is not None:
             await asyncio.wait([self._task])
+            await self._streams_released()
 
     # What to begin, and when
 
@@ -222,14 +222,26 @@ class Speaker:
             if not self._stopped:
                 await self._hear_all()
         except (EngineError, EngineFailed) as error:
-            self._on_end(error)
+            self._fail(error)
         except Exception as error:
             logger.exception("a response failed by a fault of ours", extra={"request": self._request_prefix})
-            self._on_end(error)
+            self._fail(error)
         finally:
             self._listening = False
-            for stream in self._streams:
-                await stream.released()
+            self._cancel_streams()
+            await self._streams_released()
+
+    def _fail(self, error: Exception) -> None:
+        self._listening = False
+        self._on_end(error)
+
+    def _cancel_streams(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+
+    async def _streams_released(self) -> None:
+        for stream in self._streams:
+            await stream.released()
 
     def _note_task_done(self, _: asyncio.Task[None]) -> None:
         if not (self.finished or self._stopped):

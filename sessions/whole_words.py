@@ -13,8 +13,6 @@ from sessions.text.spans import EMPTY, SpannedText
 
 _UNFINISHED = re.compile("[^\\s\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\uffef]*$")
 """Scripts without spaces are written a letter at a time: nothing of them is held back."""
-_WORD_AND_SPACE = re.compile(r"\S*\s|\S+")
-_LINE_BREAKS = "\n\u2028\u2029"
 
 MAX_HELD_CHARS = 200
 """A longer run without white space goes on as it is."""
@@ -41,29 +39,13 @@ class WholeWords:
 
 
 class NormalizedWords:
-    """The normaliser's words, which come whole with the space in front of them: it moves behind them.
-
-    Only where the client wrote a plain space may it go ahead of the next word: at the end of a line a full stop may
-    still come. The client's text goes in word by word, so that its cuts do not show.
-    """
+    """The normaliser's words: they come whole, and the space behind one as soon as the next begins."""
 
     def __init__(self) -> None:
         self._normalizer = IncrementalNormalizer()
-        self._space_sent = False
 
     def push(self, text: SpannedText) -> SpannedText:
-        words = _WORD_AND_SPACE.findall(text.text)
-        return SpannedText.join([self._behind(self._normalizer.push(word), word[-1]) for word in words])
+        return self._normalizer.push(text.text)
 
     def flush(self) -> SpannedText:
-        return self._behind(self._normalizer.close(), "")
-
-    def _behind(self, text: SpannedText, following: str) -> SpannedText:
-        if not text.text:
-            return text
-        if self._space_sent and text.text[0] == " ":
-            (text,) = text.cut_all([(1, len(text.text))])
-        self._space_sent = following.isspace() and following not in _LINE_BREAKS
-        if self._space_sent:
-            text = SpannedText.join([text, SpannedText.of(" ", text.raw_end)])
-        return text
+        return self._normalizer.flush()

@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from engine.api import SpeechRequest
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SpeechSettings
 from sessions.registry import SessionRegistry
 from tests.fakes.engine import FakeSpeechEngine
+from tests.fakes.stream import FakeSpeechStream
+from tests.sessions.reading import CountingMetrics
 
 PCM = AudioFormat(encoding=Encoding.PCM_S16LE)
 BURST = SpeechSettings(format=PCM, lead_ms=None)
@@ -16,9 +19,38 @@ PACED = SpeechSettings(format=PCM, lead_ms=2_000)
 LIMITS = RegistryLimits(encoder_threads=0)
 
 
+class RememberingEngine(FakeSpeechEngine):
+    """Remembers what it was given to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ever: list[FakeSpeechStream] = []
+
+    def submit(self, request: SpeechRequest) -> FakeSpeechStream:
+        self.ever.append(super().submit(request))
+        return self.ever[-1]
+
+    @property
+    def texts(self) -> list[str]:
+        return [stream._text for stream in self.ever]
+
+
 @pytest.fixture
-async def registry(engine: FakeSpeechEngine) -> AsyncIterator[SessionRegistry]:
-    registry = SessionRegistry(engine, LIMITS)
+async def engine() -> AsyncIterator[RememberingEngine]:
+    engine = RememberingEngine()
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+@pytest.fixture
+def metrics() -> CountingMetrics:
+    return CountingMetrics()
+
+
+@pytest.fixture
+async def registry(engine: RememberingEngine, metrics: CountingMetrics) -> AsyncIterator[SessionRegistry]:
+    registry = SessionRegistry(engine, LIMITS, metrics)
     yield registry
     await registry.aclose()
     assert_all_free(engine)

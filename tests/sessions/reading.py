@@ -1,0 +1,83 @@
+"""A reader of responses that takes note of what came, and when, and checks what holds for every response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sessions.clock import now_s
+from sessions.events import FlushDone, ResponseAudio, ResponseDone, ResponseEvent
+from sessions.response import Response
+
+
+@dataclass
+class Reading:
+    events: list[ResponseEvent] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+
+    def note(self, event: ResponseEvent) -> None:
+        self.check(event)
+        self.events.append(event)
+        self.times_s.append(now_s())
+
+    def check(self, event: ResponseEvent) -> None:
+        assert not self.ended, "an event after the terminal one"
+        if isinstance(event, ResponseAudio):
+            assert event.sequence == len(self.audio)
+            assert event.start_sample == self.num_samples
+            assert event.num_samples > 0
+            assert event.packets
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.events) and isinstance(self.events[-1], ResponseDone)
+
+    @property
+    def audio(self) -> list[ResponseAudio]:
+        return [event for event in self.events if isinstance(event, ResponseAudio)]
+
+    @property
+    def flushes(self) -> list[FlushDone]:
+        return [event for event in self.events if isinstance(event, FlushDone)]
+
+    @property
+    def num_samples(self) -> int:
+        return sum(message.num_samples for message in self.audio)
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(packet for message in self.audio for packet in message.packets)
+
+    @property
+    def done(self) -> ResponseDone:
+        end = self.events[-1]
+        assert isinstance(end, ResponseDone)
+        return end
+
+
+async def read(response: Response, into: Reading | None = None) -> Reading:
+    """To the end."""
+    reading = into or Reading()
+    async for event in response:
+        reading.note(event)
+    assert reading.ended
+    return reading
+
+
+def reading_task(response: Response) -> tuple[Reading, asyncio.Task[Reading]]:
+    """Beside whatever else the test does."""
+    reading = Reading()
+    return reading, asyncio.create_task(read(response, reading))
+
+
+class CountingMetrics:
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, ...]] = Counter()
+        self.values: dict[str, list[float]] = {}
+
+    def inc(self, name: str, **labels: str) -> None:
+        self.counts[(name, *labels.values())] += 1
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        self.values.setdefault(name, []).append(value)

@@ -1,0 +1,317 @@
+"""Whatever goes wrong, and wherever: one terminal event, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import types
+from collections.abc import Coroutine, Generator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.api import EngineOverloaded, FinishReason, SpeechRequest
+from sessions.clock import now_s
+from sessions.config import AudioFormat, RegistryLimits, SessionLimits, SpeechSettings
+from sessions.errors import TextClosed
+from sessions.events import ResponseStatus
+from sessions.registry import SessionRegistry
+from sessions.session import Session
+from tests.fakes.script import FakeScript
+from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RememberingEngine, assert_all_free
+from tests.sessions.reading import read, reading_task
+
+pytestmark = pytest.mark.virtual_time
+
+LONG = "This is a sentence of middling length that says nothing much at all. " * 8
+
+
+@pytest.mark.parametrize(("frame", "num_before"), [(0, 0), (1, 0), (30, 0), (0, 1), (7, 2)])
+async def test_an_error_of_the_engine_fails_the_response(
+    registry: SessionRegistry, engine: RememberingEngine, frame: int, num_before: int
+):
+    session = registry.create(settings=PACED)
+    other = session.create_response(text=LONG[:70], text_closed=True)
+    _, other_task = reading_task(other)
+    engine.script_next(*[FakeScript()] * num_before, FakeScript(fail_at_frame=frame))
+    response = session.create_response(text=LONG, text_closed=True)
+    done = (await read(response)).done
+    assert done.status is ResponseStatus.FAILED
+    assert done.error is not None
+    assert (done.error.code, done.error.retryable) == ("engine_error", True)
+    await response.released()
+    assert (await other_task).done.status is ResponseStatus.COMPLETED
+
+
+async def test_a_dead_engine_fails_every_response_at_once_and_refuses_new_ones(
+    registry: SessionRegistry, engine: RememberingEngine
+):
+    session = registry.create(settings=PACED)
+    tasks = [reading_task(session.create_response(text=LONG, text_closed=True))[1] for _ in range(3)]
+    await asyncio.sleep(2)
+    engine.die()
+    await asyncio.sleep(0.01)
+    assert all(task.done() for task in tasks)
+    late = await read(session.create_response(text=LONG, text_closed=True))
+    for reading in [*(task.result() for task in tasks), late]:
+        assert reading.done.status is ResponseStatus.FAILED
+        assert reading.done.error is not None
+        assert reading.done.error.code == "engine_dead"
+    await engine.start()
+    assert (await read(session.create_response(text="Back.", text_closed=True))).done.status == "completed"
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.LOOP, FinishReason.SILENCE])
+async def test_a_segment_cut_by_a_guard_is_no_error(
+    registry: SessionRegistry, engine: RememberingEngine, reason: FinishReason
+):
+    engine.script_next(FakeScript(end_at_frame=10, end_reason=reason))
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    assert (await read(response)).done.status is ResponseStatus.COMPLETED
+    assert len(engine.texts) == 4
+
+
+def refuse(engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch, numbers: set[int]) -> None:
+    """Of all requests from now on, those with these numbers."""
+    submit, num_seen = engine.submit, 0
+
+    def submit_or_refuse(request: SpeechRequest):
+        nonlocal num_seen
+        num_seen += 1
+        if num_seen - 1 in numbers:
+            raise EngineOverloaded("max_waiting is 0", retry_after_ms=500)
+        return submit(request)
+
+    monkeypatch.setattr(engine, "submit", submit_or_refuse)
+
+
+async def test_no_room_at_the_start_fails_the_response_with_when_to_ask_again(
+    registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
+):
+    refuse(engine, monkeypatch, {0})
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    done = (await read(response)).done
+    assert done.error is not None
+    assert (done.error.code, done.error.retry_after_ms) == ("overloaded", 500)
+
+
+async def test_no_room_in_the_middle_is_waited_out(
+    registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
+):
+    refuse(engine, monkeypatch, {1, 2, 4})
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    assert (await read(response)).done.status is ResponseStatus.COMPLETED
+    assert len(engine.texts) == 4
+
+
+async def test_a_fault_of_ours_is_told_without_its_message(
+    registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    response = registry.create(settings=PACED).create_response()
+    monkeypatch.setattr(response._speaker._voicing, "push", None)
+    response.push_text(LONG)
+    done = (await read(response)).done
+    assert done.error is not None
+    assert (done.error.code, done.error.message) == ("internal_error", "internal error")
+    assert "fault of ours" in caplog.text
+    assert LONG[:20] not in caplog.text
+
+
+# Waiting too long
+
+
+@pytest.fixture
+def impatient(engine: RememberingEngine) -> SessionRegistry:
+    limits = SessionLimits(reader_timeout_s=3, playback_timeout_s=5, text_timeout_s=7, engine_timeout_s=9)
+    return SessionRegistry(engine, RegistryLimits(encoder_threads=0, session=limits))
+
+
+async def error_of(registry: SessionRegistry, response) -> tuple[str, float]:
+    looking_after = asyncio.create_task(registry.run())
+    while not response.done:
+        await asyncio.sleep(0.1)
+    looking_after.cancel()
+    moment_s = now_s()
+    done = (await read(response)).done
+    await response.released()
+    assert done.error is not None
+    return done.error.code, moment_s
+
+
+async def test_nobody_takes_the_audio(impatient: SessionRegistry):
+    response = impatient.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    await anext(response)
+    code, moment_s = await error_of(impatient, response)
+    assert code == "slow_reader"
+    assert 3 < moment_s < 5.5
+
+
+async def test_a_slow_trickle_of_a_reader_is_borne(impatient: SessionRegistry):
+    looking_after = asyncio.create_task(impatient.run())
+    response = impatient.create(settings=PACED).create_response(text="Just a few words.", text_closed=True)
+    async for _ in response:
+        await asyncio.sleep(2)
+    looking_after.cancel()
+    assert response._terminal is not None
+    assert response._terminal.status is ResponseStatus.COMPLETED
+
+
+async def test_the_client_holds_the_playback_for_too_long(impatient: SessionRegistry):
+    response = impatient.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    _, task = reading_task(response)
+    looking_after = asyncio.create_task(impatient.run())
+    while not response.done:
+        await asyncio.sleep(0.1)
+        response.report_playback(500)
+    looking_after.cancel()
+    done = (await task).done
+    assert done.error is not None
+    assert done.error.code == "slow_reader"
+    assert "playback_timeout_s" in done.error.message
+
+
+@pytest.mark.parametrize("text", ["", "Hello", "Hello there "])
+async def test_the_writer_never_comes_back(impatient: SessionRegistry, text: str):
+    response = impatient.create(settings=PACED).create_response(text=text)
+    _, task = reading_task(response)
+    looking_after = asyncio.create_task(impatient.run())
+    done = (await task).done
+    looking_after.cancel()
+    assert done.error is not None
+    assert done.error.code == "text_timeout"
+    assert 7 < now_s() < 12
+
+
+async def test_the_engine_makes_no_sound(impatient: SessionRegistry, engine: RememberingEngine):
+    engine.script_next(FakeScript(stalls_s={5: 1e6}))
+    response = impatient.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    _, task = reading_task(response)
+    looking_after = asyncio.create_task(impatient.run())
+    done = (await task).done
+    looking_after.cancel()
+    assert done.error is not None
+    assert (done.error.code, done.error.retryable) == ("engine_timeout", True)
+
+
+# Interrupted at every await
+
+
+@types.coroutine
+def interrupted(coroutine: Coroutine[Any, Any, Any], at: int, hits: list[int]) -> Generator[Any, Any, Any]:
+    """Run a coroutine and cancel it at its n-th suspension."""
+    num_waits = 0
+    error: BaseException | None = None
+    while True:
+        try:
+            waited_for = coroutine.send(None) if error is None else coroutine.throw(error)
+        except StopIteration as end:
+            return end.value
+        num_waits += 1
+        if num_waits == at + 1:
+            hits.append(at)
+            error = asyncio.CancelledError()
+            continue
+        try:
+            yield waited_for
+            error = None
+        except BaseException as thrown:
+            error = thrown
+
+
+def interrupt_tasks(name: str, at: int) -> list[int]:
+    """From now on, cancel tasks of such a coroutine at their n-th suspension. Returns the list of hits."""
+    hits: list[int] = []
+
+    async def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return await interrupted(coroutine, at, hits)
+
+    def make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        if coroutine.__qualname__.endswith(name):
+            coroutine = run(coroutine)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    asyncio.get_running_loop().set_task_factory(make_task)
+    return hits
+
+
+async def converse(session: Session, audio: AudioFormat = PCM) -> None:
+    """Something of everything."""
+    response = session.create_response(text="One two three, ")
+    _, task = reading_task(response)
+    await asyncio.sleep(0.3)
+    with contextlib.suppress(TextClosed):
+        response.push_text("four five six seven. ")
+        response.flush()
+    other = session.create_response(text=LONG[:70], text_closed=True, settings=replace(BURST, format=audio))
+    _, other_task = reading_task(other)
+    await asyncio.sleep(0.5)
+    response.cancel(100)
+    await asyncio.wait([task, other_task])
+
+
+SUSPENSIONS = 45
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: RememberingEngine, num_threads: int):
+    registry = SessionRegistry(engine, RegistryLimits(encoder_threads=num_threads))
+    num_hits = 0
+    for at in range(SUSPENSIONS):
+        hits = interrupt_tasks("Speaker._live", at)
+        session = registry.create(settings=PACED)
+        await converse(session, AudioFormat())
+        asyncio.get_running_loop().set_task_factory(None)
+        assert session.num_active_responses == 0
+        await session.aclose()
+        assert_all_free(engine)
+        num_hits += bool(hits)
+    assert num_hits > 20
+    await registry.aclose()
+
+
+async def test_a_session_closed_at_any_await_of_its_user_leaves_nothing(
+    registry: SessionRegistry, engine: RememberingEngine
+):
+    num_hits = 0
+    for at in range(SUSPENSIONS):
+        hits = interrupt_tasks("live_with_it", at)
+        session = registry.create(settings=PACED)
+
+        async def live_with_it(session: Session = session) -> None:
+            async with session:
+                reading = session.create_response(text=LONG)
+                async for _ in reading:
+                    if reading._outbox.num_taken == 5:
+                        reading.cancel()
+                await converse(session)
+
+        client = asyncio.create_task(live_with_it())
+        await asyncio.wait([client])
+        asyncio.get_running_loop().set_task_factory(None)
+        await session.aclose()
+        assert_all_free(engine)
+        assert registry.statistics().num_active_responses == 0
+        num_hits += bool(hits)
+        await asyncio.sleep(0.1)
+    assert 5 < num_hits < SUSPENSIONS
+
+
+@pytest.mark.parametrize("moment_ms", range(0, 1_300, 50))
+async def test_a_client_that_vanishes_at_any_moment_leaves_nothing(
+    registry: SessionRegistry, engine: RememberingEngine, moment_ms: int
+):
+    session = registry.create(settings=PACED)
+    conversation = asyncio.create_task(converse(session))
+    await asyncio.sleep(moment_ms / 1000)
+    session.detach()
+    assert session.num_active_responses == 0
+    await session.aclose()
+    assert_all_free(engine)
+    conversation.cancel()
+    await asyncio.wait([conversation])
+
+
+def test_the_limits_of_tests_are_those_of_the_product_but_for_threads():
+    assert replace(LIMITS, encoder_threads=1) == RegistryLimits()
+    assert SpeechSettings(format=PACED.format) == PACED

@@ -1,0 +1,145 @@
+"""Audio is handed over at the listener's pace: never further ahead than the lead, whoever stalls."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from sessions.clock import now_s
+from sessions.config import SpeechSettings
+from sessions.events import ResponseStatus
+from sessions.registry import SessionRegistry
+from tests.fakes.script import FRAME_S, SAMPLE_RATE, FakeScript
+from tests.sessions.conftest import BURST, PACED, PCM, RememberingEngine
+from tests.sessions.reading import CountingMetrics, Reading, read, reading_task
+
+pytestmark = pytest.mark.virtual_time
+
+LONG = "This is a sentence of middling length that says nothing much at all. " * 8
+START_S = 0.06
+"""The pacer takes a listener to begin so long after the first audio."""
+
+
+def most_ahead_s(reading: Reading) -> float:
+    """The largest lead of a listener who began to play ``START_S`` after the first audio."""
+    start_s = reading.times_s[0] + START_S
+    handed_over_s, worst_s = 0.0, 0.0
+    for message, moment_s in zip(reading.audio, reading.times_s, strict=False):
+        handed_over_s += message.num_samples / SAMPLE_RATE
+        worst_s = max(worst_s, handed_over_s - max(moment_s - start_s, 0))
+    return worst_s
+
+
+@pytest.mark.parametrize("lead_ms", [0, 20, 40, 200, 2_000, 10_000])
+async def test_the_lead_is_kept(registry: SessionRegistry, lead_ms: int):
+    settings = SpeechSettings(format=PCM, lead_ms=lead_ms)
+    reading = await read(registry.create(settings=settings).create_response(text=LONG, text_closed=True))
+    assert reading.done.status is ResponseStatus.COMPLETED
+    assert most_ahead_s(reading) <= max(lead_ms / 1000, 0.02) + 1e-3
+    assert most_ahead_s(reading) >= lead_ms / 1000 - FRAME_S - 0.02
+
+
+async def test_a_lead_of_forty_ms_never_lets_the_listener_run_dry(registry: SessionRegistry, metrics: CountingMetrics):
+    settings = SpeechSettings(format=PCM, lead_ms=40)
+    await read(registry.create(settings=settings).create_response(text=LONG, text_closed=True))
+    assert not metrics.counts["audio_underruns_total", "engine"]
+
+
+async def test_burst_is_as_fast_as_the_engine(registry: SessionRegistry):
+    reading = await read(registry.create(settings=BURST).create_response(text=LONG, text_closed=True))
+    assert reading.times_s[-1] < reading.num_samples / SAMPLE_RATE / 5
+
+
+@pytest.mark.parametrize("settings", [PACED, BURST], ids=["paced", "burst"])
+async def test_what_waits_for_a_reader_that_stopped_is_bounded(
+    registry: SessionRegistry, engine: RememberingEngine, settings: SpeechSettings
+):
+    response = registry.create(settings=settings).create_response(text=LONG * 30, text_closed=True)
+    await anext(response)
+    looking_after = asyncio.create_task(registry.run())
+    most_ms = 0.0
+    while not response.done:
+        await asyncio.sleep(0.1)
+        most_ms = max(most_ms, response._outbox.left_ms(now_s()))
+    looking_after.cancel()
+    assert now_s() < 13
+    assert most_ms < (3_500 if settings is PACED else 90_000)
+
+
+async def test_the_engine_is_told_where_the_listener_is(registry: SessionRegistry, engine: RememberingEngine):
+    """Between two segments too: it never has more ready than the lead and a chunk, and what is left to play."""
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    _, task = reading_task(response)
+    while not task.done():
+        await asyncio.sleep(0.01)
+        assert response._outbox.left_ms(now_s()) <= 2_000 + 2 * 80 + 60
+    assert len(engine.requests) == 4
+
+
+async def test_a_client_that_pauses_gets_no_more_than_the_lead(registry: SessionRegistry):
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    reading, task = reading_task(response)
+    await asyncio.sleep(3)
+    num_samples = reading.num_samples
+    for _ in range(100):
+        response.report_playback(1_000)
+        await asyncio.sleep(0.1)
+    assert reading.num_samples == num_samples
+    await task
+    assert reading.done.status is ResponseStatus.COMPLETED
+
+
+async def test_a_client_that_claims_to_be_ahead_is_not_believed_beyond_reason(registry: SessionRegistry):
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    reading, task = reading_task(response)
+    for _ in range(100):
+        await asyncio.sleep(0.1)
+        response.report_playback(1e9)
+    assert reading.num_samples / SAMPLE_RATE <= 10 + 2 + 1
+    response.cancel()
+    await task
+
+
+@pytest.mark.parametrize("lead_ms", [2_000, None])
+async def test_messages_hold_a_codec_frame_of_packets(registry: SessionRegistry, lead_ms: int | None):
+    settings = replace(PACED, lead_ms=lead_ms)
+    reading = await read(registry.create(settings=settings).create_response(text=LONG, text_closed=True))
+    assert max(len(message.packets) for message in reading.audio) == 4
+    assert sum(len(message.packets) for message in reading.audio) / len(reading.audio) > 3.5
+
+
+async def test_underruns_are_told_by_whose_fault_they_are(
+    registry: SessionRegistry, engine: RememberingEngine, metrics: CountingMetrics
+):
+    engine.script = FakeScript(stalls_s={20: 5.0})
+    await read(registry.create(settings=PACED).create_response(text=LONG[:70], text_closed=True))
+    assert (metrics.counts["audio_underruns_total", "engine"], metrics.counts["audio_underruns_total", "text"]) == (
+        1,
+        0,
+    )
+    engine.script = FakeScript()
+    response = registry.create(settings=PACED).create_response(text=LONG[:70])
+    _, task = reading_task(response)
+    await asyncio.sleep(20)
+    response.push_text("And more.")
+    response.end_input()
+    await task
+    assert (metrics.counts["audio_underruns_total", "engine"], metrics.counts["audio_underruns_total", "text"]) == (
+        1,
+        1,
+    )
+
+
+async def test_a_reader_that_takes_late_is_not_called_an_underrun(registry: SessionRegistry, metrics: CountingMetrics):
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    await anext(response)
+    await asyncio.sleep(9)
+    await read_rest(response)
+    assert not metrics.counts["audio_underruns_total", "engine"]
+
+
+async def read_rest(response) -> None:
+    async for _ in response:
+        pass

@@ -1,0 +1,313 @@
+"""A response speaks what it is given, in order and without a seam, and ends exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.api import TextLayout
+from sessions.audio.joiner import join
+from sessions.audio.pcm import pcm_to_s16le
+from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.errors import TextClosed
+from sessions.events import FlushDone, ResponseAudio, ResponseStatus
+from sessions.registry import SessionRegistry
+from sessions.voicing import JOIN_MS
+from tests.fakes.engine import SAMPLE_RATE
+from tests.fakes.script import FakeScript
+from tests.fakes.stream import tone
+from tests.sessions.conftest import BURST, PACED, PCM, RememberingEngine, assert_all_free
+from tests.sessions.reading import read, reading_task
+
+pytestmark = pytest.mark.virtual_time
+
+SENTENCE = "This is a sentence of middling length that says nothing much at all. "
+LONG = SENTENCE * 8
+STEP_S = 0.02
+"""Of the fake engine."""
+
+FORMATS = [
+    AudioFormat(),
+    AudioFormat(sample_rate=48_000),
+    AudioFormat(encoding=Encoding.PCM_S16LE),
+    AudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=44_100),
+    AudioFormat(encoding=Encoding.MULAW, sample_rate=8_000),
+    AudioFormat(encoding=Encoding.ALAW, sample_rate=8_000),
+]
+
+
+async def test_several_segments_come_out_as_one_signal(registry: SessionRegistry, engine: RememberingEngine):
+    response = registry.create(settings=BURST).create_response(text=LONG, text_closed=True)
+    reading = await read(response)
+    expected = np.zeros(0, np.float32)
+    for request in engine.requests:
+        num_frames = int(len(request.text) * 0.75) + 1  # 60 ms a character, 80 ms a frame, and one to finish on
+        expected = join(expected, tone(request, 0, num_frames * 1920), SAMPLE_RATE * JOIN_MS // 1000)
+    assert len(engine.requests) == 4
+    assert reading.data == pcm_to_s16le(expected)
+    assert " ".join(request.text for request in engine.requests).split() == LONG.split()
+
+
+@pytest.mark.parametrize("audio", FORMATS, ids=lambda audio: f"{audio.encoding}-{audio.sample_rate}")
+async def test_every_format_carries_the_whole_speech(registry: SessionRegistry, audio: AudioFormat):
+    session = registry.create(settings=SpeechSettings(format=audio, lead_ms=None))
+    response = session.create_response(text=SENTENCE * 2, text_closed=True)
+    done = (await read(response)).done
+    assert done.status is ResponseStatus.COMPLETED
+    assert done.audio_ms == pytest.approx(8240, abs=1)
+    assert done.audio_samples == pytest.approx(done.audio_ms * audio.sample_rate / 1000)
+    assert done.heard.text == SENTENCE * 2
+
+
+@pytest.mark.parametrize("settings", [BURST, PACED], ids=["burst", "paced"])
+@pytest.mark.parametrize("normalize", [False, True])
+async def test_text_fed_by_the_character_sounds_like_text_fed_at_once(
+    registry: SessionRegistry, engine: RememberingEngine, settings: SpeechSettings, normalize: bool
+):
+    settings = replace(settings, layout=TextLayout.STREAMING, avoid_dead_air=False, normalize_text=normalize)
+    text = "On May 3rd, 2024 I paid $1,250.  It was\nworth it, really!\n\nWas it? " + LONG
+    session = registry.create(settings=settings)
+    at_once = await read(session.create_response(text=text, text_closed=True))
+    texts = [text.rstrip() for text in engine.texts]
+    response = session.create_response()
+    reading, task = reading_task(response)
+    for character in text:
+        response.push_text(character)
+        await asyncio.sleep(0.001)
+    response.end_input()
+    await task
+    assert reading.data == at_once.data
+    assert reading.done.heard == at_once.done.heard
+    assert [text.rstrip() for text in engine.texts] == texts * 2
+
+
+async def test_the_first_word_goes_to_the_engine_with_the_space_behind_it(
+    registry: SessionRegistry, engine: RememberingEngine
+):
+    response = registry.create(settings=PACED).create_response()
+    for piece in ("Hel", "lo"):
+        response.push_text(piece)
+        assert not engine.requests
+    response.push_text(" wor")
+    assert [request.text for request in engine.requests] == ["Hello "]
+    response.cancel()
+
+
+async def test_all_text_known_at_the_start_lets_the_engine_know(registry: SessionRegistry, engine: RememberingEngine):
+    session = registry.create(settings=BURST)
+    await read(session.create_response(text="All of it.", text_closed=True))
+    response = session.create_response(text="Some of ")
+    response.end_input()
+    await read(response)
+    assert [request.text_closed for request in engine.requests] == [True, False]
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "🙂🙂 🎉", "...", "— !"])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_text_that_cannot_be_spoken_is_said_so(
+    registry: SessionRegistry, engine: RememberingEngine, text: str, at_once: bool
+):
+    session = registry.create(settings=PACED)
+    response = session.create_response(text=text, text_closed=at_once)
+    if not at_once:
+        response.end_input()
+    reading = await read(response)
+    assert reading.done.status is ResponseStatus.COMPLETED
+    assert reading.done.nothing_spoken
+    assert reading.done.heard.text == text
+    assert len(reading.events) == 1
+    assert not engine.requests
+
+
+async def test_signs_between_words_do_not_hold_the_words_up(registry: SessionRegistry, engine: RememberingEngine):
+    response = registry.create(settings=BURST).create_response(text="🙂 🙂 ")
+    assert not engine.requests
+    response.push_text("Hello ")
+    assert [request.text for request in engine.requests] == ["🙂 🙂 Hello "]
+    response.cancel()
+
+
+async def test_a_flush_speaks_what_is_there_and_says_when_it_is_all_out(
+    registry: SessionRegistry, engine: RememberingEngine
+):
+    response = registry.create(settings=BURST).create_response(text="One two")
+    reading, task = reading_task(response)
+    assert response.flush() == 0
+    await asyncio.sleep(5)
+    assert engine.texts == ["One two"]
+    assert [flush.end_sample for flush in reading.flushes] == [reading.num_samples]
+    assert reading.num_samples >= 6 * 1920
+    assert response.flush() == 1
+    response.push_text("three")
+    assert response.flush() == 2
+    response.end_input()
+    await task
+    assert [flush.flush for flush in reading.flushes] == [0, 1, 2]
+    assert engine.texts == ["One two", "three"]
+
+
+async def test_a_flush_of_nothing_is_answered(registry: SessionRegistry):
+    response = registry.create(settings=BURST).create_response()
+    response.flush()
+    assert await anext(response) == FlushDone(response.response_id, flush=0, end_sample=0)
+    response.cancel()
+
+
+async def test_text_and_flush_after_the_end_are_refused_and_a_second_end_is_not(registry: SessionRegistry):
+    response = registry.create(settings=BURST).create_response(text="One.", text_closed=True)
+    response.end_input()
+    with pytest.raises(TextClosed, match="has ended"):
+        response.push_text("two")
+    with pytest.raises(TextClosed, match="has ended"):
+        response.flush()
+    assert (await read(response)).done.status is ResponseStatus.COMPLETED
+    with pytest.raises(TextClosed, match="has ended"):
+        response.push_text("two")
+    with pytest.raises(StopAsyncIteration):
+        await anext(response)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_text_beyond_the_limit_fails_the_response(registry: SessionRegistry, at_once: bool):
+    session = registry.create(settings=PACED)
+    if at_once:
+        response = session.create_response(text="a " * 50_000, text_closed=True)
+    else:
+        response = session.create_response(text="a " * 10_000)
+        response.push_text("a " * 40_000)
+    done = (await read(response)).done
+    assert done.status is ResponseStatus.FAILED
+    assert done.error is not None
+    assert done.error.code == "request_too_long"
+    assert "max_response_chars is 50000" in done.error.message
+
+
+async def test_a_long_text_is_read_only_as_far_as_it_is_spoken(registry: SessionRegistry, engine: RememberingEngine):
+    response = registry.create(settings=PACED).create_response(text=SENTENCE * 700, text_closed=True)
+    _, task = reading_task(response)
+    await asyncio.sleep(30)
+    assert len(engine.requests) < 6
+    response.cancel()
+    await task
+
+
+async def test_no_audio_after_cancel_and_everything_is_free_at_released(
+    registry: SessionRegistry, engine: RememberingEngine
+):
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    reading, task = reading_task(response)
+    await asyncio.sleep(3)
+    num_audio = len(reading.audio)
+    response.cancel()
+    await asyncio.sleep(0)
+    assert engine.streams
+    started_s = asyncio.get_running_loop().time()
+    await response.released()
+    assert_all_free(engine)
+    assert asyncio.get_running_loop().time() - started_s <= STEP_S + 1e-6
+    await task
+    assert num_audio > 0
+    assert len(reading.audio) == num_audio
+    assert reading.done.status is ResponseStatus.CANCELLED
+
+
+async def test_a_cancel_between_waking_the_reader_and_its_turn_is_heeded(registry: SessionRegistry):
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    waiting = asyncio.ensure_future(anext(response))
+    while not response._reader._rung:  # the sound is there, and the reader is about to run
+        await asyncio.sleep(0)
+        if response._outbox.empty:
+            await asyncio.sleep(0.001)
+    response.cancel()
+    assert not isinstance(await waiting, ResponseAudio)
+
+
+async def test_cancel_tells_what_was_heard_by_the_clients_own_count(registry: SessionRegistry):
+    response = registry.create(settings=BURST).create_response(text="one two three four")
+    response.flush()
+    _, task = reading_task(response)
+    await asyncio.sleep(1)
+    response.cancel(played_ms=560)  # of 1120
+    done = (await task).done
+    assert (done.heard.text, done.heard.remaining) == ("one two", " three four")
+    assert done.heard.audio_ms == pytest.approx(560, abs=1)
+
+
+@pytest.mark.parametrize(("played_ms", "heard"), [(-5.0, ""), (1e12, "one two three"), (float("nan"), "one two")])
+async def test_a_report_from_beyond_all_that_was_sent_is_cut_to_it(
+    registry: SessionRegistry, played_ms: float, heard: str
+):
+    response = registry.create(settings=BURST).create_response(text="one two three four ")
+    reading, task = reading_task(response)
+    await asyncio.sleep(0.7)
+    response.cancel(played_ms)
+    await task
+    assert reading.done.heard.text == heard
+    assert reading.done.heard.audio_ms <= reading.done.audio_ms + 0.1
+
+
+async def test_what_was_heard_can_be_asked_after_the_end(registry: SessionRegistry):
+    session = registry.create(settings=BURST)
+    response = session.create_response("r", text="one two three four", text_closed=True)
+    await read(response)
+    await asyncio.sleep(1)
+    assert response.heard(560).text == "one two"
+    assert session.response("r").heard(1200).text == "one two three four"
+    response.cancel()
+
+
+async def test_time_to_first_audio_runs_from_the_delta_that_made_the_first_word_final(
+    registry: SessionRegistry, engine: RememberingEngine
+):
+    response = registry.create(settings=PACED).create_response()
+    _, task = reading_task(response)
+    for delta in ("Hel", "lo", " wor"):
+        await asyncio.sleep(1)
+        response.push_text(delta)
+    await asyncio.sleep(1)
+    response.cancel()
+    assert (await task).done.first_audio_ms == pytest.approx(100, abs=6)
+
+
+async def test_a_segment_cut_short_by_the_engine_leaves_the_rest_to_be_spoken(
+    registry: SessionRegistry, engine: RememberingEngine
+):
+    engine.script_next(FakeScript(end_at_frame=3))
+    response = registry.create(settings=BURST).create_response(text="one two three four five ")
+    _, task = reading_task(response)
+    await asyncio.sleep(1)
+    response.push_text("six seven.")
+    response.end_input()
+    assert (await task).done.status is ResponseStatus.COMPLETED
+    assert engine.texts == ["one two three four five ", "six seven."]
+
+
+async def test_responses_do_not_disturb_each_other(registry: SessionRegistry):
+    session = registry.create(settings=PACED)
+    alone = await read(session.create_response(text=LONG, text_closed=True))
+    others = [session.create_response(settings=replace(PACED, voice="ben")) for _ in range(3)]
+    response = session.create_response(text=LONG, text_closed=True)
+    reading, task = reading_task(response)
+    for other in others:
+        other.push_text(LONG)
+        reading_task(other)
+    await asyncio.sleep(2)
+    others[0].cancel()
+    await asyncio.sleep(2)
+    others[1].push_text("🙂")
+    await task
+    assert reading.data == alone.data
+    assert {message.response_id for message in reading.audio} == {response.response_id}
+
+
+async def test_the_format_tells_how_much_comes_before_the_speech(registry: SessionRegistry):
+    session = registry.create()
+    skips = [session.create_response(settings=SpeechSettings(format=audio)).pre_skip_samples for audio in FORMATS]
+    assert skips == [156, 312, 0, 0, 0, 0]
+
+
+def test_pcm_is_what_the_tests_expect():
+    assert PCM.sample_rate == SAMPLE_RATE
