@@ -70,11 +70,11 @@ def parse(message: str | bytes) -> ServerEvent | AudioMessage:
 
 
 def speech_url(url: str) -> str:
-    """``ws://host:port`` or ``http://host:port`` as the address of the native wire. Raises ``ValueError``."""
+    """``ws://host:port`` or ``http://host:port`` as the address of the native wire. Raises ``OSError``."""
     parts = urlsplit(url)
     scheme = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}.get(parts.scheme)
     if scheme is None or not parts.hostname:
-        raise ValueError(f"url must be ws://HOST:PORT or wss://HOST:PORT, is {url!r}")
+        raise OSError(f"url must be ws://HOST:PORT or wss://HOST:PORT, is {url!r}")
     return parts._replace(scheme=scheme, path=PATH if parts.path in ("", "/") else parts.path).geturl()
 
 

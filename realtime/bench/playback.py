@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,7 @@ class Underrun:
     sent_chars: int
     """Text sent by then."""
     text_ended: bool
+    """Whether that was all."""
 
 
 class Playback:
@@ -32,26 +34,29 @@ class Playback:
         self.received_s = 0.0
         self.first_at_s: float | None = None
         self.last_at_s: float | None = None
-        self._runs_dry_at_s = 0.0
+        self._runs_dry_at_s = math.inf
         self._sent_chars = 0
         self._text_ended = False
+        self._sent_in_time = (0, False)
+        """What had been sent when there was still something to play, and whether that was all."""
 
-    def sent(self, num_chars: int) -> None:
+    def sent(self, num_chars: int, now_s: float, ended: bool = False) -> None:
         self._sent_chars += num_chars
-
-    def text_ended(self) -> None:
-        self._text_ended = True
+        self._text_ended = self._text_ended or ended
+        if now_s <= self._runs_dry_at_s:
+            self._sent_in_time = (self._sent_chars, self._text_ended)
 
     def received(self, audio_s: float, now_s: float) -> None:
         if self.first_at_s is None:
             self.first_at_s = now_s
             self._runs_dry_at_s = now_s + START_AFTER_S
         elif now_s > self._runs_dry_at_s:
-            self.underruns.append(Underrun(self._runs_dry_at_s, self.received_s, self._sent_chars, self._text_ended))
+            self.underruns.append(Underrun(self._runs_dry_at_s, self.received_s, *self._sent_in_time))
             self._runs_dry_at_s = now_s + START_AFTER_S
         self._runs_dry_at_s += audio_s
         self.received_s += audio_s
         self.last_at_s = now_s
+        self._sent_in_time = (self._sent_chars, self._text_ended)
 
     @property
     def plays_until_s(self) -> float:

@@ -120,11 +120,11 @@ async def _write(client: SpeechClient, reply: Reply, tokens_per_second: float, c
             await asyncio.sleep(max(0.0, begun_s + index / tokens_per_second - now_s()))
         if index == final_at:
             reply.final_delta_s = now_s()
-        reply.playback.sent(len(delta))
+        reply.playback.sent(len(delta), now_s())
         await client.send(ev.TextAppend(response_id=reply.response_id, text=delta))
     if final_at == len(reply.deltas):
         reply.final_delta_s = now_s()
-    reply.playback.text_ended()
+    reply.playback.sent(0, now_s(), ended=True)
     await client.send(ev.TextEnd(response_id=reply.response_id))
     if cancel:
         await _cancel(client, reply)

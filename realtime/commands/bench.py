@@ -16,6 +16,7 @@ from realtime.bench.deltas import CORPUS
 from realtime.bench.plan import Plan
 from realtime.bench.report import plot, summarise, table
 from realtime.bench.run import measure, server_rss_mb, split
+from realtime.client import speech_url
 
 SESSIONS_PER_PROCESS = 50
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    speech_url(args.url)
     pace = args.tokens_per_second
     plan = Plan(
         url=args.url,

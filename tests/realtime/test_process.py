@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from websockets.exceptions import InvalidStatus
 from realtime.client import open_session
 from realtime.protocol import events as ev
 from tests.realtime.live import close_code, hear, next_of, speak
+from tests.realtime.processes import server_command
 
 TEXT = "Hello there, this is a reply that goes on for a while."
 
@@ -34,9 +34,7 @@ class Server(NamedTuple):
 
 @asynccontextmanager
 async def server(script: dict[str, object] | None = None, **flags: object) -> AsyncIterator[Server]:
-    settings = {"listen.port": 0} | {name.replace("__", "."): value for name, value in flags.items()}
-    arguments = [json.dumps(settings), json.dumps(script or {})]
-    command = [sys.executable, "-m", "tests.realtime.fake_server", *arguments]
+    command = server_command(script or {}, flags)
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
     assert process.stdout is not None
     try:
