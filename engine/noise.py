@@ -75,11 +75,11 @@ class CounterNoise:
     full_width = False
 
     def exponential(self, keys: list[DrawKey], codebook: int, ids: Tensor) -> Tensor:
-        segments, frames = ([[key[i]] for key in keys] for i in (1, 2))
-        place = (np.array(segments, dtype=np.uint64) << np.uint64(8)) | np.uint64(codebook)
-        candidates = ids.cpu().numpy().astype(np.uint64)
-        even = np.stack(np.broadcast_arrays(candidates, np.array(frames, dtype=np.uint64)))
-        odd = np.stack((place & _LOW, place >> _HALF))
+        even = np.empty((2, *ids.shape), dtype=np.uint64)
+        even[0] = ids.cpu().numpy()
+        even[1] = [[key.frame] for key in keys]
+        place = np.array([[[key.segment << 8 | codebook] for key in keys]], dtype=np.uint64)
+        odd = np.concatenate((place & _LOW, place >> _HALF))
         words = philox(even, odd, _round_keys(tuple(key.seed for key in keys)))[0][0]
         uniform = words * 2.0**-32 + 2.0**-33
         return torch.from_numpy(-np.log(uniform)).float().to(ids.device)

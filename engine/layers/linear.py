@@ -26,12 +26,13 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
+        self.product = torch.ops.mkldnn._linear_pointwise.default
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), PACKED_FOR_ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == self.in_features:
             return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return self.product(x, self.packed, self.bias, "none", [], "")
 
 
 def pack_linears(module: nn.Module) -> None:
