@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -63,6 +64,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "utt_relation": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
     "relation_head": (ctypes.c_void_p, [ctypes.c_void_p]),
     "item_next": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "item_as": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
+    "item_daughter": (ctypes.c_void_p, [ctypes.c_void_p]),
     "item_feat_string": (ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_char_p]),
     "item_feat_float": (ctypes.c_float, [ctypes.c_void_p, ctypes.c_char_p]),
     "delete_utterance": (None, [ctypes.c_void_p]),
@@ -120,15 +123,50 @@ def _speak(text: str, voice: str) -> tuple[Pcm16, list[str], list[int]]:
     try:
         wave = flite.utt_wave(utterance).contents
         pcm = np.ctypeslib.as_array(wave.samples, (wave.num_samples,)).copy()
-        names, ends = [], []
-        item = flite.relation_head(flite.utt_relation(utterance, b"Segment"))
-        while item:
-            names.append(flite.item_feat_string(item, b"name").decode())
-            ends.append(round(flite.item_feat_float(item, b"end") * SAMPLE_RATE_HZ))
-            item = flite.item_next(item)
+        segments = list(_siblings(_head(utterance, b"Segment")))
+        names = [_name(item) for item in segments]
+        ends = [round(flite.item_feat_float(item, b"end") * SAMPLE_RATE_HZ) for item in segments]
     finally:
         flite.delete_utterance(utterance)
     return pcm, names, ends
+
+
+def _head(utterance: int, relation: bytes) -> int | None:
+    flite = _library()
+    head: int | None = flite.relation_head(flite.utt_relation(utterance, relation))
+    return head
+
+
+def _siblings(item: int | None) -> Iterator[int]:
+    while item:
+        yield item
+        item = _library().item_next(item)
+
+
+def _name(item: int) -> str:
+    name: bytes = _library().item_feat_string(item, b"name")
+    return name.decode()
+
+
+@dataclass(frozen=True)
+class Word:
+    name: str
+    phonemes: tuple[int, ...]
+
+
+def spoken_words(text: str) -> list[Word]:
+    """The words of ``text`` as flite's lexicon and rules say them."""
+    flite = _library()
+    utterance = flite.flite_synth_text(text.encode("ascii"), _voice("kal16"))  # the fastest
+    words = []
+    try:
+        for word in _siblings(_head(utterance, b"Word")):
+            syllables = _siblings(flite.item_daughter(flite.item_as(word, b"SylStructure")))
+            phonemes = [_name(item) for syllable in syllables for item in _siblings(flite.item_daughter(syllable))]
+            words.append(Word(_name(word), tuple(PHONEME_IDS[phoneme] for phoneme in phonemes)))
+    finally:
+        flite.delete_utterance(utterance)
+    return words
 
 
 def _normalise(pcm: Pcm16, gain: float) -> npt.NDArray[np.float32]:
