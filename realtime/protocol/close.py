@@ -18,7 +18,6 @@ class CloseCode(IntEnum):
     SERVICE_RESTART = 1012
     IDLE_TIMEOUT = 4408
     SESSION_EXPIRED = 4410
-    SLOW_READER = 4413
 
 
 MEANINGS: dict[CloseCode, str] = {
@@ -32,5 +31,4 @@ MEANINGS: dict[CloseCode, str] = {
     CloseCode.SERVICE_RESTART: "the server is draining or restarting: connect again",
     CloseCode.IDLE_TIMEOUT: "no event and no speech for idle_timeout_s",
     CloseCode.SESSION_EXPIRED: "the session is older than max_session_s",
-    CloseCode.SLOW_READER: "the client took in no audio for slow_reader_timeout_s",
 }

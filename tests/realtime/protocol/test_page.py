@@ -1,0 +1,84 @@
+"""docs/wire-protocol.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from realtime.config import LimitSettings
+from realtime.errors import RULES, Rule
+from realtime.protocol import native
+from realtime.protocol.close import MEANINGS, CloseCode
+from realtime.protocol.events import AudioKind, ClientEvent, Format, Sampling, ServerEvent, Settings
+from realtime.protocol.transitions import diagram
+
+PAGE = (Path(__file__).parents[3] / "docs" / "wire-protocol.md").read_text()
+
+
+def row_of(name: str) -> str:
+    return next(line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |"))
+
+
+def test_the_diagrams_are_those_of_the_tables() -> None:
+    assert diagram() in PAGE
+
+
+@pytest.mark.parametrize("kind", [*get_args(ClientEvent), *get_args(ServerEvent)])
+def test_every_event_has_a_row_with_all_its_fields(kind: type[msgspec.Struct]) -> None:
+    fields = row_of(str(kind.__struct_config__.tag)).split("|")[2]
+    told = {name.rstrip("?") for name in re.findall(r"`([^`]+)`", fields)}
+    assert told == set(kind.__struct_fields__)
+    optional = {name.rstrip("?") for name in re.findall(r"`([^`]+\?)`", fields)}
+    if kind in get_args(ClientEvent):
+        assert optional == {field.name for field in msgspec.structs.fields(kind) if not field.required}
+
+
+@pytest.mark.parametrize("name", [*Settings.__struct_fields__, *Format.__struct_fields__])
+def test_every_setting_has_a_row(name: str) -> None:
+    assert row_of(name)
+
+
+def test_sampling_is_told() -> None:
+    assert all(f"`{name}`" in row_of("sampling") for name in Sampling.__struct_fields__)
+
+
+@pytest.mark.parametrize(("code", "rule"), RULES.items())
+def test_every_error_has_a_row(code: str, rule: Rule) -> None:
+    close = "" if rule.close is None else int(rule.close)
+    assert row_of(code) == f"| `{code}` | {rule.fault} | {rule.http_status} | {close} | {rule.meaning} |"
+
+
+def test_no_error_is_told_that_is_none() -> None:
+    table = PAGE.partition("| code | fault |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RULES)
+
+
+@pytest.mark.parametrize(("code", "meaning"), MEANINGS.items())
+def test_every_close_code_has_a_row(code: CloseCode, meaning: str) -> None:
+    assert f"| {int(code)} | {meaning} |" in PAGE
+    assert set(MEANINGS) == set(CloseCode)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^([→←] \{.*\})$", PAGE, re.MULTILINE))
+def test_every_event_of_the_example_is_one(line: str) -> None:
+    parse = native.parse_client if line[0] == "→" else native.parse_server
+    assert parse(line[2:])
+
+
+def test_the_example_of_an_audio_message_is_one() -> None:
+    lines = PAGE.partition("```\n01 01")[2].partition("```")[0]
+    digits = "0101" + "".join(re.split(r" {3,}(?=[a-z]+ )", line)[0] for line in lines.splitlines())
+    message = native.parse_audio(bytes.fromhex(digits.replace(" ", "")))
+    assert (message.kind, message.response, message.sequence, message.sample_time) == (AudioKind.OPUS, 1, 3, 5_760)
+    assert [len(packet) for packet in message.packets] == [3, 2]
+
+
+def test_the_numbers_are_those_of_the_settings() -> None:
+    limits = LimitSettings()
+    assert f"the last {limits.max_remembered_responses} responses" in PAGE
+    assert f"at most {limits.max_speech_chars:,} characters" in PAGE
+    assert (limits.reader_timeout_s, limits.text_timeout_s) == (10, 60)
