@@ -8,6 +8,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from engine.api import EngineStats
+from realtime.memory import resident_bytes
 
 PREFIX = "voicewire_"
 FAST_S = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
@@ -48,7 +49,7 @@ class Watched(Protocol):
         ...
 
     def engine_stats(self) -> EngineStats | None:
-        """``None`` while the engine is dead."""
+        """``None`` while nothing can be told."""
         ...
 
 
@@ -98,6 +99,7 @@ class ServerMetrics:
     def _readings(self) -> Iterator[tuple[str, str, float]]:
         yield "connections", "Open WebSocket connections.", self._server.num_connections
         yield "active_responses", "Responses that are being spoken.", self._server.num_active_responses
+        yield "resident_memory_bytes", "Of this process and those it started.", resident_bytes()
         yield "engine_alive", "1 while the engine lives.", self._server.healthy
         stats = self._server.engine_stats()
         if stats is None:

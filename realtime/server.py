@@ -22,7 +22,6 @@ from sessions.session import Session
 log = logging.getLogger("voicewire.server")
 
 TICK_S = 0.25
-MAX_RESTART_WAIT_S = 30.0
 
 
 class Connection(Protocol):
@@ -52,23 +51,20 @@ class SpeechServer:
         self._num_by_key: Counter[str] = Counter()
         self._overloaded_since_s: float | None = None
         self._drained = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Idempotent. Raises ``CheckpointError``."""
-        if self._tasks:
+        if self._watch is not None:
             return
         await self.engine.start()
-        self._tasks = [
-            asyncio.create_task(self._keep_watch(), name="voicewire watch"),
-            asyncio.create_task(self._keep_alive(), name="voicewire engine watch"),
-        ]
+        self._watch = asyncio.create_task(self._keep_watch(), name="voicewire watch")
         log.info("ready", extra={"model": self.engine.info.model})
 
     async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
         await self.registry.aclose()
         await self.engine.aclose()
 
@@ -93,7 +89,11 @@ class SpeechServer:
         return self.engine.info.frame_samples / self.engine.info.sample_rate
 
     def engine_stats(self) -> EngineStats | None:
-        return self.engine.stats() if self.engine.alive else None
+        """``None`` while the engine is dead or has not reported yet."""
+        try:
+            return self.engine.stats() if self.engine.alive else None
+        except EngineError:
+            return None
 
     def open_session(self, caller: Caller) -> Session:
         return self.registry.create(key=caller.name, settings=self.settings)
@@ -170,20 +170,6 @@ class SpeechServer:
             self._overloaded_since_s = None
         elif self._overloaded_since_s is None:
             self._overloaded_since_s = now_s
-
-    async def _keep_alive(self) -> None:
-        wait_s = TICK_S
-        while True:
-            await asyncio.sleep(wait_s)
-            if self.engine.alive:
-                wait_s = TICK_S
-                continue
-            log.error("the engine is dead; starting it again")
-            wait_s = min(2 * wait_s, MAX_RESTART_WAIT_S)
-            try:
-                await self.engine.start()
-            except (EngineError, OSError):
-                log.exception("the engine did not start")
 
 
 def registry_limits(config: ServerConfig) -> RegistryLimits:

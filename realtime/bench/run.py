@@ -16,7 +16,7 @@ import msgspec
 from realtime.bench.plan import Outcome, Plan
 from realtime.bench.process import READY
 
-RESIDENT = re.compile(r"^process_resident_memory_bytes (\S+)$", re.MULTILINE)
+RESIDENT = re.compile(r"^voicewire_resident_memory_bytes (\S+)$", re.MULTILINE)
 
 
 def split(plan: Plan, num_processes: int) -> list[Plan]:
@@ -43,7 +43,7 @@ async def measure(plans: Sequence[Plan]) -> list[Outcome]:
 
 
 def server_rss_mb(url: str, api_key: str | None) -> float | None:
-    """Resident memory of the server's process as its /metrics tells, if it can be read."""
+    """Resident memory of the server's processes as its /metrics tells, if it can be read."""
     parts = urlsplit(url)
     scheme = "https" if parts.scheme in ("wss", "https") else "http"
     request = urllib.request.Request(f"{scheme}://{parts.netloc}/metrics")
