@@ -4,6 +4,7 @@
     python -m benchmarks.voice_quality --model FOLDER           another checkpoint of the embedded kind
     python -m benchmarks.voice_quality --recordings FOLDER      speech made elsewhere (benchmarks/spoken.py)
     python -m benchmarks.voice_quality --codec FOLDER           adds the codec's copies of the teacher, VOICE.npz
+    python -m benchmarks.voice_quality --listener FILE          adds the second listener (training/listener.py)
 
 Needs flite (Debian's libflite1) and the dependency group ``training``. The last line is JSON.
 """
@@ -24,6 +25,7 @@ from benchmarks.spoken import TEACHERS, EngineSpeaks, Recordings, Setting, Speak
 from training.acoustics import Signal, VoicePrint, levels, likeness, share_told_apart, voice_print
 from training.heldout import SENTENCES
 from training.judge import judge, to_16k
+from training.phone_judge import PhoneJudge
 
 LENGTH_TOLERANCE = 0.3
 
@@ -38,6 +40,10 @@ class Row:
     words_wrong_stock: float | None
     words_missing: float
     words_repeated: float
+    phones_wrong: float | None
+    """By the second listener, as are the next two."""
+    words_lost: float | None
+    words_twice: float | None
     length_kept: float
     """Utterances within 30 % of the teacher's length."""
     loudness_dbfs: float
@@ -56,6 +62,7 @@ class Row:
 class Options:
     stock: bool = True
     processes: int = 2
+    second: PhoneJudge | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ def measure(
     all_tasks, kinds = read_tasks(1)
     bigram = judge(texts, signals, [task.text for task in all_tasks], how.processes)
     stock = judge(texts, signals, None, how.processes) if how.stock else None
+    phones = how.second.score(texts, signals) if how.second else None
     heights = [levels(signal) for signal in signals]
     prints = [voice_print(signal) for signal in signals]
     other = next(voice for voice in TEACHERS if voice != setting.voice)
@@ -105,6 +113,9 @@ def measure(
         words_wrong_stock=percent(stock.word_error_rate) if stock else None,
         words_missing=percent(bigram.missing_rate),
         words_repeated=percent(bigram.repeated_rate),
+        phones_wrong=percent(phones.phone_error_rate) if phones else None,
+        words_lost=percent(phones.missing_rate) if phones else None,
+        words_twice=percent(phones.repeated_rate) if phones else None,
         length_kept=percent(fmean(kept)),
         loudness_dbfs=round(fmean(one.loudness_dbfs for one in heights), 1),
         lead_ms=round(1000 * fmean(one.lead_s for one in heights)),
@@ -148,10 +159,17 @@ def gates_of(row: Row, teacher: Row) -> list[Gate]:
             Gate("words wrong, bigram", row.words_wrong_bigram, 10),
             Gate("words wrong above the teacher, stock", more_stock, 10),
             Gate("utterances of the right length", row.length_kept, 98, at_least=True),
-            Gate("words missing or repeated", row.words_missing + row.words_repeated, 1),
+            Gate("words missing or repeated", missing_or_repeated(row), 1),
             Gate("told apart", row.told_apart, 100, at_least=True),
         ]
     return []
+
+
+def missing_or_repeated(row: Row) -> float:
+    """By the second listener where there is one, which has no language model to fill gaps with."""
+    if row.words_lost is None or row.words_twice is None:
+        return row.words_missing + row.words_repeated
+    return row.words_lost + row.words_twice
 
 
 COLUMNS = {
@@ -159,6 +177,9 @@ COLUMNS = {
     "words_wrong_stock": "stock%",
     "words_missing": "missing%",
     "words_repeated": "repeat%",
+    "phones_wrong": "phone%",
+    "words_lost": "lost%",
+    "words_twice": "twice%",
     "length_kept": "length%",
     "loudness_dbfs": "dBFS",
     "lead_ms": "lead",
@@ -172,12 +193,12 @@ COLUMNS = {
 
 
 def heading() -> str:
-    return f"{'speaker':8} {'setting':20}" + "".join(f"{title:>9}" for title in COLUMNS.values())
+    return f"{'speaker':8} {'setting':20}" + "".join(f"{title:>8}" for title in COLUMNS.values())
 
 
 def table_line(row: Row) -> str:
     cells = ("-" if value is None else f"{value:g}" for value in (getattr(row, name) for name in COLUMNS))
-    return f"{row.speaker:8} {row.setting:20}" + "".join(f"{cell:>9}" for cell in cells)
+    return f"{row.speaker:8} {row.setting:20}" + "".join(f"{cell:>8}" for cell in cells)
 
 
 class Table:
@@ -230,10 +251,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--teacher-only", action="store_true", help="without the model")
     parser.add_argument("--every", type=int, default=1, help="only every so many-th sentence")
     parser.add_argument("--no-stock", action="store_true", help="leave out the stock language model, most of the time")
+    parser.add_argument("--listener", type=Path, help="weights of the second listener")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
     tasks, _ = read_tasks(options.every)
-    table = Table(tasks, Options(not options.no_stock, options.processes))
+    second = PhoneJudge(options.listener) if options.listener else None
+    table = Table(tasks, Options(not options.no_stock, options.processes, second))
     for name, speak in speakers(options):
         for setting in speak.settings:
             table.add(name, speak, setting, speak.numbers(setting))

@@ -44,6 +44,25 @@ class Heard:
     """Runs of phonemes too many."""
 
 
+@dataclass(frozen=True)
+class PhoneScore:
+    """Sums over sentences."""
+
+    heard: Sequence[Heard]
+
+    @property
+    def phone_error_rate(self) -> float:
+        return sum(one.errors for one in self.heard) / max(1, sum(one.phones for one in self.heard))
+
+    @property
+    def missing_rate(self) -> float:
+        return sum(one.missing for one in self.heard) / max(1, sum(one.words for one in self.heard))
+
+    @property
+    def repeated_rate(self) -> float:
+        return sum(one.repeated for one in self.heard) / max(1, sum(one.words for one in self.heard))
+
+
 def best_path(scores: npt.NDArray[np.float32], change_cost: float = CHANGE_COST) -> Phones:
     """Log-probabilities [frames, phonemes] -> the phonemes of the best path, silence left out."""
     total = scores[0].copy()
@@ -119,5 +138,6 @@ class PhoneJudge:
         audio = audio * (SPEECH_LEVEL / audio.square().mean().sqrt().clamp_min(1e-4))
         return best_path(self._listener(features(audio, torch.ones(1))).log_softmax(1)[0].T.numpy())
 
-    def judge(self, text: str, signal: npt.NDArray[np.float32]) -> Heard:
-        return compare(spoken_words(text), self.hear(signal))
+    def score(self, texts: Sequence[str], signals: Sequence[npt.NDArray[np.float32]]) -> PhoneScore:
+        pairs = zip(texts, signals, strict=True)
+        return PhoneScore([compare(spoken_words(text), self.hear(signal)) for text, signal in pairs])

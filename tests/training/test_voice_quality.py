@@ -14,7 +14,9 @@ from engine.api import Finished, FinishReason, SpeechChunk, SpeechRequest
 from training import flite
 from training.heldout import read_sentences
 
-TEACHER = Row("teacher", "clara", 0.5, 18.0, 0.1, 0, 100, -18, 60, 70, 0, 167, 1150, 100, None, None, {})
+TEACHER = Row(
+    "teacher", "clara", 0.5, 18.0, 0.1, 0, None, None, None, 100, -18, 60, 70, 0, 167, 1150, 100, None, None, {}
+)
 
 
 def test_recordings_come_back_as_they_went(tmp_path: Path) -> None:
@@ -50,6 +52,8 @@ def test_gates_fail_where_they_should() -> None:
     bad = replace(good, words_wrong_bigram=11, words_missing=0.8, words_repeated=0.4, length_kept=97, told_apart=99.5)
     assert all(gate.passed for gate in gates_of(good, TEACHER))
     assert [gate.passed for gate in gates_of(bad, TEACHER)] == [False, True, False, False, False]
+    stricter = replace(good, words_lost=0.7, words_twice=0.4)
+    assert [gate.passed for gate in gates_of(stricter, TEACHER)] == [True, True, True, False, True]
     copy = replace(TEACHER, speaker="codec", words_wrong_bigram=2.6, words_wrong_stock=20, stoi=0.91)
     assert [gate.passed for gate in gates_of(copy, TEACHER)] == [False, True, True]
 
