@@ -119,3 +119,10 @@ def test_what_the_packages_import_is_required_and_what_is_required_is_imported(g
 def test_what_tests_and_training_import_is_required(groups):
     everything = set.union(*(required(requirements) for requirements in groups.values()))
     assert distributions_of(third_party_imports(("tests", "training", "benchmarks"))) <= everything
+
+
+def test_every_link_between_documents_leads_somewhere(committed):
+    pages = [path for path in committed if path.suffix == ".md"]
+    links = [(page, target) for page in pages for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text())]
+    assert [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()] == []
+    assert len(links) > 5
