@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import secrets
 import signal
 import sys
@@ -16,6 +17,7 @@ from engine.api import SamplingParams, SpeechEngine
 from realtime.commands.input import arriving_text
 from realtime.commands.output import PLAYERS, Output, Player, WavFile, find_player
 from realtime.local_engine import add_model_argument, local_engine
+from realtime.protocol.events import ResponseDone as WireResponseDone
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
 from sessions.registry import SessionRegistry
@@ -35,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--language", default="auto", help="language of the text (default: auto)")
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech (default: a random one)")
     add_model_argument(parser)
+    parser.add_argument(
+        "--url", metavar="ws://HOST:PORT", help="speak through a server instead of an engine of our own"
+    )
+    parser.add_argument("--api-key", default=os.environ.get("VOICEWIRE_API_KEY"), help="(default: $VOICEWIRE_API_KEY)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"no player here ({', '.join(PLAYERS)}): name a file with -o")
     if args.seed is None:
         args.seed = secrets.randbelow(MAX_SEED)
+    if args.url is not None:
+        from realtime.commands.say_remote import say_through_server
+
+        return asyncio.run(say_through_server(args))
     return asyncio.run(say(args))
 
 
@@ -155,7 +165,7 @@ class Progress:
         if self._live:
             print(f"\r{self._spoken_s:.1f} s spoken ", end="", file=sys.stderr, flush=True)
 
-    def tell_end(self, done: ResponseDone) -> None:
+    def tell_end(self, done: ResponseDone | WireResponseDone) -> None:
         elapsed_s = time.monotonic() - self._start_s
         parts = [f"{done.status}: {self._spoken_s:.2f} s spoken in {elapsed_s:.2f} s"]
         if done.error is not None:
