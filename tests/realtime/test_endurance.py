@@ -1,0 +1,107 @@
+"""Thousands of sessions, and nothing left behind. Memory and file handles are those of a server process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+
+import httpx2 as httpx
+import psutil
+import pytest
+
+from realtime.client import SpeechClient, open_session
+from realtime.protocol import events as ev
+from tests.realtime.live import hear, next_of
+from tests.realtime.processes import Server, server
+
+QUICK = {"ms_per_char": 40.0, "first_chunk_s": 0.005, "real_time_factor": 0.05}
+TEXT = "Hello there, this is a reply of some length."
+AT_ONCE = 20
+
+
+async def one_session(running: Server, rng: random.Random) -> None:
+    """A third is cut in the middle of speech, a third is cancelled, a third is heard to its end."""
+    client = await open_session(running.url)
+    settings = ev.Settings(pace="burst")
+    await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT, end=True))
+    await next_of(client, ev.AudioMessage)
+    match rng.randrange(3):
+        case 0:
+            client.abort()
+        case 1:
+            await client.send(ev.ResponseCancel(response_id="r", played_ms=10))
+            await hear(client)
+        case 2:
+            await hear(client)
+    await client.aclose()
+
+
+async def many_sessions(running: Server, num_sessions: int, rng: random.Random) -> None:
+    for _ in range(num_sessions // AT_ONCE):
+        await asyncio.gather(*(one_session(running, rng) for _ in range(AT_ONCE)))
+
+
+async def readings(running: Server) -> dict[str, float]:
+    """The server's gauges, once it has nothing to do."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        for _ in range(50):
+            text = (await http.get(running.url.replace("ws:", "http:") + "/metrics")).text
+            told = {name: float(value) for name, value in re.findall(r"^voicewire_(\w+) (\S+)$", text, re.MULTILINE)}
+            if not (told["connections"] or told["active_responses"] or told["requests_waiting"]):
+                return told
+            await asyncio.sleep(0.1)
+    raise AssertionError(f"not idle: {told}")
+
+
+async def leak_check(num_first: int, num_more: int, max_growth: float) -> None:
+    rng = random.Random(3)
+    with server(QUICK, log__level="error") as running:
+        process = psutil.Process(running.process.pid)
+        await many_sessions(running, num_first, rng)
+        await readings(running)
+        memory, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
+        await many_sessions(running, num_more, rng)
+        after = await readings(running)
+        assert after["kv_blocks_free"] == after["kv_blocks_total"]
+        assert after["decoder_slots_free"] == after["decoder_slots_total"]
+        assert process.num_fds() <= files + 1
+        assert process.num_threads() <= threads
+        assert process.memory_info().rss <= memory * (1 + max_growth)
+
+
+async def test_some_sessions_leave_nothing_behind() -> None:
+    await leak_check(60, 100, max_growth=0.10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_2_000_sessions_leave_nothing_behind() -> None:
+    await leak_check(200, 1_800, max_growth=0.05)
+
+
+async def idle_cost(num_sessions: int) -> None:
+    """Idle sessions are cheap, and do not slow one that speaks."""
+    with server(QUICK | {"real_time_factor": 0.3}, log__level="error") as running:
+        process = psutil.Process(running.process.pid)
+        clients: list[SpeechClient] = [await open_session(running.url)]
+        memory = process.memory_info().rss
+        for _ in range(num_sessions // 50):
+            clients += await asyncio.gather(*(open_session(running.url) for _ in range(50)))
+        assert process.memory_info().rss - memory <= 60_000 * num_sessions
+        await clients[0].send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
+        assert (await hear(clients[0])).done.status == "completed"
+        for client in clients:
+            client.abort()
+            await client.aclose()
+        await readings(running)
+
+
+async def test_idle_sessions_are_cheap() -> None:
+    await idle_cost(200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_1_000_idle_sessions_are_cheap() -> None:
+    await idle_cost(1_000)
