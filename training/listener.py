@@ -164,11 +164,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("weights", type=Path)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--hours", type=float, default=ListenerSettings.max_audio_h, help="most speech to keep in memory"
+    )
     parser.add_argument("--batch", type=int, default=ListenerSettings.batch)
     parser.add_argument("--prose", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
-    settings = ListenerSettings(batch=options.batch)
+    settings = ListenerSettings(batch=options.batch, max_audio_h=options.hours)
     with TemporaryDirectory() as folder:
         text = TextSettings(seed=77, prose=options.prose)
         with SynthesisPool(SynthesisSettings(Path(folder), options.workers, 10**9, VOICES, text=text)):

@@ -30,12 +30,13 @@ class SynthesisSettings:
 
 
 def speak_shard(settings: SynthesisSettings, shard: int, stop: Event | None = None) -> None:
-    """Speak every ``num_workers``-th sentence, starting with number ``shard``."""
+    """Speak every ``num_workers``-th sentence, starting with number ``shard``, as long as the parent process lives."""
+    parent = multiprocessing.parent_process()
     source = TextSource(settings.text)
     first, last = settings.first_number + shard, settings.first_number + settings.num_utterances
     with ShardWriter(settings.folder, shard) as writer:
         for number in range(first, last, settings.num_workers):
-            if stop is not None and stop.is_set():
+            if (stop is not None and stop.is_set()) or (parent is not None and not parent.is_alive()):
                 return
             voice = number % len(settings.voices)
             text = source.sentence(number)

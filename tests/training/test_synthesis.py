@@ -1,6 +1,9 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from training import flite
@@ -111,3 +114,25 @@ def test_a_pool_ends_when_its_context_does(tmp_path: Path) -> None:
     with SynthesisPool(settings) as pool:
         assert pool.running
     assert not pool.running
+
+
+ABANDON = """
+import os, sys
+from pathlib import Path
+from training.synthesis import SynthesisPool, SynthesisSettings
+if __name__ == "__main__":
+    pool = SynthesisPool(SynthesisSettings(Path(sys.argv[1]), 1, 10**6)).__enter__()
+    while not list(Path(sys.argv[1]).glob("*.index")): pass
+    print(pool._processes[0].pid, flush=True)
+    os._exit(1)
+"""
+
+
+@needs_flite
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "abandon.py").write_text(ABANDON)
+    command = [sys.executable, str(tmp_path / "abandon.py"), str(tmp_path)]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
+    worker = int(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50).stdout)
+    if psutil.pid_exists(worker):
+        psutil.Process(worker).wait(timeout=20)
