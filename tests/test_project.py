@@ -23,6 +23,7 @@ TOP_LEVEL = {
     *("CHANGELOG.md", "LICENSE", "NOTICE", "README.md", "pyproject.toml", "run"),
 }
 MACHINE_PATH = re.compile(r"(?<![\w}])/(?:work|farm|root)/|/bash_jobs|/home/\w+/|/opt/wheels")
+LINK = re.compile(r"(?<!`)\[[^\]`]*\]\(([^)#:]+)[^):]*\)")
 REGISTRY_HOST = re.compile(r"pythonhosted\.org|pypi\.org/simple|registry\.npmjs|download\.pytorch\.org|\.artifactory")
 
 
@@ -123,6 +124,6 @@ def test_what_tests_and_training_import_is_required(groups):
 
 def test_every_link_between_documents_leads_somewhere(committed):
     pages = [path for path in committed if path.suffix == ".md"]
-    links = [(page, target) for page in pages for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text())]
+    links = [(page, target) for page in pages for target in LINK.findall(page.read_text())]
     assert [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()] == []
     assert len(links) > 5

@@ -55,7 +55,7 @@ async def engine(listening: Path) -> AsyncIterator[RemoteEngine]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - what is waited for is in another process
+    while not holds():
         await asyncio.sleep(0.02)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from engine.layers.streaming import Snake
 from engine.layers.transformer import LayerScale
-from engine.models.qwen3_tts.codec_decoder import CodecDecoder, Codebook, ConvNeXtBlock
+from engine.models.qwen3_tts.codec_decoder import Codebook, CodecDecoder, ConvNeXtBlock
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.talker import Talker
 
