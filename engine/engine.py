@@ -238,8 +238,9 @@ class Engine:
             self.times.decode_s += time.perf_counter() - start
 
     def slack_s(self, request: Request, now_s: float) -> float:
-        """How long the listener can wait for its next chunk; a row that samples no more need not wait at all."""
-        return request.clock.lead_s(now_s) if self.scheduler.may_run(request, now_s) else 0.0
+        """How long the listener can wait for its next chunk; one that samples nothing now need not wait at all."""
+        samples = self.scheduler.may_run(request, now_s) and not request.lacks_blocks
+        return request.clock.lead_s(now_s) if samples else 0.0
 
     def emit(self, chunks: Iterable[Decoded]) -> None:
         by_slot = {request.slot: request for request in self.scheduler.running}

@@ -64,8 +64,8 @@ class Request:
     parked: bool = False
     has_new_text: bool = False
     """Text came, or closed, since the model was last asked for an input."""
-    preempted: bool = False
-    """Lost its blocks and has not got any back."""
+    lacks_blocks: bool = False
+    """Preempted, or found no block for its next position."""
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
     num_chars: int = 0

@@ -49,29 +49,39 @@ class Scheduler:
         for request in sorted(self.runnable(now_s), key=Request.priority):
             if len(batch) == self.config.max_batch:
                 break
-            if not self.restore_prefix(request):
+            work = self.plan(request, positions_left, may_grow=starving is None)
+            if work:
+                batch.add(work)
+                positions_left -= work.count if work.count > 1 else 0
+            elif request.lacks_blocks:
                 starving = starving or request
-                continue
-            if request.row.num_due == 0 and not self.fetch_input(request):
-                continue
-            count = self.count_due(request)
-            if count > 1 and count > positions_left:
-                continue
-            if not self.find_blocks(request, request.row.num_computed + count):
-                starving = starving or request
-                continue
-            positions_left -= count if count > 1 else 0
-            batch.add(Work(request, count, request.row.sample_pending and count == request.row.num_due))
         if starving:
             self.preempt_for(starving, batch, now_s)
         return batch
+
+    def plan(self, request: Request, positions_left: int, may_grow: bool) -> Work | None:
+        """What to compute of a row; None when it has no text, no block, or more to compute than this step takes.
+
+        While a more urgent row lacks blocks, rows may run on those they hold but not take another.
+        """
+        request.lacks_blocks = False
+        if request.row.num_computed == 0 and not self.restore_prefix(request, may_grow):
+            return None
+        if request.row.num_due == 0 and not self.fetch_input(request):
+            return None
+        count = self.count_due(request)
+        if count > 1 and count > positions_left:
+            return None
+        if not self.find_blocks(request, request.row.num_computed + count, may_grow):
+            return None
+        return Work(request, count, request.row.sample_pending and count == request.row.num_due)
 
     @property
     def can_admit(self) -> bool:
         """A slot is free, blocks stay above the watermark, and nobody who could run waits for blocks."""
         if not self.waiting or not self.stage.num_free:
             return False
-        short = any(request.preempted and not request.waits_for_text for request in self.running)
+        short = any(request.lacks_blocks and not request.waits_for_text for request in self.running)
         return not (self.running and (short or self.pool.num_free <= self.config.watermark_blocks))
 
     def admit(self, now_s: float) -> None:
@@ -124,14 +134,12 @@ class Scheduler:
         """Where a long prefill is cut depends on the row alone, or its numbers would depend on its neighbours."""
         return min(request.row.num_due, self.config.max_prefill_positions)
 
-    def restore_prefix(self, request: Request) -> bool:
+    def restore_prefix(self, request: Request, may_grow: bool) -> bool:
         """Fill a row that starts, or starts again, from its voice's prefix; False when blocks are short."""
-        if request.row.num_computed:
-            return True
         known = self.prefixes.num_positions(request.prefix_key)
         if not known:
             return True
-        if not self.find_blocks(request, known):
+        if not self.find_blocks(request, known, may_grow):
             return False
         self.prefixes.restore(request.prefix_key, request.block_table)
         request.row.num_computed = known
@@ -140,15 +148,13 @@ class Scheduler:
     def blocks_for(self, num_positions: int) -> int:
         return -(-num_positions // self.config.block_size)
 
-    def find_blocks(self, request: Request, num_positions: int) -> bool:
-        """Grow the block table to hold so many positions; False, and nothing changed, when blocks are short."""
+    def find_blocks(self, request: Request, num_positions: int, may_grow: bool = True) -> bool:
+        """Grow the block table to hold so many positions; False, and none taken, when blocks are short."""
         missing = self.blocks_for(num_positions) - len(request.block_table)
-        blocks = self.pool.allocate(max(missing, 0))
-        if blocks is None:
-            return False
-        request.block_table += blocks
-        request.preempted = False
-        return True
+        blocks = self.pool.allocate(max(missing, 0)) if may_grow or missing <= 0 else None
+        request.lacks_blocks = blocks is None
+        request.block_table += blocks or []
+        return blocks is not None
 
     def preempt_for(self, urgent: Request, batch: Batch, now_s: float) -> None:
         """Take the blocks of a row that waits for text, else of the row furthest ahead of playback; they serve once
@@ -172,14 +178,14 @@ class Scheduler:
         self.pool.free(request.block_table)
         request.block_table = []
         request.row.num_computed = 0
-        request.preempted = True
+        request.lacks_blocks = True
         self.num_preemptions += 1
 
     def retire_talker(self, request: Request) -> None:
         """The last frame is sampled: blocks go back at once, the slot stays until the frames are decoded."""
         self.pool.free(request.block_table)
         request.block_table = []
-        request.preempted = False
+        request.lacks_blocks = False
         request.phase = Phase.DRAINING
 
     def release(self, request: Request) -> None:

@@ -1,0 +1,46 @@
+"""Small checkpoints, made once a session, and the two shaped families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
+from tests.fakes.cosyvoice_shaped import CosyVoiceShape
+from tests.fakes.qwen_shaped import QwenShape
+from tests.fakes.shaped import Shape
+
+SHAPES: tuple[Shape, ...] = (QwenShape(), CosyVoiceShape())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: shape.name)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    found: Shape = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), TINY)
+
+
+@pytest.fixture(scope="session")
+def projected_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("projected"), TINY_PROJECTED)
+
+
+@pytest.fixture(params=["tiny_folder", "projected_folder"])
+def any_folder(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found

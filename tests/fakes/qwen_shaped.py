@@ -1,0 +1,111 @@
+"""A family of the shape of Qwen3-TTS: one text row a frame, 12.5 frames a second, a decoder of carried state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api import SpeechRequest, TextLayout
+from engine.config import EngineConfig
+from engine.decode.slots import ExactDecode
+from engine.models.base import Audio, Outcome, Park, Pcm, Row, Rows, Stop, TextQueue
+from engine.models.qwen3_tts.codec_decoder import CodecState
+from tests.fakes.shaped import ShapedRow, ShapedTalker
+
+NUM_CODES, NUM_BOOKS = 64, 2
+SAMPLE_RATE, FRAME_SAMPLES = 600, 48
+BAD_CODE, POISON_CODE = 64, 63
+"""In no codebook; and one that the decoder raises for. No healthy row draws either."""
+END_OF_TEXT, PADDING, FIRST_ROW = -1, -2, -3
+
+
+@dataclass(slots=True)
+class QwenRow(ShapedRow):
+    layout: TextLayout = TextLayout.STREAMING
+    prompted: bool = False
+    eos_fed: bool = False
+
+
+class QwenShaped(ShapedTalker):
+    name = "qwen-shaped"
+
+    def make_row(self, request: SpeechRequest) -> QwenRow:
+        layout = request.layout
+        if layout is TextLayout.AUTO:
+            layout = TextLayout.FULL if request.text_closed else TextLayout.STREAMING
+        return QwenRow(text=TextQueue(), layout=layout)
+
+    def next_input(self, row: Row) -> Park | Rows:
+        assert isinstance(row, QwenRow)
+        row.check("next_input")
+        if not row.inputs:
+            return Rows(row.prefix, sample=False)
+        if row.layout is TextLayout.FULL and not row.prompted:
+            if not row.text.closed:
+                return Park()
+            row.prompted = row.eos_fed = True
+            return Rows([*row.text.take(row.text.num_waiting), END_OF_TEXT, FIRST_ROW])
+        if row.text.num_waiting:
+            row.prompted = True
+            return self._frame_input(row, row.text.take()[0])
+        if not row.text.closed:
+            return Park()
+        fed, row.eos_fed = row.eos_fed, True
+        return self._frame_input(row, PADDING if fed else END_OF_TEXT)
+
+    def _frame_input(self, row: QwenRow, text: int) -> Rows:
+        frame = row.codes[-1] if row.codes else [FIRST_ROW]
+        return Rows([text * NUM_CODES**NUM_BOOKS + sum(code * NUM_CODES**j for j, code in enumerate(frame))])
+
+    def decide(self, row: ShapedRow, draw: int) -> Outcome:
+        assert isinstance(row, QwenRow)
+        if row.eos_fed and len(row.codes) >= 2 and draw % 16 == 0:
+            return Stop()
+        codes = [(draw >> 8) % POISON_CODE, (draw >> 16) % POISON_CODE]
+        if row.fault.strikes("code", len(row.codes)):
+            codes[1] = BAD_CODE
+        if row.fault.strikes("decode", len(row.codes)):
+            codes[1] = POISON_CODE
+        return Audio(codes)
+
+
+class RunningSumCodec:
+    """Codes to steps whose height remembers every frame before: exact in fp32 however the frames are cut."""
+
+    config = SimpleNamespace(sample_rate=SAMPLE_RATE, frame_samples=FRAME_SAMPLES, codebook_size=NUM_CODES)
+
+    def new_state(self, num_rows: int) -> CodecState:
+        return CodecState(torch.zeros(num_rows, 1), torch.zeros(num_rows, dtype=torch.long))
+
+    def __call__(self, codes: Tensor, state: CodecState | None = None) -> Tensor:
+        if (codes == POISON_CODE).any():
+            raise RuntimeError("a fault in decode")
+        state = state or self.new_state(codes.shape[0])
+        heights = []
+        for frame in codes.float().unbind(-1):
+            state.values[:] = (state.values * 3 + frame[:, :1] + 2 * frame[:, 1:2]) % 251
+            heights.append(state.values[:, 0] / 512 + 0.1)
+        state.num_frames += codes.shape[-1]
+        return torch.stack(heights, dim=1).repeat_interleave(FRAME_SAMPLES, dim=1)
+
+
+class QwenShape:
+    name = "qwen"
+    chunk_frames = 1
+
+    def make_model(self) -> QwenShaped:
+        return QwenShaped()
+
+    def make_stage(self, config: EngineConfig) -> ExactDecode:
+        return ExactDecode(RunningSumCodec(), config.max_requests, config.decode_gather_slack_s)
+
+    def pcm(self, codes: Sequence[Sequence[int]]) -> Pcm:
+        if not codes:
+            return np.zeros(0, dtype=np.float32)
+        pcm: Pcm = RunningSumCodec()(torch.tensor([codes]).transpose(1, 2))[0].numpy()
+        return pcm
