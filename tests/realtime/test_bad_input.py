@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
+from realtime.client import SpeechClient
 from realtime.errors import RULES
 from realtime.protocol import events as ev
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
@@ -243,6 +245,21 @@ async def test_nothing_a_client_says_gets_into_the_log(live: Live, caplog: pytes
     assert not any("secret" in json.dumps(vars(record), default=str) for record in caplog.records)
 
 
+async def send_any(client: SpeechClient, message: str | bytes) -> None:
+    """Also what is no UTF-8, as a text message."""
+    data = message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass")
+    try:
+        await client._socket.send(data, text=isinstance(message, str))
+    except ConnectionClosed:
+        raise ConnectionError from None
+
+
+async def test_text_that_is_no_utf_8_is_refused(live: Live) -> None:
+    async with live.session() as client:
+        await send_any(client, '{"type":"text.append","response_id":"r","text":"\ud83d"}')
+        assert await close_code(client) == 1007
+
+
 async def fuzz(live: Live, num_messages: int) -> None:
     """Connections that end are opened again; in the end the server must be as it was."""
     rng = random.Random(7)
@@ -253,7 +270,7 @@ async def fuzz(live: Live, num_messages: int) -> None:
             reading = asyncio.create_task(close_code(client))
             with suppress(ConnectionError):
                 while sent < num_messages and not reading.done():
-                    await client.send_raw(random_message(rng))
+                    await send_any(client, random_message(rng))
                     sent += 1
                     await asyncio.sleep(0)
             await client.aclose()
