@@ -124,7 +124,7 @@ def measure(
         pitch_hz=round(fmean(one.pitch_hz for one in prints), 1),
         centroid_hz=round(fmean(one.centroid_hz for one in prints)),
         told_apart=percent(share_told_apart(prints, reference.prints[setting.voice], reference.prints[other])),
-        stoi=round(fmean(one.stoi for one in alike), 3) if alike else None,
+        stoi=round(float(np.nanmean([one.stoi for one in alike])), 3) if alike else None,
         pesq=round(float(np.nanmean([one.pesq for one in alike])), 2) if alike else None,
         words_wrong_by_kind={
             kind: percent(bigram.part([kinds[task.number] == kind for task in tasks]).word_error_rate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from pesq import NoUtterancesError, pesq
 from pystoi import stoi
-from scipy.signal import correlate
 
 RATE_HZ = 16000
 HOP = 160
 SILENT_DB = -45.0
 """Below the loudest 10 ms by so much is silence at the edges."""
 CLIPPED = 0.999
-MAX_LAG_S = 0.1
+TOO_SHORT_STOI = 1e-4
+"""pystoi gives 1e-5 for less than 30 frames of speech."""
 PITCH_WINDOW = 640
 MIN_PITCH_HZ, MAX_PITCH_HZ = 60, 400
 VOICED = 0.55
@@ -109,26 +110,22 @@ def share_told_apart(prints: Sequence[VoicePrint], own: Sequence[VoicePrint], ot
 @dataclass(frozen=True)
 class Likeness:
     stoi: float
-    """Short-time objective intelligibility at 16 kHz, 1 at best."""
+    """Short-time objective intelligibility at 16 kHz, 1 at best; nan for speech too short to be measured."""
     pesq: float
     """Wide-band PESQ, 4.6 at best; nan where it finds no speech."""
 
 
 def likeness(original: Signal, copy: Signal) -> Likeness:
-    """How well ``copy`` keeps ``original``, both at 16 kHz; a delay of up to MAX_LAG_S is taken out first."""
-    original, copy = _aligned(original, copy)
+    """How well ``copy`` keeps ``original``, both at 16 kHz and starting together.
+
+    They are not aligned first: a codec adds no delay and does not keep the phases that an alignment would look at.
+    """
+    length = min(len(original), len(copy))
+    original, copy = original[:length], copy[:length]
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        clear = float(stoi(original, copy, RATE_HZ))
     try:
         quality = float(pesq(RATE_HZ, original, copy, "wb"))
     except NoUtterancesError:
         quality = float("nan")
-    return Likeness(float(stoi(original, copy, RATE_HZ)), quality)
-
-
-def _aligned(original: Signal, copy: Signal) -> tuple[Signal, Signal]:
-    longest = round(MAX_LAG_S * RATE_HZ)
-    middle = len(original) - 1
-    correlation = correlate(copy, original, "full", "fft")[max(0, middle - longest) : middle + longest + 1]
-    lag = int(correlation.argmax()) - min(middle, longest)
-    original, copy = original[max(0, -lag) :], copy[max(0, lag) :]
-    length = min(len(original), len(copy))
-    return original[:length], copy[:length]
+    return Likeness(clear if clear > TOO_SHORT_STOI else float("nan"), quality)

@@ -68,13 +68,15 @@ def test_the_teachers_are_told_apart() -> None:
 
 
 @needs_flite
-@pytest.mark.parametrize("delay", [-500, 0, 700])
-def test_a_late_copy_is_as_good_as_the_original(delay: int) -> None:
+def test_a_true_copy_is_as_good_as_the_original() -> None:
     original = speech()
-    copy = np.concatenate([np.zeros(max(delay, 0), np.float32), original[max(-delay, 0) :]])
-    found = likeness(original, copy)
+    found = likeness(original, 0.5 * original[:-40])
     assert found.stoi > 0.99
     assert found.pesq > 4.5
+
+
+def test_speech_too_short_to_compare_is_left_out() -> None:
+    assert np.isnan(likeness(tone(0.3), tone(0.3)).stoi)
 
 
 @needs_flite
