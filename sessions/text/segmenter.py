@@ -99,7 +99,7 @@ class Segmenter:
         """The runs of a push, and from where on its white space waits to see whether the segment ends."""
         runs: list[_Run] = []
         start = 0
-        held_from = 0 if self._held else None
+        held_from: int | None = None
         for place, character in enumerate(text):
             if character in WHITE_SPACE:
                 self._take_space(character)

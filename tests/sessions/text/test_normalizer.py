@@ -62,6 +62,7 @@ def test_any_cutting_is_the_whole_text_at_the_limits(text: str, at: list[int]) -
 @settings(max_examples=500)
 @given(text=texts)
 @example(text="\ud800 a\udfff")
+@example(text="a https:// b https://. c")
 @example(text="\x00\x1b[31m\u200b\ufeff")
 def test_output_holds_words_and_marks_alone(text: str) -> None:
     assert OUTPUT.fullmatch(normalize(text))
