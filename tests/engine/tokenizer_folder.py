@@ -17,7 +17,7 @@ CORPUS = (
     "今天天气很好，我们去公园散步吧。今天的天气真的很好！你们去公园吗？",
     "Привет, как дела? Сегодня хорошая погода. สวัสดีครับ วันนี้อากาศดี नमस्ते दुनिया",
     "naïve café résumé 😀👍🏽 😀😀 ===== ----- \n\n\n   \t  banana banana anaconda mississippi",
-    "=banana",
+    "~banana",
 )
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
