@@ -87,7 +87,7 @@ async def test_a_process_speaks_the_same_samples_as_a_thread(folder: Path, engin
     await local.aclose()
     assert end.reason is FinishReason.LENGTH
     assert engine.info == local.info
-    np.testing.assert_array_equal(here, there)
+    np.testing.assert_allclose(here, there, atol=1e-5)  # which frames decode together is a matter of timing
 
 
 async def test_a_killed_process_fails_its_requests_once_and_comes_back(folder: Path) -> None:
