@@ -25,7 +25,7 @@ TOP_LEVEL = {
 MACHINE_FOLDERS = ("farm", "home", "root", "work")
 MACHINE_PATH = re.compile(rf"(?<![\w}}])/(?:{'|'.join(MACHINE_FOLDERS)})/\w")
 LINK = re.compile(r"(?<!`)\[[^\]`]*\]\(([^)#:]+)[^):]*\)")
-REGISTRY_HOST = re.compile(r"pythonhosted\.org|pypi\.org/simple|registry\.npmjs|download\.pytorch\.org|\.artifactory")
+REGISTRY_HOST = re.compile(r"pythonhosted\.org|pypi\.org/simple|registry\.npmjs|download\.pytorch\.org|[.]artifactory")
 
 
 @pytest.fixture(scope="module")
