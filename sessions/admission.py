@@ -20,9 +20,10 @@ class Admission:
     def enter(self, key: str) -> None:
         """Count one more response of ``key``; raises ``LimitExceeded`` if there is no room."""
         self._check("max_active_responses", self.num_active, self._limits.max_active_responses)
-        of_key = self._active_by_key[key]
-        self._check("max_active_responses_per_key", of_key, self._limits.max_active_responses_per_key)
-        self._active_by_key[key] = of_key + 1
+        if key:
+            limit = self._limits.max_active_responses_per_key
+            self._check("max_active_responses_per_key", self._active_by_key[key], limit)
+        self._active_by_key[key] += 1
 
     def leave(self, key: str) -> None:
         self._active_by_key[key] -= 1

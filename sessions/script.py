@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from engine.api import SpeechStream
 from sessions.heard import SpokenSegment, SpokenText
 from sessions.text.dead_air import TextFacts
+from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
 from sessions.text.spans import SpannedText
-from sessions.whole_words import NormalizedWords, WholeWords
+from sessions.whole_words import WholeWords
 
 READ_AHEAD_SEGMENTS = 2
 """A long text is read only so far ahead of what is spoken, so that taking it in never holds up others."""
@@ -78,11 +79,10 @@ class Script:
         self.closed = False
         self._told = told
         self._unread: deque[str | FlushMark | EndMark] = deque()
-        self._num_read = 0
         self._num_flushes = 0
         self._gather_next = False
         self._segmenter = Segmenter(segmenter)
-        self._words: WholeWords | NormalizedWords = NormalizedWords() if normalize else WholeWords()
+        self._words: WholeWords | IncrementalNormalizer = IncrementalNormalizer() if normalize else WholeWords()
 
     @property
     def exhausted(self) -> bool:
@@ -109,7 +109,7 @@ class Script:
         while self._unread and len(self.waiting) <= READ_AHEAD_SEGMENTS:
             part = self._unread.popleft()
             if isinstance(part, str):
-                self._apply(self._segmenter.push(self._words.push(self._of_client(part))))
+                self._apply(self._segmenter.push(self._words.push(part)))
             else:
                 self._finish_words(part)
 
@@ -120,11 +120,6 @@ class Script:
         """End the open segment with what it has; what comes next gathers into another."""
         self._gather_next = True
         self._apply(self._segmenter.flush())
-
-    def _of_client(self, part: str) -> SpannedText:
-        spanned = SpannedText.of(part, self._num_read)
-        self._num_read += len(part)
-        return spanned
 
     def _finish_words(self, mark: FlushMark | EndMark) -> None:
         self._apply(self._segmenter.push(self._words.flush()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.spans import EMPTY, SpannedText
 
 _UNFINISHED = re.compile("[^\\s\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\uffef]*$")
@@ -19,33 +18,22 @@ MAX_HELD_CHARS = 200
 
 
 class WholeWords:
-    """For text as the client wrote it."""
+    """Text as the client wrote it, with its place in all of it."""
 
     def __init__(self) -> None:
         self._held = EMPTY
+        self._num_chars = 0
 
-    def push(self, text: SpannedText) -> SpannedText:
-        text = SpannedText.join([self._held, text])
-        match = _UNFINISHED.search(text.text)
+    def push(self, text: str) -> SpannedText:
+        joined = SpannedText.join([self._held, SpannedText.of(text, self._num_chars)])
+        self._num_chars += len(text)
+        match = _UNFINISHED.search(joined.text)
         cut = match.start() if match else 0
-        if len(text.text) - cut > MAX_HELD_CHARS:
-            cut = len(text.text)
-        whole, self._held = text.cut_all([(0, cut), (cut, len(text.text))])
+        if len(joined.text) - cut > MAX_HELD_CHARS:
+            cut = len(joined.text)
+        whole, self._held = joined.cut_all([(0, cut), (cut, len(joined.text))])
         return whole
 
     def flush(self) -> SpannedText:
         held, self._held = self._held, EMPTY
         return held
-
-
-class NormalizedWords:
-    """The normaliser's words: they come whole, and the space behind one as soon as the next begins."""
-
-    def __init__(self) -> None:
-        self._normalizer = IncrementalNormalizer()
-
-    def push(self, text: SpannedText) -> SpannedText:
-        return self._normalizer.push(text.text)
-
-    def flush(self) -> SpannedText:
-        return self._normalizer.flush()

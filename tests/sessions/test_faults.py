@@ -17,6 +17,7 @@ from sessions.config import AudioFormat, RegistryLimits, SessionLimits, SpeechSe
 from sessions.errors import TextClosed
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
+from sessions.response import Response
 from sessions.session import Session
 from tests.fakes.script import FakeScript
 from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RememberingEngine, assert_all_free
@@ -127,10 +128,9 @@ def impatient(engine: RememberingEngine) -> SessionRegistry:
     return SessionRegistry(engine, RegistryLimits(encoder_threads=0, session=limits))
 
 
-async def error_of(registry: SessionRegistry, response) -> tuple[str, float]:
+async def error_of(registry: SessionRegistry, response: Response) -> tuple[str, float]:
     looking_after = asyncio.create_task(registry.run())
-    while not response.done:
-        await asyncio.sleep(0.1)
+    await response._ended.wait()
     looking_after.cancel()
     moment_s = now_s()
     done = (await read(response)).done
@@ -268,6 +268,20 @@ async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: Rememberi
         num_hits += bool(hits)
     assert num_hits > 20
     await registry.aclose()
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+async def test_a_speaker_cancelled_from_outside_ends_its_response_by_itself(
+    registry: SessionRegistry, engine: RememberingEngine, at: int
+):
+    hits = interrupt_tasks("Speaker._live", at)
+    response = registry.create(settings=PACED).create_response(text=LONG)
+    _, task = reading_task(response)
+    await asyncio.sleep(1)
+    assert hits
+    assert task.done()
+    assert task.result().done.status is ResponseStatus.CANCELLED
+    assert_all_free(engine)
 
 
 async def test_a_session_closed_at_any_await_of_its_user_leaves_nothing(

@@ -98,7 +98,8 @@ async def test_what_comes_after_an_early_close_gathers_until_little_is_left_or_a
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
     _, task = reading_task(response)
     segment = response._script.open
-    while segment is not None and not segment.closed:
+    assert segment is not None
+    while not segment.closed:
         await asyncio.sleep(0.005)
     response.push_text("seven ")
     while len(engine.texts) < 2:

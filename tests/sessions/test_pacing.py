@@ -12,6 +12,7 @@ from sessions.config import SpeechSettings
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from tests.fakes.script import FRAME_S, SAMPLE_RATE, FakeScript
+from tests.fakes.stream import FakeSpeechStream
 from tests.sessions.conftest import BURST, PACED, PCM, RememberingEngine
 from tests.sessions.reading import CountingMetrics, Reading, read, reading_task
 
@@ -72,10 +73,27 @@ async def test_the_engine_is_told_where_the_listener_is(registry: SessionRegistr
     """Between two segments too: it never has more ready than the lead and a chunk, and what is left to play."""
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     _, task = reading_task(response)
+    reports: list[int] = []
     while not task.done():
         await asyncio.sleep(0.01)
-        assert response._outbox.left_ms(now_s()) <= 2_000 + 2 * 80 + 60
+        left_ms = response._outbox.left_ms(now_s())
+        assert left_ms <= 2_000 + 2 * 80 + START_S * 1000
+        if len(engine.ever) == 2 and not reports:
+            note_reports(engine.ever[1], reports)
+            before_ms = left_ms
     assert len(engine.requests) == 4
+    assert reports[0] * 1000 / SAMPLE_RATE == pytest.approx(-before_ms, abs=100)
+    assert reports == sorted(reports)
+
+
+def note_reports(stream: FakeSpeechStream, reports: list[int]) -> None:
+    report_playback = stream.report_playback
+
+    def note(played_samples: int) -> None:
+        reports.append(played_samples)
+        report_playback(played_samples)
+
+    stream.report_playback = note  # type: ignore[method-assign]
 
 
 async def test_a_client_that_pauses_gets_no_more_than_the_lead(registry: SessionRegistry):

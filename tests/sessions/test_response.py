@@ -201,7 +201,9 @@ async def test_no_audio_after_cancel_and_everything_is_free_at_released(
     reading, task = reading_task(response)
     await asyncio.sleep(3)
     num_audio = len(reading.audio)
+    assert engine.stats().num_running == 1
     response.cancel()
+    assert all(stream._ended for stream in engine.streams.values())
     await asyncio.sleep(0)
     assert engine.streams
     started_s = asyncio.get_running_loop().time()

@@ -1,0 +1,105 @@
+"""The small pure parts: what waits to leave, and how long a response waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessions.audio.pacer import Pacer, PacerSettings, Underrun, UnderrunCause
+from sessions.config import SessionLimits
+from sessions.errors import EngineFailed, ErrorInfo, LimitExceeded, SlowReader, TextTimeout, error_info
+from sessions.events import FlushDone, ResponseAudio
+from sessions.outbox import Outbox, grouped, max_message_ms
+from sessions.patience import Patience, WaitsFor
+
+RATE = 8_000
+
+
+@dataclass(frozen=True)
+class Sound:
+    num_samples: int
+
+    @property
+    def data(self) -> bytes:
+        return bytes(self.num_samples)
+
+
+def outbox(lead_ms: int | None, underruns: list[Underrun] | None = None) -> Outbox:
+    note = [].append if underruns is None else underruns.append
+    return Outbox("r", Pacer(RATE, PacerSettings(lead_ms=lead_ms)), note)
+
+
+@given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 1_000))
+def test_groups_keep_the_order_and_the_limit(sizes: list[int], limit: int):
+    groups = list(grouped([Sound(size) for size in sizes], limit))
+    assert [packet.num_samples for group in groups for packet in group] == sizes
+    for group in groups:
+        assert len(group) == 1 or sum(packet.num_samples for packet in group) <= limit
+
+
+@pytest.mark.parametrize(("lead_ms", "message_ms"), [(None, 80), (2_000, 80), (100, 50), (40, 20), (0, 0)])
+def test_messages_are_short_where_the_lead_is(lead_ms: int | None, message_ms: int):
+    assert max_message_ms(lead_ms) == message_ms
+
+
+@given(st.lists(st.one_of(st.integers(1, 900), st.none()), max_size=30), st.sampled_from([None, 0, 100, 1_000]))
+def test_everything_leaves_in_order_when_it_is_due(items: list[int | None], lead_ms: int | None):
+    box, now, taken = outbox(lead_ms), 0.0, []
+    for number, size in enumerate(items):
+        if size is None:
+            box.put_flush(number)
+        else:
+            box.put([Sound(size)], now, UnderrunCause.ENGINE)
+    while (due_s := box.due_s(now)) is not None:
+        assert due_s >= now
+        now = due_s
+        taken.append(box.take(now))
+        assert lead_ms is None or box.lead_ms(now) <= max(lead_ms, 113)
+    assert box.empty
+    assert box.waiting_samples == 0
+    assert [event.num_samples if isinstance(event, ResponseAudio) else None for event in taken] == items
+    assert [event.flush for event in taken if isinstance(event, FlushDone)] == [
+        number for number, size in enumerate(items) if size is None
+    ]
+
+
+def test_an_underrun_is_the_makers_fault_only_if_the_sound_was_not_ready():
+    underruns: list[Underrun] = []
+    box = outbox(2_000, underruns)
+    box.put([Sound(800), Sound(800)], 0.0, UnderrunCause.ENGINE)
+    box.take(0.0)
+    box.take(5.0)
+    assert not underruns
+    box.put([Sound(800)], 9.0, UnderrunCause.TEXT)
+    box.take(9.0)
+    assert [underrun.cause for underrun in underruns] == [UnderrunCause.TEXT]
+
+
+def test_patience_ends_with_whom_it_was_for_and_begins_anew_with_progress():
+    patience = Patience(SessionLimits(reader_timeout_s=10, text_timeout_s=60))
+    assert patience.error(WaitsFor.READER, 1, 0.0) is None
+    assert patience.error(WaitsFor.READER, 2, 9.0) is None
+    assert patience.error(WaitsFor.READER, 2, 19.0) is None
+    assert isinstance(patience.error(WaitsFor.READER, 2, 19.1), SlowReader)
+    assert patience.error(WaitsFor.WRITER, 2, 19.1) is None
+    assert patience.error(WaitsFor.WRITER, 2, 79.0) is None
+    error = patience.error(WaitsFor.WRITER, 2, 79.2)
+    assert isinstance(error, TextTimeout)
+    assert str(error) == "text_timeout_s is 60"
+
+
+@pytest.mark.parametrize(
+    ("error", "info"),
+    [
+        (LimitExceeded("max_x is 1", "x"), ErrorInfo("limit_exceeded", "max_x is 1", "x")),
+        (LimitExceeded("max_x is 1", None, 500), ErrorInfo("limit_exceeded", "max_x is 1", None, True, 500)),
+        (EngineFailed("engine_dead", "it died"), ErrorInfo("engine_dead", "it died", None, True)),
+        (EngineFailed("request_too_long", "too long"), ErrorInfo("request_too_long", "too long", None, False)),
+        (RuntimeError("a secret"), ErrorInfo("internal_error", "internal error")),
+    ],
+)
+def test_every_error_has_the_shape_that_clients_see(error: Exception, info: ErrorInfo):
+    assert error_info(error) == info

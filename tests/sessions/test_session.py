@@ -1,0 +1,186 @@
+"""A session gives its settings to its responses, keeps to its limits, and has one way out."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from engine.api import UnknownLanguage, UnknownVoice
+from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits
+from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse, UnsupportedFormat
+from sessions.events import ResponseStatus
+from sessions.registry import SessionRegistry
+from tests.sessions.conftest import BURST, PACED, RememberingEngine, assert_all_free
+from tests.sessions.reading import read, reading_task
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def test_settings_reach_the_engine(registry: SessionRegistry, engine: RememberingEngine):
+    session = registry.create(settings=replace(PACED, voice="ben", language="de", instruct="Softly."))
+    await read(session.create_response(text="Hallo.", text_closed=True))
+    session.update(replace(session.settings, voice="ada", language="en", lead_ms=100))
+    await read(session.create_response(text="Hello.", text_closed=True))
+    await read(session.create_response(text="Hello.", text_closed=True, settings=replace(BURST, voice="ben")))
+    told = [(one.voice, one.language, one.instruct, one.lead_ms) for one in engine.requests]
+    assert told == [
+        ("ben", "de", "Softly.", 2_000),
+        ("ada", "en", "Softly.", 500),
+        ("ben", "auto", "", None),
+    ]
+    assert engine.prefetched == ["ben", "ada", "ben"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "param", "words"),
+    [
+        ({"voice": "eve"}, UnknownVoice, "voice", "'eve'"),
+        ({"language": "xx"}, UnknownLanguage, "language", "'xx'"),
+        ({"instruct": "a" * 1_001}, LimitExceeded, "instruct", "max_instruct_chars is 1000"),
+        ({"lead_ms": -1}, LimitExceeded, "lead_ms", "0 to 60000"),
+        ({"lead_ms": 60_001}, LimitExceeded, "lead_ms", "60001"),
+        ({"format": AudioFormat(sample_rate=22_050)}, UnsupportedFormat, "sample_rate", "22050"),
+        ({"format": AudioFormat(bitrate=1)}, UnsupportedFormat, "bitrate", "6000"),
+        ({"format": AudioFormat(complexity=11)}, UnsupportedFormat, "complexity", "11"),
+        ({"format": AudioFormat(encoding=Encoding.MULAW)}, UnsupportedFormat, "sample_rate", "8000"),
+        (
+            {"format": AudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=1)},
+            UnsupportedFormat,
+            "sample_rate",
+            "8000 or",
+        ),
+    ],
+)
+async def test_bad_settings_are_refused_and_change_nothing(
+    registry: SessionRegistry, change: dict, error: type[Exception], param: str, words: str
+):
+    session = registry.create(settings=PACED)
+    bad = replace(PACED, **change)
+    for attempt in (
+        lambda: registry.create(settings=bad),
+        lambda: session.update(bad),
+        lambda: session.create_response(settings=bad),
+    ):
+        with pytest.raises(error, match=words) as refused:
+            attempt()
+        assert refused.value.param == param
+    assert session.settings == PACED
+    assert registry.statistics().num_sessions == 1
+    assert registry.statistics().num_active_responses == 0
+
+
+async def test_ids_are_given_kept_apart_and_forgotten(registry: SessionRegistry):
+    session = registry.create(settings=BURST)
+    limit = SessionLimits().max_remembered_responses
+    response = session.create_response("mine")
+    assert session.response("mine") is response
+    with pytest.raises(DuplicateResponse, match="mine"):
+        session.create_response("mine")
+    response.cancel()
+    with pytest.raises(DuplicateResponse, match="mine"):
+        session.create_response("mine")
+    named = [session.create_response() for _ in range(limit)]
+    assert len({one.response_id for one in named}) == limit
+    for one in named:
+        one.cancel()
+    with pytest.raises(UnknownResponse, match="mine"):
+        session.response("mine")
+    session.create_response("mine")
+
+
+async def test_active_responses_are_limited_by_session_key_and_server(engine: RememberingEngine):
+    limits = RegistryLimits(
+        max_active_responses=4,
+        max_active_responses_per_key=3,
+        session=SessionLimits(max_active_responses=2),
+        encoder_threads=0,
+    )
+    registry = SessionRegistry(engine, limits)
+    first, second, other = registry.create("key"), registry.create("key"), registry.create("other")
+    responses = [first.create_response(), first.create_response()]
+    with pytest.raises(LimitExceeded, match="of a session is 2") as refused:
+        first.create_response()
+    assert refused.value.retry_after_ms is None
+    responses.append(second.create_response())
+    with pytest.raises(LimitExceeded, match="per_key is 3") as refused:
+        second.create_response()
+    assert refused.value.retry_after_ms == 1_000
+    other.create_response()
+    with pytest.raises(LimitExceeded, match="max_active_responses is 4"):
+        other.create_response()
+    responses[0].cancel()
+    second.create_response()
+    assert registry.statistics().num_active_responses == 4
+    await registry.aclose()
+    assert registry.statistics().num_active_responses == 0
+
+
+async def test_detach_cancels_all_and_refuses_more(registry: SessionRegistry, engine: RememberingEngine):
+    session = registry.create(settings=PACED)
+    tasks = [reading_task(session.create_response(text="A few words. " * 9))[1] for _ in range(3)]
+    await asyncio.sleep(1)
+    session.detach()
+    session.detach()
+    assert session.detached.is_set()
+    assert registry.find(session.session_id) is None
+    with pytest.raises(SessionClosed):
+        session.create_response()
+    await session.aclose()
+    assert_all_free(engine)
+    for task in tasks:
+        assert (await task).done.status is ResponseStatus.CANCELLED
+
+
+async def test_resuming_is_refused_until_it_exists(registry: SessionRegistry):
+    session = registry.create()
+    with pytest.raises(ValueError, match="grace_s must be 0"):
+        session.detach(grace_s=5)
+    assert len(session.resume_token) >= 32
+    assert session.resume_token != registry.create().resume_token
+
+
+async def test_idle_sessions_expire_and_busy_ones_do_not(engine: RememberingEngine):
+    limits = RegistryLimits(idle_timeout_s=30, encoder_threads=0, session=SessionLimits(text_timeout_s=1_000))
+    registry = SessionRegistry(engine, limits)
+    looking_after = asyncio.create_task(registry.run())
+    idle, touched, busy = (registry.create(settings=PACED) for _ in range(3))
+    response = busy.create_response(text="Only a few words")
+    reading_task(response)
+    for _ in range(50):
+        await asyncio.sleep(1)
+        touched.touch()
+    assert [session.detached.is_set() for session in (idle, touched, busy)] == [True, False, False]
+    response.end_input()
+    await asyncio.sleep(60)
+    assert busy.detached.is_set()
+    assert registry.statistics().num_sessions_expired == 3
+    looking_after.cancel()
+    await registry.aclose()
+
+
+async def test_sessions_are_limited_found_and_counted(engine: RememberingEngine):
+    registry = SessionRegistry(engine, RegistryLimits(max_sessions=2, encoder_threads=0))
+    first = registry.create()
+    async with registry.create() as second:
+        with pytest.raises(LimitExceeded, match="max_sessions is 2") as refused:
+            registry.create()
+        assert refused.value.retry_after_ms == 1_000
+        assert registry.find(second.session_id) is second
+    assert registry.find(first.session_id) is first
+    registry.create()
+    statistics = registry.statistics()
+    assert (statistics.num_sessions, statistics.num_sessions_ever) == (2, 3)
+    await registry.close_all()
+    assert registry.statistics().num_sessions == 0
+
+
+async def test_a_thousand_idle_sessions_hold_no_task_and_no_timer(registry: SessionRegistry):
+    loop = asyncio.get_running_loop()
+    num_tasks, num_timers = len(asyncio.all_tasks()), len(loop._scheduled)  # type: ignore[attr-defined]
+    sessions = [registry.create() for _ in range(1_000)]
+    responses = [session.create_response() for session in sessions[:100]]
+    assert len(asyncio.all_tasks()) == num_tasks
+    assert len(loop._scheduled) == num_timers  # type: ignore[attr-defined]
+    assert len(responses) == 100
