@@ -131,16 +131,10 @@ def create_engine(
     would cost milliseconds of lock waits per step. ``settings`` are fields of ``EngineConfig``. Raises
     ``InvalidRequest`` for a setting that is unknown or out of range.
     """
-    unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
-    if unknown:
-        raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
-    config = EngineConfig(**settings)
-    folder = model or EMBEDDED_VOICE
     if _wants_process(device) if process is None else process:
-        from engine.remote import EngineProcess, RemoteEngine
-
-        child = EngineProcess(folder, config, device, dtype, is_embedded=model is None)
-        return RemoteEngine(child.socket, child)
+        return share_engine(model, device=device, dtype=dtype, **settings)[0]
+    config = _engine_config(settings)
+    folder = model or EMBEDDED_VOICE
 
     def load() -> tuple[EngineInfo, Callable[[], Engine]]:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -149,6 +143,31 @@ def create_engine(
         return load_engine(folder, config, device, dtype, is_embedded=model is None)
 
     return LocalEngine(load, config)
+
+
+def share_engine(
+    model: Path | None = None, *, device: str = "auto", dtype: str = "auto", **settings: Any
+) -> tuple[SpeechEngine, Path]:
+    """As ``create_engine``, always with a process of its own; also gives the address that ``connect_engine`` takes."""
+    from engine.remote import EngineProcess, RemoteEngine
+
+    config = _engine_config(settings)
+    child = EngineProcess(model or EMBEDDED_VOICE, config, device, dtype, is_embedded=model is None)
+    return RemoteEngine(child.socket, child), child.socket
+
+
+def connect_engine(address: Path) -> SpeechEngine:
+    """The engine that another process keeps running; call ``start`` to connect."""
+    from engine.remote import RemoteEngine
+
+    return RemoteEngine(address)
+
+
+def _engine_config(settings: dict[str, Any]) -> EngineConfig:
+    unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
+    if unknown:
+        raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
+    return EngineConfig(**settings)
 
 
 def _wants_process(device: str) -> bool:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -169,6 +170,7 @@ def end_with_parent() -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which first lets what is spoken end
     settings = json.loads(sys.argv[1])
     threading.Thread(target=end_with_parent, name="voicewire-parent-watch", daemon=True).start()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -29,6 +29,9 @@ class Section(Struct, frozen=True, kw_only=True):
 class ListenSettings(Section, frozen=True):
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")] = 8765
+    gateways: Annotated[
+        int, Meta(ge=1, le=256, description="Processes for sockets and Opus (docs/configuration.md).")
+    ] = 1
     tls_certificate: Annotated[str | None, Meta(description="File with the certificate chain; turns TLS on.")] = None
     tls_key: Annotated[str | None, Meta(description="File with the certificate's private key.")] = None
     backlog: Annotated[int, Meta(ge=1, le=65_535, description="Connections the system holds until accepted.")] = 2_048

@@ -24,6 +24,20 @@ def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
     return create_engine(model, **settings)
 
 
+def share_engine(model: Path | None, **settings: Any) -> tuple[SpeechEngine, Path]:
+    """An engine in a process of its own, not yet started, and the address at which other processes reach it."""
+    from engine.client import share_engine as make_shared_engine
+
+    return make_shared_engine(model, **settings)
+
+
+def connect_engine(address: Path) -> SpeechEngine:
+    """An engine that another process keeps running, not yet connected."""
+    from engine.client import connect_engine as make_connected_engine
+
+    return make_connected_engine(address)
+
+
 @asynccontextmanager
 async def local_engine(model: Path | None) -> AsyncIterator[SpeechEngine]:
     """An engine in this process, started; ``None`` takes the embedded voice. Raises ``CheckpointError``."""

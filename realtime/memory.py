@@ -1,4 +1,4 @@
-"""Resident memory of this process and of those it started. Linux; elsewhere nothing is known."""
+"""Resident memory of a process and of those it started. Linux; elsewhere nothing is known."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 PROC = Path("/proc")
 
 
-def resident_bytes() -> int:
+def resident_bytes(pid: int) -> int:
     """0 where it cannot be read."""
-    return sum(_resident_bytes(pid) for pid in _family(os.getpid()))
+    return sum(_resident_bytes(member) for member in _family(pid))
 
 
 def _family(pid: int) -> Iterator[int]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
 from engine.api import EngineStats
 from realtime.memory import resident_bytes
 
 PREFIX = "voicewire_"
+MULTIPROCESS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""With this in the environment, prometheus-client keeps its values in files that several processes share."""
 FAST_S = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.1, 0.2, 0.5, 1)
 FACTOR = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 5)
@@ -29,6 +32,24 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "segments_total": ("Segments that ended.", ("reason",)),
     "refusals_total": ("Handshakes, requests and events that were refused.", ("code",)),
 }
+
+
+GAUGES: dict[str, tuple[str, Literal["livesum", "livemin", "livemax"]]] = {
+    "connections": ("Open WebSocket connections.", "livesum"),
+    "active_responses": ("Responses that are being spoken.", "livesum"),
+    "resident_memory_bytes": ("Of all of the server's processes.", "livemax"),
+    "engine_alive": ("1 while the engine lives.", "livemin"),
+    "batch_size": ("Requests that the engine runs and that have text.", "livemax"),
+    "requests_parked": ("Requests that wait for text.", "livemax"),
+    "requests_waiting": ("Requests that wait for a place.", "livemax"),
+    "kv_blocks_free": ("Free blocks of the cache.", "livemin"),
+    "kv_blocks_total": ("Blocks of the cache.", "livemax"),
+    "decoder_slots_free": ("Free slots of the decoder.", "livemin"),
+    "decoder_slots_total": ("Slots of the decoder.", "livemax"),
+    "engine_steps": ("Steps since the engine started.", "livemax"),
+    "preemptions": ("Requests that gave up their memory for a while.", "livemax"),
+}
+"""Name -> what it is, and what becomes of the values of several gateways."""
 
 
 class Watched(Protocol):
@@ -58,8 +79,8 @@ class ServerMetrics:
 
     def __init__(self, server: Watched) -> None:
         self._server = server
+        self._is_gateway = MULTIPROCESS_FOLDER in os.environ
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
         self._histograms = {
             name: Histogram(PREFIX + name, about, buckets=buckets, registry=self._registry)
             for name, (about, buckets) in HISTOGRAMS.items()
@@ -68,7 +89,10 @@ class ServerMetrics:
             name: Counter(PREFIX + name, about, labels, registry=self._registry)
             for name, (about, labels) in COUNTERS.items()
         }
-        self._gauges: dict[str, Gauge] = {}
+        self._gauges = {
+            name: Gauge(PREFIX + name, about, registry=self._registry, multiprocess_mode=mode)
+            for name, (about, mode) in GAUGES.items()
+        }
         self._last_step = 0
 
     def inc(self, name: str, **labels: str) -> None:
@@ -81,7 +105,9 @@ class ServerMetrics:
         self.inc("refusals_total", code=code)
 
     def sample(self) -> None:
-        """Note the engine's last step, if there was a new one."""
+        """Read the gauges, and note the engine's last step if there was a new one."""
+        for name, value in self._readings():
+            self._gauges[name].set(value)
         stats = self._server.engine_stats()
         if stats is not None and stats.num_steps != self._last_step:
             self._last_step = stats.num_steps
@@ -89,27 +115,28 @@ class ServerMetrics:
             self.observe("real_time_factor", stats.step_ms / 1000 / self._server.frame_s)
 
     def exposition(self) -> bytes:
-        """All of it, in Prometheus' text format."""
-        for name, about, value in self._readings():
-            if name not in self._gauges:
-                self._gauges[name] = Gauge(PREFIX + name, about, registry=self._registry)
-            self._gauges[name].set(value)
-        return generate_latest(self._registry)
+        """All of it, of all gateways, in Prometheus' text format."""
+        self.sample()
+        if not self._is_gateway:
+            return generate_latest(self._registry)
+        together = CollectorRegistry()
+        multiprocess.MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return generate_latest(together)
 
-    def _readings(self) -> Iterator[tuple[str, str, float]]:
-        yield "connections", "Open WebSocket connections.", self._server.num_connections
-        yield "active_responses", "Responses that are being spoken.", self._server.num_active_responses
-        yield "resident_memory_bytes", "Of this process and those it started.", resident_bytes()
-        yield "engine_alive", "1 while the engine lives.", self._server.healthy
+    def _readings(self) -> Iterator[tuple[str, float]]:
+        yield "connections", self._server.num_connections
+        yield "active_responses", self._server.num_active_responses
+        yield "resident_memory_bytes", resident_bytes(os.getppid() if self._is_gateway else os.getpid())
+        yield "engine_alive", self._server.healthy
         stats = self._server.engine_stats()
         if stats is None:
             return
-        yield "batch_size", "Requests that the engine runs and that have text.", stats.num_running - stats.num_parked
-        yield "requests_parked", "Requests that wait for text.", stats.num_parked
-        yield "requests_waiting", "Requests that wait for a place.", stats.num_waiting
-        yield "kv_blocks_free", "Free blocks of the cache.", stats.blocks_free
-        yield "kv_blocks_total", "Blocks of the cache.", stats.blocks_total
-        yield "decoder_slots_free", "Free slots of the decoder.", stats.slots_free
-        yield "decoder_slots_total", "Slots of the decoder.", stats.slots_total
-        yield "engine_steps", "Steps since the engine started.", stats.num_steps
-        yield "preemptions", "Requests that gave up their memory for a while.", stats.num_preemptions
+        yield "batch_size", stats.num_running - stats.num_parked
+        yield "requests_parked", stats.num_parked
+        yield "requests_waiting", stats.num_waiting
+        yield "kv_blocks_free", stats.blocks_free
+        yield "kv_blocks_total", stats.blocks_total
+        yield "decoder_slots_free", stats.slots_free
+        yield "decoder_slots_total", stats.slots_total
+        yield "engine_steps", stats.num_steps
+        yield "preemptions", stats.num_preemptions

@@ -60,16 +60,21 @@ def create_app(config: ServerConfig | None = None, engine: SpeechEngine | None =
 
 
 async def serve(
-    config: ServerConfig, app: Starlette | None = None, on_ready: Callable[[int], None] | None = None
+    config: ServerConfig,
+    app: Starlette | None = None,
+    on_ready: Callable[[int], None] | None = None,
+    share_port: bool = False,
 ) -> None:
     """Listen until SIGTERM or SIGINT, then drain. ``on_ready`` is told the port once requests are taken.
+
+    With ``share_port`` other processes may listen on the same one.
 
     Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before that.
     """
     app = create_app(config) if app is None else app
     listen = ListenConfig(app, config.listen, config.limits)
     listen.load()
-    sockets = listening_sockets(config.listen)
+    sockets = listening_sockets(config.listen, share_port)
     server = DrainingServer(listen, app.state.server)
     if on_ready is not None:
         server.on_started = partial(on_ready, sockets[0].getsockname()[1])

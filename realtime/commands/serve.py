@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 
 from realtime.config import ConfigError, ServerConfig, allowed, load_config, settings
+from realtime.gateways import serve_by_gateways
 from realtime.logs import configure_logs
 from realtime.serve import serve
 
 FLAGS = {
     "host": "listen.host",
     "port": "listen.port",
+    "gateways": "listen.gateways",
     "model": "engine.model",
     "keys_file": "auth.keys_file",
     "tls_certificate": "listen.tls_certificate",
@@ -49,8 +51,9 @@ def run(args: argparse.Namespace) -> int:
         config = load_config(args.config, os.environ, given(args))
         configure_logs(config.log)
         allow_many_sockets()
+        run_server = serve_by_gateways if config.listen.gateways > 1 else serve
         with Progress("loading the voice") as progress:
-            asyncio.run(serve(config, on_ready=lambda port: announce(config, port, progress)))
+            asyncio.run(run_server(config, on_ready=lambda port: announce(config, port, progress)))
     except ConfigError as error:
         print(f"voicewire serve: {error}", file=sys.stderr)
         return WRONG_SETTINGS

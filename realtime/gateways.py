@@ -1,0 +1,155 @@
+"""``serve --gateways N``: several processes for sockets and Opus in front of one engine, on one port.
+
+The parent owns the engine's process and watches the gateways; the system spreads new connections over them. A gateway
+that dies takes its own connections with it and is started again. Limits hold for each gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from prometheus_client import multiprocess
+
+from realtime.config import ServerConfig
+from realtime.local_engine import connect_engine, share_engine
+from realtime.logs import configure_logs
+from realtime.metrics import MULTIPROCESS_FOLDER
+from realtime.serve import create_app, serve
+from realtime.transports.listener import listening_sockets
+
+log = logging.getLogger("voicewire.gateways")
+
+READY = b"ready\n"
+RESTART_PAUSE_S = 1.0
+
+
+class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway is told on its standard input."""
+
+    config: ServerConfig
+    engine: str
+    """Address of the engine's process."""
+
+
+class Gateways:
+    """The processes. ``run`` until SIGTERM or SIGINT."""
+
+    def __init__(self, plan: GatewayPlan, metrics_folder: str) -> None:
+        self._plan = plan
+        self._metrics_folder = metrics_folder
+        self._running: set[Process] = set()
+        self._stopping = asyncio.Event()
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Raises ``ChildProcessError`` when a gateway does not come up in the beginning."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        try:
+            first = await asyncio.gather(*(self._start() for _ in range(self._plan.config.listen.gateways)))
+            on_ready()
+            async with asyncio.TaskGroup() as keepers:
+                for process in first:
+                    keepers.create_task(self._keep(process), name="voicewire gateway keeper")
+                await self._stopping.wait()
+                self._terminate()
+        finally:
+            self._terminate()
+            await asyncio.gather(*(process.wait() for process in self._running))
+
+    async def _keep(self, process: Process) -> None:
+        while True:
+            await process.wait()
+            self._running.discard(process)
+            multiprocess.mark_process_dead(process.pid, self._metrics_folder)  # type: ignore[no-untyped-call]
+            if self._stopping.is_set():
+                return
+            log.error("a gateway ended with status %s; starting another", process.returncode)
+            while (again := await self._start_again()) is None:
+                if self._stopping.is_set():
+                    return
+            process = again
+
+    async def _start_again(self) -> Process | None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), RESTART_PAUSE_S)
+        try:
+            return None if self._stopping.is_set() else await self._start()
+        except ChildProcessError as error:
+            log.error("%s", error)
+            return None
+
+    async def _start(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "realtime.gateways",
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+            env=os.environ | {MULTIPROCESS_FOLDER: self._metrics_folder},
+        )
+        self._running.add(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(self._plan) + b"\n")
+        if await process.stdout.readline() != READY:
+            raise ChildProcessError("a gateway did not come up")
+        return process
+
+    def _terminate(self) -> None:
+        for process in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+
+
+async def serve_by_gateways(config: ServerConfig, on_ready: Callable[[int], None]) -> None:
+    """Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before ``on_ready``."""
+    model = Path(config.engine.model) if config.engine.model else None
+    engine, address = share_engine(model, **config.engine.options)
+    reserved = listening_sockets(config.listen, share_port=True)
+    port = reserved[0].getsockname()[1]
+    listen = msgspec.structs.replace(config.listen, port=port)
+    plan = GatewayPlan(config=msgspec.structs.replace(config, listen=listen), engine=str(address))
+    try:
+        with tempfile.TemporaryDirectory(prefix="voicewire-metrics-") as folder:
+            await engine.start()
+            await Gateways(plan, folder).run(lambda: on_ready(port))
+    finally:
+        await engine.aclose()
+        for placeholder in reserved:
+            placeholder.close()
+
+
+async def serve_as_gateway(plan: GatewayPlan) -> None:
+    app = create_app(plan.config, connect_engine(Path(plan.engine)))
+    await serve(plan.config, app, on_ready=lambda _: print("ready", flush=True), share_port=True)
+
+
+def main() -> None:
+    """A gateway. It drains when its parent is gone, too."""
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewayPlan)
+    configure_logs(plan.config.log)
+    threading.Thread(target=end_with_parent, name="voicewire parent watch", daemon=True).start()
+    asyncio.run(serve_as_gateway(plan))
+
+
+def end_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # nothing more is said until the parent is gone
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Two gateways in front of one engine: real processes, a real engine on a small random checkpoint, one port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import msgspec
+import psutil
+import pytest
+
+from realtime.client import SpeechClient, open_session
+from realtime.config import load_config
+from realtime.gateways import GatewayPlan
+from realtime.protocol import events as ev
+from tests.fakes.checkpoints import write_checkpoint
+from tests.realtime.live import close_code, hear, next_of
+
+TEXT = "Hello there, how are you today?"
+BURST = ev.Settings(pace="burst")
+NUM_GATEWAYS = 2
+PATIENCE_S = 30.0
+
+
+class Served:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.process = psutil.Process(process.pid)
+        _, wire = process.stdout.readline(), process.stdout.readline()
+        self.url = wire.decode().split()[1].removesuffix("/v1/speech")
+
+    def gateways(self) -> list[psutil.Process]:
+        return [child for child in self.process.children() if "realtime.gateways" in child.cmdline()]
+
+    async def metric(self, name: str) -> float:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            text = (await http.get(self.url.replace("ws:", "http:") + "/metrics")).text
+        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"voicewire_{name} "))
+
+    async def sessions_on_each(self) -> dict[int, SpeechClient]:
+        """One session on each gateway, by its process id; the system chooses where a connection goes."""
+        found: dict[int, SpeechClient] = {}
+        async with asyncio.timeout(PATIENCE_S):
+            while len(found) < NUM_GATEWAYS:
+                client = await open_session(self.url)
+                pid = self.owner_of(client)
+                if pid in found:
+                    await client.aclose()
+                else:
+                    found[pid] = client
+        return found
+
+    def owner_of(self, client: SpeechClient) -> int:
+        ours = client._socket.local_address
+        for gateway in self.gateways():
+            if any(connection.raddr == ours for connection in gateway.net_connections("tcp")):
+                return gateway.pid
+        raise AssertionError("no gateway has this connection")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    command = [sys.executable, "-m", "realtime.cli", "serve", "--model", str(folder), "--port", "0"]
+    command += ["--gateways", str(NUM_GATEWAYS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        yield Served(process)
+        process.terminate()
+
+
+async def speaks(client: SpeechClient, response_id: str) -> None:
+    await client.send(ev.ResponseCreate(response_id=response_id, settings=BURST, text=TEXT, end=True))
+    done = (await hear(client, response_id)).done
+    assert (done.status, done.error) == ("completed", None)
+
+
+@pytest.mark.timeout(120)
+async def test_gateways_share_a_port_an_engine_and_their_metrics(served: Served) -> None:
+    clients = await served.sessions_on_each()
+    await asyncio.gather(*(speaks(client, "r") for client in clients.values()))
+    assert await served.metric('responses_total{status="completed"}') == NUM_GATEWAYS
+    await asyncio.sleep(0.4)  # each gateway reads its gauges so often
+    assert await served.metric("connections") == NUM_GATEWAYS
+    assert await served.metric("resident_memory_bytes") > sum(g.memory_info().rss for g in served.gateways())
+    for client in clients.values():
+        await client.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_a_gateway_that_is_killed_takes_only_its_own_and_comes_back(served: Served) -> None:
+    (unlucky_pid, unlucky), (_, lucky) = (await served.sessions_on_each()).items()
+    await unlucky.send(ev.ResponseCreate(response_id="r", text=TEXT))
+    await next_of(unlucky, ev.ResponseCreated)
+    os.kill(unlucky_pid, signal.SIGKILL)
+    assert await close_code(unlucky) == 1006
+    await speaks(lucky, "r")
+    await lucky.aclose()
+    async with asyncio.timeout(PATIENCE_S):
+        while unlucky_pid in (pids := {g.pid for g in served.gateways()}) or len(pids) < NUM_GATEWAYS:
+            await asyncio.sleep(0.1)
+    for client in (await served.sessions_on_each()).values():
+        await speaks(client, "r")
+        await client.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_a_signal_drains_every_gateway(served: Served) -> None:
+    clients = await served.sessions_on_each()
+    for client in clients.values():
+        await client.send(ev.ResponseCreate(response_id="r", settings=BURST, text=TEXT, end=True))
+        await next_of(client, ev.AudioMessage)
+    family = [served.process, *served.process.children(recursive=True)]
+    served.process.terminate()
+    for client in clients.values():
+        assert (await hear(client)).done.status == "completed"
+        assert await close_code(client) == 1012
+    deadline_s = time.monotonic() + PATIENCE_S
+    while any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family):
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.1)
+
+
+def test_the_plan_of_a_gateway_survives_its_way(tmp_path: Path) -> None:
+    config = load_config(flags={"listen.gateways": 3, "auth.api_keys": "a:a-key-of-enough-characters"})
+    plan = GatewayPlan(config=config, engine=str(tmp_path))
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=GatewayPlan) == plan
