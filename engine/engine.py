@@ -183,9 +183,10 @@ class Engine:
         start = time.perf_counter()
         batch = self.scheduler.schedule(self.clock())
         self.take(self.runner.run(batch, self.times))
-        self.emit(self.decode())
+        chunks = self.decode()
+        self.emit(chunks)
         self.retire()
-        got_somewhere = len(batch) or self.stage.busy or self.released or self.pool.num_quarantined
+        got_somewhere = len(batch) or chunks or self.stage.busy or self.released or self.pool.num_quarantined
         self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
         self.settle()
         self.account(len(batch), time.perf_counter() - start)

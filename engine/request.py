@@ -38,7 +38,9 @@ class PlaybackClock:
         self.num_emitted += num_samples
 
     def report(self, played_samples: int, now_s: float) -> None:
-        """Negative: playback begins in so many samples, behind what plays before."""
+        """Negative: playback begins in so many samples, behind what plays before. Nothing to play sets no clock."""
+        if played_samples >= 0 and self.dry_at_s is None:
+            return
         self.dry_at_s = now_s + max(self.num_emitted - played_samples, 0) / self.sample_rate
 
     def lead_s(self, now_s: float) -> float:

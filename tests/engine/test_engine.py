@@ -40,17 +40,11 @@ def recorder(shape: Shape, **settings: Any) -> Recorder:
     return Recorder(shape.make_model(), shape.make_stage, small_config(**settings))
 
 
-def expected(shape: Shape, heard: Heard, text: str) -> tuple[np.ndarray, FinishReason]:
-    cap = heard.spec.max_frames
-    codes, reason = reference_codes(
-        shape.make_model(), heard.spec, text, lambda n: min(cap or 30 + 6 * n, LIMITS["max_frames"])
-    )
-    return shape.pcm(codes), reason
-
-
-def check_says(shape: Shape, heard: Heard, text: str) -> None:
+def check_says(shape: Shape, heard: Heard, text: str, max_frames: int = LIMITS["max_frames"]) -> None:
     """All of what it says alone, bit for bit; a part from the start of it when it was cut short from outside."""
-    pcm, reason = expected(shape, heard, text)
+    cap = heard.spec.max_frames
+    codes, reason = reference_codes(shape.make_model(), heard.spec, text, lambda n: min(cap or 30 + 6 * n, max_frames))
+    pcm = shape.pcm(codes)
     if heard.reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         np.testing.assert_array_equal(heard.pcm, pcm[: heard.num_samples])
     else:

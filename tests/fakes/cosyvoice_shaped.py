@@ -65,7 +65,7 @@ class CosyVoiceShaped(ShapedTalker):
 
     def decide(self, row: ShapedRow, draw: int) -> Outcome:
         assert isinstance(row, CosyRow)
-        if row.is_final and (draw % 16 == 0 or row.num_final == MAX_FINAL_TOKENS):
+        if row.is_final and row.ends(draw % 16 == 0 or row.num_final == MAX_FINAL_TOKENS):
             return Stop()
         if not row.is_final and row.num_in_block and draw % 16 == 0:
             row.num_in_block = BLOCK_SPEECH

@@ -64,7 +64,7 @@ class QwenShaped(ShapedTalker):
 
     def decide(self, row: ShapedRow, draw: int) -> Outcome:
         assert isinstance(row, QwenRow)
-        if row.eos_fed and len(row.codes) >= 2 and draw % 16 == 0:
+        if row.eos_fed and row.ends(len(row.codes) >= 2 and draw % 16 == 0):
             return Stop()
         codes = [(draw >> 8) % POISON_CODE, (draw >> 16) % POISON_CODE]
         if row.fault.strikes("code", len(row.codes)):

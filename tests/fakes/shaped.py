@@ -62,7 +62,8 @@ class CharTokenizer:
 class Fault:
     """What goes wrong with a row, and at which frame; written ``kind@frame`` in ``SpeechRequest.instruct``.
 
-    Kinds: new_row, next_input, forward, sample, nan, code (in no codebook), decode (the decoder raises for it).
+    Kinds: new_row, next_input, forward, sample, nan, code (in no codebook), decode (the decoder raises for it), and
+    stop, which is no fault but the frame that the model, its text spent, ends its speech at.
     """
 
     kind: str = ""
@@ -87,6 +88,9 @@ class ShapedRow(Row):
 
     def draw(self, checksum: Sequence[int]) -> int:
         return zlib.crc32(repr((self.seed, self.num_sampled, *checksum)).encode())
+
+    def ends(self, by_chance: bool) -> bool:
+        return len(self.codes) >= self.fault.frame if self.fault.kind == "stop" else by_chance
 
     def check(self, kind: str) -> None:
         if self.fault.strikes(kind, len(self.codes)):
