@@ -9,7 +9,26 @@ from sessions.events import Heard
 from sessions.text.spans import Span, SpannedText
 
 TYPICAL_S_PER_CHAR = 0.07
-"""English read aloud at about 14 characters a second: the first guess, until a segment has been spoken."""
+"""English read aloud at about 14 characters a second: the first guess, until a voice has spoken."""
+MEMORY_CHARS = 5_000
+"""A voice's pace is the mean over about so many characters."""
+
+
+class SpeakingPace:
+    """How long each voice takes for a character, learned from what it has spoken."""
+
+    def __init__(self) -> None:
+        self._known: dict[str | None, tuple[float, float]] = {}
+        """Voice -> (seconds, characters)."""
+
+    def note(self, voice: str | None, duration_s: float, num_chars: int) -> None:
+        known_s, known_chars = self._known.get(voice, (0.0, 0.0))
+        keep = min(1.0, MEMORY_CHARS / (known_chars + 1))
+        self._known[voice] = (known_s * keep + duration_s, known_chars * keep + num_chars)
+
+    def s_per_char(self, voice: str | None) -> float:
+        duration_s, num_chars = self._known.get(voice, (0.0, 0.0))
+        return duration_s / num_chars if num_chars and duration_s else TYPICAL_S_PER_CHAR
 
 
 @dataclass(slots=True)
@@ -46,8 +65,10 @@ class SpokenSegment:
 class SpokenText:
     """Keeps the client's text beside the audio made of it. Samples are at ``sample_rate``."""
 
-    def __init__(self, sample_rate: int) -> None:
+    def __init__(self, sample_rate: int, s_per_char: float = TYPICAL_S_PER_CHAR) -> None:
         self._sample_rate = sample_rate
+        self._s_per_char = s_per_char
+        """Of the voice: tells how long a segment will be that is not finished."""
         self._raw: list[str] = []
         self.segments: list[SpokenSegment] = []
 
@@ -79,15 +100,8 @@ class SpokenText:
         return position
 
     def _expected_samples(self, segment: SpokenSegment) -> float:
-        if segment.complete:
-            return max(segment.num_samples, 1)
-        return max(segment.num_samples, segment.num_chars * self._samples_per_char(), 1.0)
-
-    def _samples_per_char(self) -> float:
-        complete = [segment for segment in self.segments if segment.complete and segment.num_chars]
-        if not complete:
-            return TYPICAL_S_PER_CHAR * self._sample_rate
-        return sum(segment.num_samples for segment in complete) / sum(segment.num_chars for segment in complete)
+        expected = 0.0 if segment.complete else segment.num_chars * self._s_per_char * self._sample_rate
+        return max(segment.num_samples, expected, 1.0)
 
 
 def word_cut(text: str, position: float) -> int:

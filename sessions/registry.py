@@ -14,6 +14,7 @@ from sessions.clock import now_s
 from sessions.config import RegistryLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
 from sessions.errors import LimitExceeded
+from sessions.heard import SpeakingPace
 from sessions.metrics import Metrics, NoMetrics
 from sessions.services import Services
 from sessions.session import Session
@@ -40,7 +41,7 @@ class SessionRegistry:
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderThreads(self.limits.encoder_threads)
-        self._services = Services(engine, self.limits.session, self._encoders, metrics or NoMetrics())
+        self._services = Services(engine, self.limits.session, self._encoders, metrics or NoMetrics(), SpeakingPace())
         self._admission = Admission(self.limits)
         self._sessions: dict[str, Session] = {}
         self._num_ever = 0

@@ -43,7 +43,7 @@ class Response:
         self.settings = settings
         self._services = services
         self._on_end = on_end
-        self._told = SpokenText(info.sample_rate)
+        self._told = SpokenText(info.sample_rate, services.pace.s_per_char(settings.voice))
         self._script = Script(self._told, normalize)
         self._outbox = Outbox(response_id, pacer, self._count_underrun)
         self._reader = Alarm()

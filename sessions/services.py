@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.api import SpeechEngine
 from sessions.config import SessionLimits
 from sessions.encoders import EncoderThreads
+from sessions.heard import SpeakingPace
 from sessions.metrics import Metrics
 
 
@@ -16,3 +17,4 @@ class Services:
     limits: SessionLimits
     encoders: EncoderThreads
     metrics: Metrics
+    pace: SpeakingPace

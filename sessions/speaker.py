@@ -303,6 +303,8 @@ class Speaker:
         self._put(await self._voicing.end_segment())
         self._measure(segment)
         segment.spoken.complete = True
+        duration_s = segment.spoken.num_samples / self._engine_rate
+        self._services.pace.note(self._settings.voice, duration_s, segment.spoken.num_chars)
         self._generating.remove(segment)
         if segment is self._script.open:
             self._script.close_early()

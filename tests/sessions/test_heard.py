@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.heard import SpokenText, word_cut
+from sessions.heard import MEMORY_CHARS, TYPICAL_S_PER_CHAR, SpeakingPace, SpokenText, word_cut
 from sessions.text.spans import SpannedText
 
 RATE = 24_000
@@ -55,10 +55,35 @@ def test_each_segment_counts_for_itself():
     assert told.heard(int(10.7 * RATE)).text == "slow one. quick"
 
 
-def test_a_segment_still_being_made_is_reckoned_by_the_pace_of_those_before_it():
-    told = spoken(("four words a second ", 5), ("and here go some more of them", 1))
-    told.segments[-1].complete = False
-    assert told.heard(6 * RATE).text == "four words a second and"
+def test_a_segment_still_being_made_is_reckoned_by_the_pace_of_its_voice():
+    told = SpokenText(RATE, s_per_char=0.25)
+    told.write("and here go some more of them")
+    segment = told.begin_segment(0)
+    segment.add_text(SpannedText.of("and here go some more of them", 0))
+    segment.start_sample, segment.num_samples = 0, RATE
+    assert told.heard(1 * RATE).text == "and"
+    assert told.heard(2 * RATE).text == "and here"
+    segment.num_samples = 29 * RATE
+    assert told.heard(2 * RATE).text == ""
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.03, 0.2)), min_size=1, max_size=60))
+def test_the_pace_of_a_voice_lies_within_what_it_has_done(spoken_so_far: list[tuple[int, float]]):
+    pace = SpeakingPace()
+    assert pace.s_per_char("ada") == TYPICAL_S_PER_CHAR
+    for num_chars, s_per_char in spoken_so_far:
+        pace.note("ada", num_chars * s_per_char, num_chars)
+    paces = [s_per_char for _, s_per_char in spoken_so_far]
+    assert min(paces) - 1e-9 <= pace.s_per_char("ada") <= max(paces) + 1e-9
+    assert pace.s_per_char("ben") == TYPICAL_S_PER_CHAR
+
+
+def test_the_pace_of_a_voice_follows_it():
+    pace = SpeakingPace()
+    pace.note("ada", 0.2 * MEMORY_CHARS * 100, MEMORY_CHARS * 100)
+    for _ in range(100):
+        pace.note("ada", 0.1 * MEMORY_CHARS / 10, MEMORY_CHARS // 10)
+    assert pace.s_per_char("ada") == pytest.approx(0.1, rel=0.05)
 
 
 def test_what_the_normaliser_wrote_counts_as_spoken_and_the_clients_words_are_told():

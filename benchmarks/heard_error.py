@@ -1,0 +1,112 @@
+"""How far off "what was heard" is, against a synthesiser that knows when each of its words ends (flite, two voices).
+
+Text is cut into segments as a session cuts it; each is spoken whole, cancelled at random moments, and the last word
+that a session says was heard is held against the last word that was heard. The error is in words, early ones negative.
+
+    python -m benchmarks.heard_error [--segments 60] [--cancels 20]
+
+The last line is JSON. Needs Debian's libflite1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sessions.heard import SpeakingPace, SpokenText
+from sessions.script import Script, Segment
+from sessions.text.spans import SpannedText
+from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, synthesize
+
+CORPUS = Path(__file__).parent / "corpus.txt"
+VOICES = ("slt", "rms")
+
+
+def segments_of(text: str) -> list[str]:
+    script = Script(SpokenText(SAMPLE_RATE_HZ), normalize=True)
+    script.push(text)
+    script.end()
+    found = []
+    script.read_on()
+    while script.waiting:
+        item = script.take()
+        found += [item.text.strip()] if isinstance(item, Segment) else []
+        script.read_on()
+    return found
+
+
+def word_ends(text: str, voice: str) -> tuple[list[int], int]:
+    """The sample at which each word ends, and all samples. Words are found by how many sounds lead up to them."""
+    speech = synthesize(text, voice)
+    sounds = np.flatnonzero(speech.phonemes != PHONEME_IDS["pau"])
+    words = text.split()
+    counts = [num_sounds(" ".join(words[: number + 1]), voice) for number in range(len(words))]
+    return [int(speech.end_samples[sounds[min(count, len(sounds)) - 1]]) for count in counts], speech.pcm.size
+
+
+def num_sounds(text: str, voice: str) -> int:
+    return int(np.count_nonzero(synthesize(text, voice).phonemes != PHONEME_IDS["pau"]))
+
+
+@dataclass(frozen=True)
+class Spoken:
+    text: str
+    voice: str
+    ends: list[int]
+    num_samples: int
+
+    @classmethod
+    def by(cls, voice: str, text: str) -> Spoken:
+        return cls(text, voice, *word_ends(text, voice))
+
+
+def error_words(spoken: Spoken, played_samples: int, s_per_char: float, lead_s: float | None) -> int:
+    """Words told less words heard. Without a lead, the segment is all there."""
+    told = SpokenText(SAMPLE_RATE_HZ, s_per_char)
+    told.write(spoken.text)
+    segment = told.begin_segment(0)
+    segment.add_text(SpannedText.of(spoken.text, 0))
+    segment.start_sample, segment.num_samples, segment.complete = 0, spoken.num_samples, lead_s is None
+    if lead_s is not None:
+        segment.num_samples = min(played_samples + int(lead_s * SAMPLE_RATE_HZ), spoken.num_samples)
+    num_told = len(told.heard(played_samples).text.split())
+    return num_told - sum(end <= played_samples for end in spoken.ends)
+
+
+def summary(found: list[int]) -> dict[str, float]:
+    sizes = np.abs(found)
+    return {
+        "mean": round(float(np.mean(found)), 2),
+        "mean_abs": round(float(sizes.mean()), 2),
+        "p95_abs": float(np.percentile(sizes, 95)),
+        "max_abs": int(sizes.max()),
+        "exact_share": round(float(np.mean(sizes == 0)), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--segments", type=int, default=60)
+    parser.add_argument("--cancels", type=int, default=20)
+    parser.add_argument("--corpus", type=Path, default=CORPUS)
+    arguments = parser.parse_args()
+    texts = [text for text in segments_of(arguments.corpus.read_text()) if len(text) > 20][: arguments.segments]
+    spoken = [Spoken.by(VOICES[number % 2], text) for number, text in enumerate(texts)]
+    pace = SpeakingPace()
+    for one in spoken:
+        pace.note(one.voice, one.num_samples / SAMPLE_RATE_HZ, len(one.text))
+    result: dict[str, object] = {"segments": len(texts), "mean_chars": round(np.mean([len(text) for text in texts]), 1)}
+    for name, lead_s in (("finished", None), ("lead_2s", 2.0)):
+        draw = random.Random(1)
+        moments = [(one, draw.randrange(one.num_samples)) for one in spoken for _ in range(arguments.cancels)]
+        result[name] = summary([error_words(one, at, pace.s_per_char(one.voice), lead_s) for one, at in moments])
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
