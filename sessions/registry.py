@@ -47,9 +47,11 @@ class SessionRegistry:
         self._num_ever = 0
         self._num_expired = 0
 
-    def create(self, key: str = "", settings: SpeechSettings | None = None) -> Session:
-        """A session of the client that holds ``key``. Raises ``LimitExceeded`` with ``retry_after_ms``, or what
-        ``Session.update`` raises."""
+    def create(
+        self, key: str = "", settings: SpeechSettings | None = None, max_active_responses: int | None = None
+    ) -> Session:
+        """A session of the client that holds ``key``, for which ``max_active_responses`` takes the place of the limit
+        per key. Raises ``LimitExceeded`` with ``retry_after_ms``, or what ``Session.update`` raises."""
         if len(self._sessions) >= self.limits.max_sessions:
             limit, retry_after_ms = self.limits.max_sessions, self.limits.retry_after_ms
             raise LimitExceeded(f"max_sessions is {limit}", retry_after_ms=retry_after_ms)
@@ -63,6 +65,7 @@ class SessionRegistry:
             self._admission,
             self._note_detached,
             settings,
+            max_active_responses,
         )
         self._sessions[session.session_id] = session
         self._num_ever += 1

@@ -29,6 +29,7 @@ class Session:
         admission: Admission,
         on_detach: Callable[[Session], None],
         settings: SpeechSettings,
+        key_limit: int | None = None,
     ) -> None:
         self.session_id = session_id
         self.resume_token = resume_token
@@ -39,6 +40,7 @@ class Session:
         self._admission = admission
         self._on_detach = on_detach
         self._settings = settings
+        self._key_limit = key_limit
         self._serial = itertools.count()
         self._responses: dict[str, Response] = {}
         """The active ones, and the last that ended."""
@@ -78,7 +80,7 @@ class Session:
         response_id = f"response-{serial}" if response_id is None else response_id
         self._check_room(response_id)
         check_settings(settings, self._services.engine.info, self._services.limits)
-        self._admission.enter(self.key)
+        self._admission.enter(self.key, self._key_limit)
         response = Response(response_id, f"{self.session_id}/{serial}", settings, self._services, self._note_end)
         self._active.add(response)
         self._responses[response_id] = response

@@ -117,6 +117,15 @@ async def test_active_responses_are_limited_by_session_key_and_server(engine: Re
     assert registry.statistics().num_active_responses == 0
 
 
+async def test_a_key_may_have_a_limit_of_its_own_and_no_key_has_none(registry: SessionRegistry):
+    session = registry.create("key", max_active_responses=1)
+    session.create_response()
+    with pytest.raises(LimitExceeded, match="per_key is 1"):
+        session.create_response()
+    for _ in range(10):
+        registry.create().create_response()
+
+
 async def test_detach_cancels_all_and_refuses_more(registry: SessionRegistry, engine: RememberingEngine):
     session = registry.create(settings=PACED)
     tasks = [reading_task(session.create_response(text="A few words. " * 9))[1] for _ in range(3)]
