@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections.abc import Callable
 
@@ -22,6 +23,8 @@ from sessions.errors import SessionError
 from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseStatus
 from sessions.response import Response
 from sessions.session import Session
+
+log = logging.getLogger("voicewire.bridge")
 
 KINDS = {
     Encoding.OPUS: ev.AudioKind.OPUS,
@@ -146,9 +149,21 @@ class Bridge:
                     )
                 case ResponseDone():
                     self._conversation.done(event.response_id)
+                    log.info("response ended", extra=self._facts(event))
                     await self._say(_done(event, number))
         if not self._conversation.num_live:
             self._on_silent()
+
+    def _facts(self, done: ResponseDone) -> dict[str, object]:
+        """What the log is told of a response: nothing that was said."""
+        return {
+            "session_id": self._session.session_id,
+            "response_id": done.response_id,
+            "status": done.status.value,
+            "code": done.error and done.error.code,
+            "audio_ms": round(done.audio_ms),
+            "first_audio_ms": done.first_audio_ms and round(done.first_audio_ms, 1),
+        }
 
     async def _say(self, event: ev.ServerEvent) -> None:
         await self._link.send(serialize(event))

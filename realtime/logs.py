@@ -16,7 +16,6 @@ FIELDS = (
     "response_id",
     "key_name",
     "code",
-    "param",
     "status",
     "close_code",
     "http_status",

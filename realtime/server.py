@@ -96,7 +96,7 @@ class SpeechServer:
             return None
 
     def open_session(self, caller: Caller) -> Session:
-        return self.registry.create(key=caller.name, settings=self.settings)
+        return self.registry.create(caller.name, self.settings, caller.max_active_responses)
 
     def may_speak(self) -> None:
         """Raises ``Refused`` when no response may begin."""

@@ -131,10 +131,7 @@ class SpeechConnection:
         """Tell the client what it did wrong, and close if that broke the wire."""
         info = describe(error)
         self._server.metrics.refused(info.code)
-        log.info(
-            "refused an event",
-            extra={"session_id": self._session.session_id, "code": info.code, "param": info.param},
-        )
+        log.info("refused an event", extra={"session_id": self._session.session_id, "code": info.code})
         self._num_errors += 1
         if isinstance(error, ProtocolError) and rule_for(info.code).close is not None:
             await self._close(info, response_id)

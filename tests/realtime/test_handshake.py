@@ -145,6 +145,19 @@ async def test_responses_are_limited_by_key() -> None:
         assert (error.code, error.retryable, error.retry_after_ms) == ("limit_exceeded", True, 1_000)
 
 
+async def test_a_key_can_have_a_limit_of_its_own(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[keys]]\nname = "one"\nkey = "{KEY}"\nmax_active_responses = 1\n')
+    slow = FakeSpeechEngine(FakeScript(first_chunk_s=5.0))
+    async with live_server(slow, auth__keys_file=str(keys)) as live, live.session(KEY) as client:
+        for response_id in ("a", "b"):
+            await client.send(ev.ResponseCreate(response_id=response_id, text=TEXT))
+        error = await next_of(client, ev.Error)
+        assert isinstance(error, ev.Error)
+        assert (error.code, error.response_id, error.message) == (
+            "limit_exceeded", "b", "max_active_responses_per_key is 1")  # fmt: skip
+
+
 async def test_only_lasting_overload_refuses_handshakes() -> None:
     slow = FakeSpeechEngine(FakeScript(first_chunk_s=60.0))
     limits = {"limits__max_active_responses": 1, "limits__overload_after_s": 0.6}

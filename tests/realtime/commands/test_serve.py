@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from realtime.cli import main
+from realtime.commands.serve import add_arguments, given
+from realtime.config import ConfigError
+from tests.fakes.checkpoints import write_checkpoint
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_flags_are_settings() -> None:
+    arguments = parsed("--port", "0", "--host", "::1", "--set", "limits.max_errors=5", "--set", "engine.model=a=b")
+    assert given(arguments) == {
+        "listen.port": "0", "listen.host": "::1", "limits.max_errors": "5", "engine.model": "a=b",
+    }  # fmt: skip
+
+
+def test_a_setting_without_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected NAME=VALUE"):
+        given(parsed("--set", "limits.max_errors"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "complaint"),
+    [
+        (["--port", "70000"], 2, "listen.port = '70000' (command line): expected a whole number from 0 to 65535"),
+        (["--set", "listen.prot=1"], 2, "listen.prot (command line) is no setting"),
+        (["--config", "nowhere.toml"], 2, "nowhere.toml"),
+        (["--keys-file", "nowhere.toml"], 2, "auth.keys_file nowhere.toml"),
+        (["--model", "/nowhere", "--port", "0"], 1, "/nowhere"),
+        (["--set", "engine.options=5"], 2, "engine.options = '5' (command line): expected a table"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_a_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, complaint: str
+) -> None:
+    assert main(["serve", *arguments]) == status
+    told = capsys.readouterr()
+    assert complaint in told.err
+    assert told.out == ""
+
+
+def test_settings_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--settings"]) == 0
+    assert "limits.max_errors = 100: a whole number from 1 to 1000000" in capsys.readouterr().out
+
+
+def test_a_server_tells_where_it_is_and_ends_in_order(tmp_path: Path) -> None:
+    config = tmp_path / "voicewire.toml"
+    config.write_text(f'[listen]\nport = 0\n[engine]\nmodel = "{write_checkpoint(tmp_path / "model")}"\n')
+    command = [sys.executable, "-m", "realtime.cli", "serve", "--config", str(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        page, wire = server.stdout.readline().split(), server.stdout.readline().split()
+        assert (page[0], wire[0]) == ("page", "wire")
+        assert wire[1] == page[1].replace("http:", "ws:") + "v1/speech"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(page[1] + "readyz", timeout=5) as answer:
+            assert answer.status == 200
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=10)
+    assert server.returncode == 0
+    assert "Traceback" not in errors

@@ -1,0 +1,59 @@
+"""The page, and the application under a server that is not ours."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from realtime.client import open_session
+from realtime.config import load_config
+from realtime.serve import create_app
+from realtime.transports.listener import listening_sockets
+from tests.fakes.engine import FakeSpeechEngine
+from tests.realtime.live import QUICK, live_server, speak, until
+
+KEY = "a-key-of-enough-characters"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text("<title>voicewire</title>")
+    (tmp_path / "page" / "audio.js").write_text("export {};")
+    (tmp_path / "secret.txt").write_text("not for anyone")
+    return tmp_path / "page"
+
+
+async def test_the_page_is_served_and_nothing_beside_it(folder: Path) -> None:
+    async with live_server(listen__page=str(folder)) as live, live.http() as http:
+        assert "<title>voicewire" in (await http.get("/")).text
+        script = await http.get("/audio.js")
+        assert script.headers["content-type"].startswith(("text/javascript", "application/javascript"))
+        for path in ("/../secret.txt", "/%2e%2e/secret.txt", "/..%2fsecret.txt", "/nothing.js"):
+            answer = await http.get(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_path")
+        rebound = await http.get("/", headers={"Host": "rebound.example"})
+        assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "forbidden_host")
+        assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_with_keys_the_page_is_for_anyone(folder: Path) -> None:
+    async with live_server(listen__page=str(folder), auth__api_keys=f"a:{KEY}") as live, live.http() as http:
+        assert (await http.get("/", headers={"Host": "tts.example"})).status_code == 200
+        assert (await http.get("/v1/voices")).status_code == 401
+
+
+async def test_the_application_runs_under_any_asgi_server() -> None:
+    config = load_config(flags={"listen.port": 0})
+    app = create_app(config, FakeSpeechEngine(QUICK))
+    sockets = listening_sockets(config.listen)
+    server = uvicorn.Server(uvicorn.Config(app, ws="websockets-sansio", lifespan="on", log_config=None))
+    serving = asyncio.create_task(server.serve(sockets))
+    await until(lambda: server.started)
+    async with await open_session(f"ws://127.0.0.1:{sockets[0].getsockname()[1]}") as client:
+        assert (await speak(client, "Hello there.")).done.status == "completed"
+    server.should_exit = True
+    await serving
