@@ -205,6 +205,8 @@ class Response:
         return event
 
     def _note_handed_over(self, now: float) -> None:
+        if self.settings.lead_ms is None:
+            self._speaker.advance()
         metrics = self._services.metrics
         metrics.observe("lead_seconds", self._outbox.lead_ms(now) / 1000)
         if self._first_audio_ms is None and self._speaker.first_text_s is not None:

@@ -69,6 +69,17 @@ async def test_what_waits_for_a_reader_that_stopped_is_bounded(
     assert most_ms < (3_500 if settings is PACED else 90_000)
 
 
+async def test_a_slow_reader_of_a_burst_gets_it_all(registry: SessionRegistry, engine: RememberingEngine):
+    response = registry.create(settings=BURST).create_response(text=LONG * 5, text_closed=True)
+    await anext(response)
+    await asyncio.sleep(60)
+    num_begun = len(engine.requests)
+    assert num_begun < 10
+    await read_rest(response)
+    assert len(engine.requests) == 20
+    assert now_s() < 75
+
+
 async def test_the_engine_is_told_where_the_listener_is(registry: SessionRegistry, engine: RememberingEngine):
     """Between two segments too: it never has more ready than the lead and a chunk, and what is left to play."""
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)

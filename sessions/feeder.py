@@ -1,0 +1,170 @@
+"""Gives a script to the engine by segments: what to begin and when, and what to close early."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from engine.api import EngineError, EngineOverloaded, SpeechRequest, SpeechStream
+from sessions.clock import TICK_S, now_s, tick_at
+from sessions.config import SpeechSettings
+from sessions.outbox import Outbox
+from sessions.script import FlushMark, Script, Segment
+from sessions.services import Services
+from sessions.text.dead_air import DeadAirSettings, should_close_early, should_open_next
+
+
+class Feeder:
+    """``on_look`` is called after each look at the script, ``on_error`` when the engine refuses a segment for good."""
+
+    def __init__(
+        self,
+        request_prefix: str,
+        settings: SpeechSettings,
+        services: Services,
+        script: Script,
+        outbox: Outbox,
+        on_look: Callable[[], None],
+        on_error: Callable[[EngineError], None],
+    ) -> None:
+        self._request_prefix = request_prefix
+        self._settings = settings
+        self._services = services
+        self._script = script
+        self._outbox = outbox
+        self._on_look = on_look
+        self._on_error = on_error
+        self._dead_air = DeadAirSettings(enabled=settings.avoid_dead_air)
+        self._generating: list[Segment] = []
+        self._streams: list[SpeechStream] = []
+        self._not_before_s = 0.0
+        """The engine refused a segment for want of room: when to ask again."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+        self.begun: deque[Segment | FlushMark] = deque()
+        """Taken from the script, and not yet taken from here."""
+        self.num_begun = 0
+        self.first_text_s: float | None = None
+        """When the engine was given the first word."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing will begin any more."""
+        return self._script.exhausted and not self.begun
+
+    @property
+    def waits_for_text(self) -> bool:
+        has_text = any(isinstance(item, Segment) and item.speakable for item in self._script.waiting)
+        gathers = self._script.open is not None and self._script.open.gathers
+        return not self._script.closed and (gathers or not has_text) and all(one.starved for one in self._generating)
+
+    def advance(self) -> None:
+        """Do what is due: read text on, close a segment that is short of it, begin segments."""
+        if self._stopped:
+            return
+        try:
+            self._look(now_s())
+        except EngineError as error:
+            self._on_error(error)
+        else:
+            self._on_look()
+
+    def note_end(self, segment: Segment) -> None:
+        """The engine has ended it, maybe before its text was closed: what comes then opens another."""
+        self._generating.remove(segment)
+        if segment is self._script.open:
+            self._script.close_early()
+
+    def stop(self) -> None:
+        """Fence the engine; idempotent."""
+        self._stopped = True
+        self._set_timer(None)
+        for stream in self._streams:
+            stream.cancel()
+
+    async def released(self) -> None:
+        """After ``stop``: wait until nothing of the engine is held."""
+        for stream in self._streams:
+            await stream.released()
+
+    def _look(self, now: float) -> None:
+        left_ms = self._outbox.left_ms(now)
+        self._script.read_on()
+        if self._must_close_early(left_ms):
+            self._script.close_early()
+        while self._script.waiting and self._may_begin(self._script.waiting[0], left_ms, now):
+            if not self._begin(self._script.waiting[0], now):
+                break
+            self.begun.append(self._script.take())
+            self._script.read_on()
+        self._set_timer(self._next_look_s(left_ms, now))
+
+    def _must_close_early(self, left_ms: float) -> bool:
+        segment = self._script.open
+        return segment is not None and segment.starved and should_close_early(segment.facts, left_ms, self._dead_air)
+
+    def _may_begin(self, item: Segment | FlushMark, left_ms: float, now: float) -> bool:
+        if isinstance(item, FlushMark):
+            return True
+        if not item.speakable or now < self._not_before_s or not self._has_room():
+            return False
+        return item.closed or not item.gathers or should_open_next(item.facts, left_ms, self._dead_air)
+
+    def _has_room(self) -> bool:
+        limits = self._services.limits
+        if self._settings.lead_ms is not None:
+            return not self._generating
+        is_read = self._outbox.waiting_samples * 1000 < limits.max_ready_ms * self._settings.format.sample_rate
+        return len(self._generating) < limits.max_burst_segments and is_read
+
+    def _begin(self, item: Segment | FlushMark, now: float) -> bool:
+        """Whether the engine took it. Once a response speaks, it waits for room rather than break off."""
+        if isinstance(item, FlushMark):
+            return True
+        try:
+            item.stream = self._submit(item)
+        except EngineOverloaded as error:
+            if self.first_text_s is None:
+                raise
+            self._not_before_s = now + error.retry_after_ms / 1000
+            return False
+        self._streams.append(item.stream)
+        self._generating.append(item)
+        self.num_begun += 1
+        self.first_text_s = now if self.first_text_s is None else self.first_text_s
+        return True
+
+    def _submit(self, segment: Segment) -> SpeechStream:
+        settings, limits = self._settings, self._services.limits
+        lead_ms = None if settings.lead_ms is None else max(settings.lead_ms, limits.min_engine_lead_ms)
+        request = SpeechRequest(
+            request_id=f"{self._request_prefix}/{segment.index}",
+            voice=settings.voice,
+            language=settings.language,
+            instruct=settings.instruct,
+            text=segment.text,
+            text_closed=segment.closed,
+            layout=settings.layout,
+            segment=segment.index,
+            sampling=settings.sampling,
+            lead_ms=lead_ms,
+        )
+        return self._services.engine.submit(request)
+
+    def _next_look_s(self, left_ms: float, now: float) -> float | None:
+        """The next moment at which time alone changes something."""
+        waits_ms = []
+        if self._script.open is not None and self._script.open.starved:
+            waits_ms.append(left_ms - self._dead_air.close_below_ms)
+        if self._script.waiting and not self._generating:
+            waits_ms += [left_ms - self._dead_air.open_below_ms, 1000 * (self._not_before_s - now)]
+        return min((now + max(wait_ms / 1000, TICK_S) for wait_ms in waits_ms if wait_ms >= 0), default=None)
+
+    def _set_timer(self, moment_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if moment_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(tick_at(moment_s), self.advance)
