@@ -1,0 +1,72 @@
+"""The real engine behind the door, on a tiny checkpoint: what holds over the fake holds over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engine.api import SamplingParams, SpeechEngine
+from engine.client import create_engine
+from sessions.audio.opus import OpusDecoder
+from sessions.config import SpeechSettings
+from sessions.events import ResponseStatus
+from sessions.registry import SessionRegistry
+from tests.fakes.checkpoints import TINY, write_checkpoint
+from tests.sessions.reading import read, reading_task
+
+TEXT = "This is a sentence of middling length that says nothing much at all. " * 5
+SETTINGS = SpeechSettings(lead_ms=None, sampling=SamplingParams(seed=3, min_new_tokens=20))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), TINY)
+
+
+@pytest.fixture
+async def engine(folder: Path) -> AsyncIterator[SpeechEngine]:
+    engine = create_engine(folder, device="cpu", process=False)
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+def assert_all_free(engine: SpeechEngine) -> None:
+    stats = engine.stats()
+    assert (stats.slots_free, stats.num_running, stats.num_waiting) == (stats.slots_total, 0, 0)
+
+
+async def test_it_speaks_in_packets_that_decode(engine: SpeechEngine):
+    registry = SessionRegistry(engine)
+    response = registry.create(settings=SETTINGS).create_response(text=TEXT, text_closed=True)
+    reading = await read(response)
+    assert reading.done.error is None
+    decoder = OpusDecoder(24_000, response.pre_skip_samples)
+    num_decoded = sum(decoder.decode(packet).size for message in reading.audio for packet in message.packets)
+    assert reading.done.audio_samples <= num_decoded < reading.done.audio_samples + 480
+    await response.released()
+    assert_all_free(engine)
+    await registry.aclose()
+
+
+async def test_many_responses_streamed_cancelled_and_dropped_leave_it_free(engine: SpeechEngine):
+    registry = SessionRegistry(engine)
+    sessions = [registry.create(settings=SETTINGS) for _ in range(6)]
+    responses = [session.create_response() for session in sessions]
+    tasks = [reading_task(response)[1] for response in responses]
+    for word in TEXT.split(" ")[:40]:
+        for response in responses:
+            if not response.done:
+                response.push_text(word + " ")
+        await asyncio.sleep(0.005)
+    responses[0].cancel()
+    sessions[1].detach()
+    for response in responses[2:]:
+        response.end_input()
+    statuses = [(await task).done.status for task in tasks]
+    assert statuses == [ResponseStatus.CANCELLED] * 2 + [ResponseStatus.COMPLETED] * 4
+    await registry.aclose()
+    assert_all_free(engine)
