@@ -45,6 +45,7 @@ class SpeechEndpoint:
             session = self._server.open_session(caller)
         except (Refused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
+            log.info("refused a handshake", extra={"code": describe(error).code})
             await websocket.send_denial_response(refusal_response(error))
             return
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S

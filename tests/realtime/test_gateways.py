@@ -44,6 +44,16 @@ class Served:
             text = (await http.get(self.url.replace("ws:", "http:") + "/metrics")).text
         return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"voicewire_{name} "))
 
+    async def health_until_good(self) -> list[int]:
+        """What /healthz said until it was well for a while; each request may reach another gateway."""
+        statuses: list[int] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while statuses[-10:] != [200] * 10:
+                async with httpx.AsyncClient(trust_env=False) as http:
+                    statuses.append((await http.get(self.url.replace("ws:", "http:") + "/healthz")).status_code)
+                await asyncio.sleep(0.05)
+        return statuses
+
     async def sessions_on_each(self) -> dict[int, SpeechClient]:
         """One session on each gateway, by its process id; the system chooses where a connection goes."""
         found: dict[int, SpeechClient] = {}
@@ -107,6 +117,25 @@ async def test_a_gateway_that_is_killed_takes_only_its_own_and_comes_back(served
             await asyncio.sleep(0.1)
     for client in (await served.sessions_on_each()).values():
         await speaks(client, "r")
+        await client.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_an_engine_that_is_killed_fails_what_it_spoke_and_comes_back(served: Served) -> None:
+    clients = (await served.sessions_on_each()).values()
+    for client in clients:
+        await client.send(ev.ResponseCreate(response_id="r", text=TEXT * 3, end=True))
+        await next_of(client, ev.AudioMessage)
+    [engine] = [child for child in served.process.children() if "engine.host" in child.cmdline()]
+    engine.kill()
+    for client in clients:
+        done = (await hear(client)).done
+        assert (done.status, done.error and done.error.code, done.error and done.error.retryable) == (
+            "failed", "engine_dead", True)  # fmt: skip
+    statuses = await served.health_until_good()
+    assert 503 in statuses
+    for client in clients:
+        await speaks(client, "again")
         await client.aclose()
 
 
