@@ -145,7 +145,7 @@ class Engine:
         work = Work(request, len(inputs.inputs), sample=False)
         self.runner.run(Batch(prefills=[work]), self.times)
         self.pool.free(request.block_table)
-        self.pool.settle()
+        self.settle_blocks()
 
     def take_text(self, request: Request, ids: Callable[[], list[int]]) -> None:
         try:
@@ -317,12 +317,16 @@ class Engine:
 
     def settle(self) -> None:
         """The step has passed: what was freed during it, or since the last one, can be lent again."""
-        self.pool.settle()
+        self.settle_blocks()
         self.stage.settle()
         self.events += [(request.epoch, Released(request.spec.request_id)) for request in self.released]
         self.released.clear()
         if not self.requests:
             self.check()
+
+    def settle_blocks(self) -> None:
+        if settled := self.pool.settle():
+            self.kv.clear(settled)
 
     def check(self) -> None:
         """Raises ``AssertionError`` unless an idle engine holds nothing."""

@@ -62,12 +62,12 @@ class ModelRunner:
         hidden = self.model.forward(
             rows + rows[:1] * num_padding,
             inputs + inputs[:1] * num_padding,
-            *self.context(tables + [[]] * num_padding, starts + [0] * num_padding, count),
+            *self.context(tables + [[self.kv.scratch_block]] * num_padding, starts + [0] * num_padding, count),
         )
         return list(zip(works, hidden[:, -1], strict=False))
 
     def context(self, tables: list[list[int]], starts: list[int], count: int) -> tuple[Tensor, PagedContext]:
-        """Positions [B, count] and the attention over the blocks; short tables are padded with the dummy block."""
+        """Positions [B, count] and the attention over the blocks; short tables are padded with block 0."""
         width = max(*map(len, tables), self.config.pinned_blocks or 1)
         padded = torch.tensor([[*table, *[0] * (width - len(table))] for table in tables], device=self.device)
         positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(count, device=self.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BlockPool:
-    """Blocks 1..num_blocks are lent out; block 0 belongs to padding rows and is never lent.
+    """Blocks 1..num_blocks are lent out; 0 pads tables and is never lent.
 
     Freed blocks are quarantined until ``settle``: a step in flight may still write to them.
     """
@@ -41,10 +41,11 @@ class BlockPool:
             self._held.remove(block)
         self._quarantined += blocks
 
-    def settle(self) -> None:
-        """The step in flight has passed."""
-        self._free += self._quarantined
-        self._quarantined = []
+    def settle(self) -> list[int]:
+        """The step in flight has passed; returns the blocks that it kept in quarantine."""
+        settled, self._quarantined = self._quarantined, []
+        self._free += settled
+        return settled
 
     def check(self) -> None:
         """Raises ``AssertionError`` unless free + held = total and no block is lent twice."""

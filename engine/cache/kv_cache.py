@@ -12,20 +12,29 @@ from engine.models.base import KVShape
 
 
 class PagedKV:
-    """One tensor for all layers: [layer, key or value, block, position in block, head, D]."""
+    """One tensor for all layers: [layer, key or value, block, position in block, head, D].
+
+    Attention gives what it masks the weight 0, and 0 * NaN is NaN. So nothing that a broken row wrote may stay where
+    others read: blocks are lent clear, block 0, which pads short tables, stays zero, and padding rows write to a
+    block of their own, the last.
+    """
 
     def __init__(
         self, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.block_size = block_size
+        self.scratch_block = num_blocks + 1
         self.data = torch.zeros(
-            shape.num_layers, 2, num_blocks + 1, block_size, shape.num_kv_heads, shape.head_dim,
+            shape.num_layers, 2, num_blocks + 2, block_size, shape.num_kv_heads, shape.head_dim,
             dtype=dtype, device=device,
         )  # fmt: skip
 
     @staticmethod
     def block_bytes(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
         return shape.num_layers * 2 * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        self.data[:, :, list(blocks)] = 0
 
     def read(self, table: Sequence[int], length: int) -> Tensor:
         """Copy of the first ``length`` positions of a row: [layer, 2, length, head, D]."""
@@ -43,7 +52,7 @@ class PagedKV:
 class PagedContext:
     """Attention of B rows x T new positions over their own blocks.
 
-    ``tables`` [B, M] holds block ids, padded with the dummy block 0; ``positions`` [B, T] are absolute.
+    ``tables`` [B, M] holds block ids, padded with block 0; ``positions`` [B, T] are absolute.
     """
 
     def __init__(self, kv: PagedKV, tables: Tensor, positions: Tensor) -> None:

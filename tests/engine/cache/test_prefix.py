@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.cache.kv_cache import PagedKV
+from engine.cache.prefix import PrefixCache
+from engine.models.base import KVShape
+
+
+@pytest.fixture
+def kv() -> PagedKV:
+    kv = PagedKV(KVShape(2, 1, 4), 12, 4, torch.float32, torch.device("cpu"))
+    kv.data.normal_(generator=torch.Generator().manual_seed(0))
+    return kv
+
+
+def test_a_prefix_comes_back_as_it_was_whatever_has_become_of_its_blocks(kv: PagedKV) -> None:
+    prefixes = PrefixCache(kv, 4)
+    before = kv.read([3, 1], 6)
+    prefixes.remember("ada", [3, 1], 6)
+    kv.data.zero_()
+    assert prefixes.num_positions("ada") == 6
+    prefixes.restore("ada", [7, 8])
+    assert torch.equal(kv.read([7, 8], 6), before)
+
+
+def test_an_unknown_prefix_has_no_positions(kv: PagedKV) -> None:
+    assert PrefixCache(kv, 4).num_positions("ada") == 0
+
+
+def test_the_least_recently_used_prefix_goes_first(kv: PagedKV) -> None:
+    prefixes = PrefixCache(kv, 2)
+    prefixes.remember("ada", [1], 3)
+    prefixes.remember("bo", [2], 3)
+    prefixes.restore("ada", [5])
+    prefixes.remember("cy", [3], 3)
+    assert [prefixes.num_positions(name) for name in ("ada", "bo", "cy")] == [3, 0, 3]
+    assert len(prefixes) == 2
+
+
+def test_no_prefix_is_kept_where_none_may_be(kv: PagedKV) -> None:
+    prefixes = PrefixCache(kv, 0)
+    prefixes.remember("ada", [1], 3)
+    assert len(prefixes) == 0
+
+
+def test_what_is_known_is_not_taken_again(kv: PagedKV) -> None:
+    prefixes = PrefixCache(kv, 2)
+    prefixes.remember("ada", [1], 3)
+    first = kv.read([1], 3)
+    prefixes.remember("ada", [2], 3)
+    prefixes.restore("ada", [5])
+    assert torch.equal(kv.read([5], 3), first)
