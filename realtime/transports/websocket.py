@@ -24,7 +24,7 @@ from sessions.session import Session
 
 log = logging.getLogger("voicewire.connection")
 
-WRITE_GRACE_S = 1.0
+WRITE_GRACE_S = 2.0
 """A line is cut so long after the response that could not be written has ended."""
 
 
