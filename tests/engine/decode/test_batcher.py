@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.decode.batcher import CALL_FRAMES, GATHER_FRAMES, plan_calls
+
+SLACK_S = 0.4
+counts = st.dictionaries(st.integers(1, 9), st.integers(0, 30), max_size=9)
+
+
+@given(counts, st.dictionaries(st.integers(1, 9), st.floats(0, 3)), st.sets(st.integers(1, 9)))
+def test_no_slot_decodes_twice_in_a_round_nor_more_than_it_has(
+    pending: dict[int, int], slack_s: dict[int, float], final: set[int]
+) -> None:
+    calls = plan_calls(pending, slack_s, SLACK_S, final)
+    slots = [slot for group in calls.values() for slot in group]
+    assert len(slots) == len(set(slots))
+    for frames, group in calls.items():
+        assert frames in CALL_FRAMES
+        for slot in group:
+            assert frames <= pending[slot]
+            assert 2 * frames > min(pending[slot], CALL_FRAMES[0])
+
+
+@given(counts, st.dictionaries(st.integers(1, 9), st.floats(0, 3)), st.sets(st.integers(1, 9)))
+def test_only_a_listener_with_lead_to_spare_waits_for_a_larger_call(
+    pending: dict[int, int], slack_s: dict[int, float], final: set[int]
+) -> None:
+    planned = {slot for group in plan_calls(pending, slack_s, SLACK_S, final).values() for slot in group}
+    for slot, count in pending.items():
+        waits = slack_s.get(slot, 0.0) > SLACK_S and slot not in final and count < GATHER_FRAMES
+        assert (slot in planned) == (count > 0 and not waits)
+
+
+def test_rounds_empty_any_backlog() -> None:
+    pending = {1: 29, 2: 3, 3: 0}
+    for _ in range(6):
+        for frames, slots in plan_calls(pending, {}, SLACK_S, set()).items():
+            for slot in slots:
+                pending[slot] -= frames
+    assert pending == {1: 0, 2: 0, 3: 0}
