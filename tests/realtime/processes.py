@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 
 class Server(NamedTuple):
@@ -30,3 +30,12 @@ def server(script: dict[str, object] | None = None, **flags: object) -> Iterator
             yield Server(process, f"ws://127.0.0.1:{int(process.stdout.readline())}")
         finally:
             process.kill()
+
+
+def wire_address(announced: IO[bytes]) -> str:
+    """What `voicewire serve` prints on its line for the wire."""
+    for line in announced:
+        name, address = line.decode().split()
+        if name == "wire":
+            return address
+    raise AssertionError("the server ended before it was ready")

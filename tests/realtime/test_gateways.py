@@ -22,6 +22,7 @@ from realtime.gateways import GatewayPlan
 from realtime.protocol import events as ev
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.live import close_code, hear, next_of
+from tests.realtime.processes import wire_address
 
 TEXT = "Hello there, how are you today?"
 BURST = ev.Settings(pace="burst")
@@ -33,8 +34,7 @@ class Served:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         self.process = psutil.Process(process.pid)
-        _, wire = process.stdout.readline(), process.stdout.readline()
-        self.url = wire.decode().split()[1].removesuffix("/v1/speech")
+        self.url = wire_address(process.stdout).removesuffix("/v1/speech")
 
     def gateways(self) -> list[psutil.Process]:
         return [child for child in self.process.children() if "realtime.gateways" in child.cmdline()]

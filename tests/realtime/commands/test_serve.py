@@ -13,6 +13,7 @@ from realtime.cli import main
 from realtime.commands.serve import add_arguments, given
 from realtime.config import ConfigError
 from tests.fakes.checkpoints import write_checkpoint
+from tests.realtime.processes import wire_address
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -62,15 +63,15 @@ def test_a_server_tells_where_it_is_and_ends_in_order(tmp_path: Path) -> None:
     config = tmp_path / "voicewire.toml"
     config.write_text(f'[listen]\nport = 0\n[engine]\nmodel = "{write_checkpoint(tmp_path / "model")}"\n')
     command = [sys.executable, "-m", "realtime.cli", "serve", "--config", str(config)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
         assert server.stdout is not None
-        page, wire = server.stdout.readline().split(), server.stdout.readline().split()
-        assert (page[0], wire[0]) == ("page", "wire")
-        assert wire[1] == page[1].replace("http:", "ws:") + "v1/speech"
+        address = wire_address(server.stdout)
+        assert address.endswith("/v1/speech")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(page[1] + "readyz", timeout=5) as answer:
+        ready = address.replace("ws:", "http:").replace("/v1/speech", "/readyz")
+        with opener.open(ready, timeout=5) as answer:
             assert answer.status == 200
         server.send_signal(signal.SIGINT)
         _, errors = server.communicate(timeout=10)
     assert server.returncode == 0
-    assert "Traceback" not in errors
+    assert b"Traceback" not in errors
