@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 
 def until(duration_s: float) -> Iterator[float]:
-    """Yields progress in [0, 1) until the time is over."""
+    """Yields progress in [0, 1) until the time is over, once at least."""
     start = time.monotonic()
+    yield 0.0
     while (progress := (time.monotonic() - start) / max(duration_s, 1e-9)) < 1:
         yield progress
 

@@ -26,7 +26,8 @@ from training.spectral import spectral_loss, to_24_khz
 from training.speech import LABEL_SAMPLES, Speech
 from training.weights import Average, load, save, say
 
-FRONT_FILES = ("encoder.safetensors", "decoder.safetensors")
+CODES_FIXED = "codes.fixed"
+"""This file says that encoder and codebooks are at their end: the talker may start."""
 
 
 class Codec(nn.Module):
@@ -52,7 +53,7 @@ class Codec(nn.Module):
 
 
 def save_codec(codec: Codec, folder: Path, decoder: nn.Module | None = None) -> None:
-    """Both files in fp16, the codebooks as plain tables with a count of one."""
+    """Three files in fp16, the codebooks as plain tables with a count of one."""
     decoder = decoder or codec.decoder
     for chain in (decoder.quantizer.rvq_first, decoder.quantizer.rvq_rest):
         for book in books(chain):
@@ -60,11 +61,13 @@ def save_codec(codec: Codec, folder: Path, decoder: nn.Module | None = None) -> 
             book.cluster_usage.fill_(1.0)
     save(decoder, folder / "decoder.safetensors")
     save(codec.encoder, folder / "encoder.safetensors")
+    save(codec.quantizer.phone_head, folder / "phone_head.safetensors")
 
 
 def load_codec(codec: Codec, folder: Path) -> None:
     load(codec.encoder, folder / "encoder.safetensors")
     load(codec.decoder, folder / "decoder.safetensors")
+    load(codec.quantizer.phone_head, folder / "phone_head.safetensors")
 
 
 @dataclass
@@ -77,13 +80,14 @@ class CodecTrainer:
     out: Path
 
     def run(self, resume: Path | None) -> None:
-        if resume is not None and (resume / "decoder.safetensors").exists():
+        if resume is not None:
             load_codec(self.codec, resume)
             say("codec", resumed=str(resume.name))
+            self.quantise(self.settings.refine_s, self.settings.refining_rate, 0.0)
         else:
             self.reconstruct()
         save_codec(self.codec, self.out)
-        (self.out / "codec.ready").touch()
+        (self.out / CODES_FIXED).touch()
         self.sharpen()
 
     def batch(self, size: int, frames: int) -> tuple[Tensor, Tensor]:
@@ -97,15 +101,18 @@ class CodecTrainer:
         """Stages one and two: the latent, then its codebooks, by spectral loss alone."""
         cfg = self.settings
         optimiser = _adam(self.codec.parameters(), cfg.learning_rate)
-        total_s = cfg.autoencode_s + cfg.quantise_s
-        steps = self._steps("autoencode", optimiser, cfg.autoencode_s, 0.0, cfg.autoencode_s / total_s)
-        for audio, labels in steps:
+        share = cfg.autoencode_s / (cfg.autoencode_s + cfg.quantise_s)
+        for audio, labels in self._steps("autoencode", optimiser, cfg.autoencode_s, 0.0, share):
             with _autocast(audio):
                 found = self.codec.quantizer.noisy(self.codec.encoder(audio), cfg.latent_noise)
             self._descend(optimiser, found, audio, labels)
         say("codec", variance_left=self.codec.quantizer.fit(self._gather_parts(), cfg.kmeans_rounds))
-        steps = self._steps("quantise", optimiser, cfg.quantise_s, cfg.autoencode_s / total_s, 1.0)
-        for audio, labels in steps:
+        self.quantise(cfg.quantise_s, cfg.learning_rate, share)
+
+    def quantise(self, length_s: float, learning_rate: float, begin: float) -> None:
+        """Stage two: straight through the codebooks; the rate's cosine starts at ``begin``."""
+        optimiser = _adam(self.codec.parameters(), learning_rate)
+        for audio, labels in self._steps("quantise", optimiser, length_s, begin, 1.0):
             with _autocast(audio):
                 found = self.codec.quantizer(self.codec.encoder(audio), decay=0.99)
             self._descend(optimiser, found, audio, labels)
@@ -113,9 +120,9 @@ class CodecTrainer:
     def _steps(
         self, stage: str, optimiser: torch.optim.Optimizer, length_s: float, begin: float, end: float
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        cfg, log = self.settings, Every(10.0)
+        cfg, log, rate = self.settings, Every(10.0), optimiser.defaults["lr"]
         for step, progress in enumerate(until(length_s)):
-            _set_rate(optimiser, cfg.learning_rate * warm_cosine(begin + (end - begin) * progress, step, 200, 0.1))
+            _set_rate(optimiser, rate * warm_cosine(begin + (end - begin) * progress, step, 200, 0.05))
             yield self.batch(cfg.batch, cfg.crop_frames)
             if log():
                 self.speech.grow()

@@ -22,7 +22,7 @@ from engine.models.qwen3_tts.config import Qwen3TTSConfig
 from engine.models.qwen3_tts.config import TextIds as PromptIds
 from engine.models.qwen3_tts.prompt import PromptBuilder
 from engine.models.qwen3_tts.talker import Talker
-from training.codec import Codec, CodecTrainer, load_codec
+from training.codec import CODES_FIXED, Codec, CodecTrainer, load_codec
 from training.encode import EncodedSpeech
 from training.export import export
 from training.heldout import read_sentences
@@ -69,8 +69,6 @@ def voice_config(settings: Settings, ids: TextIds) -> Qwen3TTSConfig:
 def prepare(run: Run) -> None:
     torch.manual_seed(run.settings.seed)
     torch.set_float32_matmul_precision("high")
-    if run.device == "cuda":
-        torch.backends.cudnn.benchmark = True
 
 
 def wait_for_speech(run: Run, max_audio_h: float, least_h: float) -> Speech:
@@ -83,12 +81,14 @@ def wait_for_speech(run: Run, max_audio_h: float, least_h: float) -> Speech:
 
 def train_codec(run: Run) -> None:
     prepare(run)
+    torch.backends.cudnn.benchmark = True
     cfg = run.settings.codec
     speech = wait_for_speech(run, cfg.max_audio_h, cfg.least_audio_h)
-    fresh_s = 0.0 if run.resume else cfg.autoencode_s + cfg.quantise_s
+    fresh_s = cfg.refine_s if run.resume else cfg.autoencode_s + cfg.quantise_s
     cfg = replace(cfg, adversarial_s=max(0.0, run.left_s - fresh_s - cfg.closing_s))
     say("codec", hours=round(speech.hours, 2), adversarial_s=round(cfg.adversarial_s))
-    CodecTrainer(Codec(run.settings.sizes).to(run.device), speech, cfg, run.out).run(run.resume)
+    codec = Codec(run.settings.sizes).to(run.device)
+    CodecTrainer(codec, speech, cfg, run.out).run(run.resume)
     say("codec", done=True)
 
 
@@ -96,12 +96,7 @@ def train_talker(run: Run) -> None:
     prepare(run)
     cfg, ids = run.settings.talker, TextIds(**read_ids(run.tokenizer, run.settings.sizes.text_vocab))
     plain, varied = load_tokenizer(run.tokenizer), load_tokenizer(run.tokenizer, cfg.merge_dropout)
-    speech = wait_for_speech(run, cfg.max_audio_h, 0.0)
-    while not (run.out / "codec.ready").exists():
-        if run.left_s < 0:
-            raise TimeoutError("the codec's codes were not ready in time")
-        time.sleep(0.5)
-        speech.grow()
+    speech = wait_for_speech(run, cfg.max_audio_h, cfg.least_audio_h)
     codec = Codec(run.settings.sizes)
     load_codec(codec, run.out)
     encoded = EncodedSpeech(speech, codec.to(run.device), cfg.max_offset_ms // 10)
@@ -110,9 +105,8 @@ def train_talker(run: Run) -> None:
     prompts = PromptBuilder(config, (ids.im_start, ids.assistant, ids.newline))
     prefixes = Prefixes.of(prompts, run.settings.speakers, run.device)
     model = TalkerInTraining(Talker(config.talker), cfg).to(run.device)
-    if run.resume is not None and (run.resume / "talker.safetensors").exists():
+    if run.resume is not None:
         load(model.talker, run.resume / "talker.safetensors")
-        cfg = replace(cfg, learning_rate=cfg.resumed_learning_rate)
 
     taken = len(held_out)
 
@@ -163,18 +157,21 @@ def listen(run: Run, speaker: Speaker, tokenizer: Tokenizer) -> None:
 def run_all(run: Run) -> None:
     """Raises RuntimeError when a stage failed. A checkpoint folder in the released layout is at ``out/voice``."""
     run.out.mkdir(parents=True, exist_ok=True)
+    (run.out / CODES_FIXED).unlink(missing_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     context = multiprocessing.get_context("spawn")
     workers = run.settings.synthesis_workers
     text = TextSettings(run.settings.seed, run.prose)
     with SynthesisPool(SynthesisSettings(run.speech, workers, ENDLESS, text=text)):
-        stages = [context.Process(target=stage, args=(run,)) for stage in (train_codec, train_talker)]
-        for stage in stages:
-            stage.start()
-        for stage in stages:
-            stage.join()
-    if any(stage.exitcode for stage in stages):
-        raise RuntimeError(f"stages ended with {[stage.exitcode for stage in stages]}")
+        codec, talker = (context.Process(target=stage, args=(run,)) for stage in (train_codec, train_talker))
+        codec.start()
+        while codec.is_alive() and not (run.out / CODES_FIXED).exists():
+            time.sleep(0.5)
+        talker.start()
+        codec.join()
+        talker.join()
+    if codec.exitcode or talker.exitcode:
+        raise RuntimeError(f"codec ended with {codec.exitcode}, talker with {talker.exitcode}")
     export(run.out, run.tokenizer, run.out / "voice", run.settings)
 
 

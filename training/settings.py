@@ -46,6 +46,10 @@ class CodecTraining:
     autoencode_s: float = 80.0
     quantise_s: float = 170.0
     adversarial_s: float = 1_200.0
+    """The pipeline gives what is left of its time."""
+    refine_s: float = 330.0
+    """When resumed: how long encoder and codebooks go on learning before they are fixed."""
+    refining_rate: float = 6e-4
     batch: int = 96
     crop_frames: int = 20
     adversarial_batch: int = 48
@@ -74,8 +78,9 @@ class CodecTraining:
 @dataclass(frozen=True)
 class TalkerTraining:
     train_s: float = 1_200.0
+    """The pipeline gives what is left of its time."""
     frames_per_step: int = 24_000
-    predictor_frames: int = 12_000
+    predictor_frames: int = 8_000
     """Frames of a step that the predictor learns from, drawn at random."""
     max_positions: int = 448
     bucket_positions: int = 32
@@ -89,27 +94,26 @@ class TalkerTraining:
     random_share: float = 0.4
     phone_weight: float = 0.3
     learning_rate: float = 1.5e-3
-    resumed_learning_rate: float = 8e-4
     warmup_steps: int = 300
     weight_decay: float = 0.05
     ema_decay: float = 0.999
     log_every_s: float = 20.0
     save_every_s: float = 120.0
-    refresh_every_s: float = 30.0
-    compile: bool = True
+    refresh_every_s: float = 100.0
+    least_audio_h: float = 3.0
     max_audio_h: float = 400.0
     listen_sentences: int = 200
     listen_frames: int = 320
-    closing_s: float = 75.0
+    closing_s: float = 30.0
     """Kept free at the end, for listening."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    temperature: float = 0.5
+    temperature: float = 0.3
     top_k: int = 30
     repetition_penalty: float = 1.0
-    predictor_temperature: float = 0.5
+    predictor_temperature: float = 0.3
     predictor_top_k: int = 30
     max_new_tokens: int = 512
 
@@ -134,14 +138,14 @@ TOY = Settings(
         decoder_window=4, encoder_channels=16, encoder_blocks=1,
     ),
     codec=replace(
-        CodecTraining(), autoencode_s=1.0, quantise_s=1.0, adversarial_s=1.5, batch=2, crop_frames=4,
+        CodecTraining(), autoencode_s=0.1, quantise_s=0.1, refine_s=0.1, batch=2, crop_frames=4,
         adversarial_batch=2, adversarial_crop_frames=4, discriminator_channels=2, discriminator_warmup_steps=1,
-        kmeans_latents=64, kmeans_rounds=2, max_audio_h=0.02, save_every_s=1.0, least_audio_h=0.001, closing_s=0.5,
+        kmeans_latents=64, kmeans_rounds=2, max_audio_h=0.02, save_every_s=1.0, least_audio_h=0.001, closing_s=0.0,
     ),
     talker=replace(
         TalkerTraining(), train_s=2.0, frames_per_step=200, predictor_frames=50, warmup_steps=2,
-        compile=False, max_audio_h=0.02, log_every_s=1.0, save_every_s=1.0, listen_sentences=3,
-        listen_frames=8, closing_s=4.0,
+        least_audio_h=0.001, max_audio_h=0.02, log_every_s=1.0, save_every_s=1.0, listen_sentences=3,
+        listen_frames=8, closing_s=0.5,
     ),
     synthesis_workers=1,
 )  # fmt: skip

@@ -43,7 +43,7 @@ class Speaker:
     def with_sampling(self, sampling: Sampling) -> Speaker:
         return Speaker(self._talker, self._config, self._prompts, sampling)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def speak(self, lines: Sequence[Line], max_frames: int) -> list[Tensor]:
         """Codes [T, K] of each line; ``max_frames`` long where the model did not end by itself."""
         prompts = [self._embed(self._prompt(line)) for line in lines]

@@ -20,7 +20,7 @@ class Speech:
 
     def __init__(self, folder: Path, max_audio_h: float, device: str) -> None:
         self._store = SpeechStore(folder)
-        capacity = int(max_audio_h * 3600) * SOURCE_RATE
+        capacity = round(max_audio_h * 3600 * LABEL_HZ) * LABEL_SAMPLES
         self.device = device
         self.audio = torch.zeros(capacity, dtype=torch.int16, device=device)
         self.phones = torch.zeros(capacity // LABEL_SAMPLES, dtype=torch.uint8, device=device)
@@ -35,10 +35,10 @@ class Speech:
     def hours(self) -> float:
         return self._num_labels / LABEL_HZ / 3600
 
-    def grow(self, max_utterances: int = 20_000) -> int:
+    def grow(self) -> int:
         """Takes in utterances that are new, up to the buffer's end; returns how many came."""
         first = len(self.texts)
-        last = min(self._store.refresh(), first + max_utterances)
+        last = self._store.refresh()
         counts = -(-self._store.records["num_samples"][first:last].astype(np.int64) // LABEL_SAMPLES)
         room = len(self.phones) - self._num_labels
         last = first + int(np.searchsorted(counts.cumsum(), room, side="right"))

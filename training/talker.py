@@ -36,11 +36,6 @@ class TalkerInTraining(nn.Module):
             if isinstance(layer, DecoderLayer):
                 layer.self_attn.register_forward_hook(self._drop)
                 layer.mlp.register_forward_hook(self._drop)
-        self._attend: Callable[..., Tensor] = talker.forward
-        self._predict: Callable[..., Tensor] = talker.code_predictor.teacher_logits
-        if cfg.compile:
-            self._attend = torch.compile(talker.forward, dynamic=True)
-            self._predict = torch.compile(talker.code_predictor.teacher_logits, dynamic=False)
 
     def _drop(self, module: nn.Module, _: object, output: Tensor) -> Tensor:
         return F.dropout(output, self._cfg.dropout, module.training)
@@ -67,7 +62,7 @@ class TalkerInTraining(nn.Module):
         """Mean cross-entropies in nats: code 0 with the end, the other codes, the phonemes."""
         x = self.embed(rows, codes)
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        hidden = self._attend(x, positions, CausalContext())
+        hidden = self.talker(x, positions, CausalContext())
         scored = rows.target != IGNORED
         hidden, target = hidden[scored], rows.target[scored]
         wanted = codes[target.clamp_min(0)].long()
@@ -79,7 +74,9 @@ class TalkerInTraining(nn.Module):
         frames = (target != END).nonzero()[:, 0]
         chosen = frames[torch.randint(len(frames), (self._cfg.predictor_frames,), device=frames.device)]
         codes = wanted[chosen]
-        logits = self._predict(hidden[chosen], self.talker.embed_codec(codes[:, 0]), codes[:, 1:])
+        logits = self.talker.code_predictor.teacher_logits(
+            hidden[chosen], self.talker.embed_codec(codes[:, 0]), codes[:, 1:]
+        )
         return F.cross_entropy(logits.float().flatten(0, 1), codes[:, 1:].flatten())
 
     def _phones(self, hidden: Tensor, target: Tensor, labels: Tensor) -> dict[str, Tensor]:
