@@ -19,7 +19,7 @@ from tests.fakes.engine import FakeScript, FakeSpeechEngine
 
 QUICK = FakeScript(ms_per_char=40.0, first_chunk_s=0.005, real_time_factor=0.02)
 """Fifty times faster than speech."""
-WAIT_S = 5.0
+WAIT_S = 20.0
 
 
 class Live(NamedTuple):

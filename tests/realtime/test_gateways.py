@@ -27,7 +27,7 @@ from tests.realtime.processes import wire_address
 TEXT = "Hello there, how are you today?"
 BURST = ev.Settings(pace="burst")
 NUM_GATEWAYS = 2
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Served:
