@@ -10,9 +10,7 @@ import numpy as np
 from engine.api import Finished, FinishReason, Pcm, SpeechChunk, SpeechEvent, SpeechRequest, Starved
 from engine.batch import Batch
 from engine.commands import Released
-from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.models.base import DecodeStage, SpeechModel
 from engine.request import Phase, Request
 
 MAX_STEPS = 20_000
@@ -72,14 +70,12 @@ class Heard:
 
 
 class Recorder:
-    def __init__(
-        self, model: SpeechModel, make_stage: Callable[[EngineConfig], DecodeStage], config: EngineConfig
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.now_s = 100.0
         self.step_s = 0.0
         """What a step takes on the clock."""
-        self.config = config
-        self.engine = Engine(model, make_stage(config), config, clock=lambda: self.now_s)
+        self.engine, self.config = engine, engine.config
+        self.engine.clock = lambda: self.now_s
         self.heard: dict[int, Heard] = {}
         self.num_submitted = 0
         self.admitted: list[int] = []

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.batch import Batch
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.request import Phase, Request
 from tests.engine.recorder import Heard, Recorder
 from tests.fakes.cosyvoice_shaped import CosyVoiceShape
@@ -37,7 +38,8 @@ def small_config(**settings: Any) -> EngineConfig:
 
 
 def recorder(shape: Shape, **settings: Any) -> Recorder:
-    return Recorder(shape.make_model(), shape.make_stage, small_config(**settings))
+    config = small_config(**settings)
+    return Recorder(Engine(shape.make_model(), shape.make_stage(config), config))
 
 
 def check_says(shape: Shape, heard: Heard, text: str, max_frames: int = LIMITS["max_frames"]) -> None:

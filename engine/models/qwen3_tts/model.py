@@ -184,7 +184,7 @@ class Qwen3TTS:
         speech = cast(Sequence[SpeechRow], rows)
         keys = [row.draw_key for row in speech]
         code0 = draw(
-            self._code0_logits(speech, hidden[: len(rows)]),
+            self._code0_logits(speech, hidden),
             DrawBatch.of([row.code0 for row in speech], self.device),
             keys,
             0,
@@ -204,7 +204,8 @@ class Qwen3TTS:
         return Audio(codes)
 
     def _code0_logits(self, rows: Sequence[SpeechRow], hidden: Tensor) -> Tensor:
-        logits = self.talker.codec_head(hidden).float()
+        """[N, V] of the N rows; padding goes through the head with them, so that the product's shape stays the same."""
+        logits = self.talker.codec_head(hidden)[: len(rows)].float()
         penalty = torch.tensor([[row.penalty] for row in rows], device=self.device)
         logits = penalize(logits, torch.stack([row.seen for row in rows]), penalty)
         logits = logits.masked_fill(self.never, -torch.inf)

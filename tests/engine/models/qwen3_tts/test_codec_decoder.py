@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.layers.linear import pack_linears
+from engine.layers.streaming import use_products
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder
+from tests.engine.cuts import cuts_of
+from tests.fakes.checkpoints import TINY
+
+LENGTH = 30
+"""Frames: more than twice the transformer's window of 12, and more than the convolutions' reach of 11."""
+TOLERANCE = 2e-5
+"""Of samples in [-1, 1] with a deviation of 0.3: the same sums, in another order for another shape."""
+shared = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def some_codes(num_rows: int, length: int = LENGTH, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, TINY["codes"], (num_rows, TINY["books"], length), generator=generator)
+
+
+@pytest.fixture(params=["plain", "fused", "fused, with products and packed"])
+def codec(request: pytest.FixtureRequest, plain_codec: CodecDecoder) -> CodecDecoder:
+    codec = deepcopy(plain_codec)
+    if request.param != "plain":
+        codec.fuse()
+    if "packed" in request.param:
+        use_products(codec)
+        pack_linears(codec)
+    return codec
+
+
+@given(pieces=cuts_of(LENGTH), num_rows=st.sampled_from([1, 2]))
+@shared
+def test_any_cut_sounds_like_one_piece(
+    codec: CodecDecoder, plain_codec: CodecDecoder, pieces: list[int], num_rows: int
+) -> None:
+    codes = some_codes(num_rows)
+    offline = plain_codec(codes)
+    assert 0.05 < offline.std() < 0.5, "neither silent nor clipped, or nothing would be compared"
+    state = codec.new_state(num_rows)
+    streamed = torch.cat([codec(piece, state) for piece in codes.split(pieces, dim=-1)], dim=-1)
+    torch.testing.assert_close(streamed, offline, atol=TOLERANCE, rtol=0)
+    assert state.num_frames.tolist() == [LENGTH] * num_rows
+
+
+@given(keep=st.integers(1, LENGTH - 1), seed=st.integers(1, 99))
+@shared
+def test_what_comes_later_changes_nothing_before(codec: CodecDecoder, keep: int, seed: int) -> None:
+    codes, other = some_codes(1), some_codes(1, seed=seed)
+    changed = torch.cat((codes[..., :keep], other[..., keep:]), dim=-1)
+    samples = keep * codec.frame_samples
+    torch.testing.assert_close(codec(changed)[:, :samples], codec(codes)[:, :samples], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(codec(codes[..., :keep]), codec(codes)[:, :samples], atol=TOLERANCE, rtol=0)
+
+
+def test_every_codebook_of_every_frame_is_heard(plain_codec: CodecDecoder) -> None:
+    codes = some_codes(1)
+    before = plain_codec(codes)
+    for book in range(TINY["books"]):
+        changed = codes.clone()
+        changed[0, book, 5] = (changed[0, book, 5] + 1) % TINY["codes"]
+        difference = (plain_codec(changed) - before)[0].abs().view(LENGTH, -1).amax(-1)
+        assert difference[:5].max() == 0
+        assert difference[5] > 1e-3
+
+
+def test_streams_of_other_ages_share_a_call(plain_codec: CodecDecoder) -> None:
+    """One row joins when the other is 17 frames old."""
+    codes = some_codes(2)
+    state = plain_codec.new_state(2)
+    old = type(state)(state.values[:1], state.num_frames[:1])
+    first = plain_codec(codes[:1, :, :17], old)
+    both = plain_codec(torch.cat((codes[:1, :, 17:25], codes[1:, :, :8])), state)
+    torch.testing.assert_close(
+        torch.cat((first[0], both[0])), plain_codec(codes[:1, :, :25])[0], atol=TOLERANCE, rtol=0
+    )
+    torch.testing.assert_close(both[1], plain_codec(codes[1:, :, :8])[0], atol=TOLERANCE, rtol=0)
+
+
+def test_a_codebook_entry_that_was_never_used_is_not_divided_by_zero(plain_codec: CodecDecoder) -> None:
+    book = plain_codec.quantizer.rvq_first.vq.layers[0]._codebook
+    assert book.cluster_usage[0] == 0
+    expected = book.embedding_sum[0] / 1e-5
+    torch.testing.assert_close(book.table()[0], expected)
+    assert torch.isfinite(plain_codec(torch.zeros(1, TINY["books"], 2, dtype=torch.long))).all()
+
+
+def test_dequantizing_is_two_projected_sums(plain_codec: CodecDecoder) -> None:
+    """q = W_first tab_0[c_0] + W_rest (tab_1[c_1] + ...) (spec 5.1), fused or not."""
+    codes, quantizer = some_codes(2, 4), plain_codec.quantizer
+    tables = [*quantizer.rvq_first.tables(), *quantizer.rvq_rest.tables()]
+    vectors = [table[codes[:, j]] for j, table in enumerate(tables)]
+    first = vectors[0] @ quantizer.rvq_first.output_proj.weight[..., 0].t()
+    rest = sum(vectors[1:]) @ quantizer.rvq_rest.output_proj.weight[..., 0].t()
+    expected = (first + rest).transpose(1, 2)
+    torch.testing.assert_close(plain_codec.dequantize(codes), expected, atol=1e-4, rtol=1e-4)
+    fused = deepcopy(plain_codec)
+    fused.fuse()
+    torch.testing.assert_close(fused.dequantize(codes), expected, atol=1e-4, rtol=1e-4)

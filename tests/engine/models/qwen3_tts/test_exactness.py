@@ -1,0 +1,278 @@
+"""What a row says and what may change it: nothing in one pinned batch shape, rounding alone across shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.api import FinishReason, SamplingParams, TextLayout
+from engine.config import EngineConfig
+from engine.layers.transformer import CausalContext
+from engine.load import load_engine
+from engine.models.qwen3_tts.model import Qwen3TTS, SpeechRow
+from tests.engine.models.qwen3_tts.draws import DrawBook, check_close, check_identical
+from tests.engine.recorder import Recorder
+
+ROWS, SEED = 12, 1000
+TEXT = "the quick brown fox jumps over the lazy dog"
+OTHERS = ["hello world", "how are you today", "over the lazy dog", "jumps", "the fox"]
+PINNED: dict[str, Any] = dict(pinned_rows=ROWS, pinned_blocks=16)
+TOLERANCE = 1e-4
+"""Of logits with a deviation near 1; measured below 2e-5 in fp32."""
+
+
+@pytest.fixture
+def book(monkeypatch: pytest.MonkeyPatch) -> DrawBook:
+    return DrawBook().install(monkeypatch)
+
+
+MakeBench = Callable[..., Recorder]
+
+
+@pytest.fixture(params=[("tiny_folder", True), ("projected_folder", False)], ids=["cpu kernels", "plain, projected"])
+def make_bench(request: pytest.FixtureRequest) -> MakeBench:
+    folder, cpu_kernels = request.param
+
+    def make(**settings: Any) -> Recorder:
+        usual = dict(num_blocks=300, block_size=8, max_batch=ROWS, max_requests=ROWS, max_frames=24)
+        config = EngineConfig(**(usual | {"cpu_kernels": cpu_kernels} | settings))
+        _, make_engine = load_engine(request.getfixturevalue(folder), config, "cpu", "float32", is_embedded=False)
+        return Recorder(make_engine())
+
+    return make
+
+
+def speak(bench: Recorder, **fields: Any) -> int:
+    usual = dict(text=TEXT, text_closed=True, layout=TextLayout.STREAMING, sampling=SamplingParams(seed=SEED))
+    return bench.submit(**(usual | fields))
+
+
+def others(bench: Recorder, count: int, first_seed: int) -> list[int]:
+    return [
+        speak(bench, text=OTHERS[n % len(OTHERS)], sampling=SamplingParams(seed=first_seed + n), voice="bo")
+        for n in range(count)
+    ]
+
+
+def check_spoke(bench: Recorder, row: int) -> None:
+    assert bench.heard[row].reason in (FinishReason.STOP, FinishReason.LENGTH)
+    assert bench.heard[row].num_samples > 2 * 1920
+
+
+# -- in one pinned shape -----------------------------------------------------------------------------------------
+
+
+def test_in_a_pinned_shape_a_row_does_not_depend_on_what_the_other_rows_hold(
+    make_bench: MakeBench, book: DrawBook
+) -> None:
+    bench = make_bench(**PINNED)
+    speak(bench)
+    bench.run()
+    alone = book.take()[SEED]
+
+    crowded = make_bench(**PINNED)
+    others(crowded, 5, first_seed=1)
+    for _ in range(4):
+        crowded.step()
+    row = speak(crowded)
+    for batch in range(3):
+        for _ in range(5):
+            crowded.step()
+        others(crowded, 2, first_seed=10 * (batch + 1))
+    crowded.run()
+    check_spoke(crowded, row)
+    check_identical(book.take()[SEED], alone)
+
+
+def test_text_fed_one_character_at_a_time_says_the_same_as_text_fed_at_once(
+    make_bench: MakeBench, book: DrawBook
+) -> None:
+    said = []
+    for pieces in ([TEXT], list(TEXT), [TEXT[:3], TEXT[3:20], TEXT[20:]]):
+        bench = make_bench(**PINNED)
+        row = speak(bench, text="", text_closed=False)
+        for piece in pieces:
+            bench.push_text(row, piece)
+            bench.run(until=lambda: False)
+        bench.end_input(row)
+        bench.run()
+        check_spoke(bench, row)
+        said.append(book.take()[SEED])
+    check_identical(said[0], said[1])
+    check_identical(said[0], said[2])
+
+
+def test_a_row_that_sat_out_is_bit_identical(make_bench: MakeBench, book: DrawBook) -> None:
+    """Parked for text twice, and waiting at its lead, while others come and go."""
+    bench = make_bench(**PINNED)
+    row = speak(bench)
+    bench.run()
+    steady = book.take()[SEED]
+
+    bench = make_bench(**PINNED)
+    row = speak(bench, text=TEXT[:10], text_closed=False, lead_ms=200)
+    bench.run()
+    assert bench.request(row).parked
+    others(bench, 4, first_seed=1)
+    bench.run()
+    bench.push_text(row, TEXT[10:25])
+    for _ in range(3):
+        bench.step()
+    others(bench, 3, first_seed=50)
+    bench.run()
+    bench.push_text(row, TEXT[25:])
+    bench.end_input(row)
+    bench.run()
+    check_spoke(bench, row)
+    check_identical(book.take()[SEED], steady)
+
+
+def test_a_prefix_out_of_the_cache_is_bit_identical(make_bench: MakeBench, book: DrawBook) -> None:
+    said = []
+    for max_prefixes, requests_before in ((0, 0), (8, 0), (8, 1)):
+        bench = make_bench(**PINNED, max_prefixes=max_prefixes)
+        for _ in range(requests_before):
+            speak(bench, text="hello", sampling=SamplingParams(seed=1))
+            bench.run()
+        speak(bench)
+        bench.run()
+        said.append(book.take()[SEED])
+    check_identical(said[0], said[1])
+    check_identical(said[0], said[2])
+
+
+def test_a_row_that_fails_leaves_the_others_bit_identical(make_bench: MakeBench, book: DrawBook) -> None:
+    """Its numbers are not finite from its first text row on: in its keys and values, and in blocks that others get."""
+    bench = make_bench(**PINNED)
+    speak(bench)
+    bench.run()
+    alone = book.take()[SEED]
+
+    bench = make_bench(**PINNED, num_blocks=40)
+    model = bench.engine.model
+    assert isinstance(model, Qwen3TTS)
+    [bad_id] = model.tokenizer.encode("Q")
+    model.talker.text_table[bad_id] = torch.nan
+    broken = [speak(bench, text="Q", language="english", sampling=SamplingParams(seed=n)) for n in range(3)]
+    row = speak(bench)
+    late = speak(bench, text="hello", sampling=SamplingParams(seed=9), language="english")
+    bench.run()
+    bench.check_idle()
+    for epoch in broken:
+        assert bench.heard[epoch].reason is FinishReason.ERROR
+    check_spoke(bench, row)
+    assert bench.heard[late].reason is not FinishReason.ERROR
+    check_identical(book.take()[SEED], alone)
+
+
+# -- across shapes -----------------------------------------------------------------------------------------------
+
+
+def whole(bench: Recorder, row: SpeechRow) -> torch.Tensor:
+    """Teacher forced, the slow way: all inputs at once, one dense causal pass -> hidden states [T, H]."""
+    model = bench.engine.model
+    assert isinstance(model, Qwen3TTS)
+    positions = torch.arange(len(row.inputs))[None]
+    hidden: torch.Tensor = model.forward([row], [row.inputs], positions, CausalContext())[0]
+    return hidden
+
+
+def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(make_bench: MakeBench, book: DrawBook) -> None:
+    bench = make_bench(max_prefill_positions=3)
+    row = speak(bench, layout=TextLayout.FULL, sampling=SamplingParams(seed=SEED, repetition_penalty=1.0))
+    others(bench, 3, first_seed=1)
+    request = bench.request(row)
+    bench.run()
+    check_spoke(bench, row)
+    model, speech = bench.engine.model, request.row
+    assert isinstance(model, Qwen3TTS)
+    assert isinstance(speech, SpeechRow)
+    hidden = whole(bench, speech)
+    draws = [draw for (_, codebook), draw in sorted(book.of(SEED).items()) if codebook == 0]
+    logits = model.talker.codec_head(hidden[len(hidden) - len(draws) :])[:, : model.config.talker.num_codes]
+    found = torch.stack([draw.logits[: model.config.talker.num_codes] for draw in draws])
+    torch.testing.assert_close(found, logits, atol=TOLERANCE, rtol=0)
+
+
+def draws_of(book: DrawBook, bench: Recorder, act: Callable[[Recorder, int], None]) -> dict[Any, Any]:
+    row = speak(bench)
+    act(bench, row)
+    bench.run()
+    check_spoke(bench, row)
+    return book.take()[SEED]
+
+
+def undisturbed(bench: Recorder, row: int) -> None:
+    pass
+
+
+def among_others(bench: Recorder, row: int) -> None:
+    others(bench, 2, first_seed=1)
+    for _ in range(6):
+        bench.step()
+    others(bench, 8, first_seed=50)
+
+
+def preempted(bench: Recorder, row: int) -> None:
+    for wait in (4, 9):
+        for _ in range(wait):
+            bench.step()
+        bench.engine.scheduler.preempt(bench.request(row))
+
+
+@pytest.mark.parametrize(
+    ("act", "settings"),
+    [
+        (among_others, {}),
+        (preempted, {}),
+        (preempted, dict(max_prefill_positions=4)),
+        (undisturbed, dict(max_prefill_positions=2, max_prefixes=0)),
+        (undisturbed, dict(block_size=1)),
+        (undisturbed, PINNED),
+    ],
+)
+def test_across_shapes_logits_are_close_and_codes_equal_until_a_draw_that_close_ones_could_decide(
+    make_bench: MakeBench, book: DrawBook, act: Callable[[Recorder, int], None], settings: dict[str, Any]
+) -> None:
+    usual = draws_of(book, make_bench(), undisturbed)
+    other = draws_of(book, make_bench(**settings), act)
+    assert check_close(usual, other, TOLERANCE) >= 40
+
+
+def test_the_comparison_would_see_a_clear_draw_that_differs(make_bench: MakeBench, book: DrawBook) -> None:
+    one = draws_of(book, make_bench(max_frames=3), undisturbed)
+    other = {place: replace(draw) for place, draw in one.items()}
+    other[1, 0].choice = int(other[1, 0].logits.argsort(descending=True)[40])
+    with pytest.raises(AssertionError, match="a clear draw differs"):
+        check_close(one, other, TOLERANCE)
+    other[1, 0].logits = other[1, 0].logits + 0.01
+    with pytest.raises(AssertionError, match="not close"):
+        check_close(one, other, TOLERANCE)
+
+
+def test_layouts_are_not_the_same_speech(make_bench: MakeBench, book: DrawBook) -> None:
+    """Both are right, each for its layout: nothing may compare one to the other."""
+    said = []
+    for layout in (TextLayout.STREAMING, TextLayout.FULL):
+        speak(bench := make_bench(), layout=layout)
+        bench.run()
+        said.append({place: draw.choice for place, draw in book.take()[SEED].items()})
+    assert said[0] != said[1]
+
+
+def test_an_engine_made_anew_on_the_same_weights_says_the_same(any_folder: Path, book: DrawBook) -> None:
+    _, make_engine = load_engine(
+        any_folder, EngineConfig(num_blocks=60, **PINNED, max_batch=ROWS), "cpu", "auto", False
+    )
+    said = []
+    for _ in range(2):
+        bench = Recorder(make_engine())
+        speak(bench, max_frames=10)
+        bench.run()
+        said.append(book.take()[SEED])
+    check_identical(said[0], said[1])

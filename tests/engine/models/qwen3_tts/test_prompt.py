@@ -1,0 +1,103 @@
+"""Prompt rows against the worked example of specs/qwen3-tts.md 3.4, with the released ids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import InvalidRequest, UnknownLanguage, UnknownVoice
+from engine.models.qwen3_tts.config import ControlIds, Qwen3TTSConfig, TextIds
+from engine.models.qwen3_tts.prompt import PromptBuilder, Row
+
+LANGUAGES = {"english": 2050, "chinese": 2055, "sichuan_dialect": 2062, "beijing_dialect": 2074}
+SPEAKERS = {"ryan": 3061, "eric": 2875, "dylan": 2878}
+DIALECTS = {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
+ROLE = [Row(151644), Row(77091), Row(198)]
+
+
+@pytest.fixture
+def prompts(config: Qwen3TTSConfig) -> PromptBuilder:
+    talker = replace(
+        config.talker,
+        control=ControlIds(pad=2148, bos=2149, eos=2150, think=2154, nothink=2155, think_bos=2156, think_eos=2157),
+        languages=LANGUAGES,
+        speakers=SPEAKERS,
+        dialects=DIALECTS,
+    )
+    text = TextIds(im_start=151644, im_end=151645, assistant=77091, tts_pad=151671, tts_bos=151672, tts_eos=151673)
+    return PromptBuilder(replace(config, talker=talker, text=text), [151644, 77091, 198])
+
+
+def tags(*ids: int) -> list[Row]:
+    return [Row(151671, i) for i in ids]
+
+
+def test_the_worked_example(prompts: PromptBuilder) -> None:
+    assert prompts.prefix("ryan", "English") == [
+        *ROLE,
+        *tags(2154, 2156, 2050, 2157, 3061),
+        Row(151672, 2148),
+    ]
+
+
+def test_auto_has_no_language_row(prompts: PromptBuilder) -> None:
+    assert prompts.prefix("ryan", "auto") == [*ROLE, *tags(2155, 2156, 2157, 3061), Row(151672, 2148)]
+
+
+def test_a_designed_voice_has_no_speaker_row(prompts: PromptBuilder) -> None:
+    assert prompts.prefix(None, "auto") == [*ROLE, *tags(2155, 2156, 2157), Row(151672, 2148)]
+
+
+def test_an_instruction_stands_in_front_of_everything(prompts: PromptBuilder) -> None:
+    turn = [151644, 872, 198, 9, 9, 151645, 198]
+    assert prompts.prefix("ryan", "auto", turn)[:10] == [*(Row(i) for i in turn), *ROLE]
+
+
+@pytest.mark.parametrize(
+    ("speaker", "language", "tag"),
+    [
+        ("dylan", "auto", 2074),
+        ("dylan", "Chinese", 2074),
+        ("dylan", "english", 2050),
+        ("eric", "AUTO", 2062),
+        ("ryan", "chinese", 2055),
+        ("ryan", "auto", None),
+        (None, "chinese", 2055),
+    ],
+)
+def test_a_dialect_overrides_auto_and_chinese_alone(
+    prompts: PromptBuilder, speaker: str | None, language: str, tag: int | None
+) -> None:
+    assert prompts.language_tag(speaker, language) == tag
+    ids = [row.codec for row in prompts.prefix(speaker, language)]
+    assert (2154 in ids) == (tag is not None)
+    assert (2155 in ids) == (tag is None)
+
+
+def test_an_unknown_language_or_voice_is_told_with_those_that_are_known(prompts: PromptBuilder) -> None:
+    with pytest.raises(UnknownLanguage, match="language is 'Klingon'; this checkpoint knows auto, beijing") as caught:
+        prompts.prefix("ryan", "Klingon")
+    assert caught.value.param == "language"
+    with pytest.raises(UnknownVoice, match="voice is 'bob'; this checkpoint has dylan, eric, ryan") as caught_voice:
+        prompts.prefix("bob", "auto")
+    assert caught_voice.value.param == "voice"
+
+
+def test_the_streaming_tail_is_one_row(prompts: PromptBuilder) -> None:
+    assert prompts.streaming_tail(7) == [Row(7, 2149)]
+
+
+def test_the_full_tail_holds_all_text_then_its_end_then_the_start_of_speech(prompts: PromptBuilder) -> None:
+    assert prompts.full_tail([7, 8, 9]) == [
+        Row(7, 2148),
+        Row(8, 2148),
+        Row(9, 2148),
+        Row(151673, 2148),
+        Row(151671, 2149),
+    ]
+
+
+def test_a_prompt_without_text_is_refused(prompts: PromptBuilder) -> None:
+    with pytest.raises(InvalidRequest, match="nothing that can be spoken"):
+        prompts.full_tail([])
