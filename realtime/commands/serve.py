@@ -15,6 +15,7 @@ from realtime.config import ConfigError, ServerConfig, allowed, load_config, set
 from realtime.gateways import serve_by_gateways
 from realtime.logs import configure_logs
 from realtime.serve import serve
+from realtime.transports.http import page_folder
 
 FLAGS = {
     "host": "listen.host",
@@ -104,7 +105,8 @@ def announce(config: ServerConfig, port: int, progress: Progress) -> None:
     progress.stop()
     secure = "s" if config.listen.tls_certificate else ""
     host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
-    print(f"page  http{secure}://{host}:{port}/")
+    if page_folder(config):
+        print(f"page  http{secure}://{host}:{port}/")
     print(f"wire  ws{secure}://{host}:{port}/v1/speech", flush=True)
 
 

@@ -13,6 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from realtime.config import ServerConfig
 from realtime.errors import Refused, describe, http_status, rule_for
 from realtime.server import SpeechServer
 
@@ -88,9 +89,15 @@ class Page(StaticFiles):
         await super().__call__(scope, receive, send)
 
 
+def page_folder(config: ServerConfig) -> Path | None:
+    """Where the page is; None where none was installed."""
+    folder = Path(config.listen.page or PAGE)
+    return folder if folder.is_dir() else None
+
+
 def page_routes(server: SpeechServer) -> list[BaseRoute]:
-    folder = Path(server.config.listen.page or PAGE)
-    return [Mount("/", Page(server, folder))] if folder.is_dir() else []
+    folder = page_folder(server.config)
+    return [Mount("/", Page(server, folder))] if folder else []
 
 
 INFORMATION_ROUTES: list[BaseRoute] = [
