@@ -26,10 +26,11 @@ def weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder} has no model.safetensors; it is no checkpoint folder")
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{index}: no shard index: {error!r}") from None
-    if any(Path(name).name != name for name in names):
-        raise CheckpointError(f"{index}: a shard's name leaves the folder")
+    for name in names:
+        if not isinstance(name, str) or name == ".." or Path(name).name != name:
+            raise CheckpointError(f"{index}: a shard is called {name!r}, which is no file in the folder")
     return [folder / name for name in names]
 
 

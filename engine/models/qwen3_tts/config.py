@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.layers.transformer import TransformerConfig
+from engine.validation import RANGES
 
 MODEL_TYPE = "qwen3_tts"
 CODEC_MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
@@ -159,6 +160,9 @@ class TextIds:
     tts_eos: int
 
 
+WHOLE_NUMBERS = ("top_k", "predictor_top_k", "max_new_tokens")
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
     """``generation_config.json`` (spec 1.5)."""
@@ -212,6 +216,9 @@ def _check_codec_ids(config: TalkerConfig, where: str) -> None:
     for name, value in ids.items():
         if not 0 <= value < config.vocab_size:
             raise CheckpointError(f"{where}: {name} is {value}; it must lie in 0..{config.vocab_size - 1}")
+    for speaker, dialect in config.dialects.items():
+        if dialect not in config.languages:
+            raise CheckpointError(f"{where}: the dialect {dialect!r} of speaker {speaker!r} has no codec_language_id")
     if config.num_codes <= 0:
         raise CheckpointError(f"{where}: vocab_size is {config.vocab_size}; it must exceed {NUM_CONTROL_IDS}")
 
@@ -238,7 +245,7 @@ def read_talker(section: Section) -> TalkerConfig:
         ),
         languages={name.lower(): value for name, value in section.get("codec_language_id", Mapping).items()},
         speakers=_speaker_ids(section),
-        dialects={name.lower(): dialect for name, dialect in dialects.items() if isinstance(dialect, str)},
+        dialects={name.lower(): dialect.lower() for name, dialect in dialects.items() if isinstance(dialect, str)},
     )
     _check_codec_ids(config, section.where)
     return config
@@ -269,10 +276,16 @@ def read_generation(folder: Path) -> GenerationDefaults:
     if not (folder / "generation_config.json").exists():
         return GenerationDefaults()
     file = read_json(folder / "generation_config.json")
-    names = {name: name.replace("predictor_", "subtalker_") for name in GenerationDefaults.__slots__}
-    whole = {"top_k", "predictor_top_k", "max_new_tokens"}
-    present: dict[str, Any] = {name: file.number(key) for name, key in names.items() if key in file.values}
-    return GenerationDefaults(**{name: int(v) if name in whole else v for name, v in present.items()})
+    values: dict[str, Any] = {}
+    for name in GenerationDefaults.__slots__:
+        key = name.replace("predictor_", "subtalker_")
+        if key in file.values:
+            low, high = RANGES.get(name, (1, math.inf))
+            value = file.number(key)
+            if not low <= value <= high:
+                raise CheckpointError(f"{file.where}: {key!r} is {value:g}; it must lie in {low:g}..{high:g}")
+            values[name] = int(value) if name in WHOLE_NUMBERS else value
+    return GenerationDefaults(**values)
 
 
 def _check_family(file: Section, expected: str) -> None:

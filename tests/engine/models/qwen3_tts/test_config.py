@@ -1,0 +1,187 @@
+"""Configuration files: every wrong one is told by file, key and value."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError
+from engine.models.qwen3_tts.config import read_config
+from engine.models.registry import load_model
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(path: Path, change: Change) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read_config(folder)
+    assert caught.value.code == "bad_checkpoint"
+    return str(caught.value)
+
+
+def keys_of(section: str = "") -> list[str]:
+    """Keys of the main file that must be there."""
+    needed = {
+        "": "model_type tts_model_type tts_model_size im_start_token_id im_end_token_id assistant_token_id "
+        "tts_pad_token_id tts_bos_token_id tts_eos_token_id talker_config",
+        "talker_config": "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+        "head_dim rms_norm_eps rope_theta text_hidden_size text_vocab_size vocab_size num_code_groups "
+        "max_position_embeddings codec_pad_id codec_bos_id codec_eos_token_id codec_think_id codec_nothink_id "
+        "codec_think_bos_id codec_think_eos_id codec_language_id spk_id code_predictor_config",
+    }
+    return needed[section].split()
+
+
+@pytest.mark.parametrize("key", keys_of())
+def test_a_missing_key_is_named(folder: Path, key: str) -> None:
+    edit(folder / "config.json", lambda c: c.pop(key))
+    message = refusal(folder)
+    assert "config.json" in message
+    assert repr(key) in message
+
+
+@pytest.mark.parametrize("key", keys_of("talker_config"))
+def test_a_missing_key_of_the_talker_is_named(folder: Path, key: str) -> None:
+    edit(folder / "config.json", lambda c: c["talker_config"].pop(key))
+    assert f"config.json: talker_config has no key {key!r}" in refusal(folder)
+
+
+CODEC_KEYS = (
+    "hidden_size num_hidden_layers head_dim codebook_size codebook_dim num_quantizers latent_dim decoder_dim "
+    "sliding_window upsample_rates upsampling_ratios"
+).split()
+
+
+@pytest.mark.parametrize("key", CODEC_KEYS)
+def test_a_missing_key_of_the_codec_is_named(folder: Path, key: str) -> None:
+    edit(folder / "speech_tokenizer" / "config.json", lambda c: c["decoder_config"].pop(key))
+    assert f"speech_tokenizer/config.json: decoder_config has no key {key!r}" in refusal(folder)
+
+
+WRONG_VALUES: list[tuple[Change, list[str]]] = [
+    (lambda c: c.update(model_type="llama"), ["model_type", "'llama'", "'qwen3_tts'"]),
+    (lambda c: c.update(tts_pad_token_id="many"), ["tts_pad_token_id", "'many'"]),
+    (lambda c: c.update(tts_pad_token_id=10**9), ["tts_pad", "1000000000"]),
+    (lambda c: c.update(talker_config=[]), ["talker_config", "[]"]),
+    (lambda c: c["talker_config"].update(hidden_size=0), ["hidden_size", "0", "positive"]),
+    (lambda c: c["talker_config"].update(hidden_size=True), ["hidden_size", "True"]),
+    (lambda c: c["talker_config"].update(hidden_size=1.5), ["hidden_size", "1.5"]),
+    (lambda c: c["talker_config"].update(num_key_value_heads=3), ["4 heads", "3 key-value heads"]),
+    (lambda c: c["talker_config"].update(codec_eos_token_id=99999), ["'eos'", "99999"]),
+    (lambda c: c["talker_config"].update(spk_id={"ada": "high"}), ["spk_id", "'ada'", "'high'"]),
+    (lambda c: c["talker_config"].update(spk_id={"ada": 10**6}), ["speaker 'ada'", "1000000"]),
+    (lambda c: c["talker_config"].update(codec_language_id={"english": -4}), ["language 'english'", "-4"]),
+    (lambda c: c["talker_config"].update(spk_is_dialect={"ada": "martian"}), ["'martian'", "'ada'"]),
+    (lambda c: c["talker_config"].update(vocab_size=1200), ["codebook size", "176", "64"]),
+    (lambda c: c["talker_config"].update(num_code_groups=5), ["num_code_groups", "5", "4"]),
+    (lambda c: c["talker_config"]["code_predictor_config"].update(vocab_size=65), ["codebook size", "65", "64"]),
+    (
+        lambda c: c["talker_config"]["code_predictor_config"].pop("hidden_size"),
+        ["code_predictor_config", "hidden_size"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "parts"), WRONG_VALUES, ids=[" ".join(parts) for _, parts in WRONG_VALUES])
+def test_a_wrong_value_is_told(folder: Path, change: Change, parts: list[str]) -> None:
+    edit(folder / "config.json", change)
+    message = refusal(folder)
+    assert [part for part in parts if part not in message] == []
+
+
+WRONG_CODEC_VALUES: list[tuple[Change, list[str]]] = [
+    (lambda c: c.update(model_type="mimi"), ["speech_tokenizer", "'mimi'"]),
+    (lambda c: c.update(decode_upsample_rate=1000), ["1920", "1000"]),
+    (lambda c: c["decoder_config"].update(upsample_rates=[8, 5, 4, "x"]), ["upsample_rates", "'x'"]),
+    (lambda c: c["decoder_config"].update(upsample_rates=[]), ["upsample_rates", "[]"]),
+    (lambda c: c["decoder_config"].update(codebook_size=128), ["codebook size", "128", "64"]),
+    (lambda c: c["decoder_config"].update(num_quantizers=8), ["num_code_groups", "8", "4"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"), WRONG_CODEC_VALUES, ids=[" ".join(parts) for _, parts in WRONG_CODEC_VALUES]
+)
+def test_a_wrong_value_of_the_codec_is_told(folder: Path, change: Change, parts: list[str]) -> None:
+    edit(folder / "speech_tokenizer" / "config.json", change)
+    message = refusal(folder)
+    assert [part for part in parts if part not in message] == []
+
+
+GENERATION = [
+    ({"temperature": "hot"}, ["temperature", "'hot'"]),
+    ({"temperature": -1.0}, ["temperature", "-1", "0..2"]),
+    ({"top_p": 0}, ["top_p", "0"]),
+    ({"subtalker_top_k": -5}, ["subtalker_top_k", "-5"]),
+    ({"repetition_penalty": 0.5}, ["repetition_penalty", "0.5", "1..2"]),
+]
+
+
+@pytest.mark.parametrize(("values", "parts"), GENERATION)
+def test_a_sampling_default_that_cannot_be_is_told(folder: Path, values: dict[str, Any], parts: list[str]) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(values), encoding="utf-8")
+    message = refusal(folder)
+    assert [part for part in [*parts, "generation_config.json"] if part not in message] == []
+
+
+def test_sampling_defaults_are_the_files_where_it_has_them(folder: Path) -> None:
+    values = {"temperature": 0.7, "subtalker_top_k": 20, "max_new_tokens": 100, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(values), encoding="utf-8")
+    found = read_config(folder).generation
+    assert (found.temperature, found.predictor_top_k, found.max_new_tokens) == (0.7, 20, 100)
+    assert (found.top_k, found.repetition_penalty) == (50, 1.05)
+
+
+def test_sizes_come_from_the_file(folder: Path) -> None:
+    config = read_config(folder)
+    assert config.talker.transformer.hidden_size == 48
+    assert config.talker.num_codes == config.codec.codebook_size == 64
+    assert config.codec.frame_samples == 1920
+    assert not config.talker.code_predictor.projected
+
+
+def test_names_are_known_in_any_case_and_ids_may_be_wrapped(folder: Path) -> None:
+    config = read_config(folder)
+    assert set(config.talker.speakers) == {"ada", "bo", "dylan"}
+    assert config.talker.dialects == {"dylan": "beijing_dialect"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "speech_tokenizer/config.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "nonsense", '{"a": '])
+def test_a_file_that_is_no_json_object_is_named(folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content, encoding="utf-8")
+    assert "config.json" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "speech_tokenizer/config.json"])
+def test_a_file_that_is_not_there_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    assert "config.json" in refusal(folder)
+
+
+@pytest.mark.parametrize(("content", "part"), [('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[1]", "None")])
+def test_a_folder_of_another_family_is_told_apart(tmp_path: Path, content: str, part: str) -> None:
+
+    (tmp_path / "config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="known: qwen3_tts") as caught:
+        load_model(tmp_path, EngineConfig(), torch.device("cpu"), torch.float32)
+    assert part in str(caught.value)
