@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,11 +23,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name != "cpu" and not name.startswith("cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InvalidRequest(f"device is {name!r}; known: auto, cpu, cuda, cuda:N", "device")
-    if name != "cpu" and not torch.cuda.is_available():
-        raise InvalidRequest(f"device is {name!r}, but no CUDA device can be used here", "device")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(f"device is {name!r}, but {torch.cuda.device_count()} CUDA devices can be used", "device")
+    return device
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,0 +1,36 @@
+"""Everything that one stream says, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.api import Finished, Pcm, SpeechChunk, SpeechEvent, SpeechStream
+
+
+@dataclass
+class HeardStream:
+    events: list[SpeechEvent]
+
+    @property
+    def chunks(self) -> list[SpeechChunk]:
+        return [event for event in self.events if isinstance(event, SpeechChunk)]
+
+    @property
+    def pcm(self) -> Pcm:
+        return np.concatenate([np.zeros(0, np.float32), *(chunk.pcm for chunk in self.chunks)])
+
+    @property
+    def num_samples(self) -> int:
+        return max((chunk.start_sample + len(chunk.pcm) for chunk in self.chunks), default=0)
+
+    @property
+    def end(self) -> Finished:
+        [end] = [event for event in self.events if isinstance(event, Finished)]
+        assert self.events[-1] is end
+        return end
+
+
+async def listen(stream: SpeechStream) -> HeardStream:
+    return HeardStream([event async for event in stream])
