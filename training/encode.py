@@ -76,8 +76,8 @@ class EncodedSpeech:
     def _encode(self, start: Tensor, count: Tensor, offset: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         device = self._speech.device
         longest = int(num_frames.max())
-        moved = (part.to(device) for part in (start, count, offset))
-        audio, labels = offset_pieces(self._speech, *moved, longest)
+        start, count, offset = (part.to(device) for part in (start, count, offset))
+        audio, labels = offset_pieces(self._speech, start, count, offset, longest)
         with torch.autocast(audio.device.type, dtype=torch.bfloat16, enabled=audio.device.type == "cuda"):
             codes = self._codec.encode(audio).transpose(1, 2)
         real = torch.arange(longest, device=device)[None] < num_frames.to(device)[:, None]

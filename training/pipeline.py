@@ -137,7 +137,7 @@ def set_aside(encoded: EncodedSpeech, speech: Speech, tokenizer: Tokenizer) -> t
 
 def listen(run: Run, speaker: Speaker, tokenizer: Tokenizer) -> None:
     """Speaks the benchmark's sentences at several temperatures, in both layouts, into codes.safetensors."""
-    names, found = run.settings.speakers, {}
+    names, found = run.settings.speakers, dict[str, torch.Tensor]()
     sentences = [tokenizer.encode(text, add_special_tokens=False).ids for text in read_sentences()]
     sentences = sentences[: run.settings.talker.listen_sentences]
     for layout in ("streaming", "full"):
