@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from engine.validation import check_request
 if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.loop import EngineLoop
+
+log = logging.getLogger(__name__)
 
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 
@@ -113,7 +116,13 @@ class LocalEngine:
         self._loop = None
         self._streams.fail_all(cause)
         self.num_restarts += 1
-        self._restarting = asyncio.create_task(self._start_loop(), name="engine restart")
+        self._restarting = asyncio.create_task(self._restart(), name="engine restart")
+
+    async def _restart(self) -> None:
+        try:
+            await self._start_loop()
+        except Exception:
+            log.exception("the engine could not be started again")
 
 
 def create_engine(

@@ -135,10 +135,13 @@ class Engine:
     @torch.inference_mode()
     def prefetch(self, spec: SpeechRequest) -> None:
         """Compute the voice's prefix ahead of its first request; without effect when blocks are short."""
-        request = self.new_request(spec, epoch=-1, seed=0)
+        try:
+            request = self.new_request(spec, epoch=-1, seed=0)
+            inputs = self.model.next_input(request.row)
+        except Exception:  # whoever asks for this voice will be told
+            return
         if request.prefix_key is None or self.prefixes.num_positions(request.prefix_key):
             return
-        inputs = self.model.next_input(request.row)
         if isinstance(inputs, Park) or not self.scheduler.find_blocks(request, len(inputs.inputs)):
             return
         request.row.inputs += inputs.inputs

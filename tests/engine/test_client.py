@@ -1,0 +1,321 @@
+"""The asyncio side over a real thread: fences, releases, overload, and a loop that dies in the middle of speech."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.api import (
+    EngineDead,
+    EngineInfo,
+    EngineOverloaded,
+    Finished,
+    FinishReason,
+    InvalidRequest,
+    SamplingParams,
+    SpeechChunk,
+    SpeechRequest,
+    Starved,
+)
+from engine.client import LocalEngine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.load import describe
+from engine.models.base import Decoded, DecodeStage
+from engine.streams import EngineStream
+from tests.engine.listening import HeardStream, listen
+from tests.engine.test_engine import LIMITS
+from tests.fakes.shaped import Shape, reference_codes
+
+THREAD = "voicewire-engine"
+TEXT = "hello there my friend"
+
+
+class Switch:
+    """Breaks engines from outside: the next decode step of the running one, or the making of the next."""
+
+    def __init__(self) -> None:
+        self.step_fails = False
+        self.making_fails = False
+        self.made: list[Engine] = []
+
+    def guard(self, stage: DecodeStage) -> DecodeStage:
+        step = stage.step
+
+        def step_or_fail(slack_s: Mapping[int, float]) -> list[Decoded]:
+            if self.step_fails:
+                self.step_fails = False
+                raise RuntimeError("the device is gone")
+            return step(slack_s)
+
+        stage.step = step_or_fail  # type: ignore[method-assign]
+        return stage
+
+
+@pytest.fixture
+def switch() -> Switch:
+    return Switch()
+
+
+def make(shape: Shape, switch: Switch, **settings: Any) -> LocalEngine:
+    config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_requests=16, max_batch=8) | settings))
+
+    def load() -> tuple[EngineInfo, Callable[[], Engine]]:
+        model = shape.make_model()
+
+        def make_engine() -> Engine:
+            if switch.making_fails:
+                raise RuntimeError("out of memory")
+            switch.made.append(Engine(model, switch.guard(shape.make_stage(config)), config))
+            return switch.made[-1]
+
+        return describe(model, shape.make_stage(config), config, normalize_text=False), make_engine
+
+    return LocalEngine(load, config)
+
+
+@pytest.fixture
+async def engine(shape: Shape, switch: Switch) -> AsyncIterator[LocalEngine]:
+    engine = make(shape, switch)
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+def request(number: int = 0, **fields: Any) -> SpeechRequest:
+    usual = dict(text=TEXT, text_closed=True, sampling=SamplingParams(seed=number))
+    return SpeechRequest(request_id=f"r{number}", **(usual | fields))
+
+
+def check_says(shape: Shape, heard: HeardStream, spec: SpeechRequest, text: str = TEXT) -> None:
+    codes, reason = reference_codes(shape.make_model(), spec, text, lambda n: min(30 + 6 * n, 60))
+    assert heard.end.reason is reason
+    np.testing.assert_array_equal(heard.pcm, shape.pcm(codes))
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+
+
+async def all_free(engine: LocalEngine, *streams: EngineStream) -> None:
+    for stream in streams:
+        await asyncio.wait_for(stream.released(), 5)
+    stats = engine.stats()
+    assert (stats.blocks_free, stats.slots_free) == (stats.blocks_total, stats.slots_total)
+
+
+# -- the ordinary course -----------------------------------------------------------------------------------------
+
+
+async def test_a_hundred_streams_at_once_each_say_what_they_say_alone(shape: Shape, engine: LocalEngine) -> None:
+    specs = [request(number) for number in range(100)]
+    streams = [engine.submit(spec) for spec in specs]
+    for spec, heard in zip(specs, await asyncio.gather(*map(listen, streams)), strict=True):
+        check_says(shape, heard, spec)
+    await all_free(engine, *streams)
+
+
+async def test_text_that_comes_while_it_speaks_says_the_same(shape: Shape, engine: LocalEngine) -> None:
+    spec = request(7, text="", text_closed=False)
+    stream = engine.submit(spec)
+    listening = asyncio.create_task(listen(stream))
+    for letter in TEXT:
+        stream.push_text(letter)
+        await asyncio.sleep(0)
+    stream.end_input()
+    check_says(shape, await listening, spec)
+
+
+async def test_a_lead_is_kept_by_the_clock_and_the_loop_wakes_by_itself(shape: Shape, engine: LocalEngine) -> None:
+    spec = request(1, lead_ms=0, max_frames=5 if shape.name == "qwen" else 40)
+    started = asyncio.get_running_loop().time()
+    heard = await listen(engine.submit(spec))
+    took_s = asyncio.get_running_loop().time() - started
+    assert heard.end.reason is FinishReason.LENGTH
+    frame_s = engine.info.frame_samples / engine.info.sample_rate
+    assert took_s > (heard.end.num_frames - shape.chunk_frames - 1) * frame_s
+
+
+async def test_a_loop_without_work_takes_no_steps(engine: LocalEngine) -> None:
+    stream = engine.submit(request(text="abcdefghij", text_closed=False))
+    async for event in stream:
+        if isinstance(event, Starved):
+            break
+    await asyncio.sleep(0.05)
+    before = engine.stats().num_steps
+    await asyncio.sleep(0.1)
+    assert engine.stats().num_steps == before
+    assert engine.stats().num_parked == 1
+    stream.cancel()
+    await all_free(engine, stream)
+
+
+async def test_prefixes_of_known_voices_are_computed_ahead(engine: LocalEngine, switch: Switch) -> None:
+    switch.made[0].prefetch(request(voice="nobody"))  # as if the model were to refuse what the client let through
+    engine.prefetch_voices(["ADA", "nobody", "bo"])
+    heard = await listen(engine.submit(request()))
+    assert heard.end.reason is not FinishReason.ERROR
+    assert len(switch.made[0].prefixes) == 2
+
+
+# -- cancel and close --------------------------------------------------------------------------------------------
+
+
+async def test_after_a_cancel_nothing_but_the_end_is_heard_and_everything_is_free(engine: LocalEngine) -> None:
+    streams = [engine.submit(request(number, lead_ms=None)) for number in range(10)]
+    events = aiter(streams[3])
+    assert isinstance(await anext(events), SpeechChunk)
+    for stream in streams:
+        stream.cancel()
+    assert [type(event) async for event in events] == [Finished]
+    for stream in streams[:3]:
+        assert [event.reason async for event in stream if isinstance(event, Finished)] == [FinishReason.CANCELLED]
+    await all_free(engine, *streams)
+
+
+async def test_an_ended_stream_is_read_once(engine: LocalEngine) -> None:
+    stream = engine.submit(request())
+    await listen(stream)
+    assert [event async for event in stream] == []
+
+
+async def test_closing_in_the_middle_of_speech_cancels_and_leaves_no_thread(shape: Shape, switch: Switch) -> None:
+    engine = make(shape, switch)
+    await engine.start()
+    assert len(engine_threads()) == 1
+    streams = [engine.submit(request(number, instruct="stop@58", lead_ms=0)) for number in range(3)]
+    assert isinstance(await anext(aiter(streams[0])), SpeechChunk)
+    await engine.aclose()
+    assert not engine_threads()
+    assert not engine.alive
+    for stream in streams[1:]:
+        assert (await listen(stream)).end.reason is FinishReason.CANCELLED
+        await stream.released()
+    with pytest.raises(EngineDead):
+        engine.submit(request())
+    with pytest.raises(EngineDead):
+        engine.stats()
+    await engine.aclose()
+
+
+async def test_an_engine_may_start_again_after_its_close(shape: Shape, switch: Switch) -> None:
+    engine = make(shape, switch)
+    for number in range(2):
+        await engine.start()
+        check_says(shape, await listen(engine.submit(request(number))), request(number))
+        await engine.aclose()
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_to_a_loop_that_does_not_run_is_refused(shape: Shape, switch: Switch) -> None:
+    engine = make(shape, switch)
+    with pytest.raises(EngineDead, match="not running"):
+        engine.submit(request())
+    with pytest.raises(EngineDead, match="not started"):
+        engine.info  # noqa: B018
+
+
+async def test_more_than_the_house_holds_is_refused_with_a_time_to_try_again(shape: Shape, switch: Switch) -> None:
+    engine = make(shape, switch, max_requests=2, max_waiting=3)
+    await engine.start()
+    try:
+        streams = [engine.submit(request(number, text_closed=False)) for number in range(5)]
+        with pytest.raises(EngineOverloaded, match="5 requests are active; the limit is 5") as refusal:
+            engine.submit(request(5))
+        assert refusal.value.retry_after_ms > 0
+        streams[0].cancel()
+        await streams[0].released()
+        engine.submit(request(6))
+    finally:
+        await engine.aclose()
+
+
+async def test_text_after_its_close_is_refused_in_every_order(engine: LocalEngine) -> None:
+    closed_at_submit = engine.submit(request(1))
+    closed_later = engine.submit(request(2, text_closed=False))
+    closed_later.end_input()
+    for stream in (closed_at_submit, closed_later):
+        with pytest.raises(InvalidRequest, match="text"):
+            stream.push_text("more")
+    for stream in (closed_at_submit, closed_later):
+        assert (await listen(stream)).end.reason is not FinishReason.ERROR
+        stream.push_text("after the end it is ignored")
+
+
+# -- death -------------------------------------------------------------------------------------------------------
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("waited in vain")
+
+
+async def test_a_loop_that_dies_in_speech_fails_every_request_once_and_rises_again(
+    shape: Shape, engine: LocalEngine, switch: Switch, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = dict(instruct="stop@58", lead_ms=0)  # nobody ends before the loop does
+    streams = [engine.submit(request(number, **long)) for number in range(4)]
+    streams.append(engine.submit(request(9, text="", text_closed=False)))
+    events = aiter(streams[0])
+    heard = [await anext(events)]
+    assert isinstance(heard[0], SpeechChunk)
+    switch.step_fails = True
+    heard += [event async for event in events]
+    assert not engine.alive
+    with pytest.raises(EngineDead):
+        engine.submit(request(5))
+    for ended in [HeardStream(heard), *[await listen(stream) for stream in streams[1:]]]:
+        assert (ended.end.reason, ended.end.code) == (FinishReason.ERROR, "engine_dead")
+        assert "the device is gone" in (ended.end.message or "")
+    for stream in streams:
+        await stream.released()
+        stream.cancel()
+        assert [event async for event in stream] == []
+
+    await wait_until(lambda: engine.alive)
+    assert engine.num_restarts == 1
+    check_says(shape, await listen(engine.submit(request(6))), request(6))
+    assert len(engine_threads()) == 1
+    assert "the engine loop ended" in caplog.text
+    assert TEXT not in caplog.text
+
+
+async def test_an_engine_that_cannot_rise_again_stays_dead_and_says_so(
+    engine: LocalEngine, switch: Switch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = engine.submit(request(text_closed=False))
+    switch.step_fails = switch.making_fails = True
+    assert (await listen(stream)).end.code == "engine_dead"
+    await wait_until(lambda: "the engine could not be started again" in caplog.text)
+    assert not engine.alive
+    with pytest.raises(EngineDead):
+        engine.submit(request(1))
+
+
+async def test_an_engine_closed_while_it_rises_again_stays_closed(engine: LocalEngine, switch: Switch) -> None:
+    stream = engine.submit(request(text_closed=False))
+    switch.step_fails = True
+    assert (await listen(stream)).end.code == "engine_dead"
+    await engine.aclose()
+    await asyncio.sleep(0.05)
+    assert not engine.alive
+    assert not engine_threads()
+
+
+async def test_a_first_start_that_fails_is_the_callers_to_handle(shape: Shape, switch: Switch) -> None:
+    switch.making_fails = True
+    engine = make(shape, switch)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await engine.start()
+    assert not engine.alive
+    await engine.aclose()
