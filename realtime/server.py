@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 from engine.api import EngineError, EngineStats, SpeechEngine
 from realtime.auth import Caller, Gatekeeper
@@ -22,6 +22,7 @@ from sessions.session import Session
 log = logging.getLogger("voicewire.server")
 
 TICK_S = 0.25
+P = ParamSpec("P")
 
 
 class Connection(Protocol):
@@ -135,7 +136,7 @@ class SpeechServer:
         self._note_drained()
         await self._until_drained(self.config.listen.drain_timeout_s)
         for connection in list(self._connections):
-            connection.end("draining")
+            _shielded(connection.end, "draining")
         await self._until_drained(self.config.listen.close_timeout_s)
 
     async def _until_drained(self, timeout_s: float) -> None:
@@ -152,11 +153,11 @@ class SpeechServer:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = asyncio.get_running_loop().time()
-            self._watch_load(now_s)
-            self.metrics.sample()
-            self.registry.expire()
+            _shielded(self._watch_load, now_s)
+            _shielded(self.metrics.sample)
+            _shielded(self.registry.expire)
             for connection in list(self._connections):
-                connection.tick(now_s)
+                _shielded(connection.tick, now_s)
             self._note_drained()
 
     def _note_drained(self) -> None:
@@ -170,6 +171,14 @@ class SpeechServer:
             self._overloaded_since_s = None
         elif self._overloaded_since_s is None:
             self._overloaded_since_s = now_s
+
+
+def _shielded(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """A fault in what is done for one ends nothing for the others."""
+    try:
+        work(*args, **kwargs)
+    except Exception:
+        log.exception("the watch met a fault")
 
 
 def registry_limits(config: ServerConfig) -> RegistryLimits:

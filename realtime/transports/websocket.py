@@ -93,6 +93,7 @@ class SpeechConnection:
                 self._ending = True
                 self._session.detach()
         except ExceptionGroup:
+            self._ending = True
             log.exception("a connection failed", extra={"session_id": self._session.session_id})
             await self._close(ErrorInfo("internal_error", "internal error"))
 
@@ -143,6 +144,7 @@ class SpeechConnection:
             await self._close(ErrorInfo("too_many_errors", limit))
 
     async def _close(self, info: ErrorInfo, response_id: str | None = None) -> None:
+        self._ending = True
         code = rule_for(info.code).close
         assert code is not None
         self._session.detach()

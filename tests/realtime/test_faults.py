@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import pytest
 from websockets.client import ClientProtocol
@@ -17,6 +18,8 @@ from websockets.uri import parse_uri
 
 from realtime.protocol import events as ev
 from realtime.protocol.native import SUBPROTOCOL, serialize
+from realtime.transports.link import AsgiLink
+from realtime.transports.websocket import SpeechConnection
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live import QUICK, Live, close_code, hear, live_server, next_of, speak, until
 
@@ -266,3 +269,41 @@ async def test_a_fault_of_ours_ends_that_connection_alone(
         assert await close_code(unlucky) == 1011
         assert "ZeroDivisionError" in caplog.text
         assert (await speak(other, TEXT)).done.status == "completed"
+
+
+class BrokenConnection:
+    def tick(self, now_s: float) -> None:
+        raise RuntimeError("a fault of ours")
+
+    def end(self, code: str) -> None:
+        raise RuntimeError("a fault of ours")
+
+
+async def test_a_fault_in_one_connection_is_none_of_the_others() -> None:
+    async with live_server(limits__idle_timeout_s=0.3) as live, live.session() as client:
+        broken = BrokenConnection()
+        live.speech._connections |= {broken}
+        assert await close_code(client) == 4408
+        async with live.session() as last:
+            await live.speech.drain()
+            assert await close_code(last) == 1012
+        live.speech._connections.remove(broken)
+
+
+async def test_a_connection_that_failed_on_a_full_line_is_not_ended_twice(live: Live) -> None:
+    async with live.session() as client:
+        await until(lambda: live.speech.num_connections == 1)
+        connection = next(iter(live.speech._connections))
+        assert isinstance(connection, SpeechConnection)
+
+        async def fail(event: ev.ClientEvent) -> None:
+            raise RuntimeError("a fault of ours")
+
+        connection._bridge.receive = fail  # type: ignore[method-assign]
+        writable = cast(AsgiLink, connection._link)._line["writable"]  # type: ignore[index]
+        writable.clear()
+        await client.send(ev.SessionClose())
+        await until(connection._session.detached.is_set)
+        connection.tick(time.monotonic())
+        writable.set()
+        assert await close_code(client) == 1011
