@@ -20,6 +20,9 @@ from sessions.services import Services
 from sessions.speaker import Speaker
 from sessions.voicing import opus_settings
 
+MAX_PLAYED_MS = 1e12
+"""A client's count is cut to this: thirty years, and small enough to be turned into samples."""
+
 
 class Response:
     """Made by ``Session.create_response``. All methods belong to the session's event loop.
@@ -187,6 +190,7 @@ class Response:
 
     def _take_report(self, played_ms: float | None) -> None:
         if played_ms is not None and math.isfinite(played_ms):
+            played_ms = min(max(played_ms, 0.0), MAX_PLAYED_MS)
             played_samples = int(played_ms * self.format.sample_rate / 1000) + self.pre_skip_samples
             self._outbox.report(played_samples, now_s())
 

@@ -238,7 +238,10 @@ async def test_cancel_tells_what_was_heard_by_the_clients_own_count(registry: Se
     assert done.heard.audio_ms == pytest.approx(560, abs=1)
 
 
-@pytest.mark.parametrize(("played_ms", "heard"), [(-5.0, ""), (1e12, "one two three"), (float("nan"), "one two")])
+@pytest.mark.parametrize(
+    ("played_ms", "heard"),
+    [(-5.0, ""), (-1e308, ""), (1e12, "one two three"), (1e308, "one two three"), (float("nan"), "one two")],
+)
 async def test_a_report_from_beyond_all_that_was_sent_is_cut_to_it(
     registry: SessionRegistry, played_ms: float, heard: str
 ):
