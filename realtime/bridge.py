@@ -60,6 +60,7 @@ class Bridge:
         self._default_lead_ms = default_lead_ms
         self._conversation = Conversation(max_remembered_responses)
         self._numbers = itertools.count(1)
+        self._speaking: set[asyncio.Task[None]] = set()
 
     @property
     def closing(self) -> bool:
@@ -69,6 +70,11 @@ class Bridge:
     @property
     def num_live(self) -> int:
         return self._conversation.num_live
+
+    async def silent(self, timeout_s: float) -> None:
+        """Wait until every response has been told its end, or so long. Not for a task that speaks one."""
+        if self._speaking:
+            await asyncio.wait(self._speaking, timeout=timeout_s)
 
     async def receive(self, event: ev.ClientEvent) -> None:
         """Act on one event. Raises ``RemoteProtocolError``, ``Refused``, ``SessionError`` or ``EngineError``."""
@@ -120,7 +126,9 @@ class Bridge:
                 response_id=event.response_id, response=number, format=audio, settings=wire_settings(settings)
             )
         )
-        self._tasks.create_task(self._speak(response, number), name=f"voicewire response {event.response_id}")
+        task = self._tasks.create_task(self._speak(response, number), name=f"voicewire response {event.response_id}")
+        self._speaking.add(task)
+        task.add_done_callback(self._speaking.discard)
 
     async def _cancel(self, event: ev.ResponseCancel) -> None:
         response = self._session.response(event.response_id)

@@ -24,6 +24,8 @@ from sessions.session import Session
 
 log = logging.getLogger("voicewire.connection")
 
+LAST_WORDS_S = 0.5
+"""A connection that the server ends waits at most so long until each response was told its end."""
 WRITE_GRACE_S = 2.0
 """A line is cut so long after the response that could not be written has ended."""
 
@@ -148,6 +150,7 @@ class SpeechConnection:
         code = rule_for(info.code).close
         assert code is not None
         self._session.detach()
+        await self._bridge.silent(LAST_WORDS_S)
         await self._link.send(serialize(error_event(info, response_id)))
         await self._link.close(code, info.code)
         log.info("closed", extra={"session_id": self._session.session_id, "close_code": int(code), "code": info.code})

@@ -271,6 +271,20 @@ async def test_a_fault_of_ours_ends_that_connection_alone(
         assert (await speak(other, TEXT)).done.status == "completed"
 
 
+async def test_at_the_drain_deadline_a_reply_is_told_its_end_before_the_line_closes(live: Live) -> None:
+    async with live.session() as client:
+        for response_id in ("a", "b"):
+            await client.send(ev.ResponseCreate(response_id=response_id, text=LONG))
+        await next_of(client, ev.AudioMessage)
+        await live.speech.drain()
+        told = [message async for message in client if not isinstance(message, ev.AudioMessage)]
+        done = [message for message in told if isinstance(message, ev.ResponseDone)]
+        assert {(end.response_id, end.status) for end in done} == {("a", "cancelled"), ("b", "cancelled")}
+        assert all(end.heard and end.heard.text + end.heard.remaining == LONG for end in done)
+        assert isinstance(told[-1], ev.Error)
+        assert (told[-1].code, client.close_code) == ("draining", 1012)
+
+
 class BrokenConnection:
     def tick(self, now_s: float) -> None:
         raise RuntimeError("a fault of ours")
