@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RESTART_PAUSE_S = 1.0
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 
 
@@ -42,6 +43,7 @@ class LocalEngine:
         self._restarting: asyncio.Task[None] | None = None
         self._asyncio_loop: asyncio.AbstractEventLoop | None = None
         self._streams = StreamTable(self._send)
+        self._closed = False
         self.num_restarts = 0
 
     @property
@@ -85,6 +87,7 @@ class LocalEngine:
         return self._loop.stats()
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.wait([self._restarting])
@@ -111,7 +114,7 @@ class LocalEngine:
         self._asyncio_loop.call_soon_threadsafe(self._replace_loop, f"{type(error).__name__}: {error}")
 
     def _replace_loop(self, cause: str) -> None:
-        if self._loop is None:
+        if self._loop is None or self._closed:
             return
         self._loop = None
         self._streams.fail_all(cause)
@@ -119,10 +122,14 @@ class LocalEngine:
         self._restarting = asyncio.create_task(self._restart(), name="engine restart")
 
     async def _restart(self) -> None:
-        try:
-            await self._start_loop()
-        except Exception:
-            log.exception("the engine could not be started again")
+        while True:
+            try:
+                await self._start_loop()
+            except Exception:
+                log.exception("the engine could not be started again")
+                await asyncio.sleep(RESTART_PAUSE_S)
+            else:
+                return
 
 
 def create_engine(

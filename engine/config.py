@@ -37,6 +37,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt positions computed in one step beside the running rows."""
     max_prefixes: int = 64
     """Voice prefixes kept."""
+    max_prefix_positions: int = 2_048
+    """Positions in all kept prefixes together."""
     max_text_chars: int = 20_000
     """In one request."""
     min_frame_cap: int = 64

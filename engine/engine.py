@@ -28,7 +28,7 @@ from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
 from engine.commands import Emitted, Released
 from engine.config import EngineConfig
-from engine.errors import EngineError, RequestTooLong
+from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, RequestTooLong
 from engine.guards import LoopGuard, SilenceGuard
 from engine.model_runner import ModelRunner, Result
 from engine.models.base import Audio, Control, Decoded, DecodeStage, Failed, Park, SpeechModel, Stop
@@ -65,7 +65,7 @@ class Engine:
         block_bytes = PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
         self.pool = BlockPool(config.num_blocks or max(config.kv_memory_mb * 2**20 // block_bytes, 1))
         self.kv = PagedKV(model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device or torch.device("cpu"))
-        self.prefixes = PrefixCache(self.kv, config.max_prefixes)
+        self.prefixes = PrefixCache(self.kv, config.max_prefixes, config.max_prefix_positions)
         self.scheduler = Scheduler(model, stage, self.pool, self.prefixes, config, self.starved, self.fail)
         self.runner = ModelRunner(model, self.kv, self.prefixes, config)
         self.times = StepTimes()
@@ -82,6 +82,8 @@ class Engine:
         """Queue a request. A bad one ends at once, with its terminal event."""
         seed = secrets.randbits(48) if spec.sampling.seed is None else spec.sampling.seed
         try:
+            if len(self.requests) >= self.config.max_requests + self.config.max_waiting:
+                raise EngineOverloaded(f"{len(self.requests)} requests are active in the engine", OVERLOAD_RETRY_MS)
             request = self.new_request(spec, epoch, seed)
         except Exception as error:
             code, message = as_reported(error)
@@ -98,6 +100,11 @@ class Engine:
     def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
         check_sampling(spec.sampling)
         row = self.model.new_row(spec, seed)
+        needed = row.num_prefix + PROMPT_END_ROWS + self.config.min_frame_cap
+        if needed > self.capacity:
+            raise RequestTooLong(
+                f"voice and instruct need {needed} positions; the cache holds {self.capacity}", "instruct"
+            )
         rate = self.stage.sample_rate
         return Request(
             spec=spec,
@@ -165,10 +172,14 @@ class Engine:
         request.row.text.ids += ids
         num_tokens = len(request.row.text.ids)
         num_positions = request.row.num_prefix + num_tokens + PROMPT_END_ROWS + self.frame_cap(request)
-        capacity = min(self.model.max_positions, self.pool.num_blocks * self.config.block_size)
-        if num_positions > capacity:
-            detail = f"{num_tokens} tokens may need {num_positions} positions; the cache holds {capacity}"
+        if num_positions > self.capacity:
+            detail = f"{num_tokens} tokens may need {num_positions} positions; the cache holds {self.capacity}"
             raise RequestTooLong(f"text is too long: {detail}", "text")
+
+    @property
+    def capacity(self) -> int:
+        """Positions that one request can have."""
+        return min(self.model.max_positions, self.pool.num_blocks * self.config.block_size)
 
     def report_playback(self, epoch: int, played_samples: int) -> None:
         if request := self.requests.get(epoch):
@@ -337,6 +348,15 @@ class Engine:
         if self.pool.num_held or self.stage.num_free != self.stage.num_slots or self.scheduler.running:
             slots = self.stage.num_slots - self.stage.num_free
             raise AssertionError(f"idle, yet {self.pool.num_held} blocks and {slots} slots are held")
+
+    def warm_up(self) -> None:
+        """Speak two frames to nobody: first uses are slow, and a fault of the device shows before any listener."""
+        self.submit(SpeechRequest(request_id="warm-up", text="a", text_closed=True, max_frames=2), epoch=0)
+        while self.has_work:
+            self.step()
+        self.events.clear()
+        self.times.reset()
+        self.num_finished = 0
 
     # -- for whoever drives it -----------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+OVERLOAD_RETRY_MS = 1000
+
 
 class EngineError(Exception):
     """Base of every error the engine raises on purpose; ``code`` is stable and machine-readable."""

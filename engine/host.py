@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.api import EngineInfo
-from engine.commands import Cancel, Command, Emitted, Prefetch, Released
+from engine.commands import Cancel, Command, Emitted, Prefetch, Released, Submit
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.loop import EngineLoop
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 EPOCH_BITS = 40
 """A gateway's own epochs fill the low bits; its number stands above them."""
-MAX_UNSENT_MESSAGES = 10_000
-"""A gateway that reads no more is cut off behind so many."""
+MAX_UNSENT_BYTES = 64 * 2**20
+"""A gateway that reads no more is cut off behind so much."""
 STATS_EVERY_S = 0.2
 
 
@@ -47,14 +47,16 @@ class Gateway:
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
         self.active: set[int] = set()
-        self._unsent: queue.Queue[bytes | None] = queue.Queue(MAX_UNSENT_MESSAGES)
+        self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._num_unsent_bytes = 0
         threading.Thread(target=self._write, name="voicewire-gateway-write", daemon=True).start()
 
     def send(self, message: bytes) -> None:
-        try:
-            self._unsent.put_nowait(message)
-        except queue.Full:
+        self._num_unsent_bytes += len(message)
+        if self._num_unsent_bytes > MAX_UNSENT_BYTES:
             self.close()
+        else:
+            self._unsent.put(message)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -63,8 +65,7 @@ class Gateway:
     def finish(self) -> None:
         """The reading side has ended; let the writing side end too."""
         self.close()
-        with contextlib.suppress(queue.Full):
-            self._unsent.put_nowait(None)
+        self._unsent.put(None)
 
     def _write(self) -> None:
         while (message := self._unsent.get()) is not None:
@@ -72,6 +73,7 @@ class Gateway:
                 self.connection.sendall(message)
             except OSError:
                 return
+            self._num_unsent_bytes -= len(message)
 
 
 class Host:
@@ -130,7 +132,8 @@ class Host:
         if isinstance(command, Prefetch):
             self.loop.send(command)
             return
-        gateway.active.add(command.epoch)
+        if isinstance(command, Submit):
+            gateway.active.add(command.epoch)
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
 
     def _report_stats(self) -> None:
@@ -164,7 +167,8 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes | None:
 
 
 def end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder on a device, warmed up, as a maker of engines."""
+"""A checkpoint folder on a device, as a maker of engines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def load_engine(
     model, make_stage = load_model(folder, config, device, dtype)
 
     def make_engine() -> Engine:
-        return Engine(model, make_stage(), config, dtype=dtype, device=device)
+        engine = Engine(model, make_stage(), config, dtype=dtype, device=device)
+        engine.warm_up()
+        return engine
 
     return describe(model, make_stage(), config, normalize_text=is_embedded), make_engine
 

@@ -14,6 +14,8 @@ from engine.commands import Cancel, Command, Emitted, EndInput, Prefetch, PushTe
 if TYPE_CHECKING:
     from engine.engine import Engine
 
+MAX_WAIT_S = 60.0
+
 log = logging.getLogger(__name__)
 
 
@@ -67,12 +69,23 @@ class EngineLoop:
         with self._wake:
             while not (self._stopping or self._commands or self.engine.has_work):
                 wake_s = self.engine.next_wake_s()
-                self._wake.wait(None if wake_s is None else max(wake_s - self.engine.clock(), 0.0))
+                self._wake.wait(None if wake_s is None else min(max(wake_s - self.engine.clock(), 0.0), MAX_WAIT_S))
             return not self._stopping
 
     def _obey(self) -> None:
         while self._commands:
-            self._obey_one(self._commands.popleft())
+            command = self._commands.popleft()
+            try:
+                self._obey_one(command)
+            except Exception as error:
+                log.exception("a command could not be carried out: %s", type(command).__name__)
+                self._fail(command, error)
+
+    def _fail(self, command: Command, error: Exception) -> None:
+        """A bad command costs the request it speaks of, and no other."""
+        request = self.engine.requests.get(getattr(command, "epoch", 0))
+        if request is not None:
+            self.engine.fail(request, error)
 
     def _obey_one(self, command: Command) -> None:
         match command:

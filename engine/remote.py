@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from engine.api import CheckpointError, EngineDead, EngineError, EngineInfo, EngineStats, SpeechRequest
+from engine.api import CheckpointError, EngineDead, EngineInfo, EngineStats, SpeechRequest
 from engine.commands import Command, Prefetch
 from engine.config import EngineConfig
 from engine.streams import EngineStream, StreamTable
@@ -25,6 +27,20 @@ from engine.wire import LENGTH, READY, Events, Hello, Message, Stats, decode_mes
 log = logging.getLogger(__name__)
 
 RETURN_PAUSE_S = 1.0
+
+
+END_PATIENCE_S = 10.0
+
+
+def host_command(settings: Mapping[str, Any]) -> list[str]:
+    """``-P`` keeps the current folder, and whatever lies in it, out of the imports."""
+    return [sys.executable, "-P", "-m", "engine.host", json.dumps(settings)]
+
+
+def host_environment() -> dict[str, str]:
+    """Ours, with this very ``engine`` first on the path, installed or in a source tree."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 class EngineProcess:
@@ -48,13 +64,15 @@ class EngineProcess:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Returns once the checkpoint is loaded and the socket is open. Raises ``CheckpointError`` when it fails."""
+        """Returns once the checkpoint is loaded and the socket is open; one that still runs is ended first.
+
+        Raises ``CheckpointError`` when it fails.
+        """
+        await self._end()
         self.socket.unlink(missing_ok=True)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "engine.host",
-            json.dumps(self.settings),
+            *host_command(self.settings),
+            env=host_environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -64,11 +82,21 @@ class EngineProcess:
             raise CheckpointError(answer or "the engine process ended before it was ready")
 
     async def stop(self) -> None:
-        if self._process and self._process.returncode is None:
-            assert self._process.stdin
-            self._process.stdin.close()
-            await self._process.wait()
+        await self._end()
         self._room.cleanup()
+
+    async def _end(self) -> None:
+        """It ends by itself when its standard input closes; by force when that takes too long."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), END_PATIENCE_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 class RemoteEngine:
@@ -115,6 +143,9 @@ class RemoteEngine:
                     self._take(decode_message(await receive(reader)))
             except (OSError, asyncio.IncompleteReadError):
                 self._lose()
+            except Exception:
+                log.exception("the engine process sent what cannot be read")
+                self._lose()
             reader = await self._return()
 
     def _lose(self) -> None:
@@ -129,8 +160,8 @@ class RemoteEngine:
                 if self._process is not None:
                     await self._process.start()
                 reader = await self._connect()
-            except (OSError, EngineError, asyncio.IncompleteReadError) as error:
-                log.error("the engine process did not come back: %s", error)
+            except Exception as error:
+                log.error("the engine process did not come back: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(RETURN_PAUSE_S)
             else:
                 self.num_restarts += 1

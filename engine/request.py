@@ -10,6 +10,9 @@ from engine.api import FinishReason, SpeechRequest
 from engine.guards import LoopGuard, SilenceGuard
 from engine.models.base import Row, TextIntake
 
+MAX_LEFT_S = 86_400
+"""A listener cannot be further behind than a day."""
+
 
 class Phase(Enum):
     WAITING = auto()
@@ -41,7 +44,8 @@ class PlaybackClock:
         """Negative: playback begins in so many samples, behind what plays before. Nothing to play sets no clock."""
         if played_samples >= 0 and self.dry_at_s is None:
             return
-        self.dry_at_s = now_s + max(self.num_emitted - played_samples, 0) / self.sample_rate
+        left = min(max(self.num_emitted - played_samples, 0), MAX_LEFT_S * self.sample_rate)
+        self.dry_at_s = now_s + left / self.sample_rate
 
     def lead_s(self, now_s: float) -> float:
         """Seconds emitted and not yet played; 0 before the first chunk."""
@@ -94,6 +98,6 @@ class Request:
         """Lead counting also frames sampled and not yet decoded."""
         return self.clock.lead_s(now_s) + self.num_pending_frames * frame_s
 
-    def priority(self) -> tuple[float, int]:
+    def priority(self) -> tuple[float, float, int]:
         """Smaller runs first: no audio yet before any deadline, then the listener who runs dry first."""
-        return (0.0 if self.clock.dry_at_s is None else self.clock.dry_at_s, self.epoch)
+        return (0.0 if self.clock.dry_at_s is None else self.clock.dry_at_s, self.submitted_s, self.epoch)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+
+import msgspec
 
 from engine.api import (
     EngineDead,
@@ -18,8 +21,14 @@ from engine.api import (
     SpeechRequest,
 )
 from engine.commands import Cancel, Command, Emitted, EndInput, PushText, Released, ReportPlayback, Submit
+from engine.errors import OVERLOAD_RETRY_MS
 
-OVERLOAD_RETRY_MS = 1000
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def well_formed(text: str) -> str:
+    """Lone surrogates, which no encoding takes, become U+FFFD."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 class EngineStream:
@@ -44,7 +53,7 @@ class EngineStream:
         if self._closed and not self._ended:
             raise InvalidRequest("text cannot follow the end of the text", "text")
         if not self._ended:
-            self._send(PushText(self._epoch, text))
+            self._send(PushText(self._epoch, well_formed(text)))
 
     def end_input(self) -> None:
         if not self._closed and not self._ended:
@@ -104,10 +113,13 @@ class StreamTable:
         """Raises ``EngineOverloaded`` when ``capacity`` requests are there already."""
         if len(self) >= capacity:
             raise EngineOverloaded(f"{len(self)} requests are active; the limit is {capacity}", OVERLOAD_RETRY_MS)
+        request = msgspec.structs.replace(
+            request, text=well_formed(request.text), instruct=well_formed(request.instruct)
+        )
         epoch = next(self._epochs)
         stream = EngineStream(request.request_id, epoch, self._send, request.text_closed)
-        self._streams[epoch] = stream
         self._send(Submit(epoch, request))
+        self._streams[epoch] = stream
         return stream
 
     def dispatch(self, events: Iterable[Emitted]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from engine.api import EngineInfo, SamplingParams, SpeechRequest
 from engine.errors import InvalidRequest, RequestTooLong, UnknownLanguage, UnknownVoice
 
+MAX_COUNT = 2**32 - 1
+MAX_INSTRUCT_CHARS = 2_000
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_k": (0, 100_000),
@@ -16,7 +18,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_new_tokens": (0, 1000),
     "seed": (0, 2**64 - 1),
 }
-MAX_SEGMENT = 2**32 - 1
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -41,9 +42,12 @@ def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int)
         raise RequestTooLong(limit, "text")
     if request.text_closed and not request.text.strip():
         raise InvalidRequest("text is empty; it must hold something to speak", "text")
-    if request.segment > MAX_SEGMENT:
-        raise InvalidRequest(f"segment is {request.segment}; it must be at most {MAX_SEGMENT}", "segment")
     for name, low in (("max_frames", 1), ("lead_ms", 0), ("segment", 0)):
         value = getattr(request, name)
         if value is not None and value < low:
             raise InvalidRequest(f"{name} is {value}; it must be at least {low}", name)
+        if value is not None and value > MAX_COUNT:
+            raise InvalidRequest(f"{name} is {value}; it must be at most {MAX_COUNT}", name)
+    if len(request.instruct) > MAX_INSTRUCT_CHARS:
+        limit = f"instruct has {len(request.instruct)} characters; the limit is {MAX_INSTRUCT_CHARS}"
+        raise RequestTooLong(limit, "instruct")

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 
 class PrefixCache:
-    """The most recently used ``max_prefixes`` prefixes, as copies: no row ever shares a block with another."""
+    """The most recently used prefixes, as copies: no row ever shares a block with another.
 
-    def __init__(self, kv: PagedKV, max_prefixes: int) -> None:
-        self.kv, self.max_prefixes = kv, max_prefixes
+    At most ``max_prefixes``, and ``max_positions`` in all of them: an instruction is part of a prefix.
+    """
+
+    def __init__(self, kv: PagedKV, max_prefixes: int, max_positions: int) -> None:
+        self.kv, self.max_prefixes, self.max_positions = kv, max_prefixes, max_positions
         self._entries: OrderedDict[Hashable, Tensor] = OrderedDict()
 
     def __len__(self) -> int:
@@ -31,8 +34,12 @@ class PrefixCache:
         self.kv.write(table, self._entries[key])
 
     def remember(self, key: Hashable, table: Sequence[int], num_positions: int) -> None:
-        if key in self._entries or self.max_prefixes == 0:
+        if key in self._entries or self.max_prefixes == 0 or num_positions > self.max_positions:
             return
         self._entries[key] = self.kv.read(table, num_positions)
-        if len(self._entries) > self.max_prefixes:
+        while len(self._entries) > self.max_prefixes or self._num_positions > self.max_positions:
             self._entries.popitem(last=False)
+
+    @property
+    def _num_positions(self) -> int:
+        return sum(values.shape[2] for values in self._entries.values())

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.api import CheckpointError, Finished, FinishReason, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest
+from engine.api import (
+    CheckpointError,
+    EngineInfo,
+    Finished,
+    FinishReason,
+    SamplingParams,
+    SpeechChunk,
+    SpeechEngine,
+    SpeechRequest,
+)
 from engine.client import create_engine
 from engine.config import EngineConfig
-from engine.remote import EngineProcess, RemoteEngine
-from engine.wire import LENGTH
+from engine.remote import EngineProcess, RemoteEngine, host_command, host_environment
+from engine.wire import LENGTH, Hello, encode, frame
 from tests.fakes.checkpoints import write_checkpoint
 
 
@@ -37,8 +44,8 @@ def owned(folder: Path) -> RemoteEngine:
 def listening(folder: Path) -> Iterator[Path]:
     """One engine process for the tests that leave it alive."""
     process = EngineProcess(folder, EngineConfig(), "cpu", "auto", is_embedded=False)
-    command = [sys.executable, "-m", "engine.host", json.dumps(process.settings)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
+    command = host_command(process.settings)
+    with subprocess.Popen(command, env=host_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
         assert host.stdout is not None
         assert host.stdout.readline() == b"ready\n"
         yield process.socket
@@ -142,3 +149,38 @@ async def test_a_bad_folder_is_told_by_the_process(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         await engine.start()
     await engine.aclose()
+
+
+async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left(tmp_path: Path) -> None:
+    hello = encode(Hello(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, 10))
+    connections: list[asyncio.StreamWriter] = []
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        writer.write(hello)
+
+    path = tmp_path / "engine.sock"
+    server = await asyncio.start_unix_server(greet, str(path))
+    engine = RemoteEngine(path)
+    await engine.start()
+    stream = engine.submit(SpeechRequest(request_id="r", text="Hello"))
+    connections[0].write(frame(b"\xc1 no message"))
+    events = [event async for event in stream]
+    assert [event.code for event in events if isinstance(event, Finished)] == ["engine_dead"]
+    await until(lambda: engine.num_restarts == 1)
+    assert engine.alive
+    await engine.aclose()
+    for writer in connections:
+        writer.close()
+    server.close()
+
+
+async def test_starting_again_ends_the_process_that_still_runs(folder: Path) -> None:
+    process = EngineProcess(folder, EngineConfig(), "cpu", "auto", is_embedded=False)
+    await process.start()
+    first = process.pid
+    await process.start()
+    assert first is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    await process.stop()

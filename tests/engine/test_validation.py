@@ -7,7 +7,7 @@ import pytest
 
 from engine.api import EngineInfo, SamplingParams, SpeechRequest, VoiceInfo
 from engine.errors import InvalidRequest, RequestTooLong, UnknownLanguage, UnknownVoice
-from engine.validation import MAX_SEGMENT, RANGES, check_request, check_sampling
+from engine.validation import MAX_COUNT, RANGES, check_request, check_sampling
 
 INFO = EngineInfo("m", 24000, 1920, (VoiceInfo("Ada", ("auto",)),), ("auto", "english"), 1000, False)
 OUTSIDE = [
@@ -54,7 +54,7 @@ def test_every_sampling_field_has_a_range() -> None:
         (dict(max_frames=0), InvalidRequest, ["max_frames", "0", "at least 1"]),
         (dict(lead_ms=-1), InvalidRequest, ["lead_ms", "-1", "at least 0"]),
         (dict(segment=-1), InvalidRequest, ["segment", "-1", "at least 0"]),
-        (dict(segment=MAX_SEGMENT + 1), InvalidRequest, ["segment", str(MAX_SEGMENT + 1), str(MAX_SEGMENT)]),
+        (dict(segment=MAX_COUNT + 1), InvalidRequest, ["segment", str(MAX_COUNT + 1), str(MAX_COUNT)]),
         (dict(sampling=SamplingParams(top_p=0.0)), InvalidRequest, ["top_p", "0.0", "1e-06..1"]),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_bad_field_is_told_with_its_limit_and_value(
         dict(voice="ADA", language="English"),
         dict(text="x" * 100, text_closed=True),
         dict(text="", text_closed=False),
-        dict(max_frames=1, lead_ms=0, segment=MAX_SEGMENT),
+        dict(max_frames=1, lead_ms=0, segment=MAX_COUNT),
         dict(text="😀", text_closed=True),
     ],
 )

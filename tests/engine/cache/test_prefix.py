@@ -16,7 +16,7 @@ def kv() -> PagedKV:
 
 
 def test_a_prefix_comes_back_as_it_was_whatever_has_become_of_its_blocks(kv: PagedKV) -> None:
-    prefixes = PrefixCache(kv, 4)
+    prefixes = PrefixCache(kv, 4, 1_000)
     before = kv.read([3, 1], 6)
     prefixes.remember("ada", [3, 1], 6)
     kv.data.zero_()
@@ -26,11 +26,11 @@ def test_a_prefix_comes_back_as_it_was_whatever_has_become_of_its_blocks(kv: Pag
 
 
 def test_an_unknown_prefix_has_no_positions(kv: PagedKV) -> None:
-    assert PrefixCache(kv, 4).num_positions("ada") == 0
+    assert PrefixCache(kv, 4, 1_000).num_positions("ada") == 0
 
 
 def test_the_least_recently_used_prefix_goes_first(kv: PagedKV) -> None:
-    prefixes = PrefixCache(kv, 2)
+    prefixes = PrefixCache(kv, 2, 1_000)
     prefixes.remember("ada", [1], 3)
     prefixes.remember("bo", [2], 3)
     prefixes.restore("ada", [5])
@@ -40,15 +40,24 @@ def test_the_least_recently_used_prefix_goes_first(kv: PagedKV) -> None:
 
 
 def test_no_prefix_is_kept_where_none_may_be(kv: PagedKV) -> None:
-    prefixes = PrefixCache(kv, 0)
+    prefixes = PrefixCache(kv, 0, 1_000)
     prefixes.remember("ada", [1], 3)
     assert len(prefixes) == 0
 
 
 def test_what_is_known_is_not_taken_again(kv: PagedKV) -> None:
-    prefixes = PrefixCache(kv, 2)
+    prefixes = PrefixCache(kv, 2, 1_000)
     prefixes.remember("ada", [1], 3)
     first = kv.read([1], 3)
     prefixes.remember("ada", [2], 3)
     prefixes.restore("ada", [5])
     assert torch.equal(kv.read([5], 3), first)
+
+
+def test_prefixes_are_bounded_in_all_by_their_positions(kv: PagedKV) -> None:
+    prefixes = PrefixCache(kv, 100, 10)
+    for key, length in (("a", 4), ("b", 4), ("c", 4)):
+        prefixes.remember(key, [1], length)
+    assert [prefixes.num_positions(key) for key in "abc"] == [0, 4, 4]
+    prefixes.remember("too long", [1, 2, 3], 11)
+    assert [prefixes.num_positions(key) for key in ("b", "c", "too long")] == [4, 4, 0]

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.api import EngineOverloaded, SpeechRequest
+from engine.commands import Command, Submit
+from engine.streams import StreamTable, well_formed
+
+
+def test_a_submit_that_cannot_be_sent_leaves_nothing_behind() -> None:
+    def refuse(command: Command) -> None:
+        raise OverflowError("cannot be encoded")
+
+    table = StreamTable(refuse)
+    for _ in range(3):
+        with pytest.raises(OverflowError):
+            table.submit(SpeechRequest(request_id="r"), capacity=2)
+    assert len(table) == 0
+
+
+def test_no_more_than_the_capacity_is_taken() -> None:
+    sent: list[Command] = []
+    table = StreamTable(sent.append)
+    table.submit(SpeechRequest(request_id="one"), capacity=1)
+    with pytest.raises(EngineOverloaded):
+        table.submit(SpeechRequest(request_id="two"), capacity=1)
+    assert len(sent) == 1
+
+
+def test_lone_surrogates_reach_no_encoder() -> None:
+    sent: list[Command] = []
+    stream = StreamTable(sent.append).submit(SpeechRequest(request_id="r", text="a\ud800b"), capacity=1)
+    stream.push_text("\udfff")
+    submitted = sent[0]
+    assert isinstance(submitted, Submit)
+    assert submitted.request.text == "a\ufffdb"
+    assert well_formed("plain") == "plain"
+    assert well_formed("é\udc80") == "é\ufffd"
