@@ -60,6 +60,9 @@ class ListenSettings(Section, frozen=True):
 class LimitSettings(Section, frozen=True):
     max_connections: Annotated[int, Meta(ge=1, le=100_000, description="Open WebSocket connections.")] = 5_000
     max_connections_per_key: Annotated[int, Meta(ge=1, le=100_000, description="Of them with one API key.")] = 5_000
+    max_http_connections: Annotated[
+        int, Meta(ge=1, le=100_000, description="HTTP connections, and those that have not shaken hands yet.")
+    ] = 5_000
     max_active_responses: Annotated[int, Meta(ge=1, le=100_000, description="Responses spoken at once.")] = 512
     max_active_responses_per_key: Annotated[int, Meta(ge=1, le=100_000, description="Of them with one API key.")] = 512
     max_active_responses_per_session: Annotated[int, Meta(ge=1, le=1_000, description="Of them in one session.")] = 8

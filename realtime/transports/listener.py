@@ -22,6 +22,7 @@ log = logging.getLogger("voicewire.listener")
 
 TCP_NOTSENT_LOWAT = 25
 """Linux; the socket module has no name for it before Python 3.12."""
+TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 HARD_LIMIT = 4
 """A message of so many times ``max_message_bytes`` is not even read to its end."""
 
@@ -31,6 +32,9 @@ class ListenConfig(uvicorn.Config):
 
     def __init__(self, app: Any, listen: ListenSettings, limits: LimitSettings) -> None:
         self.listen = listen
+        self.max_http_connections = limits.max_http_connections
+        self.http_connections: set[asyncio.Protocol] = set()
+        """Open ones that are no WebSocket, or not yet."""
         super().__init__(
             app,
             http=SpeechHttpProtocol,
@@ -61,17 +65,51 @@ class ListenConfig(uvicorn.Config):
 
 
 class SpeechHttpProtocol(H11Protocol):
-    """Closes a connection that does not come up with a request."""
+    """Closes a connection that does not come up with its first request, or the next one; so many may be open."""
+
+    config: ListenConfig
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        listen = cast(ListenConfig, self.config).listen
-        transport.set_write_buffer_limits(high=listen.write_buffer_bytes)
-        self.loop.call_later(listen.handshake_timeout_s, self._require_request)
+        transport.set_write_buffer_limits(high=self.config.listen.write_buffer_bytes)
+        self.config.http_connections.add(self)
+        if len(self.config.http_connections) > self.config.max_http_connections:
+            log.info("refused a connection", extra={"code": "too_many_connections"})
+            transport.write(TOO_MANY)
+            self._close()
+        self._await_request()
 
-    def _require_request(self) -> None:
-        if self.scope is None and not self.transport.is_closing():
-            self.transport.close()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        self._leave()
+        super().handle_websocket_upgrade(event)
+
+    def on_response_complete(self) -> None:
+        self._await_request()
+        super().on_response_complete()
+
+    def _await_request(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        timeout_s = self.config.listen.handshake_timeout_s
+        self._deadline = self.loop.call_later(timeout_s, self._require_request_after, self.scope)
+
+    def _require_request_after(self, scope: object) -> None:
+        if self.scope is scope and not self.transport.is_closing():
+            self._close()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self.loop.call_later(self.config.listen.close_timeout_s, self.transport.abort)
+
+    def _leave(self) -> None:
+        self.config.http_connections.discard(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
 
 
 class SpeechSocketProtocol(WebSocketsSansIOProtocol):

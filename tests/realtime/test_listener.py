@@ -1,0 +1,58 @@
+"""Plain HTTP connections that dawdle: each is let go, and no number of them keeps others out for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.realtime.live import Live, live_server, speak, until
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY_TO_COME = b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+
+
+async def dial(live: Live) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", live.port)
+
+
+async def trickle(writer: asyncio.StreamWriter) -> None:
+    for byte in HEALTH[:20] * 20:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("first", [HEALTH, BODY_TO_COME], ids=["a second request", "a body that is not read"])
+async def test_what_trickles_after_an_answer_is_cut(first: bytes) -> None:
+    async with live_server(listen__handshake_timeout_s=0.4) as live:
+        reader, writer = await dial(live)
+        writer.write(first)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 ")
+        with pytest.raises(ConnectionError):
+            await trickle(writer)
+        writer.close()
+
+
+async def test_a_connection_may_ask_again_and_again_in_time() -> None:
+    async with live_server(listen__handshake_timeout_s=0.4) as live:
+        reader, writer = await dial(live)
+        for _ in range(4):
+            writer.write(HEALTH)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await reader.readexactly(len(b'{"status":"ok"}'))
+            await asyncio.sleep(0.2)
+        writer.close()
+
+
+async def test_http_connections_are_limited_and_open_websockets_are_none() -> None:
+    async with live_server(limits__max_http_connections=1) as live, live.session() as client:
+        _, idle = await dial(live)
+        reader, writer = await dial(live)
+        assert (await reader.read()).startswith(b"HTTP/1.1 503")
+        writer.close()
+        idle.close()
+        await until(lambda: not live.uvicorn.config.http_connections)  # type: ignore[attr-defined]
+        async with live.http() as http:
+            assert (await http.get("/healthz")).status_code == 200
+        assert (await speak(client, "Hello.")).done.status == "completed"
