@@ -35,15 +35,15 @@ TINY_PROJECTED = TINY | {"predictor": TINY["predictor"] | {"hidden": 32}}
 """The 1.7B shape in small: the predictor is narrower and stands behind a projection."""
 
 EMBEDDED: dict[str, Any] = {
-    "talker": dict(hidden=320, intermediate=832, layers=6, heads=5, kv_heads=5, head_dim=64, text_hidden=256),
-    "predictor": dict(hidden=256, intermediate=640, layers=2, heads=4, kv_heads=4, head_dim=64),
-    "codec": dict(hidden=192, intermediate=512, layers=3, heads=4, kv_heads=4, head_dim=48),
-    "codec_sizes": dict(codebook_dim=256, latent_dim=256, decoder_dim=192, sliding_window=72),
+    "talker": dict(hidden=320, intermediate=896, layers=6, heads=5, kv_heads=1, head_dim=64, text_hidden=256),
+    "predictor": dict(hidden=320, intermediate=768, layers=1, heads=5, kv_heads=5, head_dim=64),
+    "codec": dict(hidden=256, intermediate=512, layers=2, heads=4, kv_heads=4, head_dim=64),
+    "codec_sizes": dict(codebook_dim=128, latent_dim=256, decoder_dim=128, sliding_window=12),
     "rates": ([8, 5, 4, 3], [2, 2]),
     "books": 8,
-    "codes": 1024,
+    "codes": 512,
 }
-"""About the sizes of the embedded voice, for speed; its own folder is the truth once it is there."""
+"""The sizes of the embedded voice."""
 
 
 def _stack(sizes: dict[str, int], theta: float, eps: float) -> dict[str, Any]:
