@@ -13,6 +13,8 @@ from starlette.types import Receive, Scope, Send
 log = logging.getLogger("voicewire.link")
 
 EXTENSION = "voicewire.line"
+WRITE_GRACE_S = 2.0
+"""A line is cut so long after the response that could not be written has ended."""
 
 
 class Link(Protocol):

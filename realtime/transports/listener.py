@@ -16,7 +16,7 @@ from websockets.http11 import Request
 
 from realtime.config import ConfigError, LimitSettings, ListenSettings
 from realtime.server import SpeechServer
-from realtime.transports.link import EXTENSION, Line
+from realtime.transports.link import EXTENSION, WRITE_GRACE_S, Line
 
 log = logging.getLogger("voicewire.listener")
 
@@ -32,6 +32,7 @@ class ListenConfig(uvicorn.Config):
 
     def __init__(self, app: Any, listen: ListenSettings, limits: LimitSettings) -> None:
         self.listen = listen
+        self.write_timeout_s = limits.reader_timeout_s + WRITE_GRACE_S
         self.max_http_connections = limits.max_http_connections
         self.http_connections: set[asyncio.Protocol] = set()
         """Open ones that are no WebSocket, or not yet."""
@@ -65,10 +66,12 @@ class ListenConfig(uvicorn.Config):
 
 
 class SpeechHttpProtocol(H11Protocol):
-    """Closes a connection that does not come up with its first request, or the next one; so many may be open."""
+    """Closes a connection that does not come up with its first request, or the next one, and cuts one that takes
+    nothing of an answer; so many may be open."""
 
     config: ListenConfig
     _deadline: asyncio.TimerHandle | None = None
+    _write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -92,9 +95,20 @@ class SpeechHttpProtocol(H11Protocol):
         self._await_request()
         super().on_response_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_deadline = self.loop.call_later(self.config.write_timeout_s, self._cut)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        _cancel(self._write_deadline)
+
+    def _cut(self) -> None:
+        log.info("cut a line that took nothing", extra={"code": "slow_reader"})
+        self.transport.abort()
+
     def _await_request(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        _cancel(self._deadline)
         timeout_s = self.config.listen.handshake_timeout_s
         self._deadline = self.loop.call_later(timeout_s, self._require_request_after, self.scope)
 
@@ -108,8 +122,13 @@ class SpeechHttpProtocol(H11Protocol):
 
     def _leave(self) -> None:
         self.config.http_connections.discard(self)
-        if self._deadline is not None:
-            self._deadline.cancel()
+        _cancel(self._deadline)
+        _cancel(self._write_deadline)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 class SpeechSocketProtocol(WebSocketsSansIOProtocol):

@@ -17,7 +17,7 @@ from realtime.protocol.native import SUBPROTOCOL, parse_client, serialize
 from realtime.server import SpeechServer
 from realtime.settings import wire_settings
 from realtime.transports.http import refusal_response
-from realtime.transports.link import AsgiLink, Link
+from realtime.transports.link import WRITE_GRACE_S, AsgiLink, Link
 from realtime.version import VERSION
 from sessions.errors import ErrorInfo, SessionError
 from sessions.session import Session
@@ -26,8 +26,6 @@ log = logging.getLogger("voicewire.connection")
 
 LAST_WORDS_S = 0.5
 """A connection that the server ends waits at most so long until each response was told its end."""
-WRITE_GRACE_S = 2.0
-"""A line is cut so long after the response that could not be written has ended."""
 
 
 class SpeechEndpoint:

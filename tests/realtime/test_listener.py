@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 
 import pytest
 
@@ -56,3 +58,21 @@ async def test_http_connections_are_limited_and_open_websockets_are_none() -> No
         async with live.http() as http:
             assert (await http.get("/healthz")).status_code == 200
         assert (await speak(client, "Hello.")).done.status == "completed"
+
+
+async def test_a_client_that_reads_nothing_of_its_speech_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realtime.transports.listener.WRITE_GRACE_S", 0.2)
+    small = {"limits__reader_timeout_s": 0.2, "listen__send_buffer_bytes": 4_096, "listen__write_buffer_bytes": 1_024}
+    async with live_server(**small) as live:
+        with socket.socket() as stalled:
+            stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            stalled.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(stalled, ("127.0.0.1", live.port))
+            body = json.dumps({"input": "All of this is spoken to nobody. " * 20, "response_format": "pcm"}).encode()
+            head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            await loop.sock_sendall(stalled, head.encode() + body)
+            await until(lambda: bool(live.uvicorn.server_state.tasks))
+            await until(lambda: not live.uvicorn.server_state.tasks)
+            await live.freed()
+            assert not live.uvicorn.server_state.connections
