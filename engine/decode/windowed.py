@@ -27,6 +27,8 @@ class Window:
 
 
 class WindowedDecode:
+    chunk_frames = 1
+
     def __init__(
         self,
         codec: torch.nn.Module,
@@ -72,12 +74,8 @@ class WindowedDecode:
         self.pending.final.add(slot)
 
     def num_pending(self, slot: int) -> int:
-        return len(self.pending.frames[slot]) + int(self.windows[slot].tail_is_out)
-
-    @property
-    def chunk_frames(self) -> int:
-        """The frame at the end is not all out while its tail is provisional."""
-        return 2 if self.overlap_samples else 1
+        """A provisional tail counts as a frame once nothing but its last rendering is to come."""
+        return len(self.pending.frames[slot]) + int(slot in self._tails_to_settle())
 
     @property
     def busy(self) -> bool:

@@ -10,10 +10,10 @@ import torch
 
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 from tests.fakes.cosyvoice_shaped import CosyVoiceShape
-from tests.fakes.qwen_shaped import QwenShape
+from tests.fakes.qwen_shaped import QwenShape, WindowedQwenShape
 from tests.fakes.shaped import Shape
 
-SHAPES: tuple[Shape, ...] = (QwenShape(), CosyVoiceShape())
+SHAPES: tuple[Shape, ...] = (QwenShape(), WindowedQwenShape(), CosyVoiceShape())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -65,8 +65,12 @@ class Heard:
 
     @property
     def pcm(self) -> Pcm:
-        """Without crossfades: for stages without provisional tails."""
-        return np.concatenate([np.zeros(0, np.float32), *(chunk.pcm for chunk in self.chunks)])
+        """Without crossfades: what comes again is taken as it came first."""
+        end, pieces = 0, [np.zeros(0, np.float32)]
+        for chunk in self.chunks:
+            pieces.append(chunk.pcm[end - chunk.start_sample :])
+            end = chunk.start_sample + len(chunk.pcm)
+        return np.concatenate(pieces)
 
 
 class Recorder:

@@ -132,7 +132,7 @@ async def test_text_that_comes_while_it_speaks_says_the_same(shape: Shape, engin
 
 
 async def test_a_lead_is_kept_by_the_clock_and_the_loop_wakes_by_itself(shape: Shape, engine: LocalEngine) -> None:
-    spec = request(1, lead_ms=0, max_frames=5 if shape.name == "qwen" else 40)
+    spec = request(1, lead_ms=0, max_frames=shape.chunk_frames + 5)
     started = asyncio.get_running_loop().time()
     heard = await listen(engine.submit(spec))
     took_s = asyncio.get_running_loop().time() - started

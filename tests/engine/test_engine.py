@@ -22,7 +22,7 @@ from engine.engine import Engine
 from engine.request import Phase, Request
 from tests.engine.recorder import Heard, Recorder
 from tests.fakes.cosyvoice_shaped import CosyVoiceShape
-from tests.fakes.qwen_shaped import QwenShape
+from tests.fakes.qwen_shaped import QwenShape, WindowedQwenShape
 from tests.fakes.shaped import Shape, reference_codes
 
 MAX_TEXT = 24
@@ -205,6 +205,10 @@ class QwenLaws(EngineLaws):
     shape = QwenShape()
 
 
+class WindowedLaws(EngineLaws):
+    shape = WindowedQwenShape()
+
+
 class CosyVoiceLaws(EngineLaws):
     shape = CosyVoiceShape()
 
@@ -212,6 +216,8 @@ class CosyVoiceLaws(EngineLaws):
 LAW_SETTINGS = settings(max_examples=25, stateful_step_count=40)
 TestQwenLaws = QwenLaws.TestCase
 TestQwenLaws.settings = LAW_SETTINGS
+TestWindowedLaws = WindowedLaws.TestCase
+TestWindowedLaws.settings = LAW_SETTINGS
 TestCosyVoiceLaws = CosyVoiceLaws.TestCase
 TestCosyVoiceLaws.settings = LAW_SETTINGS
 

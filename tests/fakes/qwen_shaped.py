@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.api import SpeechRequest, TextLayout
 from engine.config import EngineConfig
 from engine.decode.slots import ExactDecode
-from engine.models.base import Audio, Outcome, Park, Pcm, Row, Rows, Stop, TextQueue
+from engine.decode.windowed import WindowedDecode
+from engine.models.base import Audio, DecodeStage, Outcome, Park, Pcm, Row, Rows, Stop, TextQueue
 from engine.models.qwen3_tts.codec_decoder import CodecState
 from tests.fakes.shaped import ShapedRow, ShapedTalker
 
@@ -74,15 +75,19 @@ class QwenShaped(ShapedTalker):
         return Audio(codes)
 
 
-class RunningSumCodec:
+class RunningSumCodec(nn.Module):
     """Codes to steps whose height remembers every frame before: exact in fp32 however the frames are cut."""
 
     config = SimpleNamespace(sample_rate=SAMPLE_RATE, frame_samples=FRAME_SAMPLES, codebook_size=NUM_CODES)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("nothing", nn.Parameter(torch.zeros(1)))
+
     def new_state(self, num_rows: int) -> CodecState:
         return CodecState(torch.zeros(num_rows, 1), torch.zeros(num_rows, dtype=torch.long))
 
-    def __call__(self, codes: Tensor, state: CodecState | None = None) -> Tensor:
+    def forward(self, codes: Tensor, state: CodecState | None = None) -> Tensor:
         if (codes == POISON_CODE).any():
             raise RuntimeError("a fault in decode")
         state = state or self.new_state(codes.shape[0])
@@ -101,7 +106,7 @@ class QwenShape:
     def make_model(self) -> QwenShaped:
         return QwenShaped()
 
-    def make_stage(self, config: EngineConfig) -> ExactDecode:
+    def make_stage(self, config: EngineConfig) -> DecodeStage:
         return ExactDecode(RunningSumCodec(), config.max_requests, config.decode_gather_slack_s)
 
     def pcm(self, codes: Sequence[Sequence[int]]) -> Pcm:
@@ -109,3 +114,18 @@ class QwenShape:
             return np.zeros(0, dtype=np.float32)
         pcm: Pcm = RunningSumCodec()(torch.tensor([codes]).transpose(1, 2))[0].numpy()
         return pcm
+
+
+class WindowedQwenShape(QwenShape):
+    """With the windowed stage, whose window holds all there is: the same sound, but every tail comes twice."""
+
+    name = "qwen, windowed"
+
+    def make_stage(self, config: EngineConfig) -> DecodeStage:
+        return WindowedDecode(
+            RunningSumCodec(),
+            config.max_requests,
+            config.decode_gather_slack_s,
+            context_frames=9999,
+            overlap_samples=20,
+        )
