@@ -61,3 +61,13 @@ def test_prefixes_are_bounded_in_all_by_their_positions(kv: PagedKV) -> None:
     assert [prefixes.num_positions(key) for key in "abc"] == [0, 4, 4]
     prefixes.remember("too long", [1, 2, 3], 11)
     assert [prefixes.num_positions(key) for key in ("b", "c", "too long")] == [4, 4, 0]
+
+
+def test_prefixes_hold_so_many_positions_in_all_and_one_that_is_longer_is_not_kept(kv: PagedKV) -> None:
+    prefixes = PrefixCache(kv, 9, max_positions=8)
+    prefixes.remember("ada", [1], 4)
+    prefixes.remember("bo", [2], 3)
+    prefixes.remember("cy", [3], 2)
+    assert [prefixes.num_positions(name) for name in ("ada", "bo", "cy")] == [0, 3, 2]
+    prefixes.remember("too long", [4, 5, 6], 9)
+    assert [prefixes.num_positions(name) for name in ("bo", "cy", "too long")] == [3, 2, 0]

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as law
+from hypothesis import strategies as st
 
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
@@ -276,3 +279,52 @@ def test_an_engine_made_anew_on_the_same_weights_says_the_same(any_folder: Path,
         bench.run()
         said.append(book.take()[SEED])
     check_identical(said[0], said[1])
+
+
+# -- random orders -----------------------------------------------------------------------------------------------
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["submit", "push", "end", "cancel", "step", "step"]), st.integers(0, 99)),
+    min_size=4,
+    max_size=25,
+)
+
+
+@given(moves=moves)
+@law(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
+    moves: list[tuple[str, int]], make_bench: MakeBench, book: DrawBook
+) -> None:
+    """Every request of a random order, as far as it came, against itself alone in the same pinned shape."""
+    bench, texts, book.by_seed = make_bench(**PINNED, max_frames=8), dict[int, str](), {}
+    for kind, number in moves:
+        running = list(bench.engine.requests)
+        chosen = running[number % len(running)] if running else None
+        if kind == "submit":
+            text = OTHERS[number % len(OTHERS)]
+            epoch = speak(bench, text=text, text_closed=number % 3 == 0, sampling=SamplingParams(seed=number))
+            texts[epoch] = text
+        elif kind == "push" and chosen and not bench.request(chosen).row.text.closed:
+            texts[chosen] += " dog"
+            bench.push_text(chosen, " dog")
+        elif kind == "end" and chosen:
+            bench.end_input(chosen)
+        elif kind == "cancel" and chosen:
+            bench.cancel(chosen)
+        else:
+            for _ in range(number % 4):
+                bench.step()
+    for epoch in list(bench.engine.requests):
+        bench.end_input(epoch)
+    bench.run()
+    bench.check_idle()
+    together = book.take()
+    for epoch, text in texts.items():
+        seed = bench.heard[epoch].spec.sampling.seed
+        if [heard.spec.sampling.seed for heard in bench.heard.values()].count(seed) > 1 or seed not in together:
+            continue
+        alone = make_bench(**PINNED, max_frames=8)
+        speak(alone, text=text, sampling=SamplingParams(seed=seed))
+        alone.run()
+        expected = book.take()[seed]
+        check_identical(together[seed], {place: expected[place] for place in together[seed]})
