@@ -91,10 +91,12 @@ class Response:
 
     def flush(self) -> int:
         """Speak all text so far to its end without waiting for more; returns the number ``FlushDone`` will carry.
+        It counts as one character.
         Raises ``TextClosed``."""
         self._require_open("flush")
         flush = self._script.flush()
-        self._speaker.advance()
+        if self._fits(""):
+            self._speaker.advance()
         return flush
 
     def end_input(self) -> None:

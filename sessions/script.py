@@ -76,6 +76,7 @@ class Script:
         self.open: Segment | None = None
         """The segment that text is being added to."""
         self.num_chars = 0
+        """Taken in; a flush counts as one, so that what limits text limits flushes too."""
         self.closed = False
         self._told = told
         self._unread: deque[str | FlushMark | EndMark] = deque()
@@ -95,6 +96,7 @@ class Script:
         self._unread.extend(text[at : at + READ_AT_ONCE_CHARS] for at in range(0, len(text), READ_AT_ONCE_CHARS))
 
     def flush(self) -> int:
+        self.num_chars += 1
         mark = FlushMark(self._num_flushes)
         self._num_flushes += 1
         self._unread.append(mark)

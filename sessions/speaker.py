@@ -158,7 +158,7 @@ class Speaker:
         return self._feeder.begun.popleft()
 
     async def _pass_flush(self, mark: FlushMark) -> None:
-        self._put(await self._voicing.pause() if self._current else [])
+        self._put(await self._voicing.pause())
         self._outbox.put_flush(mark.flush)
         self._on_ready()
 

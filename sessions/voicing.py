@@ -90,6 +90,8 @@ class Voicing:
         self._joiner = SegmentJoiner(self._join_samples)
         self._pause_samples = engine_rate * PAUSE_MS // 1000
         self._crossfader: Crossfader | None = None
+        self._holds_sound = False
+        """There was sound since the last pause."""
         self.num_engine_samples = 0
         """Of the signal so far, at the engine's rate."""
         self.num_samples = 0
@@ -111,11 +113,14 @@ class Voicing:
         return await self._add(self._crossfader.finish())
 
     async def pause(self) -> Sequence[Packet]:
-        """A little silence, which brings all sound so far out of every stage."""
-        return await self._add(np.zeros(self._pause_samples, np.float32))
+        """A little silence, which brings all sound so far out of every stage; nothing if a pause did that already."""
+        packets = await self._add(np.zeros(self._pause_samples, np.float32)) if self._holds_sound else []
+        self._holds_sound = False
+        return packets
 
     async def _add(self, pcm: Pcm) -> Sequence[Packet]:
         self.num_engine_samples += pcm.size
+        self._holds_sound = self._holds_sound or pcm.size > 0
         return await self._encode(self._joiner.push(pcm))
 
     async def finish(self) -> Sequence[Packet]:

@@ -149,6 +149,31 @@ async def test_a_flush_speaks_what_is_there_and_says_when_it_is_all_out(
     assert engine.texts == ["One two", "three"]
 
 
+async def test_flushes_one_after_another_make_one_pause(registry: SessionRegistry):
+    response = registry.create(settings=BURST).create_response(text="Hello there.")
+    for _ in range(50):
+        response.flush()
+    response.end_input()
+    reading = await read(response)
+    assert len(reading.flushes) == 50
+    assert {flush.end_sample for flush in reading.flushes} == {reading.flushes[0].end_sample}
+    alone = registry.create(settings=BURST).create_response(text="Hello there.")
+    alone.flush()
+    alone.end_input()
+    assert reading.data == (await read(alone)).data
+
+
+async def test_flushes_are_limited_as_text_is(registry: SessionRegistry):
+    response = registry.create(settings=BURST).create_response(text="Hello there.")
+    for _ in range(50_000 - len("Hello there.")):
+        response.flush()
+    assert not response.done
+    response.flush()
+    done = (await read(response)).done
+    assert done.error is not None
+    assert done.error.code == "request_too_long"
+
+
 async def test_a_flush_of_nothing_is_answered(registry: SessionRegistry):
     response = registry.create(settings=BURST).create_response()
     response.flush()
