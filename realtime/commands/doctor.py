@@ -20,12 +20,7 @@ from realtime.commands.output import PLAYERS, find_player
 from realtime.local_engine import add_model_argument
 from sessions.audio.opus_library import OpusUnavailable, describe
 
-CHECKPOINT_FILES = (
-    "config.json",
-    "model.safetensors",
-    "speech_tokenizer/config.json",
-    "speech_tokenizer/model.safetensors",
-)
+INDEX = "model.safetensors.index.json"
 
 
 class Finding(NamedTuple):
@@ -92,13 +87,26 @@ def embedded_voice() -> Path:
 
 
 def checkpoint(folder: Path) -> Finding:
+    name = "config.json"
     try:
-        for name in CHECKPOINT_FILES:
+        for name in checkpoint_files(folder):
             check_readable(folder / name)
     except Exception as error:
         return Finding("checkpoint", False, f"{name}: {error}", "name another folder with --model")
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Finding("checkpoint", True, f"{folder}, {num_bytes / 1e6:.0f} MB")
+
+
+def checkpoint_files(folder: Path) -> Iterator[str]:
+    """What every checkpoint holds; weights are one file, or an index and the shards it names."""
+    for room in ("", "speech_tokenizer/"):
+        yield f"{room}config.json"
+        if not (folder / room / INDEX).exists():
+            yield f"{room}model.safetensors"
+            continue
+        yield f"{room}{INDEX}"
+        index = json.loads((folder / room / INDEX).read_text(encoding="utf-8"))
+        yield from (f"{room}{shard}" for shard in sorted(set(index["weight_map"].values())))
 
 
 def check_readable(path: Path) -> None:

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from realtime.cli import main
 from realtime.commands import doctor
-from realtime.commands.doctor import CHECKPOINT_FILES, Finding, checkpoint, line, package, program
+from realtime.commands.doctor import Finding, checkpoint, line, package, program
+
+CHECKPOINT_FILES = (
+    "config.json",
+    "model.safetensors",
+    "speech_tokenizer/config.json",
+    "speech_tokenizer/model.safetensors",
+)
 
 
 @pytest.fixture
@@ -57,3 +66,16 @@ def test_lines_tell_present_missing_and_absent_apart():
     assert line(Finding("a", True, "1.0", "do this")) == "ok      a: 1.0"
     assert line(Finding("a", False, "gone", "do this")) == "MISSING a: gone -> do this"
     assert line(Finding("a", False, "gone", "do this", required=False)) == "absent  a: gone -> do this"
+
+
+def test_the_voice_that_comes_with_it_is_whole_shards_and_all():
+    finding = doctor.checkpoint(doctor.embedded_voice())
+    assert finding.present, finding.detail
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    shutil.copytree(doctor.embedded_voice(), tmp_path / "voice")
+    (tmp_path / "voice" / "model-00002-of-00002.safetensors").unlink()
+    finding = doctor.checkpoint(tmp_path / "voice")
+    assert not finding.present
+    assert "model-00002-of-00002.safetensors" in finding.detail
