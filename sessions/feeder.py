@@ -84,9 +84,14 @@ class Feeder:
             stream.cancel()
 
     async def released(self) -> None:
-        """After ``stop``: wait until nothing of the engine is held."""
+        """After ``stop``: wait until nothing of the engine is held, and let go of the streams."""
         for stream in self._streams:
             await stream.released()
+        for segment in self._generating:
+            segment.stream = None
+        self._streams.clear()
+        self._generating.clear()
+        self.begun.clear()
 
     def _look(self, now: float) -> None:
         left_ms = self._outbox.left_ms(now)

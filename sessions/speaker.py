@@ -24,6 +24,9 @@ class Speaker:
     """``on_ready`` is called when there is something to take or all is spoken, ``on_end`` when it cannot go on:
     with the error, or with ``None`` when its task was cancelled from outside."""
 
+    _voicing: Voicing
+    """There while it listens: encoders are large, and ended responses are remembered."""
+
     def __init__(
         self,
         request_prefix: str,
@@ -42,7 +45,6 @@ class Speaker:
         self._on_end = on_end
         self._engine_rate = services.engine.info.sample_rate
         self._feeder = Feeder(request_prefix, settings, services, script, outbox, self._go_on, on_end)
-        self._voicing = Voicing(settings.format, self._engine_rate, services.encoders)
         self._current: Segment | None = None
         self._text_was_short = False
         self._alarm = Alarm()
@@ -53,11 +55,8 @@ class Speaker:
         self._num_heard = 0
         self.finished = False
         """All is in the outbox."""
-
-    @property
-    def num_samples(self) -> int:
+        self.num_samples = 0
         """Of speech, at the format's rate."""
-        return self._voicing.num_samples
 
     @property
     def num_events(self) -> int:
@@ -122,6 +121,9 @@ class Speaker:
         try:
             if not self._stopped:
                 await self._hear_all()
+        except asyncio.CancelledError:  # ours ends here: kept in the task, its frames would hold stream and encoder
+            if not self._stopped:
+                raise
         except (EngineError, EngineFailed) as error:
             self._fail(error)
         except Exception as error:
@@ -141,13 +143,21 @@ class Speaker:
             self._on_end(None)
 
     async def _hear_all(self) -> None:
+        self._voicing = Voicing(self._settings.format, self._engine_rate, self._services.encoders)
+        try:
+            await self._hear_items()
+            self._put(await self._voicing.finish())
+        finally:
+            del self._voicing
+            self._current = None
+        self._finish()
+
+    async def _hear_items(self) -> None:
         while (item := await self._next_begun()) is not None:
             if isinstance(item, Segment):
                 await self._hear(item)
             else:
                 await self._pass_flush(item)
-        self._put(await self._voicing.finish())
-        self._finish()
 
     async def _next_begun(self) -> Segment | FlushMark | None:
         while not self._feeder.begun:
@@ -201,6 +211,7 @@ class Speaker:
         segment.spoken.num_samples = self._voicing.num_engine_samples - (segment.spoken.start_sample or 0)
 
     def _put(self, packets: Sequence[Packet]) -> None:
+        self.num_samples = self._voicing.num_samples
         if not packets:
             return
         cause = UnderrunCause.TEXT if self._text_was_short else UnderrunCause.ENGINE

@@ -19,6 +19,7 @@ from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
+from sessions.voicing import Voicing
 from tests.fakes.script import FakeScript
 from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RememberingEngine, assert_all_free
 from tests.sessions.reading import read, reading_task
@@ -110,7 +111,7 @@ async def test_a_fault_of_ours_is_told_without_its_message(
     registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     response = registry.create(settings=PACED).create_response()
-    monkeypatch.setattr(response._speaker._voicing, "push", None)
+    monkeypatch.setattr(Voicing, "push", None)
     response.push_text(LONG)
     done = (await read(response)).done
     assert done.error is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from engine.api import TextLayout
 from sessions.audio.joiner import join
+from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import pcm_to_s16le
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import TextClosed
@@ -313,6 +316,33 @@ async def test_a_segment_cut_short_by_the_engine_leaves_the_rest_to_be_spoken(
     response.end_input()
     assert (await task).done.status is ResponseStatus.COMPLETED
     assert engine.texts == ["one two three four five ", "six seven."]
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_a_remembered_response_holds_neither_encoder_nor_stream(
+    registry: SessionRegistry, engine: RememberingEngine, cancel: bool
+):
+    session = registry.create()
+    gc.collect()
+    encoders_before = num_encoders()
+    for number in range(3):
+        response = session.create_response(f"r{number}", text=LONG, text_closed=not cancel)
+        _, task = reading_task(response)
+        await asyncio.sleep(1)
+        if cancel:
+            response.cancel()
+        await task
+        await response.released()
+    streams = [weakref.ref(stream) for stream in engine.ever]
+    engine.ever.clear()
+    gc.collect()
+    assert session.response("r0").heard().text
+    assert num_encoders() == encoders_before
+    assert not any(stream() for stream in streams)
+
+
+def num_encoders() -> int:
+    return sum(type(thing) is OpusEncoder for thing in gc.get_objects())
 
 
 async def test_responses_do_not_disturb_each_other(registry: SessionRegistry):
