@@ -168,7 +168,7 @@ def _from_file(file: Path | None) -> Iterator[Given]:
         raise ConfigError(f"{file}: {error}") from error
     for section, values in content.items():
         if not isinstance(values, dict):
-            raise ConfigError(f"{file}: {section} = {values!r} stands outside of a [section]")
+            raise ConfigError(f"{file}: {section} stands outside of a [section]")
         yield from (Given(f"{section}.{field}", value, str(file), is_text=False) for field, value in values.items())
 
 

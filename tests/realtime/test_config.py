@@ -38,7 +38,8 @@ def test_flags_go_over_the_environment_and_that_over_the_file(tmp_path: Path) ->
         ("[speech]\navoid_dead_air = 1", "speech.avoid_dead_air = 1 ({file}): expected true or false"),
         ("[listen]\nprt = 1", "listen.prt ({file}) is no setting"),
         ("[lists]\nport = 1", "lists.port ({file}) is no setting"),
-        ("port = 1", "{file}: port = 1 stands outside of a [section]"),
+        ("port = 1", "{file}: port stands outside of a [section]"),
+        ('api_keys = "agent:secret"', "{file}: api_keys stands outside of a [section]"),
         ("[listen", "{file}: "),
     ],
 )  # fmt: skip
