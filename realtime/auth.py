@@ -9,9 +9,11 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import HTTPConnection
 
 from realtime.config import AuthSettings, ConfigError
@@ -22,14 +24,17 @@ KEY_SUBPROTOCOL = "voicewire.key."
 """Browsers cannot set headers on a WebSocket: they offer ``voicewire.v1, voicewire.key.THE_KEY``."""
 
 
+Limit = Annotated[int, Meta(ge=0)]
+
+
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One ``[[keys]]`` of a keys file: the key itself, or the SHA-256 of it in hexadecimal."""
 
-    name: str
+    name: Annotated[str, Meta(min_length=1)]
     key: str | None = None
     sha256: str | None = None
-    max_connections: int | None = None
-    max_active_responses: int | None = None
+    max_connections: Limit | None = None
+    max_active_responses: Limit | None = None
 
 
 class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +78,9 @@ class Gatekeeper:
 def load_gatekeeper(settings: AuthSettings) -> Gatekeeper:
     """Raises ``ConfigError``; its message names the entry and never the key."""
     keys = [*_from_file(settings.keys_file), *_from_text(settings.api_keys)]
+    given = settings.keys_file is not None or settings.api_keys is not None
+    if given and not keys:
+        raise ConfigError("auth: a source of API keys is given and holds none; without any, leave it out")
     names = [caller.name for _, caller in keys]
     if len(set(names)) < len(names):
         raise ConfigError("auth: two API keys have the same name")

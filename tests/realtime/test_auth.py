@@ -126,6 +126,10 @@ def test_a_keys_file_holds_limits_and_sums(tmp_path: Path) -> None:
         f'[[keys]]\nname = "a"\nkey = "{KEY}"\nlimit = 4',
         f'[[keys]]\nname = "a"\nkey = "{KEY}"\n[[keys]]\nname = "a"\nkey = "{OTHER_KEY}"',
         "keys = 5",
+        "keys = []",
+        f'[[keys]]\nname = ""\nkey = "{KEY}"',
+        f'[[keys]]\nname = "a"\nkey = "{KEY}"\nmax_connections = -1',
+        f'[[keys]]\nname = "a"\nkey = "{KEY}"\nmax_active_responses = -1',
         "[[",
     ],
 )
@@ -138,7 +142,7 @@ def test_a_keys_file_that_cannot_be_used_is_refused_without_telling_keys(tmp_pat
     assert KEY not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["key-without-name-is-long", "a:short", ":" + KEY, f"a:{KEY},"])
+@pytest.mark.parametrize("text", ["", " ", "key-without-name-is-long", "a:short", ":" + KEY, f"a:{KEY},"])
 def test_keys_in_the_environment_are_checked(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_gatekeeper(AuthSettings(api_keys=text))
