@@ -6,6 +6,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -28,7 +31,18 @@ FIELDS = (
 """What a call may pass in ``extra``."""
 
 
-class JsonFormatter(logging.Formatter):
+class DiscreetFormatter(logging.Formatter):
+    """Tells of an exception its type and where it came from; its message, which may quote a client, at debug alone."""
+
+    def __init__(self, format: str | None = None, *, debug: bool = False) -> None:
+        super().__init__(format)
+        self._debug = debug
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return super().formatException(ei) if self._debug else "".join(_told(ei[1], set())).rstrip()
+
+
+class JsonFormatter(DiscreetFormatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
@@ -41,7 +55,7 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-class TextFormatter(logging.Formatter):
+class TextFormatter(DiscreetFormatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         return f"{super().format(record)} {fields}".rstrip()
@@ -50,9 +64,9 @@ class TextFormatter(logging.Formatter):
 def configure_logs(settings: LogSettings) -> None:
     """Send all logs to standard error. The access lines of the server library stay out: addresses can hold API keys."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter() if settings.format == "json" else TextFormatter("%(asctime)s %(levelname)s %(message)s")
-    )
+    debug = settings.level == "debug"
+    text = "%(asctime)s %(levelname)s %(message)s"
+    handler.setFormatter(JsonFormatter(debug=debug) if settings.format == "json" else TextFormatter(text, debug=debug))
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -60,3 +74,15 @@ def configure_logs(settings: LogSettings) -> None:
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: getattr(record, name) for name in FIELDS if getattr(record, name, None) is not None}
+
+
+def _told(error: BaseException | None, seen: set[int]) -> Iterator[str]:
+    """Types and frames: of what led to it, of itself, and of all it holds."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    yield from _told(error.__cause__ or error.__context__, seen)
+    yield from traceback.format_tb(error.__traceback__)
+    yield f"{type(error).__module__}.{type(error).__qualname__}\n"
+    for one in getattr(error, "exceptions", ()):
+        yield from _told(one, seen)

@@ -27,13 +27,28 @@ def test_a_line_is_one_object_with_the_named_fields_alone(capsys: pytest.Capture
     assert line == {"level": "info", "logger": "voicewire", "message": "session opened", "session_id": "s1"}
 
 
-def test_an_exception_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs(LogSettings(format="json"))
+def fail(said: str) -> None:
     try:
-        raise ValueError("inside")
-    except ValueError:
+        raise KeyError(said)
+    except KeyError as error:
+        raise ExceptionGroup(said, [ValueError(said)]) from error
+
+
+@pytest.mark.parametrize("format", ["json", "text"])
+@pytest.mark.parametrize(("level", "is_told"), [("info", False), ("debug", True)])
+def test_an_exception_tells_what_it_is_and_where_and_only_at_debug_its_message(
+    capsys: pytest.CaptureFixture[str], format: str, level: str, is_told: bool
+) -> None:
+    configure_logs(LogSettings(format=format, level=level))
+    try:
+        fail("what a client said")
+    except ExceptionGroup:
         logging.getLogger("voicewire").exception("failed")
-    assert "ValueError: inside" in json.loads(capsys.readouterr().err)["exception"]
+    written = capsys.readouterr().err
+    if format == "json":
+        written = json.loads(written)["exception"]
+    assert all(part in written for part in ("KeyError", "ExceptionGroup", "ValueError", "in fail"))
+    assert ("what a client said" in written.replace('fail("what a client said")', "")) is is_told
 
 
 def test_addresses_stay_out_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
