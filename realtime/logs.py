@@ -17,6 +17,7 @@ from realtime.config import LogSettings
 FIELDS = (
     "session_id",
     "response_id",
+    "request_id",
     "key_name",
     "code",
     "status",

@@ -90,7 +90,7 @@ class SessionRegistry:
             session.expire(now)
             if session.idle_s(now) > self.limits.idle_timeout_s:
                 self._num_expired += 1
-                logger.info("session expired", extra={"session": session.session_id})
+                logger.info("session expired", extra={"session_id": session.session_id})
                 session.detach()
 
     async def close_all(self) -> None:

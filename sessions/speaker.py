@@ -127,7 +127,7 @@ class Speaker:
         except (EngineError, EngineFailed) as error:
             self._fail(error)
         except Exception as error:
-            logger.exception("a response failed by a fault of ours", extra={"request": self._request_prefix})
+            logger.exception("a response failed by a fault of ours", extra={"request_id": self._request_prefix})
             self._fail(error)
         finally:
             self._listening = False

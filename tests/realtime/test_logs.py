@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import ast
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from realtime.config import LogSettings
-from realtime.logs import configure_logs
+from realtime.logs import FIELDS, configure_logs
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +61,22 @@ def test_addresses_stay_out_of_the_log(capsys: pytest.CaptureFixture[str]) -> No
     written = capsys.readouterr().err
     assert "secret" not in written
     assert "kept code=draining" in written
+
+
+def test_every_field_that_a_call_passes_is_known() -> None:
+    root = Path(__file__).parents[2]
+    files = [*root.glob("realtime/**/*.py"), *root.glob("sessions/**/*.py")]
+    passed = {name for file in files for name in fields_passed(ast.parse(file.read_text()))}
+    assert passed == set(FIELDS)
+
+
+def fields_passed(module: ast.Module) -> Iterator[str]:
+    """Keys of every ``extra=``; of one that a method makes, those of the method."""
+    methods = {node.name: node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.keyword) and node.arg == "extra":
+            made_by = getattr(getattr(node.value, "func", None), "attr", None)
+            made = methods[made_by] if made_by else node.value
+            found = [one for one in ast.walk(made) if isinstance(one, ast.Dict)]
+            assert found, ast.unparse(node)
+            yield from (ast.literal_eval(key) for one in found for key in one.keys if key)
