@@ -39,6 +39,8 @@ class Line(TypedDict):
 
     writable: asyncio.Event
     abort: Callable[[], None]
+    ended: Callable[[], bool]
+    """Nothing may be sent any more."""
 
 
 class AsgiLink:
@@ -62,7 +64,7 @@ class AsgiLink:
 
     async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
         await self._until_writable()
-        if self._closed or (wanted is not None and not wanted()):
+        if self._ended or (wanted is not None and not wanted()):
             return
         body = {"text": message} if isinstance(message, str) else {"bytes": message}
         try:
@@ -72,18 +74,23 @@ class AsgiLink:
 
     async def close(self, code: int, reason: str = "") -> None:
         await self._until_writable()
-        if self._closed:
+        if self._ended:
             return
         self._closed = True
         with suppress(OSError):
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+    @property
+    def _ended(self) -> bool:
+        return self._closed or (self._line is not None and self._line["ended"]())
 
     async def _until_writable(self) -> None:
         if self._line is None or self._line["writable"].is_set():
             return
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await self._line["writable"].wait()
+                while not self._line["writable"].is_set():  # another that waited may have filled it again
+                    await self._line["writable"].wait()
         except TimeoutError:
             log.info("cut a line that took nothing", extra={"code": "slow_reader"})
             self._closed = True

@@ -141,8 +141,11 @@ class SpeechSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
-            line = Line(writable=self.writable, abort=self.transport.abort)
+            line = Line(writable=self.writable, abort=self.transport.abort, ended=self._has_ended)
             cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = line
+
+    def _has_ended(self) -> bool:
+        return self.close_sent or self.disconnected
 
     async def send(self, message: Any) -> None:
         await super().send(message)

@@ -1,0 +1,85 @@
+"""A line that several responses write to: one at a time, what is still wanted, and nothing after its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.types import Message
+
+from realtime.transports.link import EXTENSION, AsgiLink, Line
+
+
+class FakeLine:
+    """Takes one message whenever ``writable`` is set."""
+
+    def __init__(self) -> None:
+        self.writable = asyncio.Event()
+        self.sent: list[Message] = []
+        self.ended = False
+        self.aborted = False
+
+    def link(self, write_timeout_s: float = 5.0) -> AsgiLink:
+        line = Line(writable=self.writable, abort=self._abort, ended=lambda: self.ended)
+        return AsgiLink({"extensions": {EXTENSION: line}}, self._receive, self._send, write_timeout_s)
+
+    def _abort(self) -> None:
+        self.aborted = True
+
+    async def _send(self, message: Message) -> None:
+        if self.ended:
+            raise RuntimeError("a message after the close")
+        self.sent.append(message)
+        self.writable.clear()
+
+    async def _receive(self) -> Message:
+        raise AssertionError("nobody listens")
+
+
+async def turn_around() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_of_many_that_wait_one_writes_and_the_others_wait_on() -> None:
+    line = FakeLine()
+    link = line.link()
+    async with asyncio.TaskGroup() as writers:
+        for number in range(3):
+            writers.create_task(link.send(str(number)))
+        for num_sent in range(4):
+            await turn_around()
+            assert [message["text"] for message in line.sent] == ["0", "1", "2"][:num_sent]
+            line.writable.set()
+
+
+async def test_what_is_no_longer_wanted_when_the_line_is_free_is_not_sent() -> None:
+    line = FakeLine()
+    wanted = True
+    async with asyncio.TaskGroup() as writers:
+        writers.create_task(line.link().send(b"sound", lambda: wanted))
+        await turn_around()
+        wanted = False
+        line.writable.set()
+    assert not line.sent
+
+
+@pytest.mark.parametrize("ends", ["before", "while it waits"])
+async def test_after_the_end_of_the_line_sending_does_nothing(ends: str) -> None:
+    line = FakeLine()
+    link = line.link()
+    line.ended = ends == "before"
+    async with asyncio.TaskGroup() as writers:
+        writers.create_task(link.send("late"))
+        await turn_around()
+        line.ended = True
+        line.writable.set()
+    await link.close(1000)
+    assert not line.sent
+
+
+async def test_a_line_that_takes_nothing_is_cut() -> None:
+    line = FakeLine()
+    await line.link(write_timeout_s=0.01).send("never")
+    assert line.aborted
+    assert not line.sent
