@@ -27,8 +27,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     """Positions in one KV block."""
     num_blocks: int | None = None
-    """KV blocks in the pool; ``None`` takes what ``kv_memory_mb`` holds."""
+    """KV blocks in the pool; ``None`` takes what the next two allow."""
     kv_memory_mb: int = 512
+    positions_per_request: int = 1_024
+    """The pool holds no more than this for each of ``max_requests``; 80 s of speech take about 1,100."""
     watermark_blocks: int = 4
     """No request is admitted when fewer blocks than this would stay free."""
     preempt_margin_s: float = 1.0

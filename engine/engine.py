@@ -62,8 +62,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.stage, self.config, self.clock = model, stage, config, clock
-        block_bytes = PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
-        self.pool = BlockPool(config.num_blocks or max(config.kv_memory_mb * 2**20 // block_bytes, 1))
+        self.pool = BlockPool(config.num_blocks or self.blocks_allowed(dtype))
         self.kv = PagedKV(model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device or torch.device("cpu"))
         self.prefixes = PrefixCache(self.kv, config.max_prefixes, config.max_prefix_positions)
         self.scheduler = Scheduler(model, stage, self.pool, self.prefixes, config, self.starved, self.fail)
@@ -75,6 +74,11 @@ class Engine:
         self.num_finished = 0
         self.retry_s = 0.0
         """The last step got nowhere, for rows at their lead held the blocks: no use in another before this time."""
+
+    def blocks_allowed(self, dtype: torch.dtype) -> int:
+        config = self.config
+        by_memory = config.kv_memory_mb * 2**20 // PagedKV.block_bytes(self.model.kv_shape, config.block_size, dtype)
+        return max(1, min(by_memory, config.max_requests * config.positions_per_request // config.block_size))
 
     # -- what a request can be told, between steps ---------------------------------------------------------------
 
