@@ -237,7 +237,9 @@ def test_what_slips_past_the_door_ends_in_the_same_error(
 def test_the_end_tells_times_counts_and_seed(make_bench: MakeBench) -> None:
     bench = make_bench(max_requests=1)
     bench.step_s = 0.01
-    first = bench.submit(text="hello world", text_closed=True, max_frames=10, sampling=SamplingParams(seed=5))
+    first = bench.submit(
+        voice="bo", text="hello world", text_closed=True, max_frames=10, sampling=SamplingParams(seed=5)
+    )
     second = bench.submit(text="", max_frames=10)
     bench.run(until=lambda: bench.heard[first].end is not None)
     ended_s = bench.now_s
