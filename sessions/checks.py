@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.api import EngineInfo, UnknownLanguage, UnknownVoice
+from engine.api import EngineInfo, InvalidRequest, SamplingParams, UnknownLanguage, UnknownVoice
 from sessions.config import AudioFormat, Encoding, SessionLimits, SpeechSettings
 from sessions.errors import LimitExceeded, UnsupportedFormat
 from sessions.voicing import opus_settings
@@ -14,9 +14,22 @@ SAMPLE_RATES: dict[Encoding, tuple[int, ...]] = {
 }
 """Those of Opus are checked with its other settings."""
 
+SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_k": (0, 100_000),
+    "top_p": (1e-6, 1.0),
+    "repetition_penalty": (1.0, 2.0),
+    "predictor_temperature": (0.0, 2.0),
+    "predictor_top_k": (0, 100_000),
+    "predictor_top_p": (1e-6, 1.0),
+    "min_new_tokens": (0, 1000),
+    "seed": (0, 2**64 - 1),
+}
+"""The engine's: it would refuse the rest too, but only when something is to be said."""
+
 
 def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLimits) -> None:
-    """Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat`` or ``LimitExceeded``."""
+    """Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``, ``LimitExceeded`` or ``InvalidRequest``."""
     if settings.voice is not None and settings.voice not in {voice.name for voice in info.voices}:
         raise UnknownVoice(f"voice {settings.voice!r} is unknown", "voice")
     if settings.language not in {"auto", *info.languages}:
@@ -28,7 +41,15 @@ def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLi
         raise LimitExceeded(
             f"lead_ms must be 0 to {limits.max_lead_ms} (max_lead_ms), is {settings.lead_ms}", "lead_ms"
         )
+    check_sampling(settings.sampling)
     check_format(settings.format)
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    for name, (low, high) in SAMPLING_RANGES.items():
+        value = getattr(sampling, name)
+        if value is not None and not low <= value <= high:
+            raise InvalidRequest(f"{name} must be {low} to {high}, is {value}", name)
 
 
 def check_format(audio: AudioFormat) -> None:

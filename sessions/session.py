@@ -57,8 +57,8 @@ class Session:
         return len(self._active)
 
     def update(self, settings: SpeechSettings) -> None:
-        """Change the defaults. Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat`` or
-        ``LimitExceeded``; then nothing has changed."""
+        """Change the defaults. Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``,
+        ``LimitExceeded`` or ``InvalidRequest``; then nothing has changed."""
         check_settings(settings, self._services.engine.info, self._services.limits)
         self._settings = settings
 

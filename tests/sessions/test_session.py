@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.api import UnknownLanguage, UnknownVoice
+from engine.api import InvalidRequest, SamplingParams, UnknownLanguage, UnknownVoice
+from engine.validation import RANGES
+from sessions.checks import SAMPLING_RANGES
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse, UnsupportedFormat
 from sessions.events import ResponseStatus
@@ -51,6 +53,10 @@ async def test_settings_reach_the_engine(registry: SessionRegistry, engine: Reme
             "sample_rate",
             "8000 or",
         ),
+        ({"sampling": SamplingParams(temperature=2.5)}, InvalidRequest, "temperature", r"0\.0 to 2\.0, is 2\.5"),
+        ({"sampling": SamplingParams(top_p=float("nan"))}, InvalidRequest, "top_p", "is nan"),
+        ({"sampling": SamplingParams(top_k=-1)}, InvalidRequest, "top_k", "0 to 100000, is -1"),
+        ({"sampling": SamplingParams(seed=-5)}, InvalidRequest, "seed", "is -5"),
     ],
 )
 async def test_bad_settings_are_refused_and_change_nothing(
@@ -69,6 +75,10 @@ async def test_bad_settings_are_refused_and_change_nothing(
     assert session.settings == PACED
     assert registry.statistics().num_sessions == 1
     assert registry.statistics().num_active_responses == 0
+
+
+def test_sampling_has_the_ranges_of_the_engine():
+    assert SAMPLING_RANGES == RANGES
 
 
 async def test_ids_are_given_kept_apart_and_forgotten(registry: SessionRegistry):
