@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from sessions.events import Heard
@@ -83,6 +82,7 @@ class SpokenText:
 
     def heard(self, played_samples: int) -> Heard:
         raw = "".join(self._raw)
+        self._raw = [raw]
         cut = word_cut(raw, self._position(played_samples))
         return Heard(raw[:cut], raw[cut:], 1000 * played_samples / self._sample_rate)
 
@@ -91,13 +91,12 @@ class SpokenText:
         return Heard("".join(self._raw), "", audio_ms)
 
     def _position(self, played_samples: int) -> float:
-        position = 0.0
-        for segment in self.segments:
+        for segment in reversed(self.segments):
             if segment.start_sample is None or played_samples <= segment.start_sample:
                 continue
             share = (played_samples - segment.start_sample) / self._expected_samples(segment)
-            position = segment.raw_position(min(share, 1.0) * segment.num_chars)
-        return position
+            return segment.raw_position(min(share, 1.0) * segment.num_chars)
+        return 0.0
 
     def _expected_samples(self, segment: SpokenSegment) -> float:
         expected = 0.0 if segment.complete else segment.num_chars * self._s_per_char * self._sample_rate
@@ -106,9 +105,8 @@ class SpokenText:
 
 def word_cut(text: str, position: float) -> int:
     """The end of the last word that ends at or before ``position``; 0 if there is none."""
-    cut = 0
-    for word in re.finditer(r"\S+", text):
-        if word.end() > position:
-            break
-        cut = word.end()
-    return cut
+    head = text[: int(position)]
+    in_word = head[-1:].strip() and text[len(head) : len(head) + 1].strip()
+    if in_word:
+        head = head[: len(head) - len(head.rsplit(None, 1)[-1])]
+    return len(head.rstrip())

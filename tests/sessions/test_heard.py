@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.heard import MEMORY_CHARS, TYPICAL_S_PER_CHAR, SpeakingPace, SpokenText, word_cut
+from sessions.heard import MEMORY_CHARS, TYPICAL_S_PER_CHAR, SpeakingPace, SpokenSegment, SpokenText, word_cut
 from sessions.text.spans import SpannedText
 
 RATE = 24_000
@@ -102,3 +104,26 @@ def test_what_the_normaliser_wrote_counts_as_spoken_and_the_clients_words_are_to
 @pytest.mark.parametrize(("position", "cut"), [(0, 0), (2.9, 0), (3, 3), (6.9, 3), (7, 7), (99, 7)])
 def test_word_cut(position, cut):
     assert word_cut("one six", position) == cut
+
+
+def word_cut_word_by_word(text: str, position: float) -> int:
+    cut = 0
+    for word in re.finditer(r"\S+", text):
+        if word.end() > position:
+            break
+        cut = word.end()
+    return cut
+
+
+@given(st.text("ab \n\x1f\xa0\u3000é", max_size=40) | st.text(max_size=40), st.floats(0, 50))
+def test_the_cut_is_where_reading_word_by_word_finds_it(text, position):
+    assert word_cut(text, position) == word_cut_word_by_word(text, position)
+
+
+def test_only_the_segment_that_is_being_heard_is_looked_into(monkeypatch: pytest.MonkeyPatch):
+    told = spoken(*[("one two six ten. ", 4)] * 10)
+    asked = []
+    raw_position = SpokenSegment.raw_position
+    monkeypatch.setattr(SpokenSegment, "raw_position", lambda one, at: asked.append(one) or raw_position(one, at))
+    assert told.heard(38 * RATE).text == "one two six ten. " * 9 + "one two"
+    assert asked == [told.segments[-1]]
