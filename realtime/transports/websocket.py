@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 
 from starlette.types import Receive, Scope, Send
@@ -24,6 +25,8 @@ from sessions.session import Session
 
 log = logging.getLogger("voicewire.connection")
 
+MESSAGES_AT_ONCE = 50
+"""Messages that came together are read so many at a time, then others have their turn."""
 LAST_WORDS_S = 0.5
 """A connection that the server ends waits at most so long until each response was told its end."""
 
@@ -112,7 +115,12 @@ class SpeechConnection:
             self._tasks.create_task(self._close(reason), name="voicewire close")
 
     async def _read(self) -> None:
-        while (message := await self._link.receive()) is not None:
+        for number in itertools.count(1):
+            message = await self._link.receive()
+            if message is None:
+                return
+            if number % MESSAGES_AT_ONCE == 0:
+                await asyncio.sleep(0)
             event: ev.ClientEvent | None = None
             try:
                 event = self._parse(message)

@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -16,6 +17,7 @@ import pytest
 from websockets.client import ClientProtocol
 from websockets.uri import parse_uri
 
+from realtime.auth import LOCAL
 from realtime.protocol import events as ev
 from realtime.protocol.native import SUBPROTOCOL, serialize
 from realtime.transports.link import AsgiLink
@@ -321,3 +323,38 @@ async def test_a_connection_that_failed_on_a_full_line_is_not_ended_twice(live: 
         connection.tick(time.monotonic())
         writable.set()
         assert await close_code(client) == 1011
+
+
+class FloodedLink:
+    """Has all its messages at once; takes note of the turn in which each was read."""
+
+    def __init__(self, num_messages: int) -> None:
+        self.num_left = num_messages
+        self.turn = 0
+        self.read_in: Counter[int] = Counter()
+
+    async def receive(self) -> str | None:
+        self.read_in[self.turn] += 1
+        self.num_left -= 1
+        return serialize(ev.PlaybackReport(response_id="r", played_ms=1)) if self.num_left else None
+
+    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+        pass
+
+    async def close(self, code: int, reason: str = "") -> None:
+        pass
+
+    async def turns(self) -> None:
+        while self.num_left:
+            await asyncio.sleep(0)
+            self.turn += 1
+
+
+async def test_a_flood_of_messages_lets_others_have_their_turn() -> None:
+    async with live_server(limits__max_errors=1_000_000) as live:
+        link = FloodedLink(1_000)
+        session = live.speech.open_session(LOCAL)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(link.turns())
+            tasks.create_task(SpeechConnection(live.speech, session, link).converse())
+        assert max(link.read_in.values()) <= 50
