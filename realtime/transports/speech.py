@@ -136,6 +136,7 @@ async def speech(request: Request) -> Response:
     settings, headers = _settings(body, file_format, server)
     server.may_speak()
     session = server.open_session(caller)
+    leaving = asyncio.create_task(_detach_when_it_leaves(request, session), name="voicewire http client")
     try:
         response = session.create_response(settings=settings, text=body.input, text_closed=True)
         content = _content(response, file_format.container())
@@ -143,7 +144,17 @@ async def speech(request: Request) -> Response:
     except BaseException:
         session.detach()
         raise
+    finally:
+        leaving.cancel()
+        await asyncio.wait([leaving])
     return SpokenFile(session, _joined(first, content), media_type=file_format.media_type, headers=headers)
+
+
+async def _detach_when_it_leaves(request: Request, session: Session) -> None:
+    """For the time before the first audio; later the streaming of the answer notices."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    session.detach()
 
 
 async def _content(response: SpokenResponse, container: Container) -> AsyncIterator[bytes]:
@@ -169,7 +180,7 @@ async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
 def _require_success(done: ResponseDone, begun: bool) -> None:
     if done.status is ResponseStatus.COMPLETED:
         return
-    error = done.error or ErrorInfo("internal_error", "the speech was cancelled")
+    error = done.error or ErrorInfo("session_closed", "the speech was cancelled")
     if begun:
         raise SpeechFailed(error.code)
     raise Refused(error.code, error.message, error.param, error.retry_after_ms)

@@ -11,7 +11,7 @@ import pytest
 
 from realtime.transports.speech import VOICE_WARNING
 from sessions.audio.opus import OpusDecoder
-from tests.fakes.engine import FakeScript
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live import Live, live_server, until
 
 TEXT = "Hello there, this is a short reply."
@@ -175,3 +175,21 @@ async def test_voices_and_metrics(live: Live) -> None:
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     for name in ("time_to_first_audio_seconds_count 1.0", 'responses_total{status="completed"} 1.0', "batch_size 0.0"):
         assert f"voicewire_{name}" in metrics.text
+
+
+async def test_a_client_that_leaves_before_the_first_audio_frees_its_work() -> None:
+    async with live_server(FakeSpeechEngine(FakeScript(first_chunk_s=60.0))) as live:
+        _, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        body = json.dumps({"input": TEXT}).encode()
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await until(lambda: bool(live.engine.streams))
+        writer.close()
+        async with asyncio.timeout(5):
+            await live.freed()
+        await until(lambda: "voicewire http client" not in {task.get_name() for task in asyncio.all_tasks()})
+
+
+async def test_nobody_waits_for_a_client_to_leave_once_it_hears(live: Live) -> None:
+    assert (await post(live))[0] == 200
+    assert "voicewire http client" not in {task.get_name() for task in asyncio.all_tasks()}
