@@ -128,13 +128,29 @@ def test_streams_that_come_and_go_sound_as_decoded_in_one_piece(tmp_path_factory
 
     folder = write_checkpoint(tmp_path_factory.mktemp("codec"))
     ExactDecodeLaws.codec = load_codec(folder, read_config(folder), torch.float32, torch.device("cpu"))
-    run_state_machine_as_test(ExactDecodeLaws, settings=settings(max_examples=12, stateful_step_count=20))
+    run_state_machine_as_test(ExactDecodeLaws, settings=settings(max_examples=40, stateful_step_count=25))
 
 
 def frames_of(num_frames: int, seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     frames: list[list[int]] = torch.randint(0, TINY["codes"], (num_frames, TINY["books"]), generator=generator).tolist()
     return frames
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_what_a_stream_said_before_is_carried_from_call_to_call(codec: CodecDecoder, num_streams: int) -> None:
+    stage = ExactDecode(codec, 3, 0.0)
+    streams = {slot: frames_of(15, seed) for seed in range(num_streams) if (slot := stage.reserve()) is not None}
+    heard: dict[int, list[Pcm]] = {slot: [] for slot in streams}
+    for start, end in ((0, 1), (1, 3), (3, 12), (12, 15)):
+        for slot, frames in streams.items():
+            for frame in frames[start:end]:
+                stage.feed(slot, frame)
+        while stage.busy:
+            for chunk in stage.step({}):
+                heard[chunk.slot].append(chunk.pcm)
+    for slot, frames in streams.items():
+        np.testing.assert_allclose(np.concatenate(heard[slot]), offline(codec, frames), atol=TOLERANCE, rtol=0)
 
 
 def test_a_slot_that_was_used_starts_from_silence_again(codec: CodecDecoder) -> None:
