@@ -36,6 +36,8 @@ class Heard:
             self._take_chunk(event)
         if isinstance(event, Finished):
             assert event.num_samples == self.num_samples
+            is_whole = event.reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
+            assert not is_whole or self.chunks[-1].last, "ended without a last chunk"
         if isinstance(event, Starved):
             assert self.num_samples or event.lead_ms, "starved before the first frame"
         self.events.append(event)
