@@ -68,6 +68,9 @@ async def listen(share: Share, heard: Heard) -> None:
                 case ev.ResponseDone():
                     heard.num_failed += message.status != "completed"
                     break
+    if not offsets_s:
+        heard.num_failed += 1
+        return
     timeliest_s = min(offsets_s)
     heard.lateness_ms += [round(1000 * (offset_s - timeliest_s), 2) for offset_s in offsets_s]
 
