@@ -15,18 +15,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.api import Pcm, SpeechChunk
+from engine.api import Pcm, SamplingParams, SpeechChunk
+from engine.client import EMBEDDED_VOICE
+from engine.config import EngineConfig
 from engine.decode.slots import ExactDecode
 from engine.decode.windowed import WindowedDecode
 from engine.layers.streaming import CausalConvTranspose1d, Snake
+from engine.load import load_engine
 from engine.models.base import Decoded, DecodeStage
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
+from engine.models.qwen3_tts.model import SpeechRow
 from engine.models.qwen3_tts.weights import load_codec
 from sessions.audio.crossfade import Crossfader
 from sessions.audio.seam import seam_report
 from tests.engine.cuts import cuts_of
 from tests.engine.decode.test_slots import frames_of
+from tests.engine.recorder import Recorder
 
 NUM_FRAMES, RATE, FRAME = 48, 24_000, 1_920
 TOLERANCE = 1e-4
@@ -173,3 +178,46 @@ def test_slots_balance_over_cancels(codec: CodecDecoder) -> None:
         stage.settle()
         assert stage.num_free == stage.num_slots == 2
         assert not stage.busy
+
+
+# -- on speech ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def voice() -> CodecDecoder:
+    return load_codec(EMBEDDED_VOICE, read_config(EMBEDDED_VOICE), torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def spoken_frames() -> list[list[int]]:
+    """What the embedded voice says, as codes."""
+    _, make_engine = load_engine(EMBEDDED_VOICE, EngineConfig(kv_memory_mb=32), "cpu", "float32", is_embedded=True)
+    bench = Recorder(make_engine())
+    text = "the quick brown fox jumps over the lazy dog and runs away into the forest"
+    row = bench.request(bench.submit(text=text, text_closed=True, sampling=SamplingParams(seed=4))).row
+    bench.run()
+    assert isinstance(row, SpeechRow)
+    assert len(row.codes) >= 30
+    return row.codes
+
+
+@pytest.mark.parametrize("context_frames", [1, 2])
+def test_seams_in_speech_are_heard_raw_and_healed_by_the_crossfade(
+    voice: CodecDecoder, spoken_frames: list[list[int]], context_frames: int
+) -> None:
+    pieces = [2] * (len(spoken_frames) // 2)
+    frames = spoken_frames[: sum(pieces)]
+    chunks = decode(WindowedDecode(voice, 1, 0.0, context_frames, 480), frames, pieces)
+    assert not seam_report(raw(chunks), seams(pieces, 0), RATE).passes
+    assert seam_report(crossfaded(chunks), seams(pieces, 480), RATE).passes
+    exact = decode(ExactDecode(voice, 1, 0.0), frames, pieces)
+    assert seam_report(raw(exact), seams(pieces, 0), RATE).passes
+
+
+def test_the_default_window_leaves_nothing_of_speech_to_hear(
+    voice: CodecDecoder, spoken_frames: list[list[int]]
+) -> None:
+    pieces, config = [1] * len(spoken_frames), EngineConfig()
+    stage = WindowedDecode(voice, 1, 0.0, config.windowed_context_frames, config.windowed_overlap_samples)
+    exact = raw(decode(ExactDecode(voice, 1, 0.0), spoken_frames, pieces))
+    np.testing.assert_allclose(raw(decode(stage, spoken_frames, pieces)), exact, atol=1e-4, rtol=0)
