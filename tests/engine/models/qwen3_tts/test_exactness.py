@@ -14,6 +14,7 @@ from hypothesis import settings as law
 from hypothesis import strategies as st
 
 from engine.api import FinishReason, SamplingParams, TextLayout
+from engine.client import EMBEDDED_VOICE
 from engine.config import EngineConfig
 from engine.layers.transformer import CausalContext
 from engine.load import load_engine
@@ -328,3 +329,24 @@ def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
         alone.run()
         expected = book.take()[seed]
         check_identical(together[seed], {place: expected[place] for place in together[seed]})
+
+
+def test_the_embedded_voice_too_is_bit_identical_in_a_pinned_shape(book: DrawBook) -> None:
+    """At its real sizes, where products take other paths than in small."""
+    config = EngineConfig(kv_memory_mb=64, max_batch=ROWS, max_requests=ROWS, max_frames=12, **PINNED)
+    _, make_engine = load_engine(EMBEDDED_VOICE, config, "cpu", "float32", is_embedded=True)
+    bench = Recorder(make_engine())
+    speak(bench)
+    bench.run()
+    alone = book.take()[SEED]
+    crowded = Recorder(make_engine())
+    for n in range(3):
+        speak(crowded, text=OTHERS[n], sampling=SamplingParams(seed=n))
+    for _ in range(3):
+        crowded.step()
+    speak(crowded)
+    crowded.step()
+    for n in range(3, 8):
+        speak(crowded, text=OTHERS[n % 5], sampling=SamplingParams(seed=n), voice="edwin")
+    crowded.run()
+    check_identical(book.take()[SEED], alone)
