@@ -75,7 +75,7 @@ def test_learning_lowers_every_loss(setup: Setup) -> None:
         optimiser.zero_grad()
         sum(losses.values()).backward()
         optimiser.step()
-        history.append({name: float(value) for name, value in losses.items()})
+        history.append({name: float(value.detach()) for name, value in losses.items()})
     assert all(history[-1][name] < 0.9 * history[0][name] for name in history[0])
 
 
