@@ -76,9 +76,11 @@ class Engine:
         """The last step got nowhere, for rows at their lead held the blocks: no use in another before this time."""
 
     def blocks_allowed(self, dtype: torch.dtype) -> int:
+        """What all requests use on average, yet never less than one may use alone, as far as the memory goes."""
         config = self.config
         by_memory = config.kv_memory_mb * 2**20 // PagedKV.block_bytes(self.model.kv_shape, config.block_size, dtype)
-        return max(1, min(by_memory, config.max_requests * config.positions_per_request // config.block_size))
+        wanted = max(config.max_requests * config.positions_per_request, self.model.max_positions)
+        return max(1, min(by_memory, wanted // config.block_size))
 
     # -- what a request can be told, between steps ---------------------------------------------------------------
 

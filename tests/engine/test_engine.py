@@ -260,6 +260,17 @@ def test_a_request_that_cannot_even_begin_ends_alone(shape: Shape) -> None:
     assert codes == [None, "engine_error", "unknown_voice", "invalid_request"]
 
 
+@pytest.mark.parametrize("max_requests", [1, 64])
+def test_however_few_requests_there_may_be_a_long_one_finds_room(shape: Shape, max_requests: int) -> None:
+    """The pool is sized by the number of requests, but one of them may be as long as the model and memory allow."""
+    config = EngineConfig(max_requests=max_requests)
+    engine = Engine(shape.make_model(), shape.make_stage(config), config)
+    assert engine.capacity == engine.model.max_positions
+    scarce = EngineConfig(max_requests=max_requests, kv_memory_mb=1)
+    pool = Engine(shape.make_model(), shape.make_stage(scarce), scarce).pool
+    assert pool.num_blocks * 16 * 64 <= 2**20
+
+
 def test_a_fault_of_the_whole_stage_is_not_hidden(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = recorder(shape)
     bench.submit(text="hello", text_closed=True)
