@@ -28,6 +28,7 @@ from engine.errors import (
 
 __all__ = [
     "CheckpointError",
+    "ClonedVoice",
     "EngineDead",
     "EngineError",
     "EngineInfo",
@@ -48,6 +49,7 @@ __all__ = [
     "UnknownLanguage",
     "UnknownVoice",
     "VoiceInfo",
+    "VoiceSample",
 ]
 
 Pcm = npt.NDArray[np.float32]
@@ -98,12 +100,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """``None`` draws one; the one used is reported in ``Finished``."""
 
 
+class VoiceSample(msgspec.Struct, frozen=True, kw_only=True):
+    """A recording of somebody to speak like."""
+
+    pcm: bytes
+    """Mono float32 in [-1, 1] at ``EngineInfo.sample_rate``."""
+    transcript: str = ""
+    """What is said in it; with it the voice is cloned in context, without it by its speaker embedding alone."""
+
+
+class ClonedVoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model needs to know of a voice: small, and the same wherever it was computed."""
+
+    embedding: bytes
+    """float32 [EngineInfo.embedding_size]."""
+    codes: bytes = b""
+    """int16 [num_frames, num_codebooks] of the recording, for cloning in context; empty without a transcript."""
+    transcript: str = ""
+
+
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One segment to be spoken as one utterance."""
 
     request_id: str
-    voice: str | None = None
-    """A name out of ``EngineInfo.voices``; ``None`` takes the first."""
+    voice: str | ClonedVoice | None = None
+    """A name out of ``EngineInfo.voices``, or a voice of the caller's; ``None`` takes the first."""
     language: str = "auto"
     instruct: str = ""
     text: str = ""
@@ -185,6 +206,16 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_text_tokens: int
     normalize_text: bool
     """Whether text should pass the normaliser first (the embedded voice was trained on words only)."""
+    task: str = "custom_voice"
+    """``custom_voice`` (named speakers), ``voice_design`` (a voice described by ``instruct``) or ``base`` (cloning)."""
+    takes_instruct: bool = False
+    """Whether ``instruct`` changes anything; where it does not, a request with one is refused."""
+    can_clone: bool = False
+    """Whether ``SpeechRequest.voice`` may be a ``ClonedVoice``."""
+    can_encode: bool = False
+    """Whether ``encode_voice`` works: the encoders of the checkpoint are there and loaded."""
+    embedding_size: int = 0
+    num_codebooks: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -252,6 +283,13 @@ class SpeechEngine(Protocol):
         """Queue a request.
 
         Raises ``InvalidRequest`` and its kin, ``EngineOverloaded`` or ``EngineDead``; then nothing was queued.
+        """
+        ...
+
+    async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
+        """Listen to a recording once, so that requests can speak like it.
+
+        Raises ``InvalidRequest`` where ``EngineInfo.can_encode`` is false or the recording cannot be used.
         """
         ...
 

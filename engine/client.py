@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.api import EngineDead, EngineInfo, EngineStats, InvalidRequest, SpeechEngine, SpeechRequest
+from engine.api import (
+    ClonedVoice,
+    EngineDead,
+    EngineInfo,
+    EngineStats,
+    InvalidRequest,
+    SpeechEngine,
+    SpeechRequest,
+    VoiceSample,
+)
 from engine.commands import Command, Emitted, Prefetch
 from engine.config import EngineConfig
 from engine.streams import EngineStream, StreamTable
@@ -74,6 +83,9 @@ class LocalEngine:
             raise EngineDead("the engine loop is not running")
         check_request(request, self.info, self._config.max_text_chars)
         return self._streams.submit(request, self._config.max_requests + self._config.max_waiting)
+
+    async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
+        raise InvalidRequest("this checkpoint does not clone voices", "voice")
 
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         known = {voice.name.lower() for voice in self.info.voices}

@@ -17,7 +17,16 @@ from typing import Any
 
 import msgspec
 
-from engine.api import CheckpointError, EngineDead, EngineInfo, EngineStats, SpeechRequest
+from engine.api import (
+    CheckpointError,
+    ClonedVoice,
+    EngineDead,
+    EngineInfo,
+    EngineStats,
+    InvalidRequest,
+    SpeechRequest,
+    VoiceSample,
+)
 from engine.commands import Command, Prefetch
 from engine.config import EngineConfig
 from engine.streams import EngineStream, StreamTable
@@ -179,6 +188,9 @@ class RemoteEngine:
             raise EngineDead("the engine process is not running")
         check_request(request, self.info, self._hello.max_text_chars)
         return self._streams.submit(request, self._hello.capacity)
+
+    async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
+        raise InvalidRequest("this checkpoint does not clone voices", "voice")
 
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         known = {voice.name.lower() for voice in self.info.voices}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.api import EngineInfo, SamplingParams, SpeechRequest
+from engine.api import ClonedVoice, EngineInfo, SamplingParams, SpeechRequest
 from engine.errors import InvalidRequest, RequestTooLong, UnknownLanguage, UnknownVoice
 
 MAX_COUNT = 2**32 - 1
@@ -32,7 +32,10 @@ def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int)
     """What can be refused without the model. Raises ``InvalidRequest`` or one of its kin."""
     check_sampling(request.sampling)
     names = {voice.name.lower() for voice in info.voices}
-    if request.voice is not None and request.voice.lower() not in names:
+    if isinstance(request.voice, ClonedVoice):
+        if not info.can_clone:
+            raise InvalidRequest("voice is a cloned one; this checkpoint does not clone voices", "voice")
+    elif request.voice is not None and request.voice.lower() not in names:
         raise UnknownVoice(f"voice is {request.voice!r}; known: {', '.join(sorted(names)) or 'none'}", "voice")
     if request.language.lower() not in info.languages:
         known = ", ".join(info.languages)

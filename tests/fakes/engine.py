@@ -10,7 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from engine.api import (
+    ClonedVoice,
     EngineDead,
     EngineInfo,
     EngineOverloaded,
@@ -20,6 +23,7 @@ from engine.api import (
     SpeechRequest,
     UnknownLanguage,
     UnknownVoice,
+    VoiceSample,
 )
 from tests.fakes.script import FAKE_INFO, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, FakeScript, tone
 from tests.fakes.stream import FakeSpeechStream
@@ -59,6 +63,8 @@ class FakeSpeechEngine:
         self.streams: dict[str, FakeSpeechStream] = {}
         """Those that still hold resources, by request id."""
         self.prefetched: list[str] = []
+        self.samples: list[VoiceSample] = []
+        """Every recording it was asked to encode."""
         self._info = info
         self._num_slots = num_slots
         self._max_waiting = max_waiting
@@ -96,7 +102,10 @@ class FakeSpeechEngine:
     def _check(self, request: SpeechRequest) -> None:
         if request.request_id in self.streams:
             raise InvalidRequest(f"request_id {request.request_id!r} is in use", "request_id")
-        if request.voice is not None and request.voice not in {voice.name for voice in self._info.voices}:
+        if isinstance(request.voice, ClonedVoice):
+            if not self._info.can_clone:
+                raise InvalidRequest("this checkpoint does not clone voices", "voice")
+        elif request.voice is not None and request.voice not in {voice.name for voice in self._info.voices}:
             raise UnknownVoice(f"voice {request.voice!r} is unknown", "voice")
         if request.language not in self._info.languages:
             raise UnknownLanguage(f"language {request.language!r} is unknown", "language")
@@ -105,6 +114,13 @@ class FakeSpeechEngine:
         num_tokens = len(request.text.split())
         if num_tokens > self._info.max_text_tokens:
             raise RequestTooLong(f"text has {num_tokens} tokens, max is {self._info.max_text_tokens}", "text")
+
+    async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
+        if not self._info.can_encode:
+            raise InvalidRequest("this checkpoint does not clone voices", "voice")
+        self.samples.append(sample)
+        embedding = np.full(self._info.embedding_size, len(sample.pcm), np.float32)
+        return ClonedVoice(embedding=embedding.tobytes(), transcript=sample.transcript)
 
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         self.prefetched.extend(voices)

@@ -125,7 +125,8 @@ class Qwen3TTS:
         )
 
     def _prefix(self, request: SpeechRequest) -> list[PromptRow]:
-        voice = request.voice.lower() if request.voice else next(iter(self.config.talker.speakers), None)
+        named = request.voice if isinstance(request.voice, str) else None
+        voice = named.lower() if named else next(iter(self.config.talker.speakers), None)
         return self.prompts.prefix(voice, request.language, self.tokenizer.instruct_ids(request.instruct))
 
     def prefix_key(self, row: Row) -> Hashable:
