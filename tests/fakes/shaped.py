@@ -134,7 +134,7 @@ class ShapedTalker:
         raise NotImplementedError
 
     def new_row(self, request: SpeechRequest, seed: int) -> ShapedRow:
-        voice = (request.voice or "ada").lower()
+        voice = str(request.voice or "ada").lower()
         if voice not in VOICES:
             raise UnknownVoice(f"voice is {voice!r}; known: {', '.join(VOICES)}", "voice")
         row = self.make_row(request)
