@@ -14,7 +14,7 @@ from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import UnsupportedFormat
 
 NATURAL_RATES = {Encoding.OPUS: 24_000, Encoding.PCM_S16LE: 24_000, Encoding.MULAW: 8_000, Encoding.ALAW: 8_000}
-"""Taken when a client names an encoding and no rate."""
+"""Taken when a client names one of these, which are all that the native protocol carries, and no rate."""
 
 
 def default_settings(defaults: SpeechDefaults) -> SpeechSettings:
@@ -65,9 +65,9 @@ def _format(given: ev.Format | None, base: AudioFormat) -> AudioFormat:
     changes = _given(given)
     if "encoding" in changes:
         try:
-            changes["encoding"] = Encoding(changes["encoding"])
-        except ValueError:
-            known = ", ".join(Encoding)
+            changes["encoding"] = {encoding.value: encoding for encoding in NATURAL_RATES}[changes["encoding"]]
+        except KeyError:
+            known = ", ".join(NATURAL_RATES)
             raise UnsupportedFormat(
                 f"encoding must be one of {known}, is {changes['encoding']!r}", "encoding"
             ) from None

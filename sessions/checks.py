@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from engine.api import EngineInfo, InvalidRequest, SamplingParams, UnknownLanguage, UnknownVoice
-from sessions.config import AudioFormat, Encoding, SessionLimits, SpeechSettings
-from sessions.errors import LimitExceeded, UnsupportedFormat
-from sessions.voicing import opus_settings
-
-SAMPLE_RATES: dict[Encoding, tuple[int, ...]] = {
-    Encoding.PCM_S16LE: (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
-    Encoding.MULAW: (8_000,),
-    Encoding.ALAW: (8_000,),
-}
-"""Those of Opus are checked with its other settings."""
-
-SAMPLING_RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 2.0),
-    "top_k": (0, 100_000),
-    "top_p": (1e-6, 1.0),
-    "repetition_penalty": (1.0, 2.0),
-    "predictor_temperature": (0.0, 2.0),
-    "predictor_top_k": (0, 100_000),
-    "predictor_top_p": (1e-6, 1.0),
-    "min_new_tokens": (0, 1000),
-    "seed": (0, 2**64 - 1),
-}
-"""The engine's: it would refuse the rest too, but only when something is to be said."""
+from engine.api import (
+    SAMPLING_RANGES,
+    EngineInfo,
+    InvalidRequest,
+    SamplingParams,
+    UnknownLanguage,
+    UnknownVoice,
+)
+from sessions.config import AudioFormat, SessionLimits, SpeechSettings
+from sessions.errors import LimitExceeded
+from sessions.packets import packet_encoder
 
 
 def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLimits) -> None:
@@ -34,6 +21,8 @@ def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLi
         raise UnknownVoice(f"voice {settings.voice!r} is unknown", "voice")
     if settings.language not in {"auto", *info.languages}:
         raise UnknownLanguage(f"language {settings.language!r} is unknown", "language")
+    if settings.instruct and not info.takes_instruct:
+        raise InvalidRequest(f"instruct is given; {info.model} does not take instructions", "instruct")
     if len(settings.instruct) > limits.max_instruct_chars:
         found = f"instruct has {len(settings.instruct)} characters"
         raise LimitExceeded(f"{found}, max_instruct_chars is {limits.max_instruct_chars}", "instruct")
@@ -53,9 +42,5 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def check_format(audio: AudioFormat) -> None:
-    if audio.encoding is Encoding.OPUS:
-        opus_settings(audio)
-    elif audio.sample_rate not in SAMPLE_RATES[audio.encoding]:
-        allowed = " or ".join(str(rate) for rate in SAMPLE_RATES[audio.encoding])
-        message = f"sample_rate of {audio.encoding} must be {allowed}, is {audio.sample_rate}"
-        raise UnsupportedFormat(message, "sample_rate")
+    """Raises ``UnsupportedFormat``."""
+    packet_encoder(audio)

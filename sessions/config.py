@@ -10,19 +10,28 @@ from engine.api import SamplingParams, TextLayout
 
 class Encoding(StrEnum):
     OPUS = "opus"
+    """Packets of 20 ms, bare."""
     PCM_S16LE = "pcm_s16le"
+    PCM_F32LE = "pcm_f32le"
     MULAW = "mulaw"
     ALAW = "alaw"
+    WAV = "wav"
+    """s16le behind a header that leaves the length open."""
+    MP3 = "mp3"
+    AAC = "aac"
+    """In ADTS."""
+    FLAC = "flac"
+    OGG_OPUS = "ogg_opus"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFormat:
-    """How audio leaves: mono, in packets of 20 ms. The fields below the rate are for Opus alone."""
+    """How audio leaves: mono, in packets of 20 ms. The fields below the bitrate are for Opus alone."""
 
     encoding: Encoding = Encoding.OPUS
     sample_rate: int = 24_000
     bitrate: int = 32_000
-    """6,000 to 510,000 bits a second."""
+    """Bits a second. Opus: 6,000 to 510,000; MP3 and AAC: as far as the rate allows (docs/audio.md)."""
     complexity: int = 5
     """0 (least work) to 10 (best sound for its bits)."""
     fec: bool = False

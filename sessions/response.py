@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 from engine.api import RequestTooLong
+from sessions.audio.formats.encoders import opus_settings
 from sessions.audio.pacer import Pacer, PacerSettings, Underrun
 from sessions.clock import Alarm, is_due, now_s
 from sessions.config import AudioFormat, Encoding, SpeechSettings
@@ -18,7 +19,6 @@ from sessions.patience import Patience, WaitsFor
 from sessions.script import Script
 from sessions.services import Services
 from sessions.speaker import Speaker
-from sessions.voicing import opus_settings
 
 MAX_PLAYED_MS = 1e12
 """A client's count is cut to this: thirty years, and small enough to be turned into samples."""

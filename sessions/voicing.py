@@ -3,92 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from engine.api import SpeechChunk
 from sessions.audio.crossfade import Crossfader
-from sessions.audio.framer import Frame, Framer
-from sessions.audio.g711 import pcm_to_alaw, pcm_to_mulaw
+from sessions.audio.formats.encoders import is_costly
 from sessions.audio.joiner import SegmentJoiner
-from sessions.audio.opus import OpusEncoder, OpusSettings
-from sessions.audio.pcm import Pcm, pcm_to_s16le
+from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
-from sessions.config import AudioFormat, Encoding
+from sessions.config import AudioFormat
 from sessions.encoders import EncoderThreads
 from sessions.outbox import Packet
+from sessions.packets import held_back_ms, packet_encoder
 
-PACKET_MS = 20
 JOIN_MS = 10
 """How long one segment goes over into the next."""
-PAUSE_MS = 40
-"""More than joiner, resampler, framer and Opus hold back together."""
-
-BYTES_OF_PCM: dict[Encoding, Callable[[Pcm], bytes]] = {
-    Encoding.PCM_S16LE: pcm_to_s16le,
-    Encoding.MULAW: pcm_to_mulaw,
-    Encoding.ALAW: pcm_to_alaw,
-}
-
-
-class PacketEncoder(Protocol):
-    def push(self, pcm: Pcm) -> Sequence[Packet]: ...
-
-    def flush(self) -> Sequence[Packet]:
-        """What brings the last samples out; more may be pushed."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PlainPacket:
-    data: bytes
-    num_samples: int
-
-
-class PlainEncoder:
-    """Encodings without memory: packets of 20 ms, the last one as short as it is."""
-
-    def __init__(self, audio: AudioFormat) -> None:
-        self._to_bytes = BYTES_OF_PCM[audio.encoding]
-        self._framer = Framer(audio.sample_rate * PACKET_MS // 1000)
-
-    def push(self, pcm: Pcm) -> list[PlainPacket]:
-        return self._encode(self._framer.push(pcm))
-
-    def flush(self) -> list[PlainPacket]:
-        return self._encode(self._framer.flush())
-
-    def _encode(self, frames: list[Frame]) -> list[PlainPacket]:
-        sounds = [frame.pcm[: frame.pcm.size - frame.padding_samples] for frame in frames]
-        return [PlainPacket(self._to_bytes(sound), sound.size) for sound in sounds]
-
-
-def opus_settings(audio: AudioFormat) -> OpusSettings:
-    """Raises ``UnsupportedFormat``."""
-    return OpusSettings(
-        sample_rate=audio.sample_rate,
-        packet_ms=PACKET_MS,
-        bitrate=audio.bitrate,
-        complexity=audio.complexity,
-        dtx=audio.dtx,
-        inband_fec=audio.fec,
-        expected_loss_percent=audio.packet_loss_percent,
-    )
+RESAMPLE_MS = 3
+"""More than the resampler looks ahead."""
+MIN_PAUSE_MS = 40
+"""Enough for joiner, resampler and encoder to let go of all sound, where the format holds back no more than Opus."""
 
 
 class Voicing:
-    """Crossfader, joiner, resampler and encoder of one response. One call at a time; Opus is encoded in a thread."""
+    """Crossfader, joiner, resampler and encoder of one response. One call at a time; what costs time is
+    encoded in a thread."""
 
     def __init__(self, audio: AudioFormat, engine_rate: int, threads: EncoderThreads) -> None:
         self._threads = threads
-        self._is_opus = audio.encoding is Encoding.OPUS
-        self._encoder: PacketEncoder = OpusEncoder(opus_settings(audio)) if self._is_opus else PlainEncoder(audio)
+        self._is_costly = is_costly(audio.encoding)
+        self._encoder = packet_encoder(audio)
         self._resampler = Resampler(engine_rate, audio.sample_rate)
         self._join_samples = engine_rate * JOIN_MS // 1000
         self._joiner = SegmentJoiner(self._join_samples)
-        self._pause_samples = engine_rate * PAUSE_MS // 1000
+        pause_ms = max(MIN_PAUSE_MS, JOIN_MS + RESAMPLE_MS + held_back_ms(audio))
+        self._pause_samples = int(engine_rate * pause_ms / 1000)
         self._crossfader: Crossfader | None = None
         self._holds_sound = False
         """There was sound since the last pause."""
@@ -136,4 +85,4 @@ class Voicing:
         return await self._run(lambda: self._encoder.push(pcm)) if pcm.size else []
 
     async def _run(self, work: Callable[[], Sequence[Packet]]) -> Sequence[Packet]:
-        return await self._threads.run(work) if self._is_opus else work()
+        return await self._threads.run(work) if self._is_costly else work()

@@ -29,6 +29,17 @@ def s16_to_float(samples: S16) -> Pcm:
     return samples.astype(np.float32) / FULL_SCALE
 
 
+def within_full_scale(pcm: Pcm) -> Pcm:
+    """The same rule for encoders that take floats: held to [-1, 1], and silence for what is no number."""
+    held = np.clip(pcm, -1, 1)
+    np.copyto(held, 0, where=np.isnan(held))
+    return np.asarray(held, np.float32)
+
+
+def pcm_to_f32le(pcm: Pcm) -> bytes:
+    return within_full_scale(pcm).astype("<f4", copy=False).tobytes()
+
+
 def pcm_to_s16le(pcm: Pcm) -> bytes:
     return float_to_s16(pcm).astype("<i2", copy=False).tobytes()
 
