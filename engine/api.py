@@ -27,6 +27,7 @@ from engine.errors import (
 )
 
 __all__ = [
+    "SAMPLING_RANGES",
     "CheckpointError",
     "ClonedVoice",
     "EngineDead",
@@ -74,7 +75,8 @@ class TextLayout(StrEnum):
     """How text rows enter the talker (specs/qwen3-tts.md 3.4)."""
 
     AUTO = "auto"
-    """``full`` when the text is closed at submit, else ``streaming``."""
+    """``full`` when the text is closed at submit, else ``streaming``. In cloning ``streaming`` whatever is known, as in
+    the official code."""
     STREAMING = "streaming"
     """One text row a frame, from the first token on."""
     FULL = "full"
@@ -84,6 +86,8 @@ class TextLayout(StrEnum):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Per-request sampling; ``None`` takes the checkpoint's default. Ranges are checked at submit."""
 
+    do_sample: bool | None = None
+    """False takes the likeliest code 0 whatever the temperature."""
     temperature: float | None = None
     """0 means greedy; at most 2."""
     top_k: int | None = None
@@ -91,13 +95,38 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     """In (0, 1]."""
     repetition_penalty: float | None = None
-    """In [1, 2]; over every code-0 token of the request."""
+    """In [1, 2]."""
+    repetition_window: int | None = None
+    """The penalty is for the last so many code-0 tokens of the request; ``None`` means all."""
+    predictor_do_sample: bool | None = None
+    """As ``do_sample``, for the other codes of a frame."""
     predictor_temperature: float | None = None
     predictor_top_k: int | None = None
     predictor_top_p: float | None = None
     min_new_tokens: int = 2
+    """Codec frames before which the model may not end its speech."""
     seed: int | None = None
     """``None`` draws one; the one used is reported in ``Finished``."""
+
+
+SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_k": (0, 100_000),
+    "top_p": (1e-6, 1.0),
+    "repetition_penalty": (1.0, 2.0),
+    "repetition_window": (1, 100_000),
+    "predictor_temperature": (0.0, 2.0),
+    "predictor_top_k": (0, 100_000),
+    "predictor_top_p": (1e-6, 1.0),
+    "min_new_tokens": (0, 1000),
+    "seed": (0, 2**64 - 1),
+}
+"""Least and most of every number in ``SamplingParams``."""
+
+CHUNK_FRAMES = (1, 2, 4, 8)
+"""Frames that one chunk may be made of."""
+MAX_CHUNK_STEPS = 16
+"""Entries of ``SpeechRequest.chunk_frames``."""
 
 
 class VoiceSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +144,9 @@ class ClonedVoice(msgspec.Struct, frozen=True, kw_only=True):
     embedding: bytes
     """float32 [EngineInfo.embedding_size]."""
     codes: bytes = b""
-    """int16 [num_frames, num_codebooks] of the recording, for cloning in context; empty without a transcript."""
+    """int16 [num_frames, num_codebooks] of the recording, for cloning in context; empty: by the embedding alone."""
     transcript: str = ""
+    """Of the recording; must be there with ``codes``, and is ignored without."""
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +166,10 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     max_frames: int | None = None
     """Cap on codec frames; ``None`` derives one from the length of the text."""
+    chunk_frames: tuple[int, ...] = ()
+    """Frames of the first chunk, the second and so on, the last entry for all that follow; each out of
+    ``CHUNK_FRAMES``. A chunk is smaller only where nothing more is sampled for now. Empty takes the engine's own
+    schedule, which also sends what is there to a listener about to run dry."""
     lead_ms: int | None = None
     """Most audio generated ahead of playback; ``None`` means as fast as it goes (burst)."""
 
@@ -180,6 +214,11 @@ class Finished:
     """From submit to the first step that held the request."""
     first_audio_ms: float | None = None
     """From the first final text token to the first chunk, by the engine's clock."""
+    num_prompt_tokens: int = 0
+    """Text tokens that had to be there before the first frame: 1 in the streaming layout (in context, as many as the
+    recording is longer than its transcript), all of them in the full one."""
+    prompt_wait_ms: float | None = None
+    """From the first final text token to the last of these, or to the end of a shorter text."""
     code: str | None = None
     """Of the error, with ``FinishReason.ERROR``."""
     message: str | None = None
@@ -215,7 +254,13 @@ class EngineInfo(msgspec.Struct, frozen=True):
     can_encode: bool = False
     """Whether ``encode_voice`` works: the encoders of the checkpoint are there and loaded."""
     embedding_size: int = 0
+    """Numbers in ``ClonedVoice.embedding``."""
     num_codebooks: int = 0
+    codebook_size: int = 0
+    """``ClonedVoice.codes`` lie in 0..codebook_size - 1."""
+    min_sample_s: float = 1.0
+    """The shortest recording that ``encode_voice`` takes."""
+    max_sample_s: float = 30.0
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request
 
 if TYPE_CHECKING:
-    from engine.engine import Engine
+    from engine.load import Loaded
     from engine.loop import EngineLoop
 
 log = logging.getLogger(__name__)
@@ -35,19 +35,18 @@ EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 
 
 class LocalEngine:
-    """``load`` runs once, off the event loop, and makes what ``make_engine`` builds each loop from.
+    """``load`` runs once, off the event loop; each loop gets an engine made of it.
 
     When the loop dies, every request fails with ``engine_dead`` at once and a fresh loop starts on the same weights.
     """
 
     def __init__(
         self,
-        load: Callable[[], tuple[EngineInfo, Callable[[], Engine]]],
+        load: Callable[[], Loaded],
         config: EngineConfig,
     ) -> None:
         self._load, self._config = load, config
-        self._info: EngineInfo | None = None
-        self._make_engine: Callable[[], Engine] | None = None
+        self._loaded: Loaded | None = None
         self._loop: EngineLoop | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._asyncio_loop: asyncio.AbstractEventLoop | None = None
@@ -57,9 +56,9 @@ class LocalEngine:
 
     @property
     def info(self) -> EngineInfo:
-        if self._info is None:
+        if self._loaded is None:
             raise EngineDead("the engine has not started")
-        return self._info
+        return self._loaded.info
 
     @property
     def alive(self) -> bool:
@@ -67,14 +66,14 @@ class LocalEngine:
 
     async def start(self) -> None:
         self._asyncio_loop = asyncio.get_running_loop()
-        self._info, self._make_engine = await asyncio.to_thread(self._load)
+        self._loaded = await asyncio.to_thread(self._load)
         await self._start_loop()
 
     async def _start_loop(self) -> None:
         from engine.loop import EngineLoop
 
-        assert self._make_engine is not None
-        engine = await asyncio.to_thread(self._make_engine)
+        assert self._loaded is not None
+        engine = await asyncio.to_thread(self._loaded.make_engine)
         self._loop = EngineLoop(engine, self._deliver, self._died)
         self._loop.start()
 
@@ -164,7 +163,7 @@ def create_engine(
     config = _engine_config(settings)
     folder = model or EMBEDDED_VOICE
 
-    def load() -> tuple[EngineInfo, Callable[[], Engine]]:
+    def load() -> Loaded:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from engine.load import load_engine
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.api import CHUNK_FRAMES
 from engine.errors import InvalidRequest
 
 AT_LEAST_ONE = (
@@ -64,6 +65,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Ban the end of speech until the end-of-text row has been fed."""
     cpu_kernels: bool = True
     """Packed products and one-row convolutions on the CPU; off runs plain torch, the slow reference."""
+    chunk_frames: tuple[int, ...] = CHUNK_FRAMES
+    """Frames of a request's first chunk, the second and so on; a listener about to run dry gets what is there."""
+    voice_encoders: bool = True
+    """Load the encoders of a checkpoint that clones voices; without them voices must come encoded."""
+    min_sample_s: float = 1.0
+    """The shortest recording to clone a voice from."""
+    max_sample_s: float = 30.0
+    max_kept_voices: int = 32
+    """Cloned voices whose prepared state is kept."""
     windowed_decode: bool = False
     """Decode from the codes of a left context instead of carried state: the slow reference."""
     windowed_context_frames: int = 25

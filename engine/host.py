@@ -182,7 +182,7 @@ def main() -> None:
 
     config = EngineConfig(**settings["config"])
     try:
-        info, make_engine = load_engine(
+        loaded = load_engine(
             Path(settings["folder"]), config, settings["device"], settings["dtype"], settings["is_embedded"]
         )
     except EngineError as error:
@@ -191,7 +191,7 @@ def main() -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(settings["socket"])
     listener.listen()
-    host = Host(make_engine(), info, config)
+    host = Host(loaded.make_engine(), loaded.info, config)
     print(READY, flush=True)
     host.serve(listener)
 

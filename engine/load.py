@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import torch
 
-from engine.api import EngineInfo
+from engine.api import ClonedVoice, EngineInfo, VoiceSample
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidRequest
-from engine.models.base import DecodeStage, SpeechModel
+from engine.models.base import AudioShape, SpeechModel
 from engine.models.registry import load_model
 
 CPU_THREADS = 1
 """Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Loaded(NamedTuple):
+    """A checkpoint in memory. Every engine made of it shares the weights."""
+
+    info: EngineInfo
+    make_engine: Callable[[], Engine]
+    encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None
+    """Listens to a checked recording; takes its time, and may be called on any one thread at a time."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -39,31 +51,35 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def load_engine(
-    folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool
-) -> tuple[EngineInfo, Callable[[], Engine]]:
+def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool) -> Loaded:
     """Raises ``CheckpointError`` or, for a device or dtype that cannot be had, ``InvalidRequest``."""
     device = choose_device(device_name)
     dtype = choose_dtype(dtype_name, device)
     if device.type == "cpu":
         torch.set_num_threads(CPU_THREADS)
-    model, make_stage = load_model(folder, config, device, dtype)
+    stages = load_model(folder, config, device, dtype)
 
     def make_engine() -> Engine:
-        engine = Engine(model, make_stage(), config, dtype=dtype, device=device)
+        engine = Engine(stages.model, stages.make_stage(), config, dtype=dtype, device=device)
         engine.warm_up()
         return engine
 
-    return describe(model, make_stage(), config, normalize_text=is_embedded), make_engine
+    info = describe(stages.model, stages.audio, config, normalize_text=is_embedded)
+    if stages.encode_voice is not None:
+        info = msgspec.structs.replace(info, can_encode=True)
+    return Loaded(info, make_engine, stages.encode_voice)
 
 
-def describe(model: SpeechModel, stage: DecodeStage, config: EngineConfig, normalize_text: bool) -> EngineInfo:
+def describe(model: SpeechModel, audio: AudioShape, config: EngineConfig, normalize_text: bool) -> EngineInfo:
     return EngineInfo(
         model=model.name,
-        sample_rate=stage.sample_rate,
-        frame_samples=stage.frame_samples,
+        sample_rate=audio.sample_rate,
+        frame_samples=audio.frame_samples,
         voices=model.voices,
         languages=model.languages,
         max_text_tokens=min(model.max_positions, config.max_frames),
         normalize_text=normalize_text,
+        min_sample_s=config.min_sample_s,
+        max_sample_s=config.max_sample_s,
+        **asdict(model.abilities),
     )

@@ -2,41 +2,144 @@
 
 from __future__ import annotations
 
-from engine.api import ClonedVoice, EngineInfo, SamplingParams, SpeechRequest
+import math
+
+import numpy as np
+
+from engine.api import (
+    CHUNK_FRAMES,
+    MAX_CHUNK_STEPS,
+    SAMPLING_RANGES,
+    ClonedVoice,
+    EngineInfo,
+    Pcm,
+    SamplingParams,
+    SpeechRequest,
+    VoiceSample,
+)
 from engine.errors import InvalidRequest, RequestTooLong, UnknownLanguage, UnknownVoice
 
 MAX_COUNT = 2**32 - 1
 MAX_INSTRUCT_CHARS = 2_000
-RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 2.0),
-    "top_k": (0, 100_000),
-    "top_p": (1e-6, 1.0),
-    "repetition_penalty": (1.0, 2.0),
-    "predictor_temperature": (0.0, 2.0),
-    "predictor_top_k": (0, 100_000),
-    "predictor_top_p": (1e-6, 1.0),
-    "min_new_tokens": (0, 1000),
-    "seed": (0, 2**64 - 1),
-}
+MAX_TRANSCRIPT_CHARS = 2_000
+MAX_SAMPLE_LEVEL = 2.0
+"""Resampling overshoots full scale a little; numbers beyond this are no audio in -1..1."""
+MIN_SAMPLE_LEVEL = 1e-4
+"""-80 dBFS: nobody speaks there."""
 
 
 def check_sampling(sampling: SamplingParams) -> None:
     """Raises ``InvalidRequest`` naming field, limits and value."""
-    for name, (low, high) in RANGES.items():
+    for name, (low, high) in SAMPLING_RANGES.items():
         value = getattr(sampling, name)
         if value is not None and not low <= value <= high:
             raise InvalidRequest(f"{name} is {value}; it must lie in {low:g}..{high:g}", name)
 
 
+def check_chunk_frames(chunk_frames: tuple[int, ...]) -> None:
+    if len(chunk_frames) > MAX_CHUNK_STEPS:
+        raise InvalidRequest(
+            f"chunk_frames has {len(chunk_frames)} entries; the limit is {MAX_CHUNK_STEPS}", "chunk_frames"
+        )
+    for frames in chunk_frames:
+        if frames not in CHUNK_FRAMES:
+            known = ", ".join(map(str, CHUNK_FRAMES))
+            raise InvalidRequest(f"chunk_frames holds {frames}; each must be one of {known}", "chunk_frames")
+
+
+def check_instruct(instruct: str, info: EngineInfo) -> None:
+    if instruct and not info.takes_instruct:
+        raise InvalidRequest(f"instruct is given; {info.model} does not take instructions", "instruct")
+    if len(instruct) > MAX_INSTRUCT_CHARS:
+        limit = f"instruct has {len(instruct)} characters; the limit is {MAX_INSTRUCT_CHARS}"
+        raise RequestTooLong(limit, "instruct")
+
+
+def check_voice(voice: str | ClonedVoice | None, info: EngineInfo) -> None:
+    names = {voice.name.lower() for voice in info.voices}
+    if isinstance(voice, ClonedVoice):
+        check_cloned(voice, info)
+    elif voice is None:
+        if info.can_clone:
+            raise InvalidRequest(f"voice is missing; {info.model} speaks only like a recording", "voice")
+    elif voice.lower() not in names:
+        raise UnknownVoice(f"voice is {voice!r}; known: {', '.join(sorted(names)) or 'none'}", "voice")
+
+
+def check_cloned(voice: ClonedVoice, info: EngineInfo) -> None:
+    """Raises ``InvalidRequest`` naming what of the voice does not fit this checkpoint."""
+    if not info.can_clone:
+        raise InvalidRequest(f"voice is a cloned one; {info.model} does not clone voices", "voice")
+    expected = 4 * info.embedding_size
+    if len(voice.embedding) != expected:
+        found = f"voice.embedding has {len(voice.embedding)} bytes"
+        raise InvalidRequest(f"{found}; it must have {expected}, {info.embedding_size} numbers of 4", "voice.embedding")
+    if not np.isfinite(np.frombuffer(voice.embedding, np.float32)).all():
+        raise InvalidRequest("voice.embedding holds numbers that are not finite", "voice.embedding")
+    if voice.codes:
+        check_codes(voice.codes, info)
+        check_transcript(voice.transcript)
+
+
+def check_codes(codes: bytes, info: EngineInfo) -> None:
+    frame_bytes = 2 * info.num_codebooks
+    max_frames = math.ceil(info.max_sample_s * info.sample_rate / info.frame_samples)
+    if len(codes) % frame_bytes:
+        raise InvalidRequest(
+            f"voice.codes has {len(codes)} bytes; a frame has {frame_bytes}, {info.num_codebooks} numbers of 2",
+            "voice.codes",
+        )
+    if len(codes) // frame_bytes > max_frames:
+        found = f"voice.codes has {len(codes) // frame_bytes} frames"
+        raise RequestTooLong(f"{found}; the limit is {max_frames}, {info.max_sample_s:g} s", "voice.codes")
+    values = np.frombuffer(codes, np.int16)
+    outside = values[(values < 0) | (values >= info.codebook_size)]
+    if outside.size:
+        limits = f"it must lie in 0..{info.codebook_size - 1}"
+        raise InvalidRequest(f"voice.codes holds {outside[0]}; {limits}", "voice.codes")
+
+
+def check_transcript(transcript: str) -> None:
+    if not transcript.strip():
+        raise InvalidRequest(
+            "voice.transcript is empty; cloning in context needs what is said in the recording", "voice.transcript"
+        )
+    if len(transcript) > MAX_TRANSCRIPT_CHARS:
+        found = f"voice.transcript has {len(transcript)} characters"
+        raise RequestTooLong(f"{found}; the limit is {MAX_TRANSCRIPT_CHARS}", "voice.transcript")
+
+
+def check_sample(sample: VoiceSample, info: EngineInfo) -> Pcm:
+    """The recording's samples. Raises ``InvalidRequest`` for one that cannot be listened to."""
+    if not info.can_encode:
+        raise InvalidRequest(f"{info.model} cannot listen to recordings", "voice")
+    if len(sample.pcm) % 4:
+        raise InvalidRequest(f"audio has {len(sample.pcm)} bytes; it must be whole float32 samples", "audio")
+    pcm = np.frombuffer(sample.pcm, np.float32)
+    seconds = len(pcm) / info.sample_rate
+    if not info.min_sample_s <= seconds <= info.max_sample_s:
+        limits = f"it must last {info.min_sample_s:g} to {info.max_sample_s:g} s"
+        raise InvalidRequest(f"audio lasts {seconds:.2f} s; {limits}", "audio")
+    if not np.isfinite(pcm).all():
+        raise InvalidRequest("audio holds samples that are not finite", "audio")
+    loudest = float(np.abs(pcm).max())
+    if loudest > MAX_SAMPLE_LEVEL:
+        raise InvalidRequest(f"audio reaches {loudest:g}; it must lie in -1..1", "audio")
+    if loudest < MIN_SAMPLE_LEVEL:
+        raise InvalidRequest(
+            f"audio is silent: it reaches {loudest:g}, at least {MIN_SAMPLE_LEVEL:g} is needed", "audio"
+        )
+    if sample.transcript:
+        check_transcript(sample.transcript)
+    return pcm
+
+
 def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int) -> None:
     """What can be refused without the model. Raises ``InvalidRequest`` or one of its kin."""
     check_sampling(request.sampling)
-    names = {voice.name.lower() for voice in info.voices}
-    if isinstance(request.voice, ClonedVoice):
-        if not info.can_clone:
-            raise InvalidRequest("voice is a cloned one; this checkpoint does not clone voices", "voice")
-    elif request.voice is not None and request.voice.lower() not in names:
-        raise UnknownVoice(f"voice is {request.voice!r}; known: {', '.join(sorted(names)) or 'none'}", "voice")
+    check_chunk_frames(request.chunk_frames)
+    check_voice(request.voice, info)
+    check_instruct(request.instruct, info)
     if request.language.lower() not in info.languages:
         known = ", ".join(info.languages)
         raise UnknownLanguage(f"language is {request.language!r}; known: {known}", "language")
@@ -51,6 +154,3 @@ def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int)
             raise InvalidRequest(f"{name} is {value}; it must be at least {low}", name)
         if value is not None and value > MAX_COUNT:
             raise InvalidRequest(f"{name} is {value}; it must be at most {MAX_COUNT}", name)
-    if len(request.instruct) > MAX_INSTRUCT_CHARS:
-        limit = f"instruct has {len(request.instruct)} characters; the limit is {MAX_INSTRUCT_CHARS}"
-        raise RequestTooLong(limit, "instruct")

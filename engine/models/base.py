@@ -6,14 +6,14 @@ A family is two stages. ``SpeechModel`` (the talker stage) turns inputs into cod
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.api import SpeechRequest, VoiceInfo
+from engine.api import ClonedVoice, SpeechRequest, VoiceInfo, VoiceSample
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,6 +110,18 @@ Outcome = Audio | Control | Stop | Failed
 
 
 @dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a checkpoint can do besides speaking in voices of its own: the fields of ``EngineInfo`` by these names."""
+
+    task: str = "custom_voice"
+    takes_instruct: bool = False
+    can_clone: bool = False
+    embedding_size: int = 0
+    num_codebooks: int = 0
+    codebook_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
     num_layers: int
     num_kv_heads: int
@@ -129,6 +141,8 @@ class SpeechModel(Protocol):
     def voices(self) -> tuple[VoiceInfo, ...]: ...
     @property
     def languages(self) -> tuple[str, ...]: ...
+    @property
+    def abilities(self) -> Abilities: ...
     @property
     def max_positions(self) -> int: ...
 
@@ -168,6 +182,25 @@ class Decoded:
     overlap_samples: int = 0
     provisional_tail_samples: int = 0
     error: str | None = None
+
+
+class AudioShape(Protocol):
+    """What comes out of a decode stage, known before there is one."""
+
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def frame_samples(self) -> int: ...
+
+
+class Stages(NamedTuple):
+    """A loaded checkpoint: the talker stage, and a maker of decode stages with fresh state on the same weights."""
+
+    model: SpeechModel
+    make_stage: Callable[[], DecodeStage]
+    audio: AudioShape
+    encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None
+    """Where the checkpoint's encoders are loaded."""
 
 
 class DecodeStage(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,16 +12,11 @@ from engine.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-    from engine.models.base import DecodeStage, SpeechModel
+    from engine.models.base import Stages
 
 
-def load_model(
-    folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[SpeechModel, Callable[[], DecodeStage]]:
-    """The talker stage, and a maker of decode stages with fresh state on the same weights.
-
-    Raises ``CheckpointError`` for a folder of no family known here.
-    """
+def load_model(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
+    """Raises ``CheckpointError`` for a folder of no family known here."""
     family = _model_type(folder)
     if family == "qwen3_tts":
         from engine.models.qwen3_tts.load import load_stages

@@ -12,7 +12,6 @@ import pytest
 
 from engine.api import (
     EngineDead,
-    EngineInfo,
     EngineOverloaded,
     Finished,
     FinishReason,
@@ -25,7 +24,7 @@ from engine.api import (
 from engine.client import LocalEngine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.load import describe
+from engine.load import Loaded, describe
 from engine.models.base import Decoded, DecodeStage
 from engine.streams import EngineStream
 from tests.engine.listening import HeardStream, listen
@@ -65,7 +64,7 @@ def switch() -> Switch:
 def make(shape: Shape, switch: Switch, **settings: Any) -> LocalEngine:
     config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_requests=16, max_batch=8) | settings))
 
-    def load() -> tuple[EngineInfo, Callable[[], Engine]]:
+    def load() -> Loaded:
         model = shape.make_model()
 
         def make_engine() -> Engine:
@@ -74,7 +73,7 @@ def make(shape: Shape, switch: Switch, **settings: Any) -> LocalEngine:
             switch.made.append(Engine(model, switch.guard(shape.make_stage(config)), config))
             return switch.made[-1]
 
-        return describe(model, shape.make_stage(config), config, normalize_text=False), make_engine
+        return Loaded(describe(model, shape.make_stage(config), config, normalize_text=False), make_engine)
 
     return LocalEngine(load, config)
 

@@ -80,15 +80,16 @@ def test_talker_and_codec_agree_with_the_cpu(folder: Path) -> None:
 
 
 def test_the_engine_speaks_on_cuda_and_rows_join_in_one_batch(folder: Path) -> None:
-    _, make_engine = load_engine(folder, EngineConfig(max_batch=8), "cuda", "auto", is_embedded=False)
-    spoken = speak(make_engine, 8)
+    loaded = load_engine(folder, EngineConfig(max_batch=8), "cuda", "auto", is_embedded=False)
+    spoken = speak(loaded.make_engine, 8)
     assert {len(pcm) for pcm in spoken} == {NUM_FRAMES * 1920}
     assert all(np.isfinite(pcm).all() and np.abs(pcm).max() > 1e-3 for pcm in spoken)
 
 
 def test_fp32_on_cuda_speaks_the_codes_of_the_cpu(folder: Path) -> None:
     (cpu,), (cuda,) = (
-        speak(load_engine(folder, EngineConfig(), name, "float32", is_embedded=False)[1], 1) for name in ("cpu", "cuda")
+        speak(load_engine(folder, EngineConfig(), name, "float32", is_embedded=False).make_engine, 1)
+        for name in ("cpu", "cuda")
     )
     assert np.abs(cpu - cuda).max() < 5e-3  # convolutions run in TF32
 

@@ -21,6 +21,7 @@ FAKE_INFO = EngineInfo(
     languages=("auto", "en", "de"),
     max_text_tokens=2_000,
     normalize_text=False,
+    takes_instruct=True,
 )
 
 

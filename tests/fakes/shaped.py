@@ -23,6 +23,7 @@ from engine.api import FinishReason, SpeechRequest, UnknownVoice, VoiceInfo
 from engine.config import EngineConfig
 from engine.layers.transformer import AttentionContext
 from engine.models.base import (
+    Abilities,
     Audio,
     Control,
     DecodeStage,
@@ -115,6 +116,7 @@ class ShapedTalker:
 
     kv_shape = KV_SHAPE
     languages = ("auto",)
+    abilities = Abilities(takes_instruct=True)
     voices = tuple(VoiceInfo(name, ("auto",)) for name in VOICES)
     max_positions = 4096
     name = "shaped"

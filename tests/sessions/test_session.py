@@ -8,8 +8,6 @@ from dataclasses import replace
 import pytest
 
 from engine.api import InvalidRequest, SamplingParams, UnknownLanguage, UnknownVoice
-from engine.validation import RANGES
-from sessions.checks import SAMPLING_RANGES
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse, UnsupportedFormat
 from sessions.events import ResponseStatus
@@ -75,10 +73,6 @@ async def test_bad_settings_are_refused_and_change_nothing(
     assert session.settings == PACED
     assert registry.statistics().num_sessions == 1
     assert registry.statistics().num_active_responses == 0
-
-
-def test_sampling_has_the_ranges_of_the_engine():
-    assert SAMPLING_RANGES == RANGES
 
 
 async def test_ids_are_given_kept_apart_and_forgotten(registry: SessionRegistry):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.api import SAMPLING_RANGES
 from engine.errors import CheckpointError
 from engine.layers.transformer import TransformerConfig
-from engine.validation import RANGES
 
 MODEL_TYPE = "qwen3_tts"
 CODEC_MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
@@ -160,6 +160,7 @@ class TextIds:
     tts_eos: int
 
 
+INSTRUCTED_SIZES = ("1b7",)
 WHOLE_NUMBERS = ("top_k", "predictor_top_k", "max_new_tokens")
 
 
@@ -186,6 +187,11 @@ class Qwen3TTSConfig:
     codec: CodecDecoderConfig
     text: TextIds
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+    @property
+    def takes_instruct(self) -> bool:
+        """The small CustomVoice was not trained on instructions: the official code drops them (spec 7.2)."""
+        return self.task == "voice_design" or (self.task == "custom_voice" and self.size in INSTRUCTED_SIZES)
 
 
 def _speaker_ids(section: Section) -> dict[str, int]:
@@ -280,7 +286,7 @@ def read_generation(folder: Path) -> GenerationDefaults:
     for name in GenerationDefaults.__slots__:
         key = name.replace("predictor_", "subtalker_")
         if key in file.values:
-            low, high = RANGES.get(name, (1, math.inf))
+            low, high = SAMPLING_RANGES.get(name, (1, math.inf))
             value = file.number(key)
             if not low <= value <= high:
                 raise CheckpointError(f"{file.where}: {key!r} is {value:g}; it must lie in {low:g}..{high:g}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,22 +11,20 @@ from engine.decode.slots import ExactDecode
 from engine.decode.windowed import WindowedDecode
 from engine.layers.linear import pack_linears
 from engine.layers.streaming import use_products
-from engine.models.base import DecodeStage
+from engine.models.base import DecodeStage, Stages
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.weights import load_codec
 
 
-def load_stages(
-    folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[Qwen3TTS, Callable[[], DecodeStage]]:
+def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
     model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard)
     codec = load_codec(folder, model.config, dtype, device)
     if device.type == "cpu" and config.cpu_kernels:
         use_products(codec)
         pack_linears(codec)
         pack_linears(model.talker)
-    return model, lambda: make_stage(codec, config)
+    return Stages(model, lambda: make_stage(codec, config), model.config.codec)
 
 
 def make_stage(codec: CodecDecoder, config: EngineConfig) -> DecodeStage:

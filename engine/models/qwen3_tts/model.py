@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.api import SamplingParams, SpeechRequest, TextLayout, VoiceInfo
 from engine.layers.transformer import AttentionContext
-from engine.models.base import Audio, Failed, KVShape, Outcome, Park, Row, Rows, Stop, TextQueue
+from engine.models.base import Abilities, Audio, Failed, KVShape, Outcome, Park, Row, Rows, Stop, TextQueue
 from engine.models.qwen3_tts.config import GenerationDefaults, Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.prompt import NONE, PromptBuilder
 from engine.models.qwen3_tts.prompt import Row as PromptRow
@@ -98,6 +98,19 @@ class Qwen3TTS:
     @property
     def voices(self) -> tuple[VoiceInfo, ...]:
         return tuple(VoiceInfo(name, self.languages) for name in self.config.talker.speakers)
+
+    @property
+    def abilities(self) -> Abilities:
+        config = self.config
+        clones = config.task == "base"
+        return Abilities(
+            task=config.task,
+            takes_instruct=config.takes_instruct,
+            can_clone=clones,
+            embedding_size=config.talker.transformer.hidden_size if clones else 0,
+            num_codebooks=config.talker.num_code_groups,
+            codebook_size=config.talker.num_codes,
+        )
 
     @property
     def max_positions(self) -> int:

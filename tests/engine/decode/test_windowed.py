@@ -191,8 +191,8 @@ def voice() -> CodecDecoder:
 @pytest.fixture(scope="module")
 def spoken_frames() -> list[list[int]]:
     """What the embedded voice says, as codes."""
-    _, make_engine = load_engine(EMBEDDED_VOICE, EngineConfig(kv_memory_mb=32), "cpu", "float32", is_embedded=True)
-    bench = Recorder(make_engine())
+    loaded = load_engine(EMBEDDED_VOICE, EngineConfig(kv_memory_mb=32), "cpu", "float32", is_embedded=True)
+    bench = Recorder(loaded.make_engine())
     text = "the quick brown fox jumps over the lazy dog and runs away into the forest"
     row = bench.request(bench.submit(text=text, text_closed=True, sampling=SamplingParams(seed=4))).row
     bench.run()
