@@ -103,8 +103,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     predictor_temperature: float | None = None
     predictor_top_k: int | None = None
     predictor_top_p: float | None = None
-    min_new_tokens: int = 2
-    """Codec frames before which the model may not end its speech."""
+    min_new_tokens: int | None = None
+    """Codec frames before which the model may not end its speech; ``None`` means 2."""
     seed: int | None = None
     """``None`` draws one; the one used is reported in ``Finished``."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from engine.api import (
+    CHUNK_FRAMES,
+    MAX_CHUNK_STEPS,
     SAMPLING_RANGES,
     EngineInfo,
     InvalidRequest,
@@ -14,11 +16,12 @@ from sessions.config import AudioFormat, SessionLimits, SpeechSettings
 from sessions.errors import LimitExceeded
 from sessions.packets import packet_encoder
 
+MAX_FRAMES = 2**32 - 1
+
 
 def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLimits) -> None:
     """Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``, ``LimitExceeded`` or ``InvalidRequest``."""
-    if settings.voice is not None and settings.voice not in {voice.name for voice in info.voices}:
-        raise UnknownVoice(f"voice {settings.voice!r} is unknown", "voice")
+    check_voice(settings, info)
     if settings.language not in {"auto", *info.languages}:
         raise UnknownLanguage(f"language {settings.language!r} is unknown", "language")
     if settings.instruct and not info.takes_instruct:
@@ -30,8 +33,29 @@ def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLi
         raise LimitExceeded(
             f"lead_ms must be 0 to {limits.max_lead_ms} (max_lead_ms), is {settings.lead_ms}", "lead_ms"
         )
+    check_frames(settings)
     check_sampling(settings.sampling)
     check_format(settings.format)
+
+
+def check_voice(settings: SpeechSettings, info: EngineInfo) -> None:
+    if settings.clone is not None:
+        if not info.can_clone:
+            raise InvalidRequest(f"voice is a cloned one; {info.model} does not clone voices", "voice")
+    elif settings.voice is not None and settings.voice not in {voice.name for voice in info.voices}:
+        raise UnknownVoice(f"voice {settings.voice!r} is unknown", "voice")
+
+
+def check_frames(settings: SpeechSettings) -> None:
+    if settings.max_frames is not None and not 1 <= settings.max_frames <= MAX_FRAMES:
+        raise InvalidRequest(f"max_frames must be 1 to {MAX_FRAMES}, is {settings.max_frames}", "max_frames")
+    if len(settings.chunk_frames) > MAX_CHUNK_STEPS:
+        found = f"chunk_frames has {len(settings.chunk_frames)} entries"
+        raise InvalidRequest(f"{found}, at most {MAX_CHUNK_STEPS} are allowed", "chunk_frames")
+    for frames in settings.chunk_frames:
+        if frames not in CHUNK_FRAMES:
+            known = ", ".join(map(str, CHUNK_FRAMES))
+            raise InvalidRequest(f"chunk_frames must hold {known}, holds {frames}", "chunk_frames")
 
 
 def check_sampling(sampling: SamplingParams) -> None:

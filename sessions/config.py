@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.api import SamplingParams, TextLayout
+from engine.api import ClonedVoice, SamplingParams, TextLayout
 
 
 class Encoding(StrEnum):
@@ -57,7 +57,13 @@ class SpeechSettings:
     """Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst)."""
     avoid_dead_air: bool = True
     """Whether a segment short of text may be closed early (docs/sessions.md)."""
+    clone: ClonedVoice | None = None
+    """A voice that the checkpoint does not hold, spoken in place of ``voice``, which then is no more than its name."""
     layout: TextLayout = TextLayout.AUTO
+    max_frames: int | None = None
+    """Cap on the codec frames of each segment; ``None`` derives one from its text."""
+    chunk_frames: tuple[int, ...] = ()
+    """Codec frames of a segment's chunks, one after the other; empty leaves it to the engine."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 

@@ -145,7 +145,7 @@ class Feeder:
         lead_ms = None if settings.lead_ms is None else max(settings.lead_ms, limits.min_engine_lead_ms)
         request = SpeechRequest(
             request_id=f"{self._request_prefix}/{segment.index}",
-            voice=settings.voice,
+            voice=settings.clone or settings.voice,
             language=settings.language,
             instruct=settings.instruct,
             text=segment.text,
@@ -153,6 +153,8 @@ class Feeder:
             layout=settings.layout,
             segment=segment.index,
             sampling=settings.sampling,
+            max_frames=settings.max_frames,
+            chunk_frames=settings.chunk_frames,
             lead_ms=lead_ms,
         )
         return self._services.engine.submit(request)

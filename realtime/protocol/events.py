@@ -17,10 +17,13 @@ from msgspec import Meta, Struct
 MAX_ID_CHARS = 64
 MAX_INSTRUCT_CHARS = 2_000
 MAX_NAME_CHARS = 128
+MAX_CHUNK_STEPS = 16
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS, pattern=r"\A[A-Za-z0-9_.:-]+\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Pace = Literal["lead", "burst"]
+Layout = Literal["auto", "streaming", "full"]
+ChunkFrames = Annotated[tuple[int, ...], Meta(max_length=MAX_CHUNK_STEPS)]
 Status = Literal["completed", "cancelled", "failed"]
 
 
@@ -41,10 +44,17 @@ class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is not given takes the voice's default; the ranges are the engine's."""
 
+    do_sample: bool | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float | None = None
+    repetition_window: int | None = None
+    predictor_do_sample: bool | None = None
+    predictor_temperature: float | None = None
+    predictor_top_k: int | None = None
+    predictor_top_p: float | None = None
+    min_new_tokens: int | None = None
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -57,6 +67,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     format: Format | None = None
     pace: Pace | None = None
     lead_ms: int | None = None
+    text_layout: Layout | None = None
+    max_frames: int | None = None
+    chunk_frames: ChunkFrames | None = None
     sampling: Sampling | None = None
 
 

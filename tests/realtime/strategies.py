@@ -32,6 +32,13 @@ SAMPLINGS = st.builds(
     top_k=st.none() | INT64,
     top_p=st.none() | NUMBER,
     repetition_penalty=st.none() | NUMBER,
+    do_sample=st.none() | st.booleans(),
+    repetition_window=st.none() | INT64,
+    predictor_do_sample=st.none() | st.booleans(),
+    predictor_temperature=st.none() | NUMBER,
+    predictor_top_k=st.none() | INT64,
+    predictor_top_p=st.none() | NUMBER,
+    min_new_tokens=st.none() | INT64,
 )
 SETTINGS = st.builds(
     ev.Settings,
@@ -42,6 +49,9 @@ SETTINGS = st.builds(
     format=st.none() | FORMATS,
     pace=st.none() | st.sampled_from(["lead", "burst"]),
     lead_ms=st.none() | INT64,
+    text_layout=st.none() | st.sampled_from(["auto", "streaming", "full"]),
+    max_frames=st.none() | INT64,
+    chunk_frames=st.none() | st.lists(INT64, max_size=16).map(tuple),
     sampling=st.none() | SAMPLINGS,
 )
 CLIENT_EVENTS = st.one_of(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.api import SamplingParams, TextLayout
 from realtime.config import SpeechDefaults
 from realtime.protocol import events as ev
 from realtime.settings import default_settings, speech_settings, wire_settings
@@ -72,3 +73,18 @@ def test_settings_told_to_a_client_mean_the_same_when_they_come_back(settings: S
 def test_the_servers_defaults() -> None:
     settings = default_settings(SpeechDefaults(voice="ben", encoding="mulaw", sample_rate=8_000, lead_ms=900))
     assert (settings.voice, settings.format.encoding, settings.lead_ms) == ("ben", Encoding.MULAW, 900)
+
+
+def test_layout_frames_and_every_way_of_sampling_reach_the_session() -> None:
+    given = ev.Settings(
+        text_layout="full",
+        max_frames=9,
+        chunk_frames=(1, 4),
+        sampling=ev.Sampling(do_sample=False, repetition_window=5, predictor_do_sample=True, min_new_tokens=3),
+    )
+    settings = merged(given)
+    assert (settings.layout, settings.max_frames, settings.chunk_frames) == (TextLayout.FULL, 9, (1, 4))
+    assert settings.sampling == SamplingParams(
+        do_sample=False, repetition_window=5, predictor_do_sample=True, min_new_tokens=3
+    )
+    assert merged(wire_settings(settings), SpeechSettings()) == settings

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.api import InvalidRequest, SamplingParams, UnknownLanguage, UnknownVoice
+from engine.api import ClonedVoice, InvalidRequest, SamplingParams, UnknownLanguage, UnknownVoice
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse, UnsupportedFormat
 from sessions.events import ResponseStatus
@@ -55,6 +55,11 @@ async def test_settings_reach_the_engine(registry: SessionRegistry, engine: Reme
         ({"sampling": SamplingParams(top_p=float("nan"))}, InvalidRequest, "top_p", "is nan"),
         ({"sampling": SamplingParams(top_k=-1)}, InvalidRequest, "top_k", "0 to 100000, is -1"),
         ({"sampling": SamplingParams(seed=-5)}, InvalidRequest, "seed", "is -5"),
+        ({"sampling": SamplingParams(repetition_window=0)}, InvalidRequest, "repetition_window", "1 to 100000, is 0"),
+        ({"max_frames": 0}, InvalidRequest, "max_frames", "1 to 4294967295, is 0"),
+        ({"chunk_frames": (1, 3)}, InvalidRequest, "chunk_frames", "holds 3"),
+        ({"chunk_frames": (1,) * 17}, InvalidRequest, "chunk_frames", "17 entries, at most 16"),
+        ({"clone": ClonedVoice(embedding=b"")}, InvalidRequest, "voice", "does not clone voices"),
     ],
 )
 async def test_bad_settings_are_refused_and_change_nothing(

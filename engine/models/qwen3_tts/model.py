@@ -22,6 +22,9 @@ from engine.noise import CounterNoise, DrawKey, NoiseSource
 from engine.sampler import DrawBatch, DrawParams, draw, penalize
 from engine.tokenizer import TextTokenizer
 
+MIN_NEW_TOKENS = 2
+"""Of the official code (spec 4.2)."""
+
 
 @dataclass(slots=True)
 class SpeechRow(Row):
@@ -134,7 +137,7 @@ class Qwen3TTS:
             code0=_draw_params(sampling, defaults, ""),
             residual=_draw_params(sampling, defaults, "predictor_"),
             penalty=defaults.repetition_penalty if given is None else given,
-            min_new_tokens=sampling.min_new_tokens,
+            min_new_tokens=MIN_NEW_TOKENS if sampling.min_new_tokens is None else sampling.min_new_tokens,
         )
 
     def _prefix(self, request: SpeechRequest) -> list[PromptRow]:
