@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import ipaddress
+import itertools
+import secrets
+import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -18,11 +23,20 @@ from starlette.requests import HTTPConnection
 
 from realtime.config import AuthSettings, ConfigError
 from realtime.errors import Refused
+from realtime.tokens import mint, read
 
 MIN_KEY_CHARS = 16
 KEY_SUBPROTOCOL = "voicewire.key."
 """Browsers cannot set headers on a WebSocket: they offer ``voicewire.v1, voicewire.key.THE_KEY``."""
-
+KEY_SUBPROTOCOLS = (KEY_SUBPROTOCOL, "openai-insecure-api-key.")
+KEY_FOLLOWS = ("token", "bearer")
+"""Deepgram's browsers offer ``token, THE_KEY``."""
+KEY_HEADERS = ("x-api-key", "xi-api-key", "kyutai-api-key")
+KEY_QUERIES = ("api_key", "access_token", "authorization", "single_use_token", "auth_id", "token")
+SCHEMES = ("bearer", "token")
+MAX_KEYS_TRIED = 8
+"""Of one request, which may show several."""
+UNKNOWN_KEY = "an API key is needed, and this one is not known"
 
 Limit = Annotated[int, Meta(ge=0)]
 
@@ -48,6 +62,8 @@ class Caller:
     name: str
     max_connections: int | None = None
     max_active_responses: int | None = None
+    by_token: bool = False
+    """Showed a token and not the key."""
 
 
 LOCAL = Caller("local")
@@ -65,14 +81,41 @@ class Gatekeeper:
 
     def admit(self, request: HTTPConnection) -> Caller:
         """Raises ``Refused``."""
+        return self.admit_late(request) or self.caller_of("")
+
+    def admit_late(self, request: HTTPConnection) -> Caller | None:
+        """``None`` if the request shows no key at all and may show it later. Raises ``Refused``."""
         if not self._keys:
             _require_loopback(request)
             return LOCAL
-        digest = _digest(_presented_key(request))
+        shown = list(itertools.islice(filter(None, _shown_keys(request)), MAX_KEYS_TRIED))
+        if not shown:
+            return None
+        found = next(filter(None, map(self._find, shown)), None)
+        return found or self.caller_of("")
+
+    def caller_of(self, key: str) -> Caller:
+        """Whose key or token this is. Raises ``Refused``."""
+        if (found := self._find(key) if self._keys else LOCAL) is None:
+            raise Refused("unauthorized", UNKNOWN_KEY)
+        return found
+
+    def mint(self, caller: Caller, ttl_s: int) -> tuple[str, int]:
+        """A token that speaks for the caller, and when it expires. Raises ``Refused``: tokens mint no tokens."""
+        if caller.by_token:
+            raise Refused("unauthorized", "a token cannot be had for a token, an API key is needed")
+        expires_s = int(time.time()) + ttl_s
+        secret = next((digest for digest, known in self._keys if known == caller), None)
+        return mint(caller.name, expires_s, secret or secrets.token_bytes()), expires_s
+
+    def _find(self, key: str) -> Caller | None:
+        if (token := read(key)) is not None:
+            known = (caller for digest, caller in self._keys if token.is_genuine(digest))
+            caller = next((caller for caller in known if caller.name == token.key_name), None)
+            return replace(caller, by_token=True) if caller and token.expires_s > time.time() else None
+        digest = _digest(key)
         found = [caller for known, caller in self._keys if hmac.compare_digest(known, digest)]
-        if not found:
-            raise Refused("unauthorized", "an API key is needed, and this one is not known")
-        return found[0]
+        return found[0] if found else None
 
 
 def load_gatekeeper(settings: AuthSettings) -> Gatekeeper:
@@ -128,16 +171,42 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _presented_key(request: HTTPConnection) -> str:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    if "x-api-key" in request.headers:
-        return request.headers["x-api-key"]
-    for offered in request.scope.get("subprotocols", ()):
-        if offered.startswith(KEY_SUBPROTOCOL):
-            return str(offered.removeprefix(KEY_SUBPROTOCOL))
-    return request.query_params.get("api_key", "")
+def _shown_keys(request: HTTPConnection) -> Iterator[str]:
+    """Every key that a request shows, wherever any client puts it."""
+    yield from _authorization_keys(request.headers.get("authorization", ""))
+    yield from (request.headers.get(name, "") for name in KEY_HEADERS)
+    yield from _subprotocol_keys(request.scope.get("subprotocols", ()))
+    for name in KEY_QUERIES:
+        yield from _authorization_keys(request.query_params.get(name, ""))
+
+
+def _authorization_keys(value: str) -> Iterator[str]:
+    scheme, space, token = value.strip().partition(" ")
+    token = token.strip()
+    if scheme.lower() in SCHEMES and space:
+        yield token
+    elif scheme.lower() == "basic" and space:
+        yield from (token, *_basic_parts(token))
+    else:
+        yield value.strip()
+
+
+def _basic_parts(token: str) -> Iterator[str]:
+    """The user name and the password: some clients send the key as either."""
+    try:
+        user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        return
+    yield from (user, password)
+
+
+def _subprotocol_keys(offered: Sequence[str]) -> Iterator[str]:
+    for before, name in itertools.pairwise(("", *offered)):
+        if before.lower() in KEY_FOLLOWS:
+            yield name
+        prefix = next((prefix for prefix in KEY_SUBPROTOCOLS if name.startswith(prefix)), None)
+        if prefix is not None:
+            yield name.removeprefix(prefix)
 
 
 def _require_loopback(request: HTTPConnection) -> None:

@@ -108,6 +108,19 @@ class AuthSettings(Section, frozen=True):
     )
 
 
+class WireSettings(Section, frozen=True):
+    lead_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="Lead on vendors' wires, whose clients expect bursts.")
+    ] = 10_000
+    voices: Annotated[
+        dict[str, str], Meta(description="Vendors' voice ids, and the voices of ours that speak for them.")
+    ] = {}
+    max_contexts: Annotated[
+        int, Meta(ge=1, le=10_000, description="Open contexts of a connection on a vendor's wire.")
+    ] = 64
+    token_ttl_s: Annotated[int, Meta(ge=1, le=86_400, description="The longest a browser token may be valid.")] = 3_600
+
+
 class LogSettings(Section, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe to write.")] = "info"
     format: Annotated[Literal["json", "text"], Meta(description="`json`, one object a line, or `text`.")] = "json"
@@ -119,6 +132,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     speech: SpeechDefaults = SpeechDefaults()
     engine: EngineSettings = EngineSettings()
     auth: AuthSettings = AuthSettings()
+    wires: WireSettings = WireSettings()
     log: LogSettings = LogSettings()
 
 

@@ -22,6 +22,7 @@ from realtime.transports.http import INFORMATION_ROUTES, page_routes, refuse, re
 from realtime.transports.listener import DrainingServer, ListenConfig, listening_sockets
 from realtime.transports.speech import speech
 from realtime.transports.websocket import SpeechEndpoint
+from realtime.transports.wires import wire_routes
 from sessions.errors import SessionError
 
 
@@ -45,6 +46,7 @@ def create_app(config: ServerConfig | None = None, engine: SpeechEngine | None =
 
     routes = [
         WebSocketRoute(PATH, SpeechEndpoint(server)),
+        *wire_routes(server),
         WebSocketRoute("/{path:path}", refuse_socket),
         Route("/v1/audio/speech", speech, methods=["POST"]),
         *INFORMATION_ROUTES,

@@ -115,6 +115,10 @@ class SpeechServer:
         if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_after_s:
             raise Refused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
 
+    def check_key(self, caller: Caller) -> None:
+        """Raises ``LimitExceeded`` when a response more of this key is one too many."""
+        self.registry.check_room(caller.name, caller.max_active_responses)
+
     @contextmanager
     def connected(self, connection: Connection, caller: Caller) -> Iterator[None]:
         """Count a connection while it lasts."""

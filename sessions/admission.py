@@ -18,13 +18,17 @@ class Admission:
         return self._active_by_key.total()
 
     def enter(self, key: str, key_limit: int | None = None) -> None:
-        """Count one more response of ``key``; raises ``LimitExceeded`` if there is no room. A key may have a limit of
-        its own; without a key there is none."""
+        """Count one more response of ``key``; raises what ``check`` raises."""
+        self.check(key, key_limit)
+        self._active_by_key[key] += 1
+
+    def check(self, key: str, key_limit: int | None = None) -> None:
+        """Raises ``LimitExceeded`` if there is no room for one more. A key may have a limit of its own; without a key
+        there is none."""
         self._check("max_active_responses", self.num_active, self._limits.max_active_responses)
         if key:
             limit = self._limits.max_active_responses_per_key if key_limit is None else key_limit
             self._check("max_active_responses_per_key", self._active_by_key[key], limit)
-        self._active_by_key[key] += 1
 
     def leave(self, key: str) -> None:
         self._active_by_key[key] -= 1

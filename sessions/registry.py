@@ -71,6 +71,10 @@ class SessionRegistry:
         self._num_ever += 1
         return session
 
+    def check_room(self, key: str, max_active_responses: int | None = None) -> None:
+        """Raises ``LimitExceeded`` when ``key`` has no room for another response now."""
+        self._admission.check(key, max_active_responses)
+
     def find(self, session_id: str) -> Session | None:
         return self._sessions.get(session_id)
 

@@ -16,27 +16,31 @@ from starlette.websockets import WebSocket
 from realtime.config import ServerConfig
 from realtime.errors import Refused, describe, http_status, rule_for
 from realtime.server import SpeechServer
+from sessions.errors import ErrorInfo
 
 PAGE = Path(__file__).parents[2] / "web_client"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+def refusal_headers(info: ErrorInfo) -> dict[str, str]:
+    headers = {}
+    if info.retry_after_ms is not None:
+        headers["Retry-After"] = str(math.ceil(info.retry_after_ms / 1000))
+    if http_status(info) == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
+
+
 def refusal_response(error: Exception) -> JSONResponse:
     """Any error as an HTTP answer: status, ``Retry-After``, and OpenAI's shape of body."""
     info = describe(error)
-    status = http_status(info)
     body = {
         "message": info.message,
         "type": f"{rule_for(info.code).fault}_error",
         "param": info.param,
         "code": info.code,
     }
-    headers = {}
-    if info.retry_after_ms is not None:
-        headers["Retry-After"] = str(math.ceil(info.retry_after_ms / 1000))
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": body}, status, headers)
+    return JSONResponse({"error": body}, http_status(info), refusal_headers(info))
 
 
 async def health(request: Request) -> Response:

@@ -60,7 +60,7 @@ def test_a_key_is_found_wherever_it_may_be_shown(gatekeeper: Gatekeeper, shown: 
         request({"x-api-key": ""}),
         request({"x-api-key": KEY[:-1]}),
         request({"x-api-key": KEY + "k"}),
-        request({"authorization": f"Basic {KEY}"}),
+        request({"authorization": f"Digest {KEY}"}),
         request({"x-api-key": "agent"}),
     ],
 )

@@ -1,0 +1,257 @@
+"""The contexts of one connection on a vendor's wire: what a dialect asks of them, and what it is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.api import EngineError
+from realtime.errors import Refused, describe, error_body
+from realtime.protocol.dialects import base as on
+from realtime.wishes import Grantor
+from sessions.clock import now_s
+from sessions.config import SpeechSettings
+from sessions.errors import LimitExceeded, SessionClosed, SessionError
+from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseEvent
+from sessions.response import Response
+from sessions.session import Session
+
+ContextIntent = on.Open | on.Append | on.Flush | on.End | on.Cancel | on.Recall | on.Finish
+TextIntent = on.Append | on.Flush | on.End
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """A text that is spoken as one signal: a response, from its first text on."""
+
+    context_id: str
+    settings: SpeechSettings
+    last_sign_s: float
+    waits: list[TextIntent] | None = None
+    """What is to be done once it is this context's turn; ``None`` when it is."""
+    num_waiting_chars: int = 0
+    response: Response | None = None
+    ended: bool = False
+    """Has all its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextLimits:
+    max_contexts: int
+    max_waiting_chars: int
+    max_remembered: int
+
+
+class Tell(Protocol):
+    def __call__(self, event: on.Event, wanted: Callable[[], bool] | None = None) -> Awaitable[None]:
+        """Tell the dialect, and carry out what it asks for; messages only while they are ``wanted``."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Contexts:
+    """``act`` never waits: it gives what is to be told at once. What comes later is told by a task of ``tasks`` for
+    each context that speaks."""
+
+    session: Session
+    grantor: Grantor
+    tasks: asyncio.TaskGroup
+    tell: Tell
+    may_speak: Callable[[], None]
+    """Raises ``Refused`` when nothing may begin now."""
+    limits: ContextLimits
+    serial: bool = False
+    """One speaks after the other."""
+    _open: dict[str, Context] = field(default_factory=dict)
+    """In the order they were opened."""
+    _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
+    _speaking: set[asyncio.Task[None]] = field(default_factory=set)
+    _finishing: bool = False
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def act(self, intent: ContextIntent) -> list[on.Event]:
+        """What is to be told at once. An intent on a context that is not open changes nothing."""
+        self.session.touch()
+        return [*self._apply(intent), *self._settle()]
+
+    async def silent(self, timeout_s: float) -> None:
+        """Wait until every context has been told its end, or so long; but not for the task that asks."""
+        if others := self._speaking - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=timeout_s)
+
+    def idle(self, timeout_s: float, now: float) -> list[on.Idle]:
+        """The contexts that nothing was said to, nor by, for so long."""
+        quiet = (context for context in self._open.values() if context.waits is None)
+        return [on.Idle(context.context_id) for context in quiet if now - context.last_sign_s >= timeout_s]
+
+    def _apply(self, intent: ContextIntent) -> list[on.Event]:
+        match intent:
+            case on.Open():
+                return self._begin(intent)
+            case on.Finish():
+                self._finishing = True
+                return []
+            case on.Recall():
+                return self._recall(intent)
+        context = self._open.get(intent.context)
+        if context is None:
+            return []
+        context.last_sign_s = now_s()
+        if isinstance(intent, on.Cancel):
+            return self._cancel(context, intent.played_ms)
+        return self._wait(context, intent) if context.waits is not None else self._write(context, intent)
+
+    def _begin(self, intent: on.Open) -> list[on.Event]:
+        if intent.context in self._open:
+            return []
+        try:
+            self._check_room()
+            settings, warnings = self.grantor.grant(intent.wish)
+        except SessionError as error:
+            return [_failed(intent.context, error)]
+        waits: list[TextIntent] | None = [] if self.serial and self._open else None
+        self._open[intent.context] = Context(intent.context, settings, now_s(), waits)
+        return [on.Opened(intent.context, warnings)]
+
+    def _check_room(self) -> None:
+        if self._finishing:
+            raise SessionClosed("the connection is closing")
+        if len(self._open) >= self.limits.max_contexts:
+            raise LimitExceeded(f"max_contexts of a connection is {self.limits.max_contexts}")
+
+    def _wait(self, context: Context, intent: TextIntent) -> list[on.Event]:
+        """Keep it until the contexts before have ended; like a response, no longer a text than so many characters."""
+        assert context.waits is not None
+        context.waits.append(intent)
+        context.num_waiting_chars += len(intent.text) if isinstance(intent, on.Append) else 1
+        if context.num_waiting_chars > self.limits.max_waiting_chars:
+            limit = self.limits.max_waiting_chars
+            return self._fail(context, LimitExceeded(f"the text that waits for its turn may have {limit} characters"))
+        return []
+
+    def _write(self, context: Context, intent: TextIntent) -> list[on.Event]:
+        if context.ended or (context.response is not None and context.response.done):
+            return []
+        match intent:
+            case on.Append():
+                return self._append(context, intent.text, intent.last)
+            case on.Flush() if context.response is None:
+                return [on.Flushed(context.context_id, 0.0)]
+            case on.Flush():
+                assert context.response is not None
+                context.response.flush()
+                return []
+            case on.End():
+                return self._end_text(context)
+
+    def _append(self, context: Context, text: str, last: bool) -> list[on.Event]:
+        if context.response is None and text.strip():
+            return self._speak(context, text.lstrip(), last)
+        if context.response is not None:
+            context.response.push_text(text)
+        return self._end_text(context) if last else []
+
+    def _end_text(self, context: Context) -> list[on.Event]:
+        context.ended = True
+        if context.response is None:
+            return self._leave(context, on.Ended(context.context_id))
+        context.response.end_input()
+        return []
+
+    def _speak(self, context: Context, text: str, last: bool) -> list[on.Event]:
+        """The first text: take a place, and speak."""
+        try:
+            self.may_speak()
+            response = self.session.create_response(settings=context.settings, text=text, text_closed=last)
+        except (Refused, SessionError, EngineError) as error:
+            return self._fail(context, error)
+        context.response = response
+        context.ended = last
+        task = self.tasks.create_task(self._hear(context, response), name=f"voicewire context {response.response_id}")
+        self._speaking.add(task)
+        task.add_done_callback(self._speaking.discard)
+        return []
+
+    def _cancel(self, context: Context, played_ms: float | None) -> list[on.Event]:
+        if context.response is None:
+            return self._leave(context, on.Ended(context.context_id, "cancelled"))
+        context.response.cancel(played_ms)
+        return []
+
+    def _recall(self, intent: on.Recall) -> list[on.Event]:
+        response = self._past.get(intent.context)
+        if response is None:
+            return []
+        heard = response.heard(intent.played_ms)
+        return [on.Recalled(intent.context, heard.text, heard.remaining, heard.audio_ms)]
+
+    async def _hear(self, context: Context, response: Response) -> None:
+        async for event in response:
+            context.last_sign_s = now_s()
+            if isinstance(event, ResponseDone):
+                self._remember(context.context_id, response)
+                for told in (*self._leave(context, _ended(context.context_id, event)), *self._settle()):
+                    await self.tell(told)
+            else:
+                for told in _told(context.context_id, response, event):
+                    await self.tell(told, lambda: not response.done)
+
+    def _fail(self, context: Context, error: Exception) -> list[on.Event]:
+        return self._leave(context, _failed(context.context_id, error))
+
+    def _leave(self, context: Context, ended: on.Ended) -> list[on.Event]:
+        del self._open[context.context_id]
+        return [ended]
+
+    def _settle(self) -> list[on.Event]:
+        """Whose turn is it, and has everything ended?"""
+        told = [event for context in self._whose_turn_it_is() for event in self._catch_up(context)]
+        if self._finishing and not self._open:
+            self._finishing = False
+            told.append(on.Silent())
+        return told
+
+    def _whose_turn_it_is(self) -> Iterator[Context]:
+        while (first := next(iter(self._open.values()), None)) is not None and first.waits is not None:
+            yield first
+
+    def _catch_up(self, context: Context) -> list[on.Event]:
+        waits, context.waits = context.waits or [], None
+        context.last_sign_s = now_s()
+        return [event for intent in waits for event in self._apply(intent)]
+
+    def _remember(self, context_id: str, response: Response) -> None:
+        self._past[context_id] = response
+        self._past.move_to_end(context_id)
+        if len(self._past) > self.limits.max_remembered:
+            self._past.popitem(last=False)
+
+
+def _told(context_id: str, response: Response, event: ResponseEvent) -> Iterator[on.Event]:
+    def ms(sample: int) -> float:
+        return max(1000 * (sample - response.pre_skip_samples) / response.format.sample_rate, 0.0)
+
+    match event:
+        case ResponseAudio():
+            end_sample = event.start_sample + event.num_samples
+            yield on.Audio(context_id, b"".join(event.packets), ms(event.start_sample), ms(end_sample))
+        case FlushDone():
+            yield on.Flushed(context_id, ms(event.end_sample))
+
+
+def _ended(context_id: str, done: ResponseDone) -> on.Ended:
+    heard: Heard = done.heard
+    error = None if done.error is None else error_body(done.error)
+    return on.Ended(
+        context_id, done.status.value, done.audio_ms, heard.text, heard.remaining, heard.audio_ms, error=error
+    )
+
+
+def _failed(context_id: str, error: Exception) -> on.Ended:
+    return on.Ended(context_id, "failed", error=error_body(describe(error)))

@@ -1,0 +1,276 @@
+"""What a dialect says and hears: intents go out, events come in, whatever the vendor's messages look like.
+
+One connection holds contexts, each a text that is spoken as one signal. A dialect turns a client's message into intents
+on its contexts, and what became of them into the vendor's messages.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from realtime.protocol.events import ErrorBody
+
+Message = str | bytes
+Status = Literal["completed", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class WireFormat:
+    """How a client wants its audio. Whether that can be served is not decided here."""
+
+    encoding: str = "pcm_s16le"
+    """One of ``sessions.config.Encoding``: ``pcm_s16le``, ``pcm_f32le``, ``mulaw``, ``alaw``, ``wav``, ``mp3``,
+    ``aac``, ``flac``, ``ogg_opus``, ``opus``."""
+    sample_rate: int = 24_000
+    bitrate: int | None = None
+    """Bits a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a client wants a context to be spoken, in the words of all wires. What we do not have becomes a default."""
+
+    voice: str | None = None
+    """The vendor's id or ours."""
+    language: str | None = None
+    format: WireFormat = field(default_factory=WireFormat)
+    seed: int | None = None
+    speed: float = 1.0
+    instruct: str = ""
+    word_times: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What a client said before its first message."""
+
+    path: Mapping[str, str]
+    """The parameters in the path, such as ``voice_id``."""
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    request_id: str
+    """Of this connection; random, for dialects that have to make up ids."""
+    subprotocols: tuple[str, ...] = ()
+
+
+# --- what a dialect asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message of the vendor's, as it is; on HTTP a piece of the body."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticate:
+    """The key stood in a message (``Wire.late_key``). Everything but ``Send`` and ``Close`` needs it first."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A context begins; its id is free again once it has ``Ended``. It takes a place only with its first text."""
+
+    context: str
+    wish: Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    context: str
+    text: str
+    last: bool = False
+    """As with an ``End`` right behind; the engine then knows so from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Speak all text so far; answered by ``Flushed``, at once if there is nothing to say."""
+
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """No more text; answered by ``Ended`` when all is spoken."""
+
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop; answered by ``Ended``, and no ``Audio`` before it."""
+
+    context: str
+    played_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What was heard of a context that has ended; answered by ``Recalled``, or by nothing if it is forgotten."""
+
+    context: str
+    played_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """No more contexts; once all have ended, ``Silent`` is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Cancel everything and close. On HTTP the body is complete."""
+
+    code: int = 1000
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """HTTP: answer with the error's status, or cut the body short if it has begun."""
+
+    error: ErrorBody
+
+
+Intent = Send | Authenticate | Open | Append | Flush | End | Cancel | Recall | Finish | Close | Abort
+
+
+# --- what a dialect is told
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """``Open`` was heard. ``warnings`` tell what of the wish became a default."""
+
+    context: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """Encoded as wished, in order. Times count from the first sample of the context."""
+
+    context: str
+    data: bytes
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedWord:
+    """A word in the client's own characters: ``text`` stands at ``start_char`` of all the context was given."""
+
+    text: str
+    start_char: int
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Times of words, rising; about when their audio is told, before or after it. Only if they were wished."""
+
+    context: str
+    words: tuple[TimedWord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """All audio of the text up to a ``Flush`` was told."""
+
+    context: str
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The one last event of a context."""
+
+    context: str
+    status: Status = "completed"
+    audio_ms: float = 0.0
+    """Of audio that was told."""
+    heard: str = ""
+    """The client's text up to the last word heard."""
+    remaining: str = ""
+    played_ms: float = 0.0
+    error: ErrorBody | None = None
+    """With ``failed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    context: str
+    heard: str
+    remaining: str
+    played_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing was said to a context, nor by it, for ``Dialect.context_timeout_s``. Told again and again."""
+
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """After ``Finish``: every context has ended."""
+
+
+Event = Opened | Audio | Words | Flushed | Ended | Recalled | Idle | Silent
+
+
+class Dialect(ABC):
+    """One connection of a vendor's wire. No timer, no queue, no task.
+
+    What the methods give is carried out in order; they may be generators. ``receive`` raises ``RemoteProtocolError``
+    for a message that breaks the wire; ``fail`` then tells the client. The constructor raises it for a handshake that
+    cannot be served.
+    """
+
+    context_timeout_s: float | None = None
+    forgiving = False
+    """A message that breaks the wire is answered by ``fail`` and costs no connection."""
+    media_type = "application/octet-stream"
+    """HTTP: of the body; read with its first piece."""
+
+    wish: Wish | None = None
+    """What the handshake tells of it: refused there if it cannot be served, warned of in the answer's headers."""
+
+    def __init__(self, handshake: Handshake) -> None:
+        self.handshake = handshake
+
+    def headers(self) -> dict[str, str]:
+        """Of the answer to the handshake or request."""
+        return {}
+
+    def begin(self) -> Iterable[Intent]:
+        """The handshake has succeeded."""
+        return ()
+
+    @abstractmethod
+    def receive(self, message: Message) -> Iterable[Intent]:
+        """A message of the client; on HTTP the body, once."""
+
+    @abstractmethod
+    def tell(self, event: Event) -> Iterable[Intent]:
+        """What became of a context."""
+
+    @abstractmethod
+    def fail(self, error: ErrorBody, close: int | None) -> Iterable[Intent]:
+        """The connection fails, or a message did: tell the client. With ``close`` the connection ends with that code
+        afterwards, whatever is given here."""
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        """Body and headers of an HTTP answer with this ``status``, in the vendor's shape."""
+        return {"error": {"message": error.message, "code": error.code}}, {}

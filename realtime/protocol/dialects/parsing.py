@@ -1,0 +1,51 @@
+"""JSON of vendors' clients, read as structs; what a struct does not know is passed over."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from realtime.protocol.dialects.base import Message
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.native import field_at_fault
+
+T = TypeVar("T")
+
+MAX_CONTEXT_ID_CHARS = 256
+
+
+def parse_json(message: Message, kind: type[T]) -> T:
+    """Read a text message, or the body of a request. Raises ``RemoteProtocolError``."""
+    try:
+        return msgspec.json.decode(message, type=kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError("invalid_event", str(error), field_at_fault(str(error))) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise RemoteProtocolError("malformed_json", f"not a JSON message: {error}") from None
+
+
+def text_only(message: Message) -> str:
+    """Raises ``RemoteProtocolError`` for a binary message."""
+    if isinstance(message, bytes):
+        raise RemoteProtocolError("binary_not_accepted", "this wire takes text messages only")
+    return message
+
+
+def require_context_id(context: str) -> str:
+    """Raises ``RemoteProtocolError`` when it is too long to be kept."""
+    if len(context) > MAX_CONTEXT_ID_CHARS:
+        found = f"context_id has {len(context)} characters"
+        raise RemoteProtocolError("invalid_event", f"{found}, at most {MAX_CONTEXT_ID_CHARS}", "context_id")
+    return context
+
+
+def dump(**fields: Any) -> str:
+    """A JSON message."""
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def is_true(text: str | None) -> bool:
+    """A flag in a query."""
+    return (text or "").lower() in ("true", "1", "yes", "on")

@@ -1,0 +1,225 @@
+"""The shell under all wires, over real sockets, with the smallest dialect there is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from realtime.transports import wires
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.dialects.tiny import TINY_WIRES
+from tests.realtime.live import WAIT_S, Live, live_server, until
+
+KEY = "a-key-of-enough-characters"
+TEXT = "Hello there, how are you?"
+SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
+
+
+@pytest.fixture(autouse=True)
+def tiny_wires(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "WIRES", TINY_WIRES)
+
+
+@pytest.fixture
+async def live() -> AsyncIterator[Live]:
+    async with live_server() as server:
+        yield server
+        await server.freed()
+
+
+def dial(live: Live, path: str, **options: object) -> connect:
+    return connect(live.url + path, compression=None, proxy=None, **options)  # type: ignore[arg-type]
+
+
+async def heard(socket: ClientConnection, until_text: str) -> tuple[int, list[str]]:
+    """Bytes of audio, and what was said beside, up to a message that begins so."""
+    num_bytes, said = 0, []
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            message = await socket.recv()
+            if isinstance(message, bytes):
+                num_bytes += len(message)
+            else:
+                said.append(message)
+                if message.startswith(until_text):
+                    return num_bytes, said
+
+
+async def code_of(socket: ClientConnection) -> tuple[int, list[str | bytes]]:
+    said: list[str | bytes] = []
+    async with asyncio.timeout(WAIT_S):
+        try:
+            while True:
+                said.append(await socket.recv())
+        except ConnectionClosed:
+            assert socket.close_code is not None
+            return socket.close_code, said
+
+
+async def test_two_turns_and_a_goodbye(live: Live) -> None:
+    async with dial(live, "/tiny") as socket:
+        for turn in range(2):
+            await socket.send(TEXT)
+            await socket.send("")
+            num_bytes, said = await heard(socket, "done")
+            assert said == [f"done {turn} completed"]
+            assert num_bytes > 2 * 24_000 * len(TEXT) * 0.04 * 0.9
+        await socket.send("bye")
+        assert (await code_of(socket))[0] == 1000
+
+
+@pytest.mark.parametrize(("path", "in_order"), [("/tiny", True), ("/tiny/at-once", False)])
+async def test_contexts_speak_in_turn_or_at_once(path: str, in_order: bool) -> None:
+    engine = FakeSpeechEngine(SLOW)
+    async with live_server(engine) as live:
+        async with dial(live, path) as socket:
+            for text in (TEXT * 3, "Hi there."):
+                await socket.send(text)
+                await socket.send("")
+            await until(lambda: len(engine.streams) == (1 if in_order else 2))
+            first = (await heard(socket, "done"))[1][-1]
+            second = (await heard(socket, "done"))[1][-1]
+            assert [first[:6], second[:6]] == (["done 0", "done 1"] if in_order else ["done 1", "done 0"])
+        await live.freed()
+
+
+async def test_a_cancel_ends_what_waits_and_what_speaks(live: Live) -> None:
+    async with dial(live, "/tiny") as socket:
+        await socket.send(TEXT * 40)
+        await heard_first_audio(socket)
+        await socket.send("stop")
+        assert (await heard(socket, "done"))[1] == ["done 0 cancelled"]
+
+
+async def heard_first_audio(socket: ClientConnection) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not isinstance(await socket.recv(), bytes):
+            pass
+
+
+async def test_an_end_without_text_is_an_end(live: Live) -> None:
+    async with dial(live, "/tiny") as socket:
+        await socket.send(" ")
+        await socket.send("")
+        assert (await heard(socket, "done"))[1] == ["done 0 completed"]
+
+
+@pytest.mark.parametrize("when", ["connected", "open", "speaking", "ended"])
+async def test_a_socket_dropped_in_any_state_leaves_nothing(live: Live, when: str) -> None:
+    socket = await dial(live, "/tiny")
+    if when != "connected":
+        await socket.send(TEXT * 40 if when == "speaking" else TEXT)
+    if when == "speaking":
+        await heard_first_audio(socket)
+    if when == "ended":
+        await socket.send("")
+        await heard(socket, "done")
+    socket.transport.abort()
+    await live.freed()
+    await socket.wait_closed()
+
+
+async def test_an_unknown_voice_is_spoken_by_the_default_one_with_a_warning(live: Live) -> None:
+    async with dial(live, "/tiny?voice=zoe") as socket:
+        assert "voice 'zoe' is unknown" in socket.response.headers["X-Voicewire-Warning"]
+    async with dial(live, "/tiny?voice=BEN") as socket:
+        assert "X-Voicewire-Warning" not in socket.response.headers
+
+
+async def test_voices_of_vendors_can_be_given_ours(live: Live) -> None:
+    async with live_server(wires__voices={"zoe": "ben"}) as other, dial(other, "/tiny?voice=zoe") as socket:
+        assert "X-Voicewire-Warning" not in socket.response.headers
+        await socket.send(TEXT)
+        await until(lambda: bool(other.engine.requests))
+        assert other.engine.requests[-1].voice == "ben"
+
+
+async def test_a_format_that_cannot_be_served_is_refused_at_the_handshake(live: Live) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        await dial(live, "/tiny?encoding=vorbis")
+    assert refused.value.response.status_code == 400
+
+
+async def test_too_large_a_message_and_a_binary_one_cost_the_connection(live: Live) -> None:
+    async with dial(live, "/tiny") as socket:
+        await socket.send("x" * 300_000)
+        assert await code_of(socket) == (1009, ["error message_too_big"])
+    async with dial(live, "/tiny") as socket:
+        await socket.send(b"x")
+        assert await code_of(socket) == (1003, ["error binary_not_accepted"])
+
+
+async def test_contexts_beyond_the_limit_end_at_once() -> None:
+    async with live_server(wires__max_contexts=1) as live, dial(live, "/tiny") as socket:
+        await socket.send(TEXT * 3)
+        await socket.send("")
+        await socket.send(TEXT)
+        assert (await heard(socket, "done 1"))[1] == ["done 1 failed limit_exceeded"]
+
+
+async def test_a_key_in_the_first_message() -> None:
+    async with live_server(auth__api_keys=f"agent:{KEY}", listen__handshake_timeout_s=0.3) as live:
+        async with dial(live, "/tiny/late") as socket:
+            await socket.send(f"key {KEY}")
+            await socket.send(TEXT)
+            await socket.send("")
+            assert (await heard(socket, "done"))[1] == ["done 0 completed"]
+        for first in (f"key {KEY}x", TEXT):
+            async with dial(live, "/tiny/late") as socket:
+                await socket.send(first)
+                assert await code_of(socket) == (1008, ["error unauthorized"])
+        async with dial(live, "/tiny/late") as silent:
+            assert await code_of(silent) == (1008, ["error unauthorized"])
+        with pytest.raises(InvalidStatus) as refused:
+            await dial(live, "/tiny")
+        assert refused.value.response.status_code == 401
+        await live.freed()
+
+
+async def test_a_key_with_all_its_places_taken_gets_429() -> None:
+    limits = {"auth__api_keys": f"agent:{KEY}", "limits__max_active_responses_per_key": 1}
+    async with live_server(FakeSpeechEngine(SLOW), **limits) as live:
+        async with dial(live, f"/tiny/at-once?api_key={KEY}") as socket:
+            await socket.send(TEXT * 3)
+            await socket.send("")
+            await socket.send(TEXT)
+            assert (await heard(socket, "done 1"))[1] == ["done 1 failed limit_exceeded"]
+            with pytest.raises(InvalidStatus) as refused:
+                await dial(live, f"/tiny?api_key={KEY}")
+            assert (refused.value.response.status_code, refused.value.response.headers["Retry-After"]) == (429, "1")
+        await live.freed()
+
+
+async def test_over_http(live: Live) -> None:
+    async with live.http() as http:
+        answer = await http.post("/tiny/file?voice=zoe", content=TEXT)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, "audio/pcm")
+        assert "zoe" in answer.headers["X-Voicewire-Warning"]
+        assert len(answer.content) > 2 * 24_000 * len(TEXT) * 0.04 * 0.9
+        assert (await http.post("/tiny/file", content="x" * 300_000)).status_code == 413
+
+
+async def test_a_failure_over_http_has_a_status_or_cuts_the_body() -> None:
+    async with live_server(FakeSpeechEngine(FakeScript(fail_at_frame=0))) as live, live.http() as http:
+        answer = await http.post("/tiny/file", content=TEXT)
+        assert (answer.status_code, json.loads(answer.content)["error"]["code"]) == (500, "engine_error")
+        live.engine.script = FakeScript(fail_at_frame=5, real_time_factor=0.02)
+        with pytest.raises(Exception, match=r"peer closed|incomplete"):
+            await http.post("/tiny/file", content=TEXT)
+        await live.freed()
+
+
+async def test_a_client_that_leaves_over_http_is_noticed(live: Live) -> None:
+    async with live.http() as http, http.stream("POST", "/tiny/file", content=TEXT * 60) as answer:
+        await anext(answer.aiter_raw())
+    await live.freed()
+
+
+async def test_idle_and_old_connections_are_closed_with_codes_that_clients_know() -> None:
+    async with live_server(limits__idle_timeout_s=0.1) as live, dial(live, "/tiny") as socket:
+        assert await code_of(socket) == (1001, ["error idle_timeout"])
