@@ -121,6 +121,28 @@ class WireSettings(Section, frozen=True):
     token_ttl_s: Annotated[int, Meta(ge=1, le=86_400, description="The longest a browser token may be valid.")] = 3_600
 
 
+class VoiceSettings(Section, frozen=True):
+    folder: Annotated[
+        str | None, Meta(description="Where voices are stored; by default voicewire/voices in the user's data folder.")
+    ] = None
+    max_voices: Annotated[int, Meta(ge=0, le=1_000_000, description="Voices stored.")] = 10_000
+    max_voices_per_key: Annotated[int, Meta(ge=0, le=1_000_000, description="Of them by one API key.")] = 1_000
+    max_upload_bytes: Annotated[
+        int, Meta(ge=1_024, le=268_435_456, description="Of a recording: uploaded, fetched, or in a data URI.")
+    ] = 10_485_760
+    max_uploads: Annotated[int, Meta(ge=1, le=1_000, description="Recordings that arrive at once.")] = 16
+    max_encodings: Annotated[int, Meta(ge=1, le=1_000, description="Recordings fetched and listened to at once.")] = 4
+    upload_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="For a recording to arrive.")] = 60.0
+    decode_timeout_s: Annotated[float, Meta(gt=0, le=300, description="For a recording to be decoded.")] = 10.0
+    fetch: Annotated[bool, Meta(description="Whether requests may name a recording by its address.")] = True
+    fetch_timeout_s: Annotated[float, Meta(gt=0, le=300, description="For a recording to be fetched.")] = 10.0
+    fetch_redirects: Annotated[int, Meta(ge=0, le=20, description="Redirects that are followed.")] = 3
+    fetch_http: Annotated[bool, Meta(description="Whether such an address may be plain http.")] = False
+    fetch_networks: Annotated[
+        str | None, Meta(description="Networks that are asked although they are not public: `10.0.0.0/8,fd00::/8`.")
+    ] = None
+
+
 class LogSettings(Section, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe to write.")] = "info"
     format: Annotated[Literal["json", "text"], Meta(description="`json`, one object a line, or `text`.")] = "json"
@@ -133,6 +155,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     engine: EngineSettings = EngineSettings()
     auth: AuthSettings = AuthSettings()
     wires: WireSettings = WireSettings()
+    voices: VoiceSettings = VoiceSettings()
     log: LogSettings = LogSettings()
 
 

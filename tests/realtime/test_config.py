@@ -80,7 +80,7 @@ def test_the_page_tells_each_setting_as_it_is(name: str, field: object) -> None:
 
 
 def setting_line(name: str, field: object) -> str:
-    shown = "" if field.default in (None, msgspec.NODEFAULT) else f"`{field.default}`".replace("True", "true")
+    shown = "" if field.default in (None, msgspec.NODEFAULT) else f"`{field.default}`".replace("True", "true").replace("False", "false")
     about = field.type.__metadata__[0].description
     return f"| `{name}` | {shown} | {allowed(field)} | {about} |"
 

@@ -1,0 +1,153 @@
+"""A recording from an address that a client named, without lending the client our place in the network.
+
+A name is resolved once for each hop; all its addresses are looked at; the connection goes to one that was looked at,
+whatever the name means by then; the certificate must be for the name. Redirects are hops like the first. One clock
+runs over all of it, and no proxy of the environment is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import urljoin
+
+import h11
+
+from engine.api import InvalidRequest
+from realtime.references.addresses import Network, Target, check_addresses, parse_url, refused
+from realtime.version import VERSION
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+READ_BYTES = 65_536
+MAX_HEAD_BYTES = 32_768
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Connect = Callable[[str, Target, ssl.SSLContext | None], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRules:
+    max_bytes: int = 10 * 2**20
+    timeout_s: float = 10.0
+    """For resolving, all hops and the whole body."""
+    max_redirects: int = 3
+    allow_http: bool = False
+    networks: tuple[Network, ...] = ()
+    """Closed networks that are asked all the same."""
+
+
+class Moved(NamedTuple):
+    location: str
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """By the system's resolver. Raises ``OSError``."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+async def connect(
+    address: str, target: Target, tls: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To the address; the name is only what the certificate must be for. Raises ``OSError``."""
+    server_hostname = target.host.rstrip(".") if tls else None
+    return await asyncio.open_connection(
+        address, target.port, ssl=tls, server_hostname=server_hostname, limit=READ_BYTES
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fetcher:
+    rules: FetchRules = FetchRules()
+    resolve: Resolve = resolve
+    connect: Connect = connect
+    tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
+
+    async def fetch(self, url: str) -> bytes:
+        """Raises ``InvalidRequest``."""
+        try:
+            async with asyncio.timeout(self.rules.timeout_s):
+                return await self._follow(url)
+        except TimeoutError:
+            raise refused(f"it did not arrive within {self.rules.timeout_s:g} s") from None
+        except (OSError, h11.RemoteProtocolError, ValueError) as error:  # also what is wrong with a certificate
+            raise refused(f"it cannot be fetched: {type(error).__name__}") from None
+
+    async def _follow(self, url: str) -> bytes:
+        for _ in range(self.rules.max_redirects + 1):
+            answer = await self._hop(parse_url(url, self.rules.allow_http))
+            if isinstance(answer, bytes):
+                return answer
+            url = urljoin(url, answer.location)
+        raise refused(f"it was redirected more than {self.rules.max_redirects} times")
+
+    async def _hop(self, target: Target) -> bytes | Moved:
+        found = await self.resolve(target.host, target.port)
+        address = check_addresses(found, self.rules.networks)[0]
+        tls = self.tls if target.scheme == "https" else None
+        reader, writer = await self.connect(str(address), target, tls)
+        try:
+            return await self._ask(target, reader, writer)
+        finally:
+            writer.close()
+            with suppress(OSError, TimeoutError, asyncio.CancelledError):
+                writer.transport.abort()
+
+    async def _ask(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | Moved:
+        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        headers = [
+            ("Host", target.host_header),
+            ("User-Agent", f"voicewire/{VERSION}"),
+            ("Accept", "audio/*"),
+            ("Accept-Encoding", "identity"),
+            ("Connection", "close"),
+        ]
+        request = h11.Request(method="GET", target=target.path, headers=headers)
+        writer.write(connection.send(request) + connection.send(h11.EndOfMessage()))
+        await writer.drain()
+        head = await self._next(connection, reader)
+        if not isinstance(head, h11.Response):
+            raise refused("the host does not answer in HTTP")
+        if (moved := _check_head(head, self.rules.max_bytes)) is not None:
+            return moved
+        return await self._body(connection, reader)
+
+    async def _body(self, connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
+        body = bytearray()
+        while isinstance(event := await self._next(connection, reader), h11.Data):
+            body += event.data
+            if len(body) > self.rules.max_bytes:
+                raise _too_large(self.rules.max_bytes)
+        if not isinstance(event, h11.EndOfMessage):
+            raise refused("it broke off")
+        return bytes(body)
+
+    async def _next(self, connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
+        while (event := connection.next_event()) is h11.NEED_DATA or isinstance(event, h11.InformationalResponse):
+            if event is h11.NEED_DATA:
+                connection.receive_data(await reader.read(READ_BYTES))
+        return event  # type: ignore[return-value]
+
+
+def _check_head(head: h11.Response, max_bytes: int) -> Moved | None:
+    headers = {name: value.decode("latin-1") for name, value in head.headers}
+    if head.status_code in REDIRECTS:
+        if location := headers.get(b"location"):
+            return Moved(location)
+        raise refused("it was redirected to nowhere")
+    if head.status_code != 200:
+        raise refused(f"the host answered with status {head.status_code}")
+    if headers.get(b"content-encoding", "identity") != "identity":
+        raise refused("it is compressed for the transport")
+    if headers.get(b"content-length", "0").isdigit() and int(headers.get(b"content-length", "0")) > max_bytes:
+        raise _too_large(max_bytes)
+    return None
+
+
+def _too_large(max_bytes: int) -> InvalidRequest:
+    return refused(f"it is larger than max_upload_bytes, {max_bytes}")

@@ -1,0 +1,118 @@
+"""A recording out of the bytes of a file that somebody sent: mono, at our rate, and no longer than asked for.
+
+Nobody is trusted here. The container is told by its first bytes and opened as that and nothing else, so that no list
+of files or addresses is ever followed; only decoders of the formats named are used; a length that is declared or
+decoded beyond the limit ends the work at once.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sessions.audio.pcm import Pcm
+
+if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+
+DECODERS = frozenset(
+    "aac alac flac mp3 mp3float opus libopus vorbis pcm_alaw pcm_mulaw pcm_f32le pcm_f64le pcm_s16le pcm_s24le "
+    "pcm_s32le pcm_u8".split()
+)
+FORMATS = "wav, flac, mp3, ogg or m4a"
+MAX_SOURCE_RATE = 192_000
+MAX_CHANNELS = 8
+NO_PROTOCOL = "none"
+PADDING_S = 0.1
+"""Codecs fill up their last frame; so much over the limit is cut off and not refused."""
+
+
+class BadRecording(ValueError):
+    """The message is for whoever sent it."""
+
+
+def decode_recording(data: bytes, sample_rate: int, max_s: float) -> Pcm:
+    """All of it at ``sample_rate``, channels mixed into one. Raises ``BadRecording``."""
+    import av
+
+    name = container_format(data)
+    options = {"protocol_whitelist": NO_PROTOCOL}
+    try:
+        with av.open(io.BytesIO(data), mode="r", format=name, container_options=options) as container:
+            return _decode(container, sample_rate, max_s)
+    except (av.FFmpegError, EOFError, OverflowError) as error:
+        raise BadRecording(f"audio cannot be decoded: {type(error).__name__}") from None
+
+
+def container_format(data: bytes) -> str:
+    """FFmpeg's name for it. Raises ``BadRecording``."""
+    if not data:
+        raise BadRecording("audio is empty")
+    if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
+        return "wav"
+    if data[:4] == b"fLaC":
+        return "flac"
+    if data[:4] == b"OggS":
+        return "ogg"
+    if data[4:8] == b"ftyp":
+        return "mov"
+    if data[:3] == b"ID3" or (data[0] == 0xFF and len(data) > 1 and data[1] & 0xE6 in (0xE2, 0xE4, 0xE6)):
+        return "mp3"
+    raise BadRecording(f"audio is neither of {FORMATS}")
+
+
+def _decode(container: InputContainer, sample_rate: int, max_s: float) -> Pcm:
+    if not container.streams.audio:
+        raise BadRecording("the file holds no audio")
+    stream = container.streams.audio[0]
+    _check_stream(stream, max_s)
+    pieces, num_samples = [], 0
+    for pcm in _resampled(container, stream, sample_rate):
+        num_samples += pcm.size
+        _check_length(num_samples / sample_rate, max_s)
+        pieces.append(pcm)
+    if not num_samples:
+        raise BadRecording("audio holds no sound at all: 0 samples")
+    return np.concatenate(pieces)[: int(max_s * sample_rate)]
+
+
+def _check_stream(stream: AudioStream, max_s: float) -> None:
+    codec = stream.codec_context
+    if codec.name not in DECODERS:
+        raise BadRecording(f"audio is coded as {codec.name}; send {FORMATS}")
+    if not 1 <= codec.sample_rate <= MAX_SOURCE_RATE:
+        raise BadRecording(f"the sample rate must be 1 to {MAX_SOURCE_RATE}, is {codec.sample_rate}")
+    if not 1 <= codec.channels <= MAX_CHANNELS:
+        raise BadRecording(f"audio must have 1 to {MAX_CHANNELS} channels, has {codec.channels}")
+    if stream.duration is not None and stream.time_base is not None:
+        _check_length(float(stream.duration * stream.time_base), max_s)
+
+
+def _check_length(length_s: float, max_s: float) -> None:
+    if length_s > max_s + PADDING_S:
+        raise BadRecording(f"audio is longer than {max_s:g} s")
+
+
+def _resampled(container: InputContainer, stream: AudioStream, sample_rate: int) -> Iterator[Pcm]:
+    from av import AudioResampler
+
+    resampler = AudioResampler(format="flt", layout="mono", rate=sample_rate)
+    for frame in container.decode(stream):
+        _check_numbers(frame)
+        yield from (_pcm(out) for out in resampler.resample(frame))
+    yield from (_pcm(out) for out in resampler.resample(None))
+
+
+def _check_numbers(frame: AudioFrame) -> None:
+    samples = frame.to_ndarray()
+    if samples.dtype.kind == "f" and not np.isfinite(samples).all():
+        raise BadRecording("audio holds samples that are no numbers (NaN or infinite)")
+
+
+def _pcm(frame: AudioFrame) -> Pcm:
+    return np.asarray(frame.to_ndarray()[0], np.float32)

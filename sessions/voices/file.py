@@ -1,0 +1,87 @@
+"""One voice, one file: its numbers as tensors, its manifest in the header, so that no half of it can be lost.
+
+A safetensors file begins with the length of its header (u64, little endian) and the header (JSON); to list a voice
+nothing more is read.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from engine.api import ClonedVoice
+from sessions.voices.voice import Manifest, StoredVoice
+
+MANIFEST_KEY = "voice"
+MAX_HEADER_BYTES = 100_000
+USUAL_HEADER_BYTES = 8_192
+LENGTH_BYTES = 8
+
+
+class BrokenVoiceFile(ValueError):
+    """Not one of ours, or damaged."""
+
+
+class Header(msgspec.Struct):
+    metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
+
+
+def to_bytes(voice: StoredVoice, num_codebooks: int) -> bytes:
+    """``num_codebooks`` is that of the voice's codes; without codes it is not looked at."""
+    tensors = {"embedding": np.frombuffer(voice.clone.embedding, "<f4")}
+    if voice.clone.codes:
+        tensors["codes"] = np.frombuffer(voice.clone.codes, "<i2").reshape(-1, num_codebooks)
+    return save(tensors, {MANIFEST_KEY: msgspec.json.encode(voice.manifest).decode()})
+
+
+def read_voice(path: Path) -> StoredVoice:
+    """Raises ``FileNotFoundError`` or ``BrokenVoiceFile``."""
+    data = path.read_bytes()
+    manifest = _manifest_of(data[LENGTH_BYTES : LENGTH_BYTES + _header_bytes(data)])
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise BrokenVoiceFile(str(error)) from None
+    codes = tensors.get("codes", np.zeros(0, np.int16))
+    embedding = tensors.get("embedding")
+    if embedding is None or embedding.dtype != np.float32 or codes.dtype != np.int16:
+        raise BrokenVoiceFile("its tensors are not embedding (float32) and codes (int16)")
+    transcript = manifest.transcript if codes.size else ""
+    clone = ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), transcript=transcript)
+    return StoredVoice(manifest, clone)
+
+
+def read_manifest(path: str) -> Manifest:
+    """Raises ``OSError`` or ``BrokenVoiceFile``. Usually in one read: a thousand voices are listed so."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        start = os.read(descriptor, USUAL_HEADER_BYTES)
+        end = LENGTH_BYTES + _header_bytes(start)
+        while len(start) < end and (more := os.read(descriptor, end - len(start))):
+            start += more
+    finally:
+        os.close(descriptor)
+    return _manifest_of(start[LENGTH_BYTES:end])
+
+
+def _header_bytes(start: bytes) -> int:
+    if len(start) < LENGTH_BYTES:
+        raise BrokenVoiceFile("it is too short")
+    (num_bytes,) = struct.unpack_from("<Q", start)
+    if num_bytes > MAX_HEADER_BYTES:
+        raise BrokenVoiceFile(f"its header is longer than {MAX_HEADER_BYTES} bytes")
+    return int(num_bytes)
+
+
+def _manifest_of(header: bytes) -> Manifest:
+    try:
+        metadata = msgspec.json.decode(header, type=Header).metadata
+        return msgspec.json.decode(metadata.get(MANIFEST_KEY, ""), type=Manifest)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise BrokenVoiceFile(f"its header: {error}") from None

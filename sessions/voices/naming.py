@@ -1,0 +1,42 @@
+"""The one place where the name of a stored voice becomes the voice itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.api import EngineInfo, InvalidRequest
+from sessions.config import SpeechSettings
+from sessions.voices.store import VoiceStore
+from sessions.voices.voice import SHARED, StoredVoice
+
+BYTES_PER_NUMBER = 4
+
+
+def with_stored_voice(settings: SpeechSettings, key: str, info: EngineInfo, store: VoiceStore | None) -> SpeechSettings:
+    """The same settings; if ``voice`` is no voice of the checkpoint but one stored for this key, with its ``clone``.
+
+    Raises ``InvalidRequest`` for a voice that was made for another model. A name that nobody knows passes.
+    """
+    if store is None or settings.clone is not None or settings.voice is None or is_built_in(settings.voice, info):
+        return settings
+    found = find_voice(store, key, settings.voice)
+    if found is None:
+        return settings
+    check_fits(found, info)
+    return replace(settings, clone=found.clone)
+
+
+def find_voice(store: VoiceStore, key: str, name: str) -> StoredVoice | None:
+    """A voice of this key, or one that all share."""
+    return store.find(key, name) or store.find(SHARED, name)
+
+
+def is_built_in(name: str, info: EngineInfo) -> bool:
+    return any(voice.name == name for voice in info.voices)
+
+
+def check_fits(voice: StoredVoice, info: EngineInfo) -> None:
+    num = len(voice.clone.embedding) // BYTES_PER_NUMBER
+    if info.can_clone and num != info.embedding_size:
+        found = f"voice {voice.manifest.name!r} was made for another model: its embedding has {num} numbers"
+        raise InvalidRequest(f"{found}, {info.model} takes {info.embedding_size}", "voice")

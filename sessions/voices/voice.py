@@ -1,0 +1,65 @@
+"""A voice that somebody brought: what the model needs of it, and what people want to know of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.api import ClonedVoice, InvalidRequest
+
+SHARED = ""
+"""The owner of voices that every key may speak with: those that the operator added."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MAX_CONSENT_CHARS = 2_000
+MAX_DESCRIPTION_CHARS = 2_000
+MAX_TRANSCRIPT_CHARS = 2_000
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything about a stored voice but its numbers."""
+
+    name: str
+    owner: str = SHARED
+    """Name of the API key that added it."""
+    model: str = ""
+    """Of the checkpoint that listened to it, or that its embedding was made for."""
+    created_s: int = 0
+    """Seconds since 1970."""
+    consent: str = ""
+    """How the speaker agreed to it: a statement, or where one is kept."""
+    description: str = ""
+    transcript: str = ""
+    """What is said in the recording; voices that have one are cloned in context."""
+    source: str = ""
+    """``audio``, ``embedding`` or ``blend``."""
+    sample_s: float = 0.0
+    """Length of the recording."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVoice:
+    manifest: Manifest
+    clone: ClonedVoice
+
+
+def check_name(name: str) -> None:
+    """Raises ``InvalidRequest``."""
+    if not NAME.fullmatch(name):
+        rule = "1 to 64 letters, digits, '.', '_' and '-', of ASCII, the first a letter or digit"
+        raise InvalidRequest(f"name must be {rule}; is {name[:80]!r}", "name")
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raises ``InvalidRequest``, which names the field."""
+    check_name(manifest.name)
+    if not manifest.consent.strip():
+        raise InvalidRequest("consent is empty: say how the speaker agreed to this voice", "consent")
+    for field, limit in (
+        ("consent", MAX_CONSENT_CHARS),
+        ("description", MAX_DESCRIPTION_CHARS),
+        ("transcript", MAX_TRANSCRIPT_CHARS),
+    ):
+        if (num_chars := len(getattr(manifest, field))) > limit:
+            raise InvalidRequest(f"{field} has {num_chars} characters, at most {limit} are allowed", field)
