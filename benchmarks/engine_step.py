@@ -43,7 +43,7 @@ def make_engine(folder: Path, args: argparse.Namespace, cpu_kernels: bool, batch
         silence_limit_s=1e6,
         kv_memory_mb=args.kv_memory_mb,
     )
-    _, make = load_engine(folder, config, args.device, args.dtype, is_embedded=False)
+    make = load_engine(folder, config, args.device, args.dtype, is_embedded=False).make_engine
     if args.threads:
         torch.set_num_threads(args.threads)
     return make()
