@@ -166,12 +166,18 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class TimedWord:
-    """A word in the client's own characters: ``text`` stands at ``start_char`` of all the context was given."""
+    """A word in the client's own characters, with its marks and without white space."""
 
     text: str
-    start_char: int
     start_ms: float
     end_ms: float
+    char_ends_ms: tuple[float, ...]
+    """One for each character of ``text``."""
+    spoken: str = ""
+    """What is said for it, where that is something else: a number written out."""
+    spoken_ends_ms: tuple[float, ...] = ()
+    raw_start: int = 0
+    """Where it stands in all text of the context."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from realtime.protocol.dialects import (
+    cartesia,
+    cartesia_http,
+    deepgram,
+    deepgram_flux,
+    deepgram_http,
+    elevenlabs,
+    elevenlabs_dialogue,
+    elevenlabs_http,
+)
 from realtime.protocol.dialects.base import Dialect
 
 
@@ -18,4 +28,18 @@ class Wire(NamedTuple):
     """The API key may stand in the first message."""
 
 
-WIRES: tuple[Wire, ...] = ()
+WIRES: tuple[Wire, ...] = (
+    Wire("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.MultiStream, late_key=True),
+    Wire("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.StreamInput, late_key=True),
+    Wire("/v1/text-to-dialogue/multi-stream-input", elevenlabs_dialogue.Dialogue, late_key=True),
+    Wire("/v1/text-to-speech/{voice_id}", elevenlabs_http.Stream, "http"),
+    Wire("/v1/text-to-speech/{voice_id}/stream", elevenlabs_http.Stream, "http"),
+    Wire("/v1/text-to-speech/{voice_id}/stream/with-timestamps", elevenlabs_http.StreamWithTimestamps, "http"),
+    Wire("/tts/websocket", cartesia.Cartesia),
+    Wire("/tts/bytes", cartesia_http.Bytes, "http"),
+    Wire("/tts/sse", cartesia_http.ServerSentEvents, "http"),
+    Wire("/v1/speak", deepgram.Speak, serial=True),
+    Wire("/v1/speak", deepgram_http.SpeakOnce, "http"),
+    Wire("/v2/speak", deepgram_flux.Flux, serial=True),
+    Wire("/v2/speak", deepgram_http.SpeakOnce, "http"),
+)

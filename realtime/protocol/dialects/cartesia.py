@@ -1,0 +1,112 @@
+"""Cartesia's socket: contexts by their ids, at once, opened by their first request and closed by the last."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.cartesia_words import GenerationRequest, error_fields, word_timestamps
+from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+RUNNING, FINISHED = 206, 200
+
+
+@dataclass(slots=True)
+class Spoken:
+    normalized: bool = False
+    closed: bool = False
+    num_flushed: int = 0
+
+
+class Cartesia(on.Dialect):
+    forgiving = True
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self._contexts: dict[str, Spoken] = {}
+        self._unnamed = itertools.count()
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        asked = parse_json(text_only(message), GenerationRequest)
+        context = require_context_id(asked.context_id or f"{self.handshake.request_id}-{next(self._unnamed)}")
+        if asked.cancel:
+            yield from self._cancel(context)
+        else:
+            yield from self._generate(context, asked)
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio() if event.context in self._contexts:
+                data = base64.b64encode(event.data).decode()
+                flush_id = self._contexts[event.context].num_flushed + 1
+                yield self._send("chunk", event.context, data=data, step_time=0.0, flush_id=flush_id)
+            case on.Words() if event.context in self._contexts:
+                words = word_timestamps(event.words, self._contexts[event.context].normalized)
+                yield self._send("timestamps", event.context, word_timestamps=words)
+            case on.Flushed() if event.context in self._contexts:
+                spoken = self._contexts[event.context]
+                spoken.num_flushed += 1
+                yield self._send("flush_done", event.context, flush_done=True, flush_id=spoken.num_flushed)
+            case on.Ended():
+                yield from self._end(event)
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        told = error_fields(error, self.handshake.request_id)
+        yield on.Send(dump(type="error", context_id=None, done=True, **told))
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return error_fields(error, ""), {}
+
+    def _generate(self, context: str, asked: GenerationRequest) -> Iterator[on.Intent]:
+        spoken = self._contexts.get(context)
+        if spoken is None:
+            try:
+                wish = asked.wish(("raw",))
+            except RemoteProtocolError as error:
+                yield self._error(context, ErrorBody(code=error.code, message=str(error), param=error.param))
+                return
+            spoken = self._contexts[context] = Spoken(bool(asked.use_normalized_timestamps))
+            yield on.Open(context, wish)
+        if spoken.closed:
+            error_body = ErrorBody(code="text_closed", message="the context was closed by continue: false or a cancel")
+            yield self._error(context, error_body, done=False)
+            return
+        yield from self._write(context, spoken, asked)
+
+    def _write(self, context: str, spoken: Spoken, asked: GenerationRequest) -> Iterator[on.Intent]:
+        text, spoken.closed = asked.transcript or "", not asked.continues
+        if asked.flush:
+            yield on.Append(context, text)
+            yield on.Flush(context)
+            if spoken.closed:
+                yield on.End(context)
+        else:
+            yield on.Append(context, text, last=spoken.closed)
+
+    def _cancel(self, context: str) -> Iterator[on.Intent]:
+        spoken = self._contexts.get(context)
+        if spoken is not None:
+            spoken.closed = True
+            yield on.Cancel(context)
+
+    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+        if self._contexts.pop(event.context, None) is None:
+            return
+        if event.error is not None and event.error.code != "text_timeout":
+            yield self._error(event.context, event.error)
+        else:
+            yield on.Send(dump(type="done", context_id=event.context, done=True, status_code=FINISHED))
+
+    def _send(self, kind: str, context: str, **fields: Any) -> on.Send:
+        return on.Send(dump(type=kind, context_id=context, done=False, status_code=RUNNING, **fields))
+
+    def _error(self, context: str, error: ErrorBody, done: bool = True) -> on.Send:
+        told = error_fields(error, self.handshake.request_id)
+        return on.Send(dump(type="error", context_id=context, done=done, **told))

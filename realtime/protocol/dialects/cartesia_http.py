@@ -1,0 +1,81 @@
+"""Cartesia over HTTP: ``/tts/bytes``, a file as it is spoken, and ``/tts/sse``, the socket's messages as events."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.cartesia_words import GenerationRequest, error_fields, word_timestamps
+from realtime.protocol.dialects.parsing import dump, parse_json
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+CONTEXT = ""
+MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
+
+
+class Bytes(on.Dialect):
+    containers: tuple[str, ...] = ("raw", "wav", "mp3")
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        asked = parse_json(message, GenerationRequest)
+        if not (asked.transcript or "").strip():
+            raise RemoteProtocolError("invalid_request", "transcript is empty", "transcript")
+        wish = asked.wish(self.containers)
+        self._prepare(asked, wish)
+        yield on.Open(CONTEXT, wish)
+        yield on.Append(CONTEXT, asked.transcript or "", last=True)
+
+    def _prepare(self, asked: GenerationRequest, wish: on.Wish) -> None:
+        self.media_type = MEDIA_TYPES.get(wish.format.encoding, "audio/pcm")
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield on.Send(event.data)
+            case on.Ended(error=None):
+                yield on.Close()
+            case on.Ended(error=ErrorBody() as error):
+                yield on.Abort(error)
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield on.Abort(error)
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return error_fields(error, ""), {}
+
+
+class ServerSentEvents(Bytes):
+    containers = ("raw",)
+    media_type = "text/event-stream"
+
+    _begun = False
+
+    def _prepare(self, asked: GenerationRequest, wish: on.Wish) -> None:
+        self._context_id = asked.context_id
+        self._normalized = bool(asked.use_normalized_timestamps)
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                data = base64.b64encode(event.data).decode()
+                yield self._event("chunk", data=data, done=False, status_code=206, step_time=0.0)
+            case on.Words():
+                words = word_timestamps(event.words, self._normalized)
+                yield self._event("timestamps", word_timestamps=words, done=False, status_code=206)
+            case on.Ended(error=None):
+                yield self._event("done", done=True, status_code=200)
+                yield on.Close()
+            case on.Ended(error=ErrorBody() as error) if self._begun:
+                yield self._event("error", done=True, **error_fields(error, self.handshake.request_id))
+                yield on.Close()
+            case _:
+                yield from super().tell(event)
+
+    def _event(self, kind: str, **fields: Any) -> on.Send:
+        self._begun = True
+        data = dump(type=kind, context_id=self._context_id, **fields)
+        return on.Send(f"event: {kind}\ndata: {data}\n\n")

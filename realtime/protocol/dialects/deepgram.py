@@ -1,0 +1,155 @@
+"""Deepgram's ``/v1/speak`` socket: one line of text, cut into turns by flushes; audio comes as it is, in binary."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import Struct
+
+from realtime.protocol.close import CloseCode
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.deepgram_words import refusal, socket_format, wish_of
+from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+MODEL_UUID = "00000000-0000-0000-0000-000000000000"
+MODEL_VERSION = "voicewire"
+MAX_REASON_BYTES = 120
+CLOSES: dict[int, int] = {CloseCode.INVALID_DATA: 1008, CloseCode.UNSUPPORTED_DATA: 1008, CloseCode.GOING_AWAY: 1000}
+
+
+class Said(Struct):
+    type: str
+    text: str | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    """From its first text to its flush."""
+
+    flushed: bool = False
+    cleared: bool = False
+
+
+class Speak(on.Dialect):
+    """Each turn is a context; they are spoken one after the other."""
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self.wish = wish_of(handshake.query, socket_format(handshake.query))
+        self._model = handshake.query.get("model") or "default"
+        self._turns: dict[str, Turn] = {}
+        self._num_turns = 0
+        self._num_answers = 0
+
+    def headers(self) -> dict[str, str]:
+        return {"dg-request-id": self.handshake.request_id}
+
+    def begin(self) -> Iterator[on.Intent]:
+        yield self._send(
+            "Metadata",
+            request_id=self.handshake.request_id,
+            model_name=self._model,
+            model_version=MODEL_VERSION,
+            model_uuid=MODEL_UUID,
+        )
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        said = parse_json(text_only(message), Said)
+        match said.type:
+            case "Speak":
+                yield from self._speak(said.text or "")
+            case "Flush":
+                yield from self._flush()
+            case "Clear":
+                yield from self._clear()
+            case "Close":
+                yield from self._finish()
+            case "KeepAlive":
+                pass
+            case _:
+                message = f"type must be Speak, Flush, Clear or Close, is {said.type[:40]!r}"
+                raise RemoteProtocolError("unknown_event", message, "type")
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield on.Send(event.data)
+            case on.Ended():
+                yield from self._end(event)
+            case on.Silent():
+                yield on.Close()
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield self._error(error)
+        if close is not None:
+            yield on.Close(CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return refusal(error)
+
+    def _speak(self, text: str) -> Iterator[on.Intent]:
+        context = self._open_turn
+        if context is None:
+            if not text.strip():
+                return
+            context = yield from self._begin_turn()
+        yield on.Append(context, text)
+
+    def _flush(self) -> Iterator[on.Intent]:
+        """Also a flush of nothing is answered, in its turn."""
+        context = self._open_turn
+        if context is None:
+            context = yield from self._begin_turn()
+        self._turns[context].flushed = True
+        yield on.End(context)
+
+    def _clear(self) -> Iterator[on.Intent]:
+        for context, turn in self._turns.items():
+            turn.cleared = True
+            yield on.Cancel(context)
+        yield self._answer("Cleared")
+
+    def _finish(self) -> Iterator[on.Intent]:
+        context = self._open_turn
+        if context is not None:
+            yield on.End(context)
+        yield on.Finish()
+
+    @property
+    def _open_turn(self) -> str | None:
+        """The turn that text goes to."""
+        context, turn = next(reversed(self._turns.items()), (None, None))
+        return None if turn is None or turn.flushed or turn.cleared else context
+
+    def _begin_turn(self) -> Generator[on.Intent, None, str]:
+        context = str(self._num_turns)
+        self._num_turns += 1
+        self._turns[context] = Turn()
+        assert self.wish is not None
+        yield on.Open(context, self.wish)
+        return context
+
+    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+        turn = self._turns.pop(event.context)
+        if turn.cleared:
+            return
+        if event.error is not None and event.error.code != "text_timeout":
+            yield self._error(event.error)
+        if turn.flushed:
+            yield self._answer("Flushed")
+
+    def _answer(self, kind: str) -> on.Send:
+        number, self._num_answers = self._num_answers, self._num_answers + 1
+        return self._send(kind, sequence_id=number)
+
+    def _error(self, error: ErrorBody) -> on.Send:
+        told = {"description": error.message, "code": error.code}
+        return self._send("Error", **told, err_msg=error.message, err_code=error.code)
+
+    def _send(self, kind: str, **fields: Any) -> on.Send:
+        return on.Send(dump(type=kind, **fields))

@@ -1,0 +1,267 @@
+"""Deepgram's ``/v2/speak`` socket (Flux): turns one after the other, each from ``SpeechStarted`` to
+``SpeechMetadata``, and interruptions that tell what was heard.
+
+Played audio is counted from the beginning of the session, as if it were one recording of what was played: an
+interruption cuts it there, and the next turn goes on from that point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import Struct
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.deepgram import CLOSES, MAX_REASON_BYTES, MODEL_UUID, MODEL_VERSION
+from realtime.protocol.dialects.deepgram_words import refusal, socket_format, wish_of
+from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+ERROR_CODES = {"malformed_json": "MESSAGE-0000", "message_too_big": "BIG-0000", "invalid_request": "DATA-0000"}
+CONTROLS = {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0}
+
+
+class Offset(Struct):
+    value: float
+    type: str = "time_ms"
+
+
+class Said(Struct):
+    type: str
+    text: str | None = None
+    playback_offset: Offset | None = None
+    speed: float | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    speech_id: str
+    start_ms: float = 0.0
+    """Where it begins in all the audio played."""
+    num_chars: int = 0
+    audio_ms: float = 0.0
+    started: bool = False
+    flushed: bool = False
+    dropped: bool = False
+    offset_ms: float | None = None
+    """An interruption said how much was played."""
+    interrupted: bool = False
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {
+            "speech_id": self.speech_id,
+            "audio_duration_ms": round(self.audio_ms),
+            "input_character_count": self.num_chars,
+            "billable_character_count": self.num_chars,
+            "controls_applied": CONTROLS,
+        }
+
+
+class Flux(on.Dialect):
+    """Each turn is a context; they are spoken one after the other."""
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        if not handshake.query.get("model"):
+            raise RemoteProtocolError("invalid_request", "model is missing", "model")
+        self.wish = wish_of(handshake.query, socket_format(handshake.query))
+        self._turns: dict[str, Turn] = {}
+        self._last: tuple[str, Turn] | None = None
+        """The last that ended; the listener may still hear it."""
+        self._num_turns = 0
+        self._num_chars = 0
+        self._played_ms = 0.0
+        """Where the next turn begins."""
+        self._least_offset_ms = 0.0
+
+    def headers(self) -> dict[str, str]:
+        return {"dg-request-id": self.handshake.request_id}
+
+    def begin(self) -> Iterator[on.Intent]:
+        yield self._send(
+            "Connected",
+            request_id=self.handshake.request_id,
+            model_name=self.handshake.query["model"],
+            model_version=MODEL_VERSION,
+            model_uuids=[MODEL_UUID],
+        )
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        said = parse_json(text_only(message), Said)
+        match said.type:
+            case "Speak":
+                yield from self._speak(said.text or "")
+            case "Flush":
+                yield from self._flush()
+            case "Interrupt":
+                yield from self._interrupt(said.playback_offset)
+            case "Configure":
+                yield self._configure(said.speed)
+            case "Close":
+                yield from self._finish()
+            case _:
+                message = f"type must be Speak, Flush, Interrupt, Configure or Close, is {said.type[:40]!r}"
+                raise RemoteProtocolError("unknown_event", message, "type")
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                self._turns[event.context].audio_ms = event.end_ms
+                yield on.Send(event.data)
+            case on.Ended():
+                yield from self._end(event)
+            case on.Recalled():
+                yield from self._recalled(event)
+            case on.Silent():
+                yield self._send(
+                    "SessionMetadata",
+                    total_audio_duration_ms=round(self._played_ms),
+                    total_input_character_count=self._num_chars,
+                    total_billable_character_count=self._num_chars,
+                )
+                yield on.Close()
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield self._error(error)
+        if close is not None:
+            yield on.Close(CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return refusal(error)
+
+    @property
+    def _open_turn(self) -> str | None:
+        """The turn that text goes to."""
+        context, turn = next(reversed(self._turns.items()), (None, None))
+        return None if turn is None or turn.flushed or turn.dropped else context
+
+    def _speak(self, text: str) -> Iterator[on.Intent]:
+        context = self._open_turn
+        if context is None:
+            if not text:
+                return
+            context = str(self._num_turns)
+            self._num_turns += 1
+            self._turns[context] = Turn(f"dg_sp_{self.handshake.request_id[:8]}{self._num_turns:04x}")
+            assert self.wish is not None
+            yield on.Open(context, self.wish)
+            yield from self._announce()
+        if context in self._turns:
+            self._turns[context].num_chars += len(text)
+            self._num_chars += len(text)
+        yield on.Append(context, text)
+
+    def _announce(self) -> Iterator[on.Intent]:
+        """The turn whose time has come: what was said of the one before has been told."""
+        turn = next(iter(self._turns.values()), None)
+        if turn is not None and not turn.started:
+            turn.started, turn.start_ms = True, self._played_ms
+            yield self._send("SpeechStarted", speech_id=turn.speech_id)
+
+    def _flush(self) -> Iterator[on.Intent]:
+        context = self._open_turn
+        if context is None:
+            yield self._warn("NO_ACTIVE_SPEECH", "there is no turn to flush")
+            return
+        turn = self._turns[context]
+        turn.flushed = True
+        yield self._send("Flushed", speech_id=turn.speech_id)
+        yield on.End(context)
+
+    def _finish(self) -> Iterator[on.Intent]:
+        context = self._open_turn
+        if context is not None:
+            self._turns[context].flushed = True
+            yield on.End(context)
+        yield on.Finish()
+
+    def _configure(self, speed: float | None) -> on.Send:
+        if speed is None or speed == 1.0:
+            return self._send("ConfigureSuccess", applied={"speed": speed})
+        description = "this server cannot change the speed"
+        return self._send("ConfigureFailure", code="SPEED_NOT_SUPPORTED", field="speed", description=description)
+
+    def _interrupt(self, offset: Offset | None) -> Iterator[on.Intent]:
+        if any(turn.interrupted for turn in self._turns.values()):
+            yield self._warn("INTERRUPT_IN_PROGRESS", "an interruption is at work")
+        elif not self._turns and self._last is None:
+            yield self._warn("NO_AUDIO_GENERATED", "nothing was spoken yet")
+        elif offset is not None and not self._least_offset_ms <= offset.value <= self._sent_ms:
+            limits = f"{self._least_offset_ms:.0f} to {self._sent_ms:.0f}"
+            yield self._warn("INVALID_INTERRUPT_OFFSET", f"playback_offset must be {limits}, is {offset.value:.0f}")
+        else:
+            yield from self._cut(None if offset is None else offset.value)
+
+    @property
+    def _sent_ms(self) -> float:
+        """All the audio that can have been played."""
+        return self._played_ms + sum(turn.audio_ms for turn in self._turns.values())
+
+    def _cut(self, offset_ms: float | None) -> Iterator[on.Intent]:
+        if self._turns:
+            (context, turn), *waiting = self._turns.items()
+            turn.interrupted, turn.offset_ms = True, offset_ms
+            for _, later in waiting:
+                later.dropped = True
+            for waits, _ in reversed(waiting):
+                yield on.Cancel(waits)
+            yield on.Cancel(context, _since(turn, offset_ms))
+        elif self._last is not None:
+            context, turn = self._last
+            turn.offset_ms = offset_ms
+            yield on.Recall(context, _since(turn, offset_ms))
+
+    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+        turn = self._turns.pop(event.context)
+        if turn.dropped or not turn.started:
+            return
+        turn.audio_ms = event.audio_ms
+        if turn.interrupted:
+            yield from self._tell_interrupted(turn, event.heard, event.remaining, event.played_ms)
+        else:
+            self._played_ms += event.audio_ms
+            self._last = event.context, turn
+            yield from self._tell_end(turn, event.error)
+        yield from self._announce()
+
+    def _tell_end(self, turn: Turn, error: ErrorBody | None) -> Iterator[on.Intent]:
+        if error is not None and error.code != "text_timeout":
+            yield self._error(error)
+        elif not turn.audio_ms:
+            yield self._warn("NO_SYNTHESIZABLE_TEXT", "the text held nothing that can be spoken")
+        yield self._send("SpeechMetadata", **turn.metadata)
+
+    def _recalled(self, event: on.Recalled) -> Iterator[on.Intent]:
+        if self._last is None or self._last[0] != event.context:
+            return
+        turn = self._last[1]
+        if not event.remaining:
+            yield self._warn("NO_ACTIVE_SPEECH", "everything was played")
+        else:
+            self._played_ms = turn.start_ms
+            yield from self._tell_interrupted(turn, event.heard, event.remaining, event.played_ms)
+
+    def _tell_interrupted(self, turn: Turn, heard: str, remaining: str, played_ms: float) -> Iterator[on.Intent]:
+        told_ms = turn.start_ms + played_ms if turn.offset_ms is None else turn.offset_ms
+        texts = {} if turn.offset_ms is None else {"text_spoken": heard, "text_remaining": remaining}
+        self._played_ms = self._least_offset_ms = told_ms
+        self._last = None
+        yield self._send("SpeechInterrupted", audio_played_ms=round(told_ms), **texts, metadata=turn.metadata)
+
+    def _warn(self, code: str, description: str) -> on.Send:
+        return self._send("Warning", code=code, description=description)
+
+    def _error(self, error: ErrorBody) -> on.Send:
+        return self._send("Error", code=ERROR_CODES.get(error.code, "NET-0000"), description=error.message)
+
+    def _send(self, kind: str, **fields: Any) -> on.Send:
+        return on.Send(dump(type=kind, **fields))
+
+
+def _since(turn: Turn, offset_ms: float | None) -> float | None:
+    return None if offset_ms is None else max(offset_ms - turn.start_ms, 0.0)

@@ -1,0 +1,83 @@
+"""``POST /v1/speak`` and ``/v2/speak``: a text in, its audio out as it is spoken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.deepgram_words import number, refusal, sample_rate, unsupported, wish_of
+from realtime.protocol.dialects.parsing import parse_json
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+CONTEXT = ""
+MEDIA_TYPES = {
+    "pcm_s16le": "audio/l16",
+    "wav": "audio/wav",
+    "mulaw": "audio/mulaw",
+    "alaw": "audio/alaw",
+    "mp3": "audio/mpeg",
+    "ogg_opus": "audio/ogg",
+    "flac": "audio/flac",
+    "aac": "audio/aac",
+}
+ENCODINGS = {"mp3": "mp3", "opus": "ogg_opus", "flac": "flac", "aac": "aac", "mulaw": "mulaw", "alaw": "alaw"}
+CONTAINERS = ("none", "wav", "ogg")
+
+
+class Body(Struct):
+    text: str
+
+
+class SpeakOnce(on.Dialect):
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self.wish = wish_of(handshake.query, file_format(handshake.query))
+        self.media_type = MEDIA_TYPES[self.wish.format.encoding]
+
+    def headers(self) -> dict[str, str]:
+        model = self.handshake.query.get("model") or "default"
+        return {"dg-request-id": self.handshake.request_id, "dg-model-name": model}
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        body = parse_json(message, Body)
+        if not body.text.strip():
+            raise RemoteProtocolError("invalid_request", "text is empty", "text")
+        assert self.wish is not None
+        yield on.Open(CONTEXT, self.wish)
+        yield on.Append(CONTEXT, body.text, last=True)
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield on.Send(event.data)
+            case on.Ended(error=None):
+                yield on.Close()
+            case on.Ended(error=ErrorBody() as error):
+                yield on.Abort(error)
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield on.Abort(error)
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return refusal(error)
+
+
+def file_format(query: Mapping[str, str]) -> on.WireFormat:
+    """MP3 unless the query says otherwise; linear16 comes as WAV unless it asks for no container.
+
+    Raises ``RemoteProtocolError``.
+    """
+    encoding, container = query.get("encoding") or "mp3", query.get("container")
+    if container and container not in CONTAINERS:
+        raise unsupported("container", CONTAINERS, container)
+    rate = sample_rate(query, encoding if encoding in (*ENCODINGS, "linear16") else "linear16")
+    if encoding == "linear16":
+        return on.WireFormat("pcm_s16le" if container == "none" else "wav", rate)
+    if encoding not in ENCODINGS:
+        raise unsupported("encoding", ("linear16", *ENCODINGS), encoding)
+    return on.WireFormat(ENCODINGS[encoding], rate, number(query, "bit_rate"))

@@ -1,0 +1,104 @@
+"""ElevenLabs over HTTP: a text in, its audio out as it is spoken, plain or with times as JSON lines."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from msgspec import Struct
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.elevenlabs_times import alignment_s, characters
+from realtime.protocol.dialects.elevenlabs_words import VoiceSettings, error_answer, wish_of
+from realtime.protocol.dialects.parsing import dump, parse_json
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+MEDIA_TYPES = {
+    "mp3": "audio/mpeg",
+    "pcm_s16le": "audio/pcm",
+    "wav": "audio/wav",
+    "mulaw": "audio/basic",
+    "alaw": "audio/x-alaw-basic",
+    "ogg_opus": "audio/ogg",
+}
+CONTEXT = ""
+
+
+class Body(Struct):
+    text: str
+    language_code: str | None = None
+    seed: int | None = None
+    voice_settings: VoiceSettings | None = None
+
+
+class Stream(on.Dialect):
+    """``/v1/text-to-speech/{voice_id}`` and ``.../stream``: bytes of the format that the query asks for."""
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self.wish = wish_of(handshake.query, handshake.path.get("voice_id"))
+        self.media_type = MEDIA_TYPES[self.wish.format.encoding]
+
+    def headers(self) -> dict[str, str]:
+        return {"request-id": self.handshake.request_id}
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        body = parse_json(message, Body)
+        if not body.text.strip():
+            raise RemoteProtocolError("invalid_request", "text is empty", "text")
+        yield on.Open(CONTEXT, self._wish(body))
+        yield on.Append(CONTEXT, body.text, last=True)
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield on.Send(event.data)
+            case on.Ended(error=None):
+                yield on.Close()
+            case on.Ended(error=ErrorBody() as error):
+                yield on.Abort(error)
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield on.Abort(error)
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return error_answer(error), {}
+
+    def _wish(self, body: Body) -> on.Wish:
+        assert self.wish is not None
+        given = {"language": body.language_code, "seed": body.seed}
+        given["speed"] = body.voice_settings.speed if body.voice_settings else None  # type: ignore[assignment]
+        return replace(self.wish, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+class StreamWithTimestamps(Stream):
+    """``.../stream/with-timestamps``: a JSON object a line, audio and the times of characters in it."""
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self.media_type = "application/x-ndjson"
+        self._words: list[on.TimedWord] = []
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Words():
+                self._words += event.words
+            case on.Audio():
+                yield self._line(event.data)
+            case _:
+                if isinstance(event, on.Ended) and event.error is None and self._words:
+                    yield self._line(b"")
+                yield from super().tell(event)
+
+    def _line(self, audio: bytes) -> on.Send:
+        words, self._words = self._words, []
+        line = dump(
+            audio_base64=base64.b64encode(audio).decode(),
+            alignment=alignment_s(characters(words)),
+            normalized_alignment=alignment_s(characters(words, spoken=True)),
+        )
+        return on.Send(line + "\n")

@@ -1,0 +1,109 @@
+"""What all of ElevenLabs' wires share: formats, keys, errors, and how a handshake is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+from realtime.protocol.close import CloseCode
+from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+ENCODINGS = {
+    "mp3": "mp3",
+    "pcm": "pcm_s16le",
+    "wav": "wav",
+    "ulaw": "mulaw",
+    "alaw": "alaw",
+    "opus": "ogg_opus",
+}
+DEFAULT_FORMAT = "mp3_44100_128"
+OUTPUT_FORMAT = re.compile(r"([a-z]{3,4})_(\d{4,5})(?:_(\d{1,3}))?")
+MAX_SEED = 2**32 - 1
+STATUSES = {
+    "unauthorized": "invalid_api_key",
+    "unknown_voice": "voice_not_found",
+    "limit_exceeded": "too_many_concurrent_requests",
+    "too_many_connections": "too_many_concurrent_requests",
+    "overloaded": "system_busy",
+    "draining": "system_busy",
+    "unsupported_format": "invalid_output_format",
+    "request_too_long": "max_character_limit_exceeded",
+}
+"""Their names for what goes wrong; what has none keeps ours."""
+CLOSES: dict[int, int] = dict.fromkeys(
+    (CloseCode.INVALID_DATA, CloseCode.UNSUPPORTED_DATA, CloseCode.GOING_AWAY), CloseCode.POLICY_VIOLATION
+)
+"""Theirs for ours, where they differ."""
+MAX_REASON_BYTES = 120
+
+
+class VoiceSettings(Struct):
+    """The rest of theirs has no counterpart here."""
+
+    speed: float | None = None
+
+
+class Credentials(Struct):
+    """Where a first message may hold the API key."""
+
+    dashed_key: str | None = field(default=None, name="xi-api-key")
+    xi_api_key: str | None = None
+    authorization: str | None = None
+
+    @property
+    def key(self) -> str | None:
+        found = self.dashed_key or self.xi_api_key or self.authorization
+        return found and found.removeprefix("Bearer ").strip()
+
+
+def wire_format(name: str) -> WireFormat:
+    """``mp3_22050_32`` and the like. Raises ``RemoteProtocolError``."""
+    found = OUTPUT_FORMAT.fullmatch(name)
+    if found is None or found[1] not in ENCODINGS:
+        known = ", ".join(f"{codec}_RATE" for codec in ENCODINGS)
+        raise RemoteProtocolError("unsupported_format", f"output_format must be one of {known}", "output_format")
+    return WireFormat(ENCODINGS[found[1]], int(found[2]), int(found[3]) * 1000 if found[3] else None)
+
+
+def wish_of(query: Mapping[str, str], voice: str | None) -> Wish:
+    """What a query says of how to speak. Raises ``RemoteProtocolError``."""
+    return Wish(
+        voice=voice,
+        language=query.get("language_code"),
+        format=wire_format(query.get("output_format") or DEFAULT_FORMAT),
+        seed=_number(query, "seed", 0, MAX_SEED),
+        word_times=True,
+    )
+
+
+def error_fields(error: ErrorBody, close: int) -> dict[str, Any]:
+    return {"message": error.message, "error": STATUSES.get(error.code, error.code), "code": close}
+
+
+def error_answer(error: ErrorBody) -> dict[str, Any]:
+    """The body of an HTTP answer."""
+    return {"detail": {"status": STATUSES.get(error.code, error.code), "message": error.message}}
+
+
+def reason(text: str) -> str:
+    """As long as a close frame can hold."""
+    return text.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+
+
+def inactivity_s(query: Mapping[str, str], default: int, most: int) -> float:
+    """Raises ``RemoteProtocolError``."""
+    return float(min(_number(query, "inactivity_timeout", 1, 86_400) or default, most))
+
+
+def _number(query: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    text = query.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and low <= int(text) <= high):
+        raise RemoteProtocolError("invalid_request", f"{name} must be {low} to {high}, is {text[:20]!r}", name)
+    return int(text)
