@@ -18,8 +18,9 @@ from realtime.errors import Refused
 from realtime.local_engine import make_engine
 from realtime.protocol.native import PATH
 from realtime.server import SpeechServer
-from realtime.transports.http import INFORMATION_ROUTES, page_routes, refuse, refuse_socket
+from realtime.transports.http import INFORMATION_ROUTES, refuse, refuse_socket
 from realtime.transports.listener import DrainingServer, ListenConfig, listening_sockets
+from realtime.transports.page import page_routes
 from realtime.transports.speech import speech
 from realtime.transports.websocket import SpeechEndpoint
 from realtime.transports.wires import wire_routes

@@ -15,7 +15,7 @@ from realtime.config import ConfigError, ServerConfig, allowed, load_config, set
 from realtime.gateways import serve_by_gateways
 from realtime.logs import configure_logs
 from realtime.serve import serve
-from realtime.transports.http import page_folder
+from realtime.transports.page import page_folder
 
 FLAGS = {
     "host": "listen.host",

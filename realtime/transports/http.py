@@ -1,24 +1,19 @@
-"""HTTP beside the WebSocket: health, metrics, voices, one-shot speech in OpenAI's shape, and the page."""
+"""HTTP beside the WebSocket: health, metrics, voices, and how errors are told."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
 from starlette.websockets import WebSocket
 
-from realtime.config import ServerConfig
 from realtime.errors import Refused, describe, http_status, rule_for
 from realtime.server import SpeechServer
 from sessions.errors import ErrorInfo
 
-PAGE = Path(__file__).parents[2] / "web_client"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -78,30 +73,6 @@ async def voices(request: Request) -> Response:
 def server_of(request: HTTPConnection) -> SpeechServer:
     server: SpeechServer = request.app.state.server
     return server
-
-
-class Page(StaticFiles):
-    """The page is for anyone, as long as a server without keys keeps to its own machine."""
-
-    def __init__(self, server: SpeechServer, folder: Path) -> None:
-        super().__init__(directory=folder, html=True)
-        self._gatekeeper = server.gatekeeper
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._gatekeeper.has_keys:
-            self._gatekeeper.admit(HTTPConnection(scope))
-        await super().__call__(scope, receive, send)
-
-
-def page_folder(config: ServerConfig) -> Path | None:
-    """Where the page is; None where none was installed."""
-    folder = Path(config.listen.page or PAGE)
-    return folder if folder.is_dir() else None
-
-
-def page_routes(server: SpeechServer) -> list[BaseRoute]:
-    folder = page_folder(server.config)
-    return [Mount("/", Page(server, folder))] if folder else []
 
 
 INFORMATION_ROUTES: list[BaseRoute] = [

@@ -1,0 +1,159 @@
+/** The page's loudspeaker: one audio context, any number of voices, each with a place in time. */
+
+import { Emitter } from "../emitter.js";
+import { jitterSettings } from "./jitter_buffer.js";
+import { ScheduledOutput } from "./scheduled_output.js";
+import { Timeline } from "./timeline.js";
+import { WorkletOutput } from "./worklet_output.js";
+
+/** What WebCodecs decodes Opus to, whatever it is asked for. */
+export const RATE = 48_000;
+const STOP_TIMEOUT_MS = 100;
+const MAX_LATENCY_S = 2;
+
+/**
+ * @typedef {object} PlayerOptions
+ * @property {"auto" | "worklet" | "scheduled"} [output]
+ * @property {number} [prebuffer_ms] audio in hand before a voice starts
+ */
+
+/** @extends {Emitter<{state: AudioContextState}>} */
+export class Player extends Emitter {
+  /** @type {Map<number, PlayerVoice>} */
+  #voices = new Map();
+  #last = 0;
+
+  /**
+   * Best called from a click or a key: browsers keep a context that was made otherwise silent until `resume`.
+   *
+   * @param {PlayerOptions} [options]
+   */
+  static async open({ output = "auto", prebuffer_ms = 100 } = {}) {
+    const context = new AudioContext({ sampleRate: RATE, latencyHint: "interactive" });
+    return new Player(context, await openOutput(context, output), prebuffer_ms);
+  }
+
+  /** @param {AudioContext} context @param {WorkletOutput | ScheduledOutput} output @param {number} prebuffer_ms */
+  constructor(context, output, prebuffer_ms) {
+    super();
+    this.context = context;
+    this.output = output;
+    this.settings = jitterSettings(context.sampleRate, { prebuffer_ms });
+    output.on("happened", (event) => this.#voices.get(event.voice)?.note(event));
+    output.on("level", (level) => this.#voices.get(level.voice)?.emit("level", level));
+    context.onstatechange = () => this.emit("state", context.state);
+  }
+
+  /** A voice that is silent until it is pushed samples. */
+  voice() {
+    this.#last += 1;
+    const number = this.#last;
+    const voice = new PlayerVoice(this, number);
+    this.#voices.set(number, voice);
+    voice.on("over", () => this.#voices.delete(number));
+    this.output.obey({ type: "open", voice: number, settings: this.settings });
+    return voice;
+  }
+
+  /** Whether sound comes out: browsers hold it back until someone clicks. */
+  get running() {
+    return this.context.state === "running";
+  }
+
+  async resume() {
+    if (!this.running) await this.context.resume();
+  }
+
+  /** Seconds from the page to the loudspeaker. */
+  get output_latency_s() {
+    const latency_s = (this.context.outputLatency || 0) + (this.context.baseLatency || 0);
+    return Math.min(latency_s, MAX_LATENCY_S);
+  }
+
+  /** The output frame that the listener hears now. */
+  heardFrame() {
+    return (this.context.currentTime - this.output_latency_s) * this.context.sampleRate;
+  }
+
+  async close() {
+    this.output.close();
+    await this.context.close();
+  }
+}
+
+/**
+ * What one response sounds like. Emits `started`, `underrun`, `drained`, `stopped` with the frame and the position at
+ * which it happened, then `over` once; and levels now and then.
+ *
+ * @typedef {import("./jitter_buffer.js").PlayoutEvent} Happened
+ * @extends {Emitter<{started: Happened, underrun: Happened, drained: Happened, stopped: Happened, over: Happened,
+ *   level: import("./mixer.js").VoiceLevel}>}
+ */
+export class PlayerVoice extends Emitter {
+  #timeline = new Timeline();
+  /** @type {Promise<number> | undefined} */
+  #stopping;
+
+  /** @param {Player} player @param {number} number */
+  constructor(player, number) {
+    super();
+    this.player = player;
+    this.number = number;
+    this.over = false;
+  }
+
+  /** Takes the samples away from the caller. @param {Float32Array} pcm at `RATE` */
+  push(pcm) {
+    this.player.output.obey({ type: "push", voice: this.number, pcm });
+  }
+
+  /** All samples there will be; those beyond are not played. @param {number} total */
+  end(total) {
+    this.player.output.obey({ type: "end", voice: this.number, total });
+  }
+
+  /**
+   * Fade out, now. Gives the position, in samples, where the sound ended. What has left the page is still on its way to
+   * the loudspeaker and will be heard, so it counts.
+   *
+   * @returns {Promise<number>}
+   */
+  stop() {
+    this.#stopping ??= new Promise((resolve) => {
+      if (this.over) return resolve(this.#timeline.positionAt(Infinity));
+      const late = setTimeout(() => resolve(this.heard_samples), STOP_TIMEOUT_MS);
+      this.on("over", ({ position }) => {
+        clearTimeout(late);
+        resolve(position);
+      });
+      this.player.output.obey({ type: "stop", voice: this.number });
+    });
+    return this.#stopping;
+  }
+
+  /** Samples that have come out of the loudspeaker by now. */
+  get heard_samples() {
+    return Math.max(0, this.#timeline.positionAt(this.player.heardFrame()));
+  }
+
+  /** @param {Happened} event */
+  note(event) {
+    this.#timeline.note(event);
+    this.emit(event.kind, event);
+    if (event.kind === "drained" || event.kind === "stopped") {
+      this.over = true;
+      this.emit("over", event);
+    }
+  }
+}
+
+/** @param {AudioContext} context @param {"auto" | "worklet" | "scheduled"} wanted */
+async function openOutput(context, wanted) {
+  if (wanted === "scheduled" || context.audioWorklet === undefined) return new ScheduledOutput(context);
+  try {
+    return await WorkletOutput.open(context);
+  } catch (error) {
+    if (wanted === "worklet") throw error;
+    return new ScheduledOutput(context);
+  }
+}

@@ -1,0 +1,101 @@
+/**
+ * Brings a stream of samples to a higher rate. Law: however the input is cut, the output is the same; n samples in give
+ * ceil(n * to / from) out, and a constant stays constant.
+ */
+
+/** Samples on each side of the one wanted that have a part in it. */
+const HALF = 16;
+/** Of the Kaiser window; its side lobes lie some 80 dB down. */
+const BETA = 8;
+
+/** @param {number} a @param {number} b @returns {number} */
+const gcd = (a, b) => (b === 0 ? a : gcd(b, a % b));
+
+/** The modified Bessel function of order zero. @param {number} x */
+function bessel(x) {
+  let [sum, term] = [1, 1];
+  for (let k = 1; term > 1e-12 * sum; k += 1) sum += term *= (x / (2 * k)) ** 2;
+  return sum;
+}
+
+/** @param {number} x in input samples from the centre */
+function kernel(x) {
+  if (Math.abs(x) >= HALF) return 0;
+  const sinc = x === 0 ? 1 : Math.sin(Math.PI * x) / (Math.PI * x);
+  return (sinc * bessel(BETA * Math.sqrt(1 - (x / HALF) ** 2))) / bessel(BETA);
+}
+
+/** The weights of the input samples around a place that lies `share` of a sample behind one. @param {number} share */
+function weights(share) {
+  const taps = Float64Array.from({ length: 2 * HALF }, (_, tap) => kernel(share + HALF - 1 - tap));
+  const sum = taps.reduce((total, tap) => total + tap, 0);
+  return taps.map((tap) => tap / sum);
+}
+
+export class Resampler {
+  /** @param {number} from @param {number} to at least `from` */
+  constructor(from, to) {
+    if (to < from) throw new RangeError(`from ${from} to ${to} samples a second: only upwards`);
+    const divisor = gcd(from, to);
+    this.up = to / divisor;
+    this.down = from / divisor;
+    this.phases = Array.from({ length: this.up }, (_, phase) => weights(phase / this.up));
+    /** Before the first sample the signal is taken to be as that is. */
+    this.held = new Float32Array(0);
+    /** The number of the first held sample; and of the next one to come out. */
+    this.first = 0;
+    this.next = 0;
+    this.received = 0;
+  }
+
+  /** @param {Float32Array} pcm @returns {Float32Array} what can be told by now */
+  push(pcm) {
+    if (this.up === this.down) return pcm.slice();
+    if (this.received === 0 && pcm.length > 0) {
+      this.held = new Float32Array(HALF - 1).fill(pcm[0]);
+      this.first = 1 - HALF;
+    }
+    this.received += pcm.length;
+    this.#hold(pcm);
+    return this.#out(this.first + this.held.length - HALF - 1);
+  }
+
+  /** @returns {Float32Array} the rest */
+  flush() {
+    if (this.up === this.down || this.received === 0) return new Float32Array(0);
+    this.#hold(new Float32Array(HALF).fill(this.held.at(-1) ?? 0));
+    return this.#out(this.received - 1);
+  }
+
+  /** @param {Float32Array} pcm */
+  #hold(pcm) {
+    const joined = new Float32Array(this.held.length + pcm.length);
+    joined.set(this.held);
+    joined.set(pcm, this.held.length);
+    this.held = joined;
+  }
+
+  /** Everything up to the place of input sample `last` and short of the next. @param {number} last */
+  #out(last) {
+    const end = Math.ceil(((last + 1) * this.up) / this.down);
+    const out = new Float32Array(Math.max(0, end - this.next));
+    for (let index = 0; index < out.length; index += 1, this.next += 1) {
+      const place = this.next * this.down;
+      const whole = Math.floor(place / this.up);
+      const taps = this.phases[place - whole * this.up];
+      const start = whole - HALF + 1 - this.first;
+      let sum = 0;
+      for (let tap = 0; tap < taps.length; tap += 1) sum += taps[tap] * this.held[start + tap];
+      out[index] = sum;
+    }
+    this.#forget();
+    return out;
+  }
+
+  #forget() {
+    const needed = Math.floor((this.next * this.down) / this.up) - HALF + 1 - this.first;
+    if (needed <= 0) return;
+    this.held = this.held.slice(needed);
+    this.first += needed;
+  }
+}

@@ -1,0 +1,21 @@
+/** Which sample of a voice is at which output frame: runs of sound, and the gaps between them. Pure. */
+
+export class Timeline {
+  constructor() {
+    /** @type {{frame: number, position: number, end: number}[]} `end`: the position at which the run ended */
+    this.runs = [];
+  }
+
+  /** @param {import("./jitter_buffer.js").PlayoutEvent} event */
+  note({ kind, frame, position }) {
+    const last = this.runs.at(-1);
+    if (kind === "started") this.runs.push({ frame, position, end: Infinity });
+    else if (last !== undefined) last.end = position;
+  }
+
+  /** Samples played when output frame `frame` is reached. @param {number} frame */
+  positionAt(frame) {
+    const run = this.runs.findLast((candidate) => candidate.frame <= frame);
+    return run === undefined ? 0 : Math.min(run.position + frame - run.frame, run.end);
+  }
+}

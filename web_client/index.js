@@ -1,0 +1,9 @@
+/** The door for those who build on this folder; docs/page.md tells how. */
+
+export { Player } from "./audio/player.js";
+export { wavFile } from "./audio/wav.js";
+export { CloseCode } from "./protocol/close.js";
+export { AudioKind } from "./protocol/events.js";
+export * as native from "./protocol/native.js";
+export { SpokenResponse } from "./response.js";
+export { VoicewireSession } from "./session.js";

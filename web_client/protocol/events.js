@@ -1,0 +1,258 @@
+/**
+ * Every event of `voicewire.v1`: one row each, the fields in the order of the wire. The same names as in
+ * realtime/protocol/events.py. Client events refuse unknown fields, server events pass over them.
+ */
+
+import {
+  flag,
+  integer,
+  listOf,
+  matching,
+  name,
+  number,
+  oneOf,
+  optional,
+  orNull,
+  required,
+  struct,
+  text,
+  textUpTo,
+} from "./schema.js";
+
+export const MAX_ID_CHARS = 64;
+export const MAX_INSTRUCT_CHARS = 2000;
+export const MAX_NAME_CHARS = 128;
+
+const STRICT = { strict: true };
+const LENIENT = { strict: false };
+
+const id = matching(new RegExp(`^[A-Za-z0-9_.:-]{1,${MAX_ID_CHARS}}$`));
+const label = orNull(name(MAX_NAME_CHARS));
+const count = orNull(integer);
+
+/**
+ * @typedef {object} Format
+ * @property {string} [encoding] `opus`, `pcm_s16le`, `mulaw` or `alaw`
+ * @property {number} [sample_rate]
+ * @property {number} [bitrate] bits a second
+ * @property {number} [complexity]
+ * @property {boolean} [fec]
+ * @property {number} [packet_loss_percent]
+ * @property {boolean} [dtx]
+ */
+const format = struct(
+  {
+    encoding: optional(label),
+    sample_rate: optional(count),
+    bitrate: optional(count),
+    complexity: optional(count),
+    fec: optional(orNull(flag)),
+    packet_loss_percent: optional(count),
+    dtx: optional(orNull(flag)),
+  },
+  STRICT,
+);
+
+/**
+ * @typedef {object} Sampling
+ * @property {number} [temperature]
+ * @property {number} [top_k]
+ * @property {number} [top_p]
+ * @property {number} [repetition_penalty]
+ * @property {boolean} [do_sample]
+ * @property {number} [repetition_window]
+ * @property {boolean} [predictor_do_sample]
+ * @property {number} [predictor_temperature]
+ * @property {number} [predictor_top_k]
+ * @property {number} [predictor_top_p]
+ * @property {number} [min_new_tokens]
+ */
+const sampling = struct(
+  {
+    do_sample: optional(orNull(flag)),
+    temperature: optional(orNull(number)),
+    top_k: optional(count),
+    top_p: optional(orNull(number)),
+    repetition_penalty: optional(orNull(number)),
+    repetition_window: optional(count),
+    predictor_do_sample: optional(orNull(flag)),
+    predictor_temperature: optional(orNull(number)),
+    predictor_top_k: optional(count),
+    predictor_top_p: optional(orNull(number)),
+    min_new_tokens: optional(count),
+  },
+  STRICT,
+);
+
+/**
+ * @typedef {object} Settings
+ * @property {string} [voice]
+ * @property {string} [language]
+ * @property {string} [instruct]
+ * @property {number} [seed]
+ * @property {Format} [format]
+ * @property {"lead" | "burst"} [pace]
+ * @property {number} [lead_ms]
+ * @property {"auto" | "streaming" | "full"} [text_layout]
+ * @property {number} [max_frames]
+ * @property {number[]} [chunk_frames]
+ * @property {Sampling} [sampling]
+ */
+const settingFields = {
+  voice: optional(label),
+  language: optional(label),
+  instruct: optional(orNull(textUpTo(MAX_INSTRUCT_CHARS))),
+  seed: optional(count),
+  format: optional(orNull(format)),
+  pace: optional(orNull(oneOf("lead", "burst"))),
+  lead_ms: optional(count),
+  text_layout: optional(orNull(oneOf("auto", "streaming", "full"))),
+  max_frames: optional(count),
+  chunk_frames: optional(orNull(listOf(integer))),
+  sampling: optional(orNull(sampling)),
+};
+const settings = struct(settingFields, STRICT);
+/** What a server says may hold settings that are newer than this file. */
+const settingsTold = struct(settingFields, LENIENT);
+
+/**
+ * @typedef {{type: "session.update", settings: Settings}} SessionUpdate
+ * @typedef {{type: "session.close"}} SessionClose
+ * @typedef {{type: "response.create", response_id?: string, settings?: Settings, text?: string, end?: boolean}
+ *   } ResponseCreate
+ * @typedef {{type: "text.append", response_id: string, text: string}} TextAppend
+ * @typedef {{type: "text.flush", response_id: string}} TextFlush
+ * @typedef {{type: "text.end", response_id: string}} TextEnd
+ * @typedef {{type: "response.cancel", response_id: string, played_ms?: number}} ResponseCancel
+ * @typedef {{type: "playback.report", response_id: string, played_ms: number}} PlaybackReport
+ * @typedef {SessionUpdate | SessionClose | ResponseCreate | TextAppend | TextFlush | TextEnd | ResponseCancel
+ *   | PlaybackReport} ClientEvent
+ */
+
+/** @type {Record<string, import("./schema.js").Fields>} */
+export const CLIENT_EVENTS = {
+  "session.update": { settings: required(settings) },
+  "session.close": {},
+  "response.create": {
+    response_id: optional(orNull(id)),
+    settings: optional(settings),
+    text: optional(text),
+    end: optional(flag),
+  },
+  "text.append": { response_id: required(id), text: required(text) },
+  "text.flush": { response_id: required(id) },
+  "text.end": { response_id: required(id) },
+  "response.cancel": { response_id: required(id), played_ms: optional(orNull(number)) },
+  "playback.report": { response_id: required(id), played_ms: required(number) },
+};
+
+/**
+ * @typedef {object} Limits
+ * @property {number} max_message_bytes
+ * @property {number} max_response_chars
+ * @property {number} max_active_responses
+ * @property {number} idle_timeout_s
+ * @property {number} max_session_s
+ */
+const limits = struct(
+  {
+    max_message_bytes: required(integer),
+    max_response_chars: required(integer),
+    max_active_responses: required(integer),
+    idle_timeout_s: required(number),
+    max_session_s: required(number),
+  },
+  LENIENT,
+);
+
+/** @typedef {{encoding: string, sample_rate: number, pre_skip_samples: number}} ActualFormat */
+const actualFormat = struct(
+  { encoding: required(text), sample_rate: required(integer), pre_skip_samples: optional(integer, 0) },
+  LENIENT,
+);
+
+/**
+ * @typedef {object} ErrorBody
+ * @property {string} code
+ * @property {string} message
+ * @property {string | null} param
+ * @property {boolean} retryable
+ * @property {number | null} retry_after_ms
+ */
+const errorFields = {
+  code: required(text),
+  message: required(text),
+  param: optional(orNull(text), null),
+  retryable: optional(flag, false),
+  retry_after_ms: optional(count, null),
+};
+
+/** @typedef {{text: string, remaining: string, played_ms: number}} HeardBody */
+const heard = struct({ text: required(text), remaining: required(text), played_ms: required(number) }, LENIENT);
+
+/**
+ * @typedef {{type: "session.created", session_id: string, resume_token: string, protocol: string,
+ *   server_version: string, model: string, voices: string[], languages: string[], settings: Settings, limits: Limits}
+ *   } SessionCreated
+ * @typedef {{type: "session.updated", settings: Settings}} SessionUpdated
+ * @typedef {{type: "response.created", response_id: string, response: number, format: ActualFormat,
+ *   settings: Settings}} ResponseCreated
+ * @typedef {{type: "text.flushed", response_id: string, flush: number, end_sample: number}} TextFlushed
+ * @typedef {{type: "response.done", response_id: string, response: number,
+ *   status: "completed" | "cancelled" | "failed", audio_samples: number, audio_ms: number, nothing_spoken: boolean,
+ *   first_audio_ms: number | null, heard: HeardBody | null, error: ErrorBody | null}} ResponseDone
+ * @typedef {{type: "response.heard", response_id: string, heard: HeardBody}} ResponseHeard
+ * @typedef {ErrorBody & {type: "error", response_id: string | null}} ErrorEvent
+ * @typedef {SessionCreated | SessionUpdated | ResponseCreated | TextFlushed | ResponseDone | ResponseHeard | ErrorEvent
+ *   } ServerEvent
+ */
+
+/** @type {Record<string, import("./schema.js").Fields>} */
+export const SERVER_EVENTS = {
+  "session.created": {
+    session_id: required(text),
+    resume_token: required(text),
+    protocol: required(text),
+    server_version: required(text),
+    model: required(text),
+    voices: required(listOf(text)),
+    languages: required(listOf(text)),
+    settings: required(settingsTold),
+    limits: required(limits),
+  },
+  "session.updated": { settings: required(settingsTold) },
+  "response.created": {
+    response_id: required(text),
+    response: required(integer),
+    format: required(actualFormat),
+    settings: required(settingsTold),
+  },
+  "text.flushed": { response_id: required(text), flush: required(integer), end_sample: required(integer) },
+  "response.done": {
+    response_id: required(text),
+    response: required(integer),
+    status: required(oneOf("completed", "cancelled", "failed")),
+    audio_samples: required(integer),
+    audio_ms: required(number),
+    nothing_spoken: optional(flag, false),
+    first_audio_ms: optional(orNull(number), null),
+    heard: optional(orNull(heard), null),
+    error: optional(orNull(struct(errorFields, LENIENT)), null),
+  },
+  "response.heard": { response_id: required(text), heard: required(heard) },
+  error: { ...errorFields, response_id: optional(orNull(text), null) },
+};
+
+/** What the packets of an audio message hold. */
+export const AudioKind = Object.freeze({ OPUS: 1, PCM_S16LE: 2, MULAW: 3, ALAW: 4 });
+
+/**
+ * A run of packets of one response, in order.
+ *
+ * @typedef {object} AudioMessage
+ * @property {number} kind an `AudioKind`
+ * @property {number} response
+ * @property {number} sequence 0, 1, 2 ... over the audio messages of the response
+ * @property {number} sample_time position of the first sample in the response, as a decoder puts samples out
+ * @property {Uint8Array[]} packets Opus: one packet of 20 ms each; other encodings: runs of whole samples
+ */

@@ -1,0 +1,276 @@
+/** One spoken reply, from its text to the loudspeaker. */
+
+import { openDecoder } from "./audio/decoder.js";
+import { Peaks } from "./audio/peaks.js";
+import { Emitter } from "./emitter.js";
+import { Underruns } from "./underruns.js";
+
+/**
+ * @typedef {import("./protocol/events.js").HeardBody} Heard
+ * @typedef {import("./protocol/events.js").AudioMessage} AudioMessage
+ * @typedef {import("./protocol/events.js").ErrorBody} ErrorBody
+ * @typedef {"speaking" | "completed" | "cancelled" | "failed"} Status
+ *
+ * @typedef {object} Statistics
+ * @property {number | null} ttfa_ms from the text that makes the first word final to the first sample out of the page
+ * @property {number | null} server_first_audio_ms the server's share of it, by its own clock
+ * @property {number} num_messages
+ * @property {number} num_packets
+ * @property {number} num_bytes
+ * @property {number} audio_ms received
+ * @property {Record<import("./underruns.js").Cause, number>} underruns
+ *
+ * @typedef {object} ResponseEvents
+ * @property {AudioMessage} audio came
+ * @property {Statistics} playing the first sample has left the page
+ * @property {import("./underruns.js").Cause} underrun sound is back after a gap
+ * @property {import("./audio/mixer.js").VoiceLevel} level
+ * @property {Status} done the server has said all it will
+ * @property {Heard} heard what the listener heard, and what not
+ * @property {Status} over nothing sounds any more
+ */
+
+/** @extends {Emitter<ResponseEvents>} */
+export class SpokenResponse extends Emitter {
+  text = "";
+  text_ended = false;
+  /** @type {Status} */
+  status = "speaking";
+  /** Whether nothing of it sounds any more, nor will. */
+  over = false;
+  /** @type {Heard | null} */
+  heard = null;
+  /** @type {ErrorBody | null} */
+  error = null;
+  /** Where flushes end, in milliseconds of its sound. @type {number[]} */
+  seams_ms = [];
+  /** @type {import("./protocol/events.js").ActualFormat | null} */
+  format = null;
+  /** What came, for `session.record`. @type {Uint8Array[]} */
+  packets = [];
+  underruns = new Underruns();
+  #final_ms = /** @type {number | null} */ (null);
+  #ttfa_ms = /** @type {number | null} */ (null);
+  #server_first_audio_ms = /** @type {number | null} */ (null);
+  #num_messages = 0;
+  #num_bytes = 0;
+  #num_samples = 0;
+  /** @type {import("./audio/decoder.js").Decoder | null} */
+  #decoder = null;
+  /** Whether it was told to stop. */
+  interrupted = false;
+  #resolve = (/** @type {Status} */ _) => {};
+
+  /**
+   * @param {string} id
+   * @param {(event: import("./protocol/events.js").ClientEvent) => void} send
+   * @param {import("./audio/player.js").PlayerVoice} voice
+   * @param {import("./audio/decoder.js").OpusKind} opus
+   */
+  constructor(id, send, voice, opus) {
+    super();
+    this.id = id;
+    this.voice = voice;
+    this.peaks = new Peaks(voice.player.context.sampleRate);
+    this.#send = send;
+    this.opus = opus;
+    /** Settles when nothing sounds any more. @type {Promise<Status>} */
+    this.finished = new Promise((resolve) => (this.#resolve = resolve));
+    voice.on("started", ({ position }) => this.#started(position));
+    voice.on("underrun", ({ position }) => this.underruns.ranDry(position, performance.now()));
+    voice.on("level", (level) => this.emit("level", level));
+    voice.on("over", () => this.#fallSilent());
+  }
+
+  #send;
+
+  /** More of its text, in pieces of any length. @param {string} text @param {number} [at_ms] when it was decided upon */
+  push(text, at_ms = performance.now()) {
+    this.text += text;
+    if (/\S\s/u.test(this.text)) this.#final_ms ??= at_ms;
+    this.underruns.sent(at_ms, false);
+    this.#send({ type: "text.append", response_id: this.id, text });
+  }
+
+  /** Speak all text so far to its end without waiting for more. */
+  flush() {
+    this.#final_ms ??= performance.now();
+    this.underruns.sent(performance.now(), false);
+    this.#send({ type: "text.flush", response_id: this.id });
+  }
+
+  /** No more text will come. */
+  end() {
+    if (this.text_ended) return;
+    this.begin("", true, performance.now());
+    this.#send({ type: "text.end", response_id: this.id });
+  }
+
+  /** Note text that goes out with the creation. @param {string} text @param {boolean} end @param {number} at_ms */
+  begin(text, end, at_ms) {
+    this.text += text;
+    this.text_ended = end;
+    if (end) this.#final_ms ??= at_ms;
+    this.underruns.sent(at_ms, end);
+  }
+
+  /**
+   * Stop the sound, then everything behind it. `heard` is told when the server has answered.
+   *
+   * @returns {Promise<number>} milliseconds of it that were played
+   */
+  async interrupt() {
+    this.interrupted = true;
+    this.#decoder?.close();
+    const position = await this.voice.stop();
+    const played_ms = this.#ms(position);
+    this.#send({ type: "response.cancel", response_id: this.id, played_ms });
+    return played_ms;
+  }
+
+  /** Milliseconds of it that have come out of the loudspeaker by now. */
+  get played_ms() {
+    return this.#ms(this.voice.heard_samples);
+  }
+
+  /** How many characters of its text have been heard by now, as far as words have been timed. */
+  heardChars() {
+    return this.status === "completed" && this.over ? this.text.length : 0;
+  }
+
+  /** @returns {Statistics} */
+  get statistics() {
+    return {
+      ttfa_ms: this.#ttfa_ms,
+      server_first_audio_ms: this.#server_first_audio_ms,
+      num_messages: this.#num_messages,
+      num_packets: this.packets.length,
+      num_bytes: this.#num_bytes,
+      audio_ms: this.#ms(this.#num_samples),
+      underruns: { ...this.underruns.counts },
+    };
+  }
+
+  /** @param {import("./protocol/events.js").ServerEvent | AudioMessage} event of this response */
+  receive(event) {
+    if (!("type" in event)) this.#hear(event);
+    else if (event.type === "response.created") this.#open(event.format);
+    else if (event.type === "text.flushed") this.seams_ms.push(this.#seam_ms(event.end_sample));
+    else if (event.type === "response.done") this.#end(event);
+    else if (event.type === "response.heard") this.#tellHeard(event.heard);
+    else if (event.type === "error" && this.status === "speaking") this.fail(event);
+  }
+
+  /** It will not go on. What has come is still played. @param {ErrorBody} error */
+  fail(error) {
+    this.error = error;
+    this.#finishSound(Infinity);
+    this.#enter("failed");
+  }
+
+  /** @param {import("./protocol/events.js").ActualFormat} format */
+  #open(format) {
+    this.format = format;
+    const rate = this.voice.player.context.sampleRate;
+    this.#decoder = openDecoder(format, this.opus, rate, (pcm) => this.#play(pcm));
+  }
+
+  /** @param {AudioMessage} message */
+  #hear(message) {
+    if (this.interrupted || this.#decoder === null || this.format === null) return;
+    const { sample_rate, pre_skip_samples } = this.format;
+    for (const packet of message.packets) {
+      this.packets.push(packet);
+      this.#num_bytes += packet.length;
+      this.#decoder.decode(packet);
+    }
+    this.#num_messages += 1;
+    const came = message.sample_time - pre_skip_samples + this.#samplesIn(message);
+    this.underruns.received((came * this.#rate) / sample_rate, performance.now());
+    this.emit("audio", message);
+  }
+
+  /** Of a message, at its own rate. @param {AudioMessage} message */
+  #samplesIn({ packets }) {
+    const format = /** @type {import("./protocol/events.js").ActualFormat} */ (this.format);
+    if (format.encoding === "opus") return (packets.length * format.sample_rate) / 50;
+    const num_bytes = packets.reduce((sum, packet) => sum + packet.length, 0);
+    return format.encoding === "pcm_s16le" ? num_bytes / 2 : num_bytes;
+  }
+
+  /** @param {Float32Array} pcm */
+  #play(pcm) {
+    if (this.interrupted) return;
+    this.#num_samples += pcm.length;
+    this.peaks.push(pcm);
+    this.voice.push(pcm);
+  }
+
+  /** @param {number} position */
+  #started(position) {
+    const cause = this.underruns.resumed();
+    if (cause !== null) this.emit("underrun", cause);
+    if (position > 0) return;
+    this.#ttfa_ms = performance.now() - (this.#final_ms ?? performance.now());
+    this.emit("playing", this.statistics);
+  }
+
+  /** @param {import("./protocol/events.js").ResponseDone} done */
+  #end(done) {
+    this.#server_first_audio_ms = done.first_audio_ms;
+    this.error = done.error;
+    if (done.heard !== null) this.#tellHeard(done.heard);
+    const rate = this.format?.sample_rate ?? this.#rate;
+    this.#finishSound(Math.round((done.audio_samples * this.#rate) / rate));
+    this.#enter(done.status);
+  }
+
+  /** No packet comes any more; of what has come play no more than `total` samples. @param {number} total */
+  async #finishSound(total) {
+    const decoder = this.#decoder;
+    await decoder?.flush();
+    this.#num_samples = Math.min(this.#num_samples, total);
+    this.voice.end(this.#num_samples);
+    decoder?.close();
+  }
+
+  /** @param {Heard} heard */
+  #tellHeard(heard) {
+    this.heard = heard;
+    this.emit("heard", heard);
+  }
+
+  /** @param {Status} status */
+  #enter(status) {
+    if (this.status !== "speaking") return;
+    this.status = status;
+    this.emit("done", status);
+    this.#settle();
+  }
+
+  #fallSilent() {
+    this.over = true;
+    this.#settle();
+  }
+
+  #settle() {
+    if (!this.over || this.status === "speaking") return;
+    this.emit("over", this.status);
+    this.#resolve(this.status);
+  }
+
+  get #rate() {
+    return this.voice.player.context.sampleRate;
+  }
+
+  /** @param {number} samples */
+  #ms(samples) {
+    return (1000 * samples) / this.#rate;
+  }
+
+  /** @param {number} sample as the server counts */
+  #seam_ms(sample) {
+    const { sample_rate, pre_skip_samples } = this.format ?? { sample_rate: this.#rate, pre_skip_samples: 0 };
+    return (1000 * (sample - pre_skip_samples)) / sample_rate;
+  }
+}

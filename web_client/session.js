@@ -1,0 +1,240 @@
+/** A conversation with a voicewire server: a connection, a loudspeaker, and the responses that are spoken. */
+
+import { chooseOpusDecoder, openDecoder } from "./audio/decoder.js";
+import { Player } from "./audio/player.js";
+import { Connection } from "./connection.js";
+import { Emitter } from "./emitter.js";
+import { SpokenResponse } from "./response.js";
+
+const REPORT_EVERY_MS = 200;
+/** Responses that ended and are still listened for: they may be cut while they play on. */
+const MAX_REMEMBERED = 32;
+
+/**
+ * @typedef {import("./protocol/events.js").Settings} Settings
+ *
+ * @typedef {object} SessionOptions
+ * @property {string} [url] of the server; by default the one that the page came from
+ * @property {string} [api_key]
+ * @property {Settings} [settings] how all responses shall speak
+ * @property {"auto" | "webcodecs" | "wasm"} [decoder]
+ * @property {"auto" | "worklet" | "scheduled"} [output]
+ * @property {number} [prebuffer_ms] audio in hand before a response starts to sound
+ *
+ * @typedef {object} SpeakOptions
+ * @property {string} [text] its beginning, or all of it
+ * @property {boolean} [end] whether `text` is all there is
+ * @property {Settings} [settings] of this response alone
+ * @property {number} [at_ms] when it was asked for, by `performance.now()`
+ *
+ * @typedef {object} SessionEvents
+ * @property {import("./connection.js").ConnectionEvents["state"]} state
+ * @property {import("./protocol/events.js").SessionCreated} ready a session has begun; after a lost connection again
+ * @property {import("./protocol/events.js").ErrorEvent} error of the session, not of one response
+ * @property {AudioContextState} sound whether sound comes out: `running`, or `suspended` until someone clicks
+ * @property {SpokenResponse} response was created
+ * @property {import("./connection.js").ConnectionEvents["wire"]} wire
+ */
+
+/** @extends {Emitter<SessionEvents>} */
+export class VoicewireSession extends Emitter {
+  /** What the server said of itself. @type {import("./protocol/events.js").SessionCreated | null} */
+  info = null;
+  /** @type {Player | null} */
+  player = null;
+  /** Those that speak or sound, and a few that did. @type {Map<string, SpokenResponse>} */
+  responses = new Map();
+  #numbers = new Map();
+  #count = 0;
+  #prefix = Math.random().toString(36).slice(2, 8);
+  /** @type {Promise<Player> | undefined} */
+  #opening;
+  /** @type {ReturnType<typeof setInterval> | undefined} */
+  #reports;
+  /** Settles when it can be used. @type {Promise<import("./audio/decoder.js").OpusKind>} */
+  decoder;
+
+  /** @param {SessionOptions} [options] */
+  constructor(options = {}) {
+    super();
+    this.options = options;
+    this.connection = new Connection(options.url ?? location.href, options.api_key);
+    this.connection.on("state", (change) => this.#stateChanged(change));
+    this.connection.on("event", (event) => this.#receive(event));
+    this.connection.on("audio", (message) => this.#numbers.get(message.response)?.receive(message));
+    this.connection.on("wire", (message) => this.emit("wire", message));
+    this.decoder = this.useDecoder(options.decoder ?? "auto");
+  }
+
+  /** Begin, and begin again whenever the connection is lost. Resolves with the first session. */
+  connect() {
+    this.connection.open();
+    this.#reports ??= setInterval(() => this.#report(), REPORT_EVERY_MS);
+    return new Promise((resolve, reject) => {
+      const offs = [
+        this.on("ready", (info) => finish(() => resolve(info))),
+        this.on("state", ({ state, reason }) => {
+          if (state === "refused" || state === "closed") finish(() => reject(new Error(reason?.message ?? "closed")));
+        }),
+      ];
+      const finish = (/** @type {() => void} */ settle) => {
+        for (const off of offs) off();
+        settle();
+      };
+    });
+  }
+
+  /** @returns {import("./connection.js").ConnectionState} */
+  get state() {
+    return this.connection.state;
+  }
+
+  /** Make the loudspeaker ready. Best called from a click or a key: browsers allow sound only after one. */
+  async prepare() {
+    const player = await (this.#opening ??= this.#openPlayer());
+    await this.decoder;
+    return player;
+  }
+
+  /**
+   * Say something. Text may follow with `push`; `end` closes it.
+   *
+   * @param {SpeakOptions} [options]
+   * @returns {Promise<SpokenResponse>}
+   */
+  async speak({ text = "", end = false, settings = {}, at_ms = performance.now() } = {}) {
+    const player = await this.prepare();
+    const opus = await this.decoder;
+    if (this.state !== "open") throw new Error("there is no connection to the server");
+    player.resume().catch(() => {}); // `sound` tells
+    this.#count += 1;
+    const id = `${this.#prefix}-${this.#count}`;
+    const response = new SpokenResponse(id, (event) => this.connection.send(event), player.voice(), opus);
+    this.responses.set(id, response);
+    this.connection.send({
+      type: "response.create",
+      response_id: id,
+      ...(Object.keys(settings).length > 0 && { settings }),
+      ...(text && { text }),
+      ...(end && { end }),
+    });
+    response.begin(text, end, at_ms);
+    this.emit("response", response);
+    return response;
+  }
+
+  /** Stop all that speaks or sounds. @returns {Promise<void>} */
+  async interrupt() {
+    await Promise.all(this.active.map((response) => response.interrupt()));
+  }
+
+  /** Responses that speak or sound. */
+  get active() {
+    return [...this.responses.values()].filter((response) => !response.over);
+  }
+
+  /** How all responses to come shall speak. @param {Settings} settings */
+  update(settings) {
+    this.options.settings = { ...this.options.settings, ...settings };
+    this.connection.send({ type: "session.update", settings });
+  }
+
+  /** The sound of a response, as far as it was heard. @param {SpokenResponse} response @returns {Promise<Float32Array>} */
+  async record(response) {
+    const { format, packets } = response;
+    /** @type {Float32Array[]} */
+    const parts = [];
+    if (format === null || this.player === null) return new Float32Array(0);
+    const rate = this.player.context.sampleRate;
+    const decoder = openDecoder(format, await this.decoder, rate, (pcm) => parts.push(pcm));
+    for (const packet of packets) decoder.decode(packet);
+    await decoder.flush();
+    decoder.close();
+    const sound = new Float32Array(parts.reduce((sum, part) => sum + part.length, 0));
+    let at = 0;
+    for (const part of parts) {
+      sound.set(part, at);
+      at += part.length;
+    }
+    return sound.slice(0, Math.round(response.voice.heard_samples));
+  }
+
+  /** Decode the responses to come so. @param {"auto" | import("./audio/decoder.js").OpusKind} wanted */
+  useDecoder(wanted) {
+    this.decoder = chooseOpusDecoder(wanted);
+    this.decoder.catch(() => {}); // told by whoever waits for it
+    return this.decoder;
+  }
+
+  /** From the next connection on. @param {string} [api_key] */
+  setKey(api_key) {
+    this.connection.api_key = api_key || undefined;
+  }
+
+  async close() {
+    clearInterval(this.#reports);
+    this.#reports = undefined;
+    this.connection.close();
+    await this.player?.close();
+  }
+
+  async #openPlayer() {
+    try {
+      this.player = await Player.open(this.options);
+    } catch (error) {
+      this.#opening = undefined;
+      throw error;
+    }
+    this.player.on("state", (state) => this.emit("sound", state));
+    return this.player;
+  }
+
+  /** @param {import("./connection.js").ConnectionEvents["state"]} change */
+  #stateChanged(change) {
+    if (change.state !== "open") this.#loseResponses();
+    this.emit("state", change);
+  }
+
+  #loseResponses() {
+    this.#numbers.clear();
+    const lost = { code: "connection_lost", message: "the connection was lost", param: null };
+    for (const response of this.responses.values()) {
+      if (response.status === "speaking") response.fail({ ...lost, retryable: true, retry_after_ms: null });
+    }
+  }
+
+  /** @param {import("./protocol/events.js").ServerEvent} event */
+  #receive(event) {
+    if (event.type === "session.created") return this.#begin(event);
+    const response = "response_id" in event && event.response_id ? this.responses.get(event.response_id) : undefined;
+    if (event.type === "response.created" && response) this.#numbers.set(event.response, response);
+    if (event.type === "response.done") this.#numbers.delete(event.response);
+    if (response) response.receive(event);
+    else if (event.type === "error") this.emit("error", event);
+    this.#forget();
+  }
+
+  /** @param {import("./protocol/events.js").SessionCreated} info */
+  #begin(info) {
+    this.info = info;
+    const { settings } = this.options;
+    if (settings && Object.keys(settings).length > 0) this.connection.send({ type: "session.update", settings });
+    this.emit("ready", info);
+  }
+
+  #forget() {
+    for (const [id, response] of this.responses) {
+      if (this.responses.size <= MAX_REMEMBERED) return;
+      if (response.over && response.status !== "speaking") this.responses.delete(id);
+    }
+  }
+
+  #report() {
+    for (const response of this.active) {
+      const { played_ms } = response;
+      if (response.status === "speaking" && played_ms > 0) {
+        this.connection.send({ type: "playback.report", response_id: response.id, played_ms: Math.round(played_ms) });
+      }
+    }
+  }
+}

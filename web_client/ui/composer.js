@@ -1,0 +1,83 @@
+/** The form: what to say, and how. */
+
+import { find, input, make, select } from "./dom.js";
+import { tokensOf } from "./token_writer.js";
+
+const SAMPLES = {
+  "A greeting": "Good morning! I can start speaking before you have finished writing. Stop me whenever you like.",
+  "A longer reply":
+    "Sure, here is the short version. Your order left our warehouse on the 3rd of May and should arrive on Thursday, between 9:30 and 11. " +
+    "The driver will call you about twenty minutes before. If nobody is at home, the parcel goes to the shop around the corner, " +
+    "and you have seven days to pick it up. Would you like me to change the delivery day, or is Thursday fine for you?",
+  Numbers:
+    "The total is $1,249.50, due on 12/06. Your confirmation code is A7 4402, and the balance after that is 3.5% lower than last year.",
+};
+
+/** @typedef {{text: string, settings: import("../protocol/events.js").Settings, tokens: import("./token_writer.js").Token[] | null, copies: number, how: string}} Order */
+
+const textarea = () => /** @type {HTMLTextAreaElement} */ (find("text"));
+
+/** @param {(event: Event) => void} onSpeak */
+export function openComposer(onSpeak) {
+  const form = /** @type {HTMLFormElement} */ (find("composer"));
+  textarea().value = SAMPLES["A longer reply"];
+  for (const [name, text] of Object.entries(SAMPLES)) {
+    const choose = () => {
+      textarea().value = text;
+      textarea().focus();
+    };
+    find("samples").append(make("button", { type: "button", className: "chip", onclick: choose }, name));
+  }
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    onSpeak(event);
+  });
+  textarea().addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  });
+  form.addEventListener("input", showDelivery);
+  showDelivery();
+}
+
+/** @param {import("../protocol/events.js").SessionCreated} info */
+export function offer({ voices, languages, settings }) {
+  fill(select("voice"), voices, settings.voice);
+  fill(select("language"), languages, settings.language);
+}
+
+/** @returns {Order} */
+export function readOrder() {
+  const text = textarea().value;
+  const [encoding, sample_rate, bitrate] = select("format").value.split("/");
+  const seed = input("seed").valueAsNumber;
+  const format = { encoding, sample_rate: Number(sample_rate), ...(bitrate && { bitrate: Number(bitrate) }) };
+  const settings = {
+    voice: select("voice").value,
+    language: select("language").value,
+    format,
+    ...(Number.isInteger(seed) && { seed }),
+  };
+  const pauses = /** @type {import("./token_writer.js").Pauses} */ (select("pauses").value);
+  const tokens = writesTokens() ? tokensOf(text, input("rate").valueAsNumber, pauses) : null;
+  const how = `${settings.voice} · ${select("format").selectedOptions[0].text}`;
+  return { text, settings, tokens, copies: Number(select("copies").value), how };
+}
+
+/** @returns {"auto" | "webcodecs" | "wasm"} */
+export const wantedDecoder = () => /** @type {"auto"} */ (select("decoder").value);
+
+const writesTokens = () =>
+  /** @type {RadioNodeList} */ (/** @type {HTMLFormElement} */ (find("composer")).elements.namedItem("delivery"))
+    .value === "tokens";
+
+function showDelivery() {
+  find("tokens").hidden = !writesTokens();
+  find("rate-value").textContent = input("rate").value;
+}
+
+/** @param {HTMLSelectElement} element @param {string[]} names @param {string} [chosen] */
+function fill(element, names, chosen) {
+  const before = element.value || chosen;
+  element.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+  if (before !== undefined && names.includes(before)) element.value = before;
+}

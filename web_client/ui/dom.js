@@ -1,0 +1,34 @@
+/** Elements, made and found. Text goes in as text: nothing here reads markup. */
+
+/**
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Partial<HTMLElementTagNameMap[Tag]>} [properties]
+ * @param {...(Node | string)} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  Object.assign(element, properties);
+  element.append(...children);
+  return element;
+}
+
+/**
+ * The element of the page with this id.
+ *
+ * @template {HTMLElement} [Kind=HTMLElement]
+ * @param {string} id
+ * @returns {Kind}
+ */
+export function find(id) {
+  const element = document.getElementById(id);
+  if (element === null) throw new Error(`the page has no element ${id}`);
+  return /** @type {Kind} */ (element);
+}
+
+/** @param {string} id @returns {HTMLInputElement} */
+export const input = (id) => find(id);
+
+/** @param {string} id @returns {HTMLSelectElement} */
+export const select = (id) => find(id);

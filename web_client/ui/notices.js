@@ -1,0 +1,35 @@
+/** What the user should know or do, one line each. */
+
+import { find, make } from "./dom.js";
+
+/** @typedef {{text: string, tone?: "info" | "warn" | "bad", action?: string, onAction?: () => void, dismiss?: boolean}} Notice */
+
+/** @type {Map<string, {element: HTMLElement, key: string}>} */
+const shown = new Map();
+
+/** Show a notice, in place of the last one of that name; `null` takes it away. @param {string} name @param {Notice | null} notice */
+export function tell(name, notice) {
+  const key = notice === null ? "" : `${notice.tone} ${notice.text} ${notice.action}`;
+  const before = shown.get(name);
+  if (before?.key === key || (before === undefined && notice === null)) return;
+  before?.element.remove();
+  shown.delete(name);
+  if (notice === null) return;
+  const element = make(
+    "div",
+    { className: "notice", role: notice.tone === "bad" ? "alert" : "status" },
+    make("p", {}, notice.text),
+  );
+  element.dataset.tone = notice.tone ?? "info";
+  if (notice.action) element.append(make("button", { type: "button", onclick: notice.onAction }, notice.action));
+  if (notice.dismiss)
+    element.append(
+      make(
+        "button",
+        { type: "button", className: "quiet", ariaLabel: "Dismiss", onclick: () => tell(name, null) },
+        "×",
+      ),
+    );
+  find("notices").append(element);
+  shown.set(name, { element, key });
+}

@@ -1,0 +1,148 @@
+/** One reply on the page: its text, its sound, its numbers. */
+
+import { make } from "./dom.js";
+import { ReplyText } from "./reply_text.js";
+import { drawWaveform } from "./waveform.js";
+
+const STATES = {
+  waiting: "waiting for sound",
+  playing: "speaking",
+  completed: "heard",
+  silent: "nothing to say",
+  cancelled: "interrupted",
+  failed: "failed",
+};
+
+export class ReplyCard {
+  #text = new ReplyText();
+  #buffered_ms = 0;
+  #dirty = true;
+  /** @type {Map<string, HTMLElement>} */
+  #numbers = new Map();
+
+  /**
+   * @param {import("../response.js").SpokenResponse} response
+   * @param {number} number
+   * @param {string} how in words: voice, format
+   * @param {{onStop: () => void, onSave: () => void}} actions
+   */
+  constructor(response, number, how, { onStop, onSave }) {
+    this.response = response;
+    this.state = make("span", { className: "state" });
+    this.stop = make(
+      "button",
+      { type: "button", className: "quiet", onclick: onStop, ariaLabel: `Interrupt reply ${number}` },
+      "Interrupt",
+    );
+    this.save = make(
+      "button",
+      { type: "button", className: "quiet", onclick: onSave, ariaLabel: `Save what was heard of reply ${number}` },
+      "Save",
+    );
+    this.canvas = make("canvas", { className: "wave", role: "img", ariaLabel: `The sound of reply ${number}` });
+    this.numbers = make("dl", { className: "numbers" });
+    this.problem = make("p", { className: "problem", hidden: true });
+    const head = make(
+      "header",
+      {},
+      make("h2", {}, `Reply ${number}`),
+      make("span", { className: "muted how" }, how),
+      this.state,
+      this.stop,
+      this.save,
+    );
+    this.element = make(
+      "li",
+      { className: "card reply" },
+      head,
+      this.#text.element,
+      this.canvas,
+      this.problem,
+      this.numbers,
+    );
+    for (const [name, label] of [
+      ["ttfa", "first sound"],
+      ["buffer", "buffer"],
+      ["underruns", "underruns"],
+      ["packets", "packets"],
+      ["rate", "bitrate"],
+      ["length", "length"],
+    ]) {
+      const value = make("dd", {}, "–");
+      this.#numbers.set(name, value);
+      this.numbers.append(make("div", {}, make("dt", {}, label), value));
+    }
+    response.on("level", ({ buffered }) => {
+      this.#buffered_ms = (1000 * buffered) / response.voice.player.context.sampleRate;
+    });
+    for (const event of /** @type {const} */ (["audio", "playing", "underrun", "done", "heard", "over"])) {
+      response.on(event, () => (this.#dirty = true));
+    }
+  }
+
+  get buffered_ms() {
+    return this.response.over ? 0 : this.#buffered_ms;
+  }
+
+  /** Show how things stand; called for every picture while it sounds. */
+  refresh() {
+    if (this.response.over && !this.#dirty) return;
+    this.#dirty = false;
+    const state = this.#state();
+    this.element.dataset.state = state;
+    this.state.textContent = STATES[state];
+    this.stop.hidden = this.response.over;
+    this.save.hidden = !this.response.over || this.response.statistics.audio_ms === 0;
+    this.#text.show(this.response);
+    this.#showProblem();
+    this.#showNumbers();
+    this.redraw();
+  }
+
+  redraw() {
+    const { peaks, played_ms, over, status, seams_ms } = this.response;
+    drawWaveform(this.canvas, {
+      peaks: peaks.values,
+      played_ms,
+      cut_ms: over && status === "cancelled" ? played_ms : null,
+      seams_ms,
+    });
+  }
+
+  /** @returns {keyof typeof STATES} */
+  #state() {
+    const { over, status, statistics } = this.response;
+    if (status === "failed" || status === "cancelled") return status;
+    if (over && this.response.heard?.remaining.trim()) return "cancelled";
+    if (over) return statistics.audio_ms === 0 ? "silent" : "completed";
+    return statistics.ttfa_ms === null ? "waiting" : "playing";
+  }
+
+  #showProblem() {
+    const { error } = this.response;
+    this.problem.hidden = error === null;
+    if (error !== null) this.problem.textContent = `${error.message} (${error.code})`;
+  }
+
+  #showNumbers() {
+    const { ttfa_ms, server_first_audio_ms, num_packets, num_bytes, audio_ms, underruns } = this.response.statistics;
+    const { text, server, page } = underruns;
+    this.#put(
+      "ttfa",
+      ttfa_ms === null ? "–" : `${Math.round(ttfa_ms)} ms`,
+      server_first_audio_ms === null ? "" : `of which the server ${Math.round(server_first_audio_ms)} ms`,
+    );
+    this.#put("buffer", this.response.over ? "–" : `${Math.round(this.#buffered_ms)} ms`);
+    this.#put("underruns", String(text + server + page), `text ${text}, server ${server}, page ${page}`);
+    this.#put("packets", String(num_packets));
+    this.#put("rate", audio_ms > 0 ? `${((8 * num_bytes) / audio_ms).toFixed(1)} kbit/s` : "–");
+    this.#put("length", `${(audio_ms / 1000).toFixed(2)} s`);
+  }
+
+  /** @param {string} name @param {string} value @param {string} [title] */
+  #put(name, value, title = "") {
+    const element = /** @type {HTMLElement} */ (this.#numbers.get(name));
+    if (element.textContent !== value) element.textContent = value;
+    if (element.title !== title) element.title = title;
+  }
+}

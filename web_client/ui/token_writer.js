@@ -1,0 +1,47 @@
+/** A text as a language model writes it: in pieces, at a rate, with pauses. */
+
+const MAX_PIECE_CHARS = 4;
+const LONG_EVERY = 20;
+
+/** @typedef {{text: string, wait_ms: number}} Token to be written so long after the one before */
+/** @typedef {"none" | "sentences" | "long"} Pauses */
+
+/** The text cut before each word, and longer words cut again; joined, they are the text. @param {string} text */
+export function piecesOf(text) {
+  const words = text.match(/\s*\S+|\s+$/gu) ?? [];
+  return words.flatMap((word) => {
+    const letters = [...word];
+    const starts = Array.from({ length: Math.ceil(letters.length / MAX_PIECE_CHARS) }, (_, n) => n * MAX_PIECE_CHARS);
+    return starts.map((at) => letters.slice(at, at + MAX_PIECE_CHARS).join(""));
+  });
+}
+
+/** @param {string} text @param {number} per_second @param {Pauses} pauses @returns {Token[]} */
+export function tokensOf(text, per_second, pauses) {
+  let before = "";
+  return piecesOf(text).map((piece, index) => {
+    const sentence_ended = pauses === "sentences" && /[.!?…]$/u.test(before) && /^\s/u.test(piece);
+    const long = pauses === "long" && index > 0 && index % LONG_EVERY === 0;
+    before = piece;
+    const wait_ms = index === 0 ? 0 : 1000 / per_second;
+    return { text: piece, wait_ms: wait_ms + (sentence_ended ? 500 : 0) + (long ? 2_000 : 0) };
+  });
+}
+
+/**
+ * Writes into a response until it is done, or the response is.
+ *
+ * @param {import("../response.js").SpokenResponse} response
+ * @param {Token[]} tokens
+ */
+export async function write(response, tokens) {
+  let due_ms = performance.now();
+  for (const { text, wait_ms } of tokens) {
+    due_ms += wait_ms;
+    const left_ms = due_ms - performance.now();
+    if (left_ms > 0) await new Promise((resolve) => setTimeout(resolve, left_ms));
+    if (response.status !== "speaking" || response.interrupted) return;
+    response.push(text);
+  }
+  response.end();
+}
