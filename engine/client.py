@@ -21,8 +21,9 @@ from engine.api import (
 )
 from engine.commands import Command, Emitted, Prefetch
 from engine.config import EngineConfig
+from engine.encoding import EncodingThread
 from engine.streams import EngineStream, StreamTable
-from engine.validation import check_request
+from engine.validation import check_request, check_sample
 
 if TYPE_CHECKING:
     from engine.load import Loaded
@@ -47,6 +48,7 @@ class LocalEngine:
     ) -> None:
         self._load, self._config = load, config
         self._loaded: Loaded | None = None
+        self._encoding: EncodingThread | None = None
         self._loop: EngineLoop | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._asyncio_loop: asyncio.AbstractEventLoop | None = None
@@ -67,6 +69,8 @@ class LocalEngine:
     async def start(self) -> None:
         self._asyncio_loop = asyncio.get_running_loop()
         self._loaded = await asyncio.to_thread(self._load)
+        if self._loaded.encode_voice is not None:
+            self._encoding = EncodingThread(self._loaded.encode_voice)
         await self._start_loop()
 
     async def _start_loop(self) -> None:
@@ -84,7 +88,10 @@ class LocalEngine:
         return self._streams.submit(request, self._config.max_requests + self._config.max_waiting)
 
     async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
-        raise InvalidRequest("this checkpoint does not clone voices", "voice")
+        check_sample(sample, self.info)
+        if self._loop is None or self._encoding is None:
+            raise EngineDead("the engine loop is not running")
+        return await asyncio.wrap_future(self._encoding.submit(sample))
 
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         known = {voice.name.lower() for voice in self.info.voices}
@@ -107,6 +114,8 @@ class LocalEngine:
         if loop is not None:
             loop.stop()
             await asyncio.to_thread(loop.join)
+        if self._encoding is not None:
+            await asyncio.to_thread(self._encoding.close)
         for stream in closing:
             stream.release()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api import SpeechEvent, SpeechRequest
+from engine.api import ClonedVoice, SpeechEvent, SpeechRequest, VoiceSample
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -34,7 +34,24 @@ class Prefetch(msgspec.Struct, frozen=True, tag=True):
     voice: str
 
 
-Command = Submit | PushText | EndInput | ReportPlayback | Cancel | Prefetch
+class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
+    """Answered by an ``Encoded`` of the same number."""
+
+    number: int
+    sample: VoiceSample
+
+
+class Encoded(msgspec.Struct, frozen=True, tag=True):
+    """The voice, or why there is none."""
+
+    number: int
+    voice: ClonedVoice | None = None
+    code: str = ""
+    message: str = ""
+    retry_after_ms: int = 0
+
+
+Command = Submit | PushText | EndInput | ReportPlayback | Cancel | Prefetch | EncodeVoice
 
 
 class Released(msgspec.Struct, frozen=True):

@@ -16,6 +16,8 @@ AT_LEAST_ONE = (
     "max_text_chars",
     "windowed_context_frames",
 )
+LEAST_SAMPLE_S = 0.1
+"""Of less no speaker embedding can be had."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,5 +85,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", name)
+        if not self.chunk_frames or any(frames not in CHUNK_FRAMES for frames in self.chunk_frames):
+            known = ", ".join(map(str, CHUNK_FRAMES))
+            raise InvalidRequest(f"chunk_frames is {self.chunk_frames}; it must list {known}", "chunk_frames")
+        if not LEAST_SAMPLE_S <= self.min_sample_s <= self.max_sample_s:
+            limits = f"it must lie in {LEAST_SAMPLE_S}..max_sample_s, {self.max_sample_s}"
+            raise InvalidRequest(f"min_sample_s is {self.min_sample_s}; {limits}", "min_sample_s")
+        if self.max_kept_voices < 0:
+            raise InvalidRequest(f"max_kept_voices is {self.max_kept_voices}; it must be at least 0", "max_kept_voices")
         if self.pinned_rows is not None and self.pinned_rows < self.max_batch:
             raise InvalidRequest(f"pinned_rows is {self.pinned_rows}; max_batch is {self.max_batch}", "pinned_rows")

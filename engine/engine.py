@@ -6,6 +6,7 @@ tagged with the epoch of their request.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,7 @@ from engine.models.base import Audio, Control, Decoded, DecodeStage, Failed, Par
 from engine.request import Phase, PlaybackClock, Request
 from engine.scheduler import Scheduler
 from engine.stats import StepTimes
-from engine.validation import check_sampling
+from engine.validation import check_chunk_frames, check_sampling
 
 PROMPT_END_ROWS = 2
 """Positions after the text in a full-text prompt."""
@@ -105,8 +106,9 @@ class Engine:
 
     def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
         check_sampling(spec.sampling)
+        check_chunk_frames(spec.chunk_frames)
         row = self.model.new_row(spec, seed)
-        needed = row.num_prefix + PROMPT_END_ROWS + self.config.min_frame_cap
+        needed = row.num_prefix + row.num_reserved + PROMPT_END_ROWS + self.config.min_frame_cap
         if needed > self.capacity:
             raise RequestTooLong(
                 f"voice and instruct need {needed} positions; the cache holds {self.capacity}", "instruct"
@@ -142,6 +144,7 @@ class Engine:
             return
         request.row.text.closed = request.has_new_text = True
         self.take_text(request, request.tokens.close)
+        self.note_prompt(request)
         if not request.row.text.ids and request.phase is not Phase.DONE:
             self.fail(request, InvalidRequest("text holds nothing that can be spoken", "text"))
 
@@ -177,10 +180,18 @@ class Engine:
             request.first_token_s = self.clock()
         request.row.text.ids += ids
         num_tokens = len(request.row.text.ids)
-        num_positions = request.row.num_prefix + num_tokens + PROMPT_END_ROWS + self.frame_cap(request)
+        row = request.row
+        if row.num_prompt_tokens is not None and num_tokens >= row.num_prompt_tokens:
+            self.note_prompt(request)
+        num_positions = row.num_prefix + row.num_reserved + num_tokens + PROMPT_END_ROWS + self.frame_cap(request)
         if num_positions > self.capacity:
             detail = f"{num_tokens} tokens may need {num_positions} positions; the cache holds {self.capacity}"
             raise RequestTooLong(f"text is too long: {detail}", "text")
+
+    def note_prompt(self, request: Request) -> None:
+        """The text is there that the first frame needs."""
+        if request.prompt_ready_s is None:
+            request.prompt_ready_s = self.clock()
 
     @property
     def capacity(self) -> int:
@@ -252,16 +263,24 @@ class Engine:
     def decode(self) -> list[Decoded]:
         start = time.perf_counter()
         now = self.clock()
-        slack = {r.slot: self.slack_s(r, now) for r in self.scheduler.running if r.slot is not None}
+        running = [(r.slot, r) for r in self.scheduler.running if r.slot is not None]
+        slack = {slot: self.slack_s(request, now) for slot, request in running}
         try:
-            return self.stage.step(slack)
+            return self.stage.step(slack, {slot: self.wanted_frames(request) for slot, request in running})
         finally:
             self.times.decode_s += time.perf_counter() - start
 
     def slack_s(self, request: Request, now_s: float) -> float:
         """How long the listener can wait for its next chunk; one that samples nothing now need not wait at all."""
         samples = self.scheduler.may_run(request, now_s) and not request.lacks_blocks
-        return request.clock.lead_s(now_s) if samples else 0.0
+        if not samples:
+            return 0.0
+        return math.inf if request.spec.chunk_frames else request.clock.lead_s(now_s)
+
+    def wanted_frames(self, request: Request) -> int:
+        """Of the request's next chunk, by its own schedule or the engine's."""
+        schedule = request.spec.chunk_frames or self.config.chunk_frames
+        return schedule[min(request.num_chunks, len(schedule) - 1)]
 
     def emit(self, chunks: Iterable[Decoded]) -> None:
         by_slot = {request.slot: request for request in self.scheduler.running}
@@ -283,6 +302,7 @@ class Engine:
         request.clock.emit(fresh, now)
         request.last_sent = last
         self.events.append((request.epoch, event))
+        request.num_chunks += 1
         if request.silence.push(chunk.pcm, armed=request.row.text.closed and not request.row.text.num_waiting):
             self.drain(request, FinishReason.SILENCE)
 
@@ -319,9 +339,6 @@ class Engine:
     def terminal(self, request: Request, reason: FinishReason) -> Finished:
         code, message = request.error or (None, None)
         started = request.started_s if request.started_s is not None else self.clock()
-        first = None
-        if request.first_chunk_s is not None and request.first_token_s is not None:
-            first = 1000 * (request.first_chunk_s - request.first_token_s)
         return Finished(
             request_id=request.spec.request_id,
             reason=reason,
@@ -330,10 +347,23 @@ class Engine:
             num_text_tokens=len(request.row.text.ids),
             seed=request.seed,
             queue_ms=1000 * (started - request.submitted_s),
-            first_audio_ms=first,
+            first_audio_ms=self.since_first_token_ms(request, request.first_chunk_s),
+            num_prompt_tokens=self.num_prompt_tokens(request),
+            prompt_wait_ms=self.since_first_token_ms(request, request.prompt_ready_s),
             code=code,
             message=message,
         )
+
+    @staticmethod
+    def since_first_token_ms(request: Request, moment_s: float | None) -> float | None:
+        if moment_s is None or request.first_token_s is None:
+            return None
+        return 1000 * (moment_s - request.first_token_s)
+
+    @staticmethod
+    def num_prompt_tokens(request: Request) -> int:
+        needed, there = request.row.num_prompt_tokens, len(request.row.text.ids)
+        return there if needed is None else min(needed, there)
 
     def settle(self) -> None:
         """The step has passed: what was freed during it, or since the last one, can be lent again."""

@@ -17,15 +17,18 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.api import EngineInfo
-from engine.commands import Cancel, Command, Emitted, Prefetch, Released, Submit
+from engine.api import ClonedVoice, EngineInfo, VoiceSample
+from engine.commands import Cancel, Command, Emitted, Encoded, EncodeVoice, Prefetch, Released, Submit
 from engine.config import EngineConfig
-from engine.errors import EngineError
+from engine.encoding import EncodingThread
+from engine.errors import EngineError, EngineOverloaded, InvalidRequest
 from engine.loop import EngineLoop
 from engine.wire import LENGTH, MAX_MESSAGE_BYTES, READY, Events, Hello, Stats, decode_command, encode, pack_event
 
@@ -79,7 +82,14 @@ class Gateway:
 class Host:
     """Routes commands in and events out by the number in the high bits of an epoch."""
 
-    def __init__(self, engine: Engine, info: EngineInfo, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        info: EngineInfo,
+        config: EngineConfig,
+        encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None,
+    ) -> None:
+        self.encoding = EncodingThread(encode_voice) if encode_voice else None
         capacity = config.max_requests + config.max_waiting
         self.hello = encode(Hello(info, config.max_text_chars, capacity))
         self.gateways: dict[int, Gateway] = {}
@@ -132,9 +142,25 @@ class Host:
         if isinstance(command, Prefetch):
             self.loop.send(command)
             return
+        if isinstance(command, EncodeVoice):
+            self._encode(gateway, command)
+            return
         if isinstance(command, Submit):
             gateway.active.add(command.epoch)
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
+
+    def _encode(self, gateway: Gateway, command: EncodeVoice) -> None:
+        """The answer goes out from the encoding thread, to nobody when the gateway has left by then."""
+
+        def answer(future: Future[ClonedVoice]) -> None:
+            gateway.send(encode(encoded(command.number, future)))
+
+        try:
+            if self.encoding is None:
+                raise InvalidRequest("no encoders are loaded", "voice")
+            self.encoding.submit(command.sample).add_done_callback(answer)
+        except EngineError as error:
+            gateway.send(encode(failed_encoding(command.number, error)))
 
     def _report_stats(self) -> None:
         pause = threading.Event()
@@ -142,6 +168,20 @@ class Host:
             message = encode(Stats(self.loop.stats()))
             for gateway in list(self.gateways.values()):
                 gateway.send(message)
+
+
+def encoded(number: int, future: Future[ClonedVoice]) -> Encoded:
+    error = future.exception()
+    return Encoded(number, future.result()) if error is None else failed_encoding(number, error)
+
+
+def failed_encoding(number: int, error: BaseException) -> Encoded:
+    """An exception that nobody raised on purpose is told by its type alone."""
+    if not isinstance(error, EngineError):
+        log.error("a recording could not be encoded: %s", type(error).__name__)
+        return Encoded(number, code=EngineError.code, message=f"encoding failed: {type(error).__name__}")
+    retry_after_ms = error.retry_after_ms if isinstance(error, EngineOverloaded) else 0
+    return Encoded(number, code=error.code, message=str(error), retry_after_ms=retry_after_ms)
 
 
 def receive(connection: socket.socket) -> bytes | None:
@@ -191,7 +231,7 @@ def main() -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(settings["socket"])
     listener.listen()
-    host = Host(loaded.make_engine(), loaded.info, config)
+    host = Host(loaded.make_engine(), loaded.info, config, loaded.encode_voice)
     print(READY, flush=True)
     host.serve(listener)
 

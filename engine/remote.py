@@ -6,6 +6,7 @@ When the connection breaks, every request fails with ``engine_dead`` at once; a 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -21,16 +22,18 @@ from engine.api import (
     CheckpointError,
     ClonedVoice,
     EngineDead,
+    EngineError,
     EngineInfo,
+    EngineOverloaded,
     EngineStats,
     InvalidRequest,
     SpeechRequest,
     VoiceSample,
 )
-from engine.commands import Command, Prefetch
+from engine.commands import Command, Encoded, EncodeVoice, Prefetch
 from engine.config import EngineConfig
 from engine.streams import EngineStream, StreamTable
-from engine.validation import check_request
+from engine.validation import check_request, check_sample
 from engine.wire import LENGTH, READY, Events, Hello, Message, Stats, decode_message, encode, unpack_event
 
 log = logging.getLogger(__name__)
@@ -114,6 +117,8 @@ class RemoteEngine:
     def __init__(self, socket: Path, process: EngineProcess | None = None) -> None:
         self._socket, self._process = socket, process
         self._streams = StreamTable(self._send)
+        self._encodings: dict[int, asyncio.Future[ClonedVoice]] = {}
+        self._numbers = itertools.count(1)
         self._hello: Hello | None = None
         self._stats: EngineStats | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -162,6 +167,12 @@ class RemoteEngine:
             self._writer.close()
         self._writer = self._stats = None
         self._streams.fail_all("the engine process ended")
+        self._fail_encodings()
+
+    def _fail_encodings(self) -> None:
+        for future in self._encodings.values():
+            if not future.done():
+                future.set_exception(EngineDead("the engine process ended"))
 
     async def _return(self) -> asyncio.StreamReader:
         while True:
@@ -182,6 +193,20 @@ class RemoteEngine:
                 self._streams.dispatch(map(unpack_event, events))
             case Stats(stats):
                 self._stats = stats
+            case Encoded():
+                self._settle(message)
+
+    def _settle(self, answer: Encoded) -> None:
+        future = self._encodings.get(answer.number)
+        if future is None or future.done():
+            return
+        if answer.voice is not None:
+            future.set_result(answer.voice)
+        elif answer.code == EngineOverloaded.code:
+            future.set_exception(EngineOverloaded(answer.message, answer.retry_after_ms))
+        else:
+            kind = InvalidRequest if answer.code == InvalidRequest.code else EngineError
+            future.set_exception(kind(answer.message))
 
     def submit(self, request: SpeechRequest) -> EngineStream:
         if self._writer is None or self._hello is None:
@@ -190,7 +215,16 @@ class RemoteEngine:
         return self._streams.submit(request, self._hello.capacity)
 
     async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
-        raise InvalidRequest("this checkpoint does not clone voices", "voice")
+        check_sample(sample, self.info)
+        if self._writer is None:
+            raise EngineDead("the engine process is not running")
+        number = next(self._numbers)
+        future = self._encodings[number] = asyncio.get_running_loop().create_future()
+        self._send(EncodeVoice(number, sample))
+        try:
+            return await future
+        finally:
+            del self._encodings[number]
 
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         known = {voice.name.lower() for voice in self.info.voices}
@@ -208,6 +242,7 @@ class RemoteEngine:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
+        self._fail_encodings()
         closing = self._streams.cancel_all()
         if self._writer is not None:
             self._writer.close()

@@ -79,7 +79,9 @@ class Request:
     num_pending_frames: int = 0
     started_s: float | None = None
     first_token_s: float | None = None
+    prompt_ready_s: float | None = None
     first_chunk_s: float | None = None
+    num_chunks: int = 0
     last_sent: bool = False
     finish_reason: FinishReason | None = None
     error: tuple[str, str] | None = None

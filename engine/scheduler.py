@@ -92,6 +92,8 @@ class Scheduler:
                 return
             request = self.waiting.popleft()
             request.slot, request.phase, request.started_s = slot, Phase.RUNNING, now_s
+            if request.row.reference is not None:
+                self.stage.prime(slot, request.row.reference)
             self.running.append(request)
 
     def runnable(self, now_s: float) -> Iterator[Request]:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from engine.api import EngineInfo, EngineStats, Finished, FinishReason, SpeechChunk, SpeechEvent, Starved
-from engine.commands import Command, Emitted, Released
+from engine.commands import Command, Emitted, Encoded, Released
 
 LENGTH = struct.Struct(">I")
 READY = "ready"
@@ -40,7 +40,7 @@ class Events(msgspec.Struct, frozen=True, tag=True):
     events: list[tuple[Any, ...]]
 
 
-Message = Hello | Stats | Events
+Message = Hello | Stats | Events | Encoded
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Command)
 _message_decoder = msgspec.msgpack.Decoder(Message)

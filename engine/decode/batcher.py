@@ -5,23 +5,34 @@ Larger calls cost less a frame; a listener with little left must not wait for th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 CALL_FRAMES = (8, 4, 2, 1)
 """Frames one call may decode for each of its rows, largest first."""
 GATHER_FRAMES = 4
-"""What a listener with lead to spare waits for."""
+"""What a listener with lead to spare waits for, unless it is said."""
+ANY: Mapping[int, int] = {}
 
 
 def plan_calls(
-    pending: Mapping[int, int], slack_s: Mapping[int, float], gather_slack_s: float, final: set[int]
+    pending: Mapping[int, int],
+    slack_s: Mapping[int, float],
+    gather_slack_s: float,
+    final: set[int],
+    wanted_frames: Mapping[int, int] = ANY,
 ) -> dict[int, list[int]]:
-    """Frames a row -> slots. ``pending`` counts frames by slot; what is left over waits for the next round."""
+    """Frames a row -> slots. ``pending`` counts frames by slot; what is left over waits for the next round.
+
+    ``wanted_frames``: what a slot with slack waits for. One whose slack is without end gets no more than that either.
+    """
     calls: dict[int, list[int]] = {}
     for slot, count in pending.items():
         patient = slack_s.get(slot, 0.0) > gather_slack_s and slot not in final
-        if count == 0 or (patient and count < GATHER_FRAMES):
+        wanted = wanted_frames.get(slot, GATHER_FRAMES)
+        if count == 0 or (patient and count < wanted):
             continue
-        size = next(frames for frames in CALL_FRAMES if frames <= count)
+        most = min(count, wanted) if slack_s.get(slot) == math.inf else count
+        size = next(frames for frames in CALL_FRAMES if frames <= most)
         calls.setdefault(size, []).append(slot)
     return calls

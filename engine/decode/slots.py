@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
-from engine.decode.batcher import plan_calls
-from engine.models.base import Decoded
+from engine.decode.batcher import ANY, plan_calls
+from engine.decode.primer import Primer
+from engine.models.base import Decoded, Reference
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 
@@ -76,7 +77,9 @@ class ExactDecode:
 
     chunk_frames = 1
 
-    def __init__(self, codec: torch.nn.Module, num_slots: int, gather_slack_s: float) -> None:
+    def __init__(
+        self, codec: torch.nn.Module, num_slots: int, gather_slack_s: float, max_kept_references: int = 32
+    ) -> None:
         self.codec = codec
         self.sample_rate: int = codec.config.sample_rate
         self.frame_samples: int = codec.config.frame_samples
@@ -84,6 +87,7 @@ class ExactDecode:
         self.pool = BlockPool(num_slots)
         self.state = codec.new_state(num_slots + 1)
         self.pending = PendingFrames(codec.config.codebook_size)
+        self.primer = Primer(self._hear, self._save, self._load, max_kept_references)
 
     @property
     def num_slots(self) -> int:
@@ -102,6 +106,9 @@ class ExactDecode:
         self.pending.open(slots[0])
         return slots[0]
 
+    def prime(self, slot: int, reference: Reference) -> None:
+        self.primer.begin(slot, reference)
+
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         self.pending.feed(slot, codes)
 
@@ -113,23 +120,51 @@ class ExactDecode:
 
     @property
     def busy(self) -> bool:
-        return self.pending.has_frames
+        return self.pending.has_frames or self.primer.busy
 
-    def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
-        calls = plan_calls(self.pending.counts(), slack_s, self.gather_slack_s, self.pending.final)
-        return [out for count, slots in calls.items() for out in isolated(self._decode, slots, count)]
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
+        failed = self._prime_some() if self.primer.busy else []
+        counts = {slot: n for slot, n in self.pending.counts().items() if not self.primer.is_at_work(slot)}
+        for out in failed:
+            del counts[out.slot]
+        calls = plan_calls(counts, slack_s, self.gather_slack_s, self.pending.final, wanted_frames)
+        return [*failed, *(out for count, slots in calls.items() for out in isolated(self._decode, slots, count))]
+
+    def _prime_some(self) -> list[Decoded]:
+        slot = self.primer.oldest
+        try:
+            self.primer.step()
+        except Exception as error:
+            self.primer.drop(slot)
+            return [Decoded(slot, NO_PCM, error=f"{type(error).__name__}: {error}")]
+        return []
 
     def _decode(self, slots: list[int], count: int) -> list[Decoded]:
-        codes = torch.tensor(self.pending.peek(slots, count), device=self.state.values.device).transpose(1, 2)
-        index = torch.tensor(slots, device=self.state.values.device)
-        state = type(self.state)(self.state.values[index], self.state.num_frames[index])
-        pcm = self.codec(codes, state)
-        self.state.values[index] = state.values
-        self.state.num_frames[index] = state.num_frames
+        pcm = self._move_on(slots, self.pending.peek(slots, count))
         self.pending.drop(slots, count)
         return decoded(slots, pcm)
 
+    def _move_on(self, slots: list[int], frames: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+        """frames [rows][count][codebooks] -> PCM; the slots' state follows."""
+        codes = torch.tensor(frames, device=self.state.values.device).transpose(1, 2)
+        index = torch.tensor(slots, device=self.state.values.device)
+        state = type(self.state)(self.state.values[index], self.state.num_frames[index])
+        pcm: Tensor = self.codec(codes, state)
+        self.state.values[index] = state.values
+        self.state.num_frames[index] = state.num_frames
+        return pcm
+
+    def _hear(self, slot: int, frames: list[list[int]]) -> None:
+        self._move_on([slot], [frames])
+
+    def _save(self, slot: int) -> tuple[Tensor, Tensor]:
+        return self.state.values[slot].clone(), self.state.num_frames[slot].clone()
+
+    def _load(self, slot: int, kept: tuple[Tensor, Tensor]) -> None:
+        self.state.values[slot], self.state.num_frames[slot] = kept
+
     def release(self, slot: int) -> None:
+        self.primer.drop(slot)
         self.pending.close(slot)
         self.pool.free([slot])
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.cache.block_pool import BlockPool
-from engine.decode.batcher import plan_calls
+from engine.decode.batcher import ANY, plan_calls
 from engine.decode.slots import PendingFrames, decoded, isolated
-from engine.models.base import Decoded
+from engine.models.base import Decoded, Reference
 
 
 @dataclass(slots=True)
@@ -67,6 +67,9 @@ class WindowedDecode:
         self.windows[slots[0]] = Window()
         return slots[0]
 
+    def prime(self, slot: int, reference: Reference) -> None:
+        self.windows[slot].frames = list(reference.frames[-self.context_frames :])
+
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         self.pending.feed(slot, codes)
 
@@ -84,8 +87,9 @@ class WindowedDecode:
     def _tails_to_settle(self) -> list[int]:
         return [s for s in self.pending.final if not self.pending.frames[s] and self.windows[s].tail_is_out]
 
-    def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
-        calls = plan_calls(self.pending.counts(), slack_s, self.gather_slack_s, self.pending.final)
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
+        counts, final = self.pending.counts(), self.pending.final
+        calls = plan_calls(counts, slack_s, self.gather_slack_s, final, wanted_frames)
         tails = self._tails_to_settle()
         work = [(slot, count) for count, slots in calls.items() for slot in slots] + [(slot, 0) for slot in tails]
         return [out for slot, count in work for out in isolated(self._decode, [slot], count)]

@@ -54,6 +54,13 @@ class TextQueue:
         return taken
 
 
+class Reference(NamedTuple):
+    """Frames of a recording that a row's speech goes on from; equal keys are equal frames."""
+
+    key: Hashable
+    frames: Sequence[Sequence[int]]
+
+
 @dataclass(slots=True)
 class Row:
     """What the talker stage remembers of one request; families add fields.
@@ -69,6 +76,12 @@ class Row:
     """Once all inputs are computed, a sample is due."""
     num_prefix: int = 0
     """Length of the first ``Rows``: what a voice prefix holds."""
+    num_reserved: int = 0
+    """Prompt positions besides these, the text and its end."""
+    num_prompt_tokens: int | None = 1
+    """Text ids that must be there before the first sample; None waits for all."""
+    reference: Reference | None = None
+    """What the decode stage is to have heard before the row's own frames."""
 
     @property
     def num_due(self) -> int:
@@ -225,6 +238,10 @@ class DecodeStage(Protocol):
         """A fresh slot, or None when there is none, or no memory for one."""
         ...
 
+    def prime(self, slot: int, reference: Reference) -> None:
+        """Let a fresh slot go on from frames that make no sound themselves; those of a key are worked off once."""
+        ...
+
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         """Queue one frame. Raises ``ValueError``, and takes nothing, when a code is in no codebook."""
         ...
@@ -242,10 +259,12 @@ class DecodeStage(Protocol):
         """Whether a step now would get anywhere; frames that wait for more frames do not count."""
         ...
 
-    def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int]) -> list[Decoded]:
         """Run one round, or one slice of it: at most one ``Decoded`` a slot.
 
-        ``slack_s`` gives, for each slot, the seconds until its listener runs dry.
+        ``slack_s`` gives, for each slot, the seconds until its listener runs dry, and ``wanted_frames`` how many frames
+        its next chunk should have: a slot with slack enough waits for them. Without end is the slack of a slot whose
+        chunks shall have just so many, and 0 that of one to which nothing more is fed for now.
         """
         ...
 

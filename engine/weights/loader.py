@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,26 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def iterate_tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Tensors whose name starts with ``prefix``, the prefix taken off. Raises ``CheckpointError`` naming the file."""
+def iterate_tensors(folder: Path, prefix: str, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
+    """Those named ``prefix`` + one of ``wanted``, the prefix taken off. Raises ``CheckpointError`` naming the file."""
+    for tensors, name in _iterate_names(folder, prefix):
+        if name in wanted:
+            yield name, tensors.get_tensor(prefix + name)
+
+
+def iterate_shapes(folder: Path, prefix: str) -> Iterator[tuple[str, list[int]]]:
+    """Every tensor whose name starts with ``prefix``, the prefix taken off. Raises as ``iterate_tensors``."""
+    for tensors, name in _iterate_names(folder, prefix):
+        yield name, tensors.get_slice(prefix + name).get_shape()
+
+
+def _iterate_names(folder: Path, prefix: str) -> Iterator[tuple[Any, str]]:
     for file in weight_files(folder):
         try:
             with safe_open(str(file), framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
                     if name.startswith(prefix):
-                        yield name[len(prefix) :], tensors.get_tensor(name)
+                        yield tensors, name[len(prefix) :]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: cannot be read: {error}") from None
 
@@ -63,21 +75,37 @@ def uninitialized() -> TorchFunctionMode:
     return _NoInitialValues()
 
 
-def load_weights(module: nn.Module, folder: Path, prefix: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Fill ``module`` from ``folder``.
+def check_weights(module: nn.Module, folder: Path, prefix: str, passed_over: str | None = None) -> None:
+    """Hold the headers in ``folder`` against ``module``; no tensor is read.
 
-    Raises ``CheckpointError`` naming the first missing, misshapen or unknown tensor.
+    Raises ``CheckpointError`` naming the first unknown, misshapen or missing tensor. Unknown ones that begin with
+    ``passed_over`` are fine.
     """
     expected = module.state_dict()
-    found: dict[str, Tensor] = {}
-    for name, tensor in iterate_tensors(folder, prefix):
+    found = set()
+    for name, shape in iterate_shapes(folder, prefix):
         if name not in expected:
-            raise CheckpointError(f"{folder}: unknown tensor {prefix}{name}")
-        if tensor.shape != expected[name].shape:
-            shapes = f"{list(tensor.shape)}; the config asks for {list(expected[name].shape)}"
+            if passed_over is None or not name.startswith(passed_over):
+                raise CheckpointError(f"{folder}: unknown tensor {prefix}{name}")
+        elif shape != list(expected[name].shape):
+            shapes = f"{shape}; the config asks for {list(expected[name].shape)}"
             raise CheckpointError(f"{folder}: tensor {prefix}{name} has shape {shapes}")
-        found[name] = tensor.to(device=device, dtype=dtype)
-    missing = sorted(expected.keys() - found.keys())
+        found.add(name)
+    missing = sorted(expected.keys() - found)
     if missing:
         raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, first {prefix}{missing[0]}")
+
+
+def load_weights(
+    module: nn.Module,
+    folder: Path,
+    prefix: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    passed_over: str | None = None,
+) -> None:
+    """Fill ``module`` from ``folder``, tensor by tensor. Raises as ``check_weights``, before anything is read."""
+    check_weights(module, folder, prefix, passed_over)
+    wanted = module.state_dict().keys()
+    found = {name: tensor.to(device=device, dtype=dtype) for name, tensor in iterate_tensors(folder, prefix, wanted)}
     module.load_state_dict(found, assign=True)

@@ -46,11 +46,11 @@ class Switch:
     def guard(self, stage: DecodeStage) -> DecodeStage:
         step = stage.step
 
-        def step_or_fail(slack_s: Mapping[int, float]) -> list[Decoded]:
+        def step_or_fail(slack_s: Mapping[int, float], wanted_frames: Mapping[int, int]) -> list[Decoded]:
             if self.step_fails:
                 self.step_fails = False
                 raise RuntimeError("the device is gone")
-            return step(slack_s)
+            return step(slack_s, wanted_frames)
 
         stage.step = step_or_fail  # type: ignore[method-assign]
         return stage

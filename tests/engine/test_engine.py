@@ -275,7 +275,7 @@ def test_a_fault_of_the_whole_stage_is_not_hidden(shape: Shape, monkeypatch: pyt
     bench = recorder(shape)
     bench.submit(text="hello", text_closed=True)
 
-    def step(slack_s: object) -> list[object]:
+    def step(slack_s: object, wanted_frames: object) -> list[object]:
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(bench.engine.stage, "step", step)

@@ -12,7 +12,8 @@ import numpy as np
 from engine.api import SpeechRequest
 from engine.cache.block_pool import BlockPool
 from engine.config import EngineConfig
-from engine.models.base import Audio, Control, Decoded, Outcome, Park, Pcm, Row, Rows, Stop, TextQueue
+from engine.decode.batcher import ANY
+from engine.models.base import Audio, Control, Decoded, Outcome, Park, Pcm, Reference, Row, Rows, Stop, TextQueue
 from tests.fakes.shaped import ShapedRow, ShapedTalker
 
 NUM_TOKENS = 6561
@@ -167,7 +168,10 @@ class SlicedDecode:
     def busy(self) -> bool:
         return any(flow.has_work for flow in self.flows.values())
 
-    def step(self, slack_s: Mapping[int, float]) -> list[Decoded]:
+    def prime(self, slot: int, reference: Reference) -> None:
+        raise NotImplementedError("this family has no recordings")
+
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
         due = sorted((slack_s[slot], slot) for slot, flow in self.flows.items() if flow.has_work)
         return [out for _, slot in due[:MAX_SLICES_A_STEP] for out in self._slice(slot, self.flows[slot])]
 

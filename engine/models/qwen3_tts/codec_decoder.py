@@ -74,7 +74,7 @@ class SplitQuantizer(nn.Module):
         self.register_buffer("projected_table", None, persistent=False)
 
     def fuse(self) -> None:
-        """Fold projections into the tables: all books become one lookup and one sum."""
+        """Fold projections into the tables: all books become one lookup and one sum; the books are let go of."""
         projected = [
             table @ chain.output_proj.weight[..., 0].t()
             for chain in (self.rvq_first, self.rvq_rest)
@@ -82,6 +82,7 @@ class SplitQuantizer(nn.Module):
         ]
         self.projected_table = torch.cat(projected)
         self.offsets = torch.arange(len(projected), device=self.projected_table.device) * self.num_codes
+        del self.rvq_first, self.rvq_rest
 
     def forward(self, codes: Tensor) -> Tensor:
         """codes [B, K, T] -> [B, codebook_dim, T]."""

@@ -69,6 +69,9 @@ def read_json(path: Path) -> Section:
 
 
 def read_transformer(section: Section, **extra: bool) -> TransformerConfig:
+    for key, known in FIXED_VALUES.items():
+        _check_value(section, key, known)
+    _check_rope(section)
     heads, kv_heads = section.positive("num_attention_heads"), section.positive("num_key_value_heads")
     if heads % kv_heads:
         raise CheckpointError(f"{section.where}: {heads} heads cannot share {kv_heads} key-value heads")
@@ -149,6 +152,56 @@ class CodecDecoderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecEncoderConfig:
+    """The encoder of the speech tokenizer: a published codec's, of whose books the first are used (spec 1.4)."""
+
+    hidden_size: int
+    num_filters: int
+    kernel_size: int
+    residual_kernel_size: int
+    last_kernel_size: int
+    num_residual_layers: int
+    dilation_growth: int
+    compress: int
+    rates: tuple[int, ...]
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    rope_theta: float
+    codebook_size: int
+    codebook_dim: int
+    num_used_books: int
+    sample_rate: int
+
+    @property
+    def frame_samples(self) -> int:
+        return 2 * math.prod(self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerEncoderConfig:
+    size: int
+    sample_rate: int
+    num_mels: int
+    channels: tuple[int, ...]
+    kernel_sizes: tuple[int, ...]
+    dilations: tuple[int, ...]
+    attention_channels: int
+    res2net_scale: int
+    se_channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfigs:
+    """What listens to recordings."""
+
+    speaker: SpeakerEncoderConfig
+    codec: CodecEncoderConfig
+
+
+@dataclass(frozen=True, slots=True)
 class TextIds:
     """Ids of the text vocabulary that frame every prompt (spec 3.1)."""
 
@@ -161,6 +214,68 @@ class TextIds:
 
 
 INSTRUCTED_SIZES = ("1b7",)
+TASKS = ("base", "custom_voice", "voice_design")
+GENERATION_KEYS = {
+    "predictor_do_sample": "subtalker_dosample",
+    "predictor_temperature": "subtalker_temperature",
+    "predictor_top_k": "subtalker_top_k",
+    "predictor_top_p": "subtalker_top_p",
+}
+"""Where the file has another name for it."""
+FIXED_VALUES: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "use_sliding_window": (False,),
+    "tie_word_embeddings": (False,),
+}
+"""Keys of a transformer that may be there, and the values that are built."""
+MIMI: dict[str, object] = {
+    "audio_channels": 1,
+    "hidden_size": 512,
+    "num_filters": 64,
+    "kernel_size": 7,
+    "residual_kernel_size": 3,
+    "last_kernel_size": 3,
+    "num_residual_layers": 1,
+    "dilation_growth_rate": 2,
+    "compress": 2,
+    "upsampling_ratios": [8, 6, 5, 4],
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2048,
+    "norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "num_quantizers": 32,
+    "num_semantic_quantizers": 1,
+    "codebook_size": 2048,
+    "codebook_dim": 256,
+    "use_causal_conv": True,
+    "use_conv_shortcut": False,
+    "pad_mode": "constant",
+    "hidden_act": "gelu",
+    "attention_bias": False,
+}
+"""The published codec that the encoder is; its configuration files leave out what equals these."""
+MIMI_FIXED = (
+    "audio_channels",
+    "num_semantic_quantizers",
+    "use_causal_conv",
+    "use_conv_shortcut",
+    "pad_mode",
+    "hidden_act",
+    "attention_bias",
+)
+SPEAKER_ENCODER: dict[str, object] = {
+    "mel_dim": 128,
+    "enc_channels": [512, 512, 512, 512, 1536],
+    "enc_kernel_sizes": [5, 3, 3, 3, 1],
+    "enc_dilations": [1, 2, 3, 4, 1],
+    "enc_attention_channels": 128,
+    "enc_res2net_scale": 8,
+    "enc_se_channels": 128,
+}
+"""Released files leave these out (spec 6)."""
 WHOLE_NUMBERS = ("top_k", "predictor_top_k", "max_new_tokens")
 
 
@@ -168,10 +283,12 @@ WHOLE_NUMBERS = ("top_k", "predictor_top_k", "max_new_tokens")
 class GenerationDefaults:
     """``generation_config.json`` (spec 1.5)."""
 
+    do_sample: bool = True
     temperature: float = 0.9
     top_k: int = 50
     top_p: float = 1.0
     repetition_penalty: float = 1.05
+    predictor_do_sample: bool = True
     predictor_temperature: float = 0.9
     predictor_top_k: int = 50
     predictor_top_p: float = 1.0
@@ -187,6 +304,8 @@ class Qwen3TTSConfig:
     codec: CodecDecoderConfig
     text: TextIds
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    encoders: EncoderConfigs | None = None
+    """Of a base checkpoint."""
 
     @property
     def takes_instruct(self) -> bool:
@@ -284,14 +403,90 @@ def read_generation(folder: Path) -> GenerationDefaults:
     file = read_json(folder / "generation_config.json")
     values: dict[str, Any] = {}
     for name in GenerationDefaults.__slots__:
-        key = name.replace("predictor_", "subtalker_")
-        if key in file.values:
+        key = GENERATION_KEYS.get(name, name)
+        if key in file.values and name.endswith("do_sample"):
+            values[name] = file.get(key, bool)
+        elif key in file.values:
             low, high = SAMPLING_RANGES.get(name, (1, math.inf))
             value = file.number(key)
             if not low <= value <= high:
                 raise CheckpointError(f"{file.where}: {key!r} is {value:g}; it must lie in {low:g}..{high:g}")
             values[name] = int(value) if name in WHOLE_NUMBERS else value
     return GenerationDefaults(**values)
+
+
+def read_codec_encoder(file: Section) -> CodecEncoderConfig:
+    given = file.section("encoder_config")
+    section = Section({**MIMI, **given.values}, given.where)
+    for key in MIMI_FIXED:
+        _check_value(section, key, (MIMI[key],))
+    config = CodecEncoderConfig(
+        hidden_size=section.positive("hidden_size"),
+        num_filters=section.positive("num_filters"),
+        kernel_size=section.positive("kernel_size"),
+        residual_kernel_size=section.positive("residual_kernel_size"),
+        last_kernel_size=section.positive("last_kernel_size"),
+        num_residual_layers=section.positive("num_residual_layers"),
+        dilation_growth=section.positive("dilation_growth_rate"),
+        compress=section.positive("compress"),
+        rates=section.positives("upsampling_ratios"),
+        num_layers=section.positive("num_hidden_layers"),
+        num_heads=section.positive("num_attention_heads"),
+        head_dim=section.positive("head_dim"),
+        intermediate_size=section.positive("intermediate_size"),
+        norm_eps=section.number("norm_eps"),
+        rope_theta=section.number("rope_theta"),
+        codebook_size=section.positive("codebook_size"),
+        codebook_dim=section.positive("codebook_dim"),
+        num_used_books=file.positive("encoder_valid_num_quantizers"),
+        sample_rate=file.positive("input_sample_rate"),
+    )
+    if not 2 <= config.num_used_books <= section.positive("num_quantizers"):
+        found = f"'encoder_valid_num_quantizers' is {config.num_used_books}"
+        raise CheckpointError(f"{file.where}: {found}; the encoder has {section.values['num_quantizers']} books")
+    if config.frame_samples != file.positive("encode_downsample_rate"):
+        declared = file.values["encode_downsample_rate"]
+        raise CheckpointError(f"{section.where}: rates multiply to {config.frame_samples}, not {declared}")
+    return config
+
+
+def read_speaker_encoder(file: Section) -> SpeakerEncoderConfig:
+    given = file.section("speaker_encoder_config")
+    section = Section({**SPEAKER_ENCODER, **given.values}, given.where)
+    config = SpeakerEncoderConfig(
+        size=section.positive("enc_dim"),
+        sample_rate=section.positive("sample_rate"),
+        num_mels=section.positive("mel_dim"),
+        channels=section.positives("enc_channels"),
+        kernel_sizes=section.positives("enc_kernel_sizes"),
+        dilations=section.positives("enc_dilations"),
+        attention_channels=section.positive("enc_attention_channels"),
+        res2net_scale=section.positive("enc_res2net_scale"),
+        se_channels=section.positive("enc_se_channels"),
+    )
+    lengths = {len(config.channels), len(config.kernel_sizes), len(config.dilations)}
+    if len(lengths) != 1 or len(config.channels) < 3 or sum(config.channels[1:-1]) != config.channels[-1]:
+        raise CheckpointError(f"{section.where}: channels, kernel sizes and dilations do not fit each other")
+    if any(channels % config.res2net_scale for channels in config.channels[1:-1]):
+        raise CheckpointError(f"{section.where}: enc_channels do not fall into {config.res2net_scale} parts")
+    return config
+
+
+def _check_value(section: Section, key: str, known: tuple[object, ...]) -> None:
+    value = section.values.get(key, known[0])
+    if value not in known:
+        wanted = ", ".join(map(repr, known))
+        raise CheckpointError(f"{section.where}: {key!r} is {value!r}; what is built here: {wanted}")
+
+
+def _check_rope(section: Section) -> None:
+    """One row of positions turns all axes alike, so that any split of them is plain RoPE (spec 2.5)."""
+    scaling = section.values.get("rope_scaling")
+    if scaling is None:
+        return
+    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, Mapping) else scaling
+    if kind not in ("default", "mrope"):
+        raise CheckpointError(f"{section.where}: 'rope_scaling' is of type {kind!r}; what is built here: 'default'")
 
 
 def _check_family(file: Section, expected: str) -> None:
@@ -307,6 +502,9 @@ def read_config(folder: Path) -> Qwen3TTSConfig:
     codec_file = read_json(folder / "speech_tokenizer" / "config.json")
     codec_file.where = "speech_tokenizer/config.json"
     _check_family(codec_file, CODEC_MODEL_TYPE)
+    file.get("tts_model_type", str)
+    _check_value(file, "tts_model_type", TASKS)
+    _check_value(file, "tokenizer_type", (CODEC_MODEL_TYPE,))
     config = Qwen3TTSConfig(
         task=file.get("tts_model_type", str),
         size=file.get("tts_model_size", str),
@@ -321,9 +519,29 @@ def read_config(folder: Path) -> Qwen3TTSConfig:
             tts_eos=file.get("tts_eos_token_id", int),
         ),
         generation=read_generation(folder),
+        encoders=_read_encoders(file, codec_file),
     )
     _check_stages_agree(config)
     return config
+
+
+def _read_encoders(file: Section, codec_file: Section) -> EncoderConfigs | None:
+    if file.values["tts_model_type"] != "base":
+        return None
+    return EncoderConfigs(read_speaker_encoder(file), read_codec_encoder(codec_file))
+
+
+def _check_encoders_agree(config: Qwen3TTSConfig, encoders: EncoderConfigs) -> None:
+    pairs = (
+        ("the speaker vector", encoders.speaker.size, config.talker.transformer.hidden_size),
+        ("sample rate", encoders.speaker.sample_rate, encoders.codec.sample_rate, config.codec.sample_rate),
+        ("frame_samples", encoders.codec.frame_samples, config.codec.frame_samples),
+        ("number of codebooks", encoders.codec.num_used_books, config.codec.num_quantizers),
+        ("codebook size", encoders.codec.codebook_size, config.codec.codebook_size),
+    )
+    for name, *values in pairs:
+        if len(set(values)) != 1:
+            raise CheckpointError(f"{name} differs between the encoders and what they serve: {values}")
 
 
 def _check_stages_agree(config: Qwen3TTSConfig) -> None:
@@ -339,3 +557,5 @@ def _check_stages_agree(config: Qwen3TTSConfig) -> None:
         if not 0 <= getattr(config.text, name) < talker.text_vocab_size:
             value = getattr(config.text, name)
             raise CheckpointError(f"config.json: text id {name!r} is {value}, past {talker.text_vocab_size} rows")
+    if config.encoders is not None:
+        _check_encoders_agree(config, config.encoders)

@@ -14,17 +14,20 @@ from engine.layers.streaming import use_products
 from engine.models.base import DecodeStage, Stages
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.weights import load_codec
+from engine.models.qwen3_tts.weights import load_codec, load_encoders
 
 
 def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
-    model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard)
+    model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard, max_voices=config.max_kept_voices)
     codec = load_codec(folder, model.config, dtype, device)
     if device.type == "cpu" and config.cpu_kernels:
         use_products(codec)
         pack_linears(codec)
         pack_linears(model.talker)
-    return Stages(model, lambda: make_stage(codec, config), model.config.codec)
+    encode_voice = None
+    if config.voice_encoders and model.config.encoders is not None:
+        encode_voice = load_encoders(folder, model.config.encoders, device)
+    return Stages(model, lambda: make_stage(codec, config), model.config.codec, encode_voice)
 
 
 def make_stage(codec: CodecDecoder, config: EngineConfig) -> DecodeStage:
@@ -32,4 +35,4 @@ def make_stage(codec: CodecDecoder, config: EngineConfig) -> DecodeStage:
     if config.windowed_decode:
         context, overlap = config.windowed_context_frames, config.windowed_overlap_samples
         return WindowedDecode(codec, slots, patience_s, context, overlap)
-    return ExactDecode(codec, slots, patience_s)
+    return ExactDecode(codec, slots, patience_s, config.max_kept_voices)

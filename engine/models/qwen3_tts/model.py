@@ -10,13 +10,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from engine.api import SamplingParams, SpeechRequest, TextLayout, VoiceInfo
+from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout, VoiceInfo
+from engine.errors import InvalidRequest
 from engine.layers.transformer import AttentionContext
-from engine.models.base import Abilities, Audio, Failed, KVShape, Outcome, Park, Row, Rows, Stop, TextQueue
+from engine.models.base import Abilities, Audio, Failed, KVShape, Outcome, Park, Reference, Row, Rows, Stop, TextQueue
 from engine.models.qwen3_tts.config import GenerationDefaults, Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.prompt import NONE, PromptBuilder
 from engine.models.qwen3_tts.prompt import Row as PromptRow
 from engine.models.qwen3_tts.talker import Talker
+from engine.models.qwen3_tts.voice import PreparedVoice, VoiceShelf
 from engine.models.qwen3_tts.weights import load_talker
 from engine.noise import CounterNoise, DrawKey, NoiseSource
 from engine.sampler import DrawBatch, DrawParams, draw, penalize
@@ -28,12 +30,14 @@ MIN_NEW_TOKENS = 2
 
 @dataclass(slots=True)
 class SpeechRow(Row):
-    """``codes`` are the frames so far; ``seen`` marks the code-0 tokens sampled before."""
+    """``codes`` are the frames so far; ``seen`` marks the code-0 tokens that are penalized."""
 
     prefix: tuple[PromptRow, ...] = ()
+    voice: PreparedVoice | None = None
     layout: TextLayout = TextLayout.STREAMING
     eos_fed: bool = False
     prompted: bool = False
+    num_transcript_fed: int = 0
     codes: list[list[int]] = field(default_factory=list)
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     seed: int = 0
@@ -41,7 +45,23 @@ class SpeechRow(Row):
     code0: DrawParams = DrawParams(0.9, 50)
     residual: DrawParams = DrawParams(0.9, 50)
     penalty: float = 1.05
+    repetition_window: int | None = None
     min_new_tokens: int = 2
+
+    def frame_of(self, item: PromptRow) -> list[int]:
+        """The codes that an input adds up: of the recording, or of what the row has spoken."""
+        if self.voice is not None and item.reference != NONE:
+            return self.voice.codes[item.reference]
+        return self.codes[item.frame]
+
+    def remember(self, codes: list[int]) -> None:
+        """One more frame: its code 0 is penalized from now on, or as long as it is in the window."""
+        self.codes.append(codes)
+        self.seen[codes[0]] = True
+        window = self.repetition_window
+        if window is not None and len(self.codes) > window:
+            gone = self.codes[-window - 1][0]
+            self.seen[gone] = any(frame[0] == gone for frame in self.codes[-window:])
 
     @property
     def draw_key(self) -> DrawKey:
@@ -53,7 +73,8 @@ def _draw_params(sampling: SamplingParams, defaults: GenerationDefaults, prefix:
         given = getattr(sampling, prefix + name)
         return getattr(defaults, prefix + name) if given is None else given
 
-    return DrawParams(temperature=value("temperature"), top_k=int(value("top_k")), top_p=value("top_p"))
+    temperature = value("temperature") if value("do_sample") else 0.0
+    return DrawParams(temperature=temperature, top_k=int(value("top_k")), top_p=value("top_p"))
 
 
 class Qwen3TTS:
@@ -66,12 +87,16 @@ class Qwen3TTS:
         tokenizer: TextTokenizer,
         noise: NoiseSource | None = None,
         guard_eos: bool = True,
+        max_voices: int = 32,
     ) -> None:
         self.config, self.talker, self.tokenizer = config, talker, tokenizer
         self.noise = noise or CounterNoise()
         self.guard_eos = guard_eos
         self.prompts = PromptBuilder(config, tokenizer.template_ids)
-        self.device = talker.codec_head.weight.device
+        weight = talker.codec_head.weight
+        self.device = weight.device
+        books = config.talker.num_code_groups
+        self.voice_shelf = VoiceShelf(books, weight.dtype, weight.device, tokenizer.encode, max_voices)
         vocab = torch.arange(config.talker.vocab_size, device=self.device)
         self.never = (vocab >= config.talker.num_codes) & (vocab != config.talker.control.eos)
 
@@ -121,61 +146,113 @@ class Qwen3TTS:
 
     def new_row(self, request: SpeechRequest, seed: int) -> SpeechRow:
         sampling, defaults = request.sampling, self.config.generation
-        layout = request.layout
-        if layout is TextLayout.AUTO:
-            layout = TextLayout.FULL if request.text_closed else TextLayout.STREAMING
-        prefix = tuple(self._prefix(request))
+        voice = self.voice_shelf.take(request.voice) if isinstance(request.voice, ClonedVoice) else None
+        layout = self._layout(request)
+        prefix = self._prefix(request, voice, layout)
         given = sampling.repetition_penalty
         return SpeechRow(
             text=TextQueue(),
             num_prefix=len(prefix),
+            num_reserved=self._num_reserved(voice, layout),
+            num_prompt_tokens=self._num_prompt_tokens(voice, layout),
+            reference=Reference(voice.key, voice.codes) if voice and voice.codes else None,
             prefix=prefix,
+            voice=voice,
             layout=layout,
+            num_transcript_fed=self._num_transcript_rows(voice, layout) if voice else 0,
             seen=torch.zeros(self.config.talker.vocab_size, dtype=torch.bool, device=self.device),
             seed=seed,
             segment=request.segment,
             code0=_draw_params(sampling, defaults, ""),
             residual=_draw_params(sampling, defaults, "predictor_"),
             penalty=defaults.repetition_penalty if given is None else given,
+            repetition_window=sampling.repetition_window,
             min_new_tokens=MIN_NEW_TOKENS if sampling.min_new_tokens is None else sampling.min_new_tokens,
         )
 
-    def _prefix(self, request: SpeechRequest) -> list[PromptRow]:
-        named = request.voice if isinstance(request.voice, str) else None
-        voice = named.lower() if named else next(iter(self.config.talker.speakers), None)
-        return self.prompts.prefix(voice, request.language, self.tokenizer.instruct_ids(request.instruct))
+    def _layout(self, request: SpeechRequest) -> TextLayout:
+        if request.layout is not TextLayout.AUTO:
+            return request.layout
+        knows_all = request.text_closed and not isinstance(request.voice, ClonedVoice)
+        return TextLayout.FULL if knows_all else TextLayout.STREAMING
+
+    def _prefix(self, request: SpeechRequest, voice: PreparedVoice | None, layout: TextLayout) -> tuple[PromptRow, ...]:
+        """Every row that needs no text of the request; of a transcript as much as stands before it."""
+        instruct_ids = self.tokenizer.instruct_ids(request.instruct)
+        if voice is None:
+            named = request.voice if isinstance(request.voice, str) else None
+            speaker = named.lower() if named else next(iter(self.config.talker.speakers), None)
+            return tuple(self.prompts.prefix(speaker, request.language, instruct_ids))
+        rows = self.prompts.prefix(None, request.language, instruct_ids, cloned=True)
+        head = voice.transcript_ids[: self._num_transcript_rows(voice, layout)]
+        add = self.prompts.transcript_rows if layout is TextLayout.FULL else self.prompts.reference_rows
+        return (*rows, *add(head))
+
+    @staticmethod
+    def _num_transcript_rows(voice: PreparedVoice, layout: TextLayout) -> int:
+        """Transcript ids in the prefix; it ends before the last row of the recording, the one that is sampled."""
+        if layout is TextLayout.FULL:
+            return len(voice.transcript_ids)
+        return min(len(voice.transcript_ids), max(voice.num_code_rows - 1, 0))
+
+    def _num_reserved(self, voice: PreparedVoice | None, layout: TextLayout) -> int:
+        if voice is None:
+            return 0
+        if layout is TextLayout.FULL:
+            return voice.num_code_rows
+        return voice.num_code_rows - self._num_transcript_rows(voice, layout)
+
+    @staticmethod
+    def _num_prompt_tokens(voice: PreparedVoice | None, layout: TextLayout) -> int | None:
+        """In context the text fills the rows that the transcript leaves of the recording's (spec 3.7)."""
+        if layout is TextLayout.FULL:
+            return None
+        return max(1, voice.num_code_rows - len(voice.transcript_ids)) if voice else 1
 
     def prefix_key(self, row: Row) -> Hashable:
         assert isinstance(row, SpeechRow)
-        return row.prefix
+        return (row.prefix, row.voice.key if row.voice else None)
 
     def next_input(self, row: Row) -> Park | Rows:
         assert isinstance(row, SpeechRow)
         if not row.inputs:
             return Rows(row.prefix, sample=False)
         if row.prompted:
-            return self._next_frame(row)
-        if row.layout is TextLayout.FULL:
-            if not row.text.closed:
-                return Park()
-            row.prompted = row.eos_fed = True
-            return Rows(self.prompts.full_tail(row.text.take(row.text.num_waiting)))
-        if not row.text.num_waiting:
+            text = self._next_text(row)
+            return Park() if text is None else Rows([PromptRow(text, frame=len(row.codes) - 1)])
+        if not row.text.closed and (row.num_prompt_tokens is None or row.text.num_waiting < row.num_prompt_tokens):
             return Park()
         row.prompted = True
-        return Rows(self.prompts.streaming_tail(row.text.take()[0]))
+        return Rows(self._full_tail(row) if row.layout is TextLayout.FULL else self._streaming_tail(row))
 
-    def _next_frame(self, row: SpeechRow) -> Park | Rows:
-        """Text, then one end-of-text row, then padding; never padding while text is open (spec 3.7)."""
-        ids = self.config.text
+    def _full_tail(self, row: SpeechRow) -> list[PromptRow]:
+        ids, row.eos_fed = row.text.take(row.text.num_waiting), True
+        if row.reference is None or row.voice is None:
+            return self.prompts.full_tail(ids)
+        return self.prompts.full_reference_tail(ids, row.voice.num_code_rows)
+
+    def _streaming_tail(self, row: SpeechRow) -> list[PromptRow]:
+        if not row.text.num_waiting:
+            raise InvalidRequest("text holds nothing that can be spoken", "text")
+        if row.reference is None or row.voice is None:
+            return self.prompts.streaming_tail(row.text.take()[0])
+        start = row.num_transcript_fed
+        ids = [self._next_text(row) for _ in range(start, row.voice.num_code_rows)]
+        return self.prompts.reference_rows([i for i in ids if i is not None], start)
+
+    def _next_text(self, row: SpeechRow) -> int | None:
+        """The rest of a transcript, text, then one end-of-text row, then padding; never padding while text is open
+        (spec 3.7)."""
+        if row.voice is not None and row.num_transcript_fed < len(row.voice.transcript_ids):
+            row.num_transcript_fed += 1
+            return row.voice.transcript_ids[row.num_transcript_fed - 1]
         if row.text.num_waiting:
-            text = row.text.take()[0]
-        elif not row.text.closed:
-            return Park()
-        else:
-            text = ids.tts_pad if row.eos_fed else ids.tts_eos
-            row.eos_fed = True
-        return Rows([PromptRow(text, frame=len(row.codes) - 1)])
+            return row.text.take()[0]
+        if not row.text.closed:
+            return None
+        text = self.config.text.tts_pad if row.eos_fed else self.config.text.tts_eos
+        row.eos_fed = True
+        return text
 
     def forward(
         self,
@@ -190,11 +267,14 @@ class Qwen3TTS:
         flat = [(row, item) for row, items in zip(rows, inputs, strict=True) for item in items]
         x = self.talker.embed_text(torch.tensor([item.text for _, item in flat], device=self.device))
         codec = [(i, item.codec) for i, (_, item) in enumerate(flat) if item.codec != NONE]
-        frames = [(i, row.codes[item.frame]) for i, (row, item) in enumerate(flat) if item.frame != NONE]
+        frames = [(i, row.frame_of(item)) for i, (row, item) in enumerate(flat) if item.holds_frame]
         for found, embed in ((codec, self.talker.embed_codec), (frames, self.talker.embed_frame)):
             if found:
                 index = torch.tensor([i for i, _ in found], device=self.device)
                 x.index_add_(0, index, embed(torch.tensor([v for _, v in found], device=self.device)))
+        for i, (row, item) in enumerate(flat):
+            if item.speaker and row.voice is not None:
+                x[i] += row.voice.embedding
         return x.view(len(rows), -1, x.shape[-1])
 
     def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
@@ -216,8 +296,7 @@ class Qwen3TTS:
             return Failed("the talker's output is not finite")
         if codes[0] == self.config.talker.control.eos:
             return Stop()
-        row.seen[codes[0]] = True
-        row.codes.append(codes)
+        row.remember(codes)
         return Audio(codes)
 
     def _code0_logits(self, rows: Sequence[SpeechRow], hidden: Tensor) -> Tensor:

@@ -13,11 +13,18 @@ NONE = -1
 
 
 class Row(NamedTuple):
-    """One talker position: T(text) + E0(codec), or + the whole frame of that index; sides may be absent."""
+    """One talker position: T(text), and on the codec side E0(codec), the speaker's vector, or a whole frame by its
+    index in what has been spoken or in the voice's recording; the codec side may be absent."""
 
     text: int
     codec: int = NONE
     frame: int = NONE
+    reference: int = NONE
+    speaker: bool = False
+
+    @property
+    def holds_frame(self) -> bool:
+        return self.frame != NONE or self.reference != NONE
 
 
 class PromptBuilder:
@@ -46,10 +53,12 @@ class PromptBuilder:
             raise UnknownVoice(f"voice is {speaker!r}; this checkpoint has {known}", "voice")
         return talker.speakers[speaker]
 
-    def prefix(self, speaker: str | None, language: str, instruct_ids: Sequence[int] = ()) -> list[Row]:
+    def prefix(
+        self, speaker: str | None, language: str, instruct_ids: Sequence[int] = (), cloned: bool = False
+    ) -> list[Row]:
         """Every row before the text, the same for all texts of a voice (spec 3.3).
 
-        ``instruct_ids`` is the whole user turn, empty without an instruction.
+        ``instruct_ids`` is the whole user turn, empty without an instruction. ``cloned``: the speaker is a vector.
         """
         text, control = self.config.text, self.config.talker.control
         tag = self.language_tag(speaker, language)
@@ -62,6 +71,7 @@ class PromptBuilder:
             *(Row(i) for i in instruct_ids),
             *(Row(i) for i in self.template_ids),
             *(Row(text.tts_pad, tag) for tag in tags),
+            *([Row(text.tts_pad, speaker=True)] if cloned else []),
             Row(text.tts_bos, control.pad),
         ]
 
@@ -77,3 +87,20 @@ class PromptBuilder:
             Row(text.tts_eos, control.pad),
             Row(text.tts_pad, control.bos),
         ]
+
+    def reference_rows(self, text_ids: Sequence[int], start: int = 0) -> list[Row]:
+        """Rows of the recording's codes from ``start`` on, each with one text id (spec 3.5): 0 begins them."""
+        bos = self.config.talker.control.bos
+        return [
+            Row(text, reference=place - 1) if place else Row(text, bos) for place, text in enumerate(text_ids, start)
+        ]
+
+    def transcript_rows(self, ids: Sequence[int]) -> list[Row]:
+        """The transcript in front of a text that is known as a whole."""
+        return [Row(i, self.config.talker.control.pad) for i in ids]
+
+    def full_reference_tail(self, ids: Sequence[int], num_code_rows: int) -> list[Row]:
+        """The text behind its transcript, and then the recording."""
+        text = self.config.text
+        ended = [*self.full_tail(ids)[:-1]]
+        return [*ended, *self.reference_rows([text.tts_pad] * num_code_rows)]

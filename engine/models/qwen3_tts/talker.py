@@ -10,6 +10,9 @@ from engine.layers.transformer import AttentionContext, Transformer
 from engine.models.qwen3_tts.code_predictor import CodePredictor
 from engine.models.qwen3_tts.config import TalkerConfig
 
+FUSED_ROWS = 8192
+"""Rows of the text table made at once: all of them would need several times the table's memory."""
+
 
 class TextProjection(nn.Module):
     def __init__(self, size_in: int, size_out: int) -> None:
@@ -45,14 +48,24 @@ class Talker(nn.Module):
         self.register_buffer("frame_table", None, persistent=False)
 
     def fuse(self) -> None:
-        """Precompute what does not depend on the request: one text lookup, one frame lookup, merged projections."""
+        """Precompute what does not depend on the request: one text lookup, one frame lookup, merged projections.
+
+        What the lookups were made of is let go of, so that nothing is held twice.
+        """
         self.model.fuse()
         self.code_predictor.fuse()
-        self.text_table = self.text_projection(self.model.text_embedding.weight)
-        tables = [self.model.codec_embedding.weight, *(t.weight for t in self.code_predictor.model.codec_embedding)]
-        self.frame_table = torch.cat(tables)
-        sizes = torch.tensor([0, *(table.shape[0] for table in tables[:-1])], device=self.frame_table.device)
-        self.frame_offsets = sizes.cumsum(0)
+        rows = self.model.text_embedding.weight.split(FUSED_ROWS)
+        self.text_table = torch.cat([self.text_projection(part) for part in rows])
+        del self.model.text_embedding, self.text_projection
+        self._fuse_frames()
+
+    def _fuse_frames(self) -> None:
+        embeddings = [self.model.codec_embedding, *self.code_predictor.model.codec_embedding]
+        sizes = [embedding.num_embeddings for embedding in embeddings]
+        self.frame_table = torch.cat([embedding.weight for embedding in embeddings]).detach()
+        for embedding, part in zip(embeddings, self.frame_table.split(sizes), strict=True):
+            embedding.weight = nn.Parameter(part, requires_grad=False)
+        self.frame_offsets = torch.tensor([0, *sizes[:-1]], device=self.frame_table.device).cumsum(0)
 
     def embed_text(self, ids: Tensor) -> Tensor:
         """T(x): ids [...] -> [..., H]."""

@@ -8,9 +8,15 @@ import torch
 
 from engine.layers.transformer import Rope
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
-from engine.models.qwen3_tts.config import Qwen3TTSConfig
+from engine.models.qwen3_tts.codec_encoder import CodecEncoder
+from engine.models.qwen3_tts.config import EncoderConfigs, Qwen3TTSConfig
+from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
+from engine.models.qwen3_tts.voice_encoder import VoiceEncoder
 from engine.weights.loader import load_weights, uninitialized
+
+UNUSED_IN_ENCODER = "quantizer."
+"""Of the encoder's books the file holds more than are used, and what only training and decoding need."""
 
 
 def _restore_buffers(module: torch.nn.Module, device: torch.device) -> None:
@@ -26,6 +32,18 @@ def load_talker(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device
     load_weights(talker, folder, "talker.", dtype, device)
     _restore_buffers(talker, device)
     return talker.eval().requires_grad_(False)
+
+
+def load_encoders(folder: Path, config: EncoderConfigs, device: torch.device) -> VoiceEncoder:
+    """In fp32, as the file of the codec is."""
+    with uninitialized():
+        speaker, codec = SpeakerEncoder(config.speaker), CodecEncoder(config.codec)
+    load_weights(speaker, folder, "speaker_encoder.", torch.float32, device)
+    load_weights(codec, folder / "speech_tokenizer", "encoder.", torch.float32, device, UNUSED_IN_ENCODER)
+    _restore_buffers(codec, device)
+    for module in (speaker, codec):
+        module.eval().requires_grad_(False)
+    return VoiceEncoder(speaker, codec, device)
 
 
 def load_codec(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.device) -> CodecDecoder:

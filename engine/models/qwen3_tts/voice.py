@@ -1,0 +1,81 @@
+"""Cloned voices, made ready for prompts and kept: the vector as a tensor, the codes checked, the transcript as ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api import ClonedVoice
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedVoice:
+    """Equal keys are equal voices."""
+
+    key: bytes
+    embedding: Tensor
+    """[H], as the talker computes."""
+    codes: list[list[int]]
+    """[num_frames, num_codebooks] of the recording; empty where it is cloned by the embedding alone."""
+    transcript_ids: list[int]
+
+    @property
+    def num_code_rows(self) -> int:
+        """Rows that a prompt gives to codes: one to begin with, and one for each frame."""
+        return len(self.codes) + 1 if self.codes else 0
+
+
+class VoiceShelf:
+    """The most recently used voices. ``encode`` turns a transcript to ids."""
+
+    def __init__(
+        self,
+        num_codebooks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        encode: Callable[[str], list[int]],
+        max_voices: int,
+    ) -> None:
+        self._num_codebooks, self._dtype, self._device = num_codebooks, dtype, device
+        self._encode, self._max_voices = encode, max_voices
+        self._voices: OrderedDict[bytes, PreparedVoice] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._voices)
+
+    def take(self, voice: ClonedVoice) -> PreparedVoice:
+        key = voice_key(voice)
+        prepared = self._voices.get(key) or self._prepare(key, voice)
+        self._voices[key] = prepared
+        self._voices.move_to_end(key)
+        while len(self._voices) > self._max_voices:
+            self._voices.popitem(last=False)
+        return prepared
+
+    def _prepare(self, key: bytes, voice: ClonedVoice) -> PreparedVoice:
+        """The vector takes the talker's type: wider rows would widen all that they are added to (spec 4.4)."""
+        embedding = torch.from_numpy(np.frombuffer(voice.embedding, np.float32).copy())
+        codes = np.frombuffer(voice.codes, np.int16).reshape(-1, self._num_codebooks)
+        transcript = voice.transcript.strip() if voice.codes else ""
+        return PreparedVoice(
+            key=key,
+            embedding=embedding.to(self._device, self._dtype),
+            codes=codes.tolist(),
+            transcript_ids=self._encode(transcript) if transcript else [],
+        )
+
+
+def voice_key(voice: ClonedVoice) -> bytes:
+    """Names a voice by what it holds."""
+    digest = hashlib.blake2b(digest_size=16)
+    parts = (voice.embedding, voice.codes, voice.transcript.encode("utf-8", "surrogatepass") if voice.codes else b"")
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
