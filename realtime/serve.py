@@ -22,6 +22,8 @@ from realtime.transports.http import INFORMATION_ROUTES, refuse, refuse_socket
 from realtime.transports.listener import DrainingServer, ListenConfig, listening_sockets
 from realtime.transports.page import page_routes
 from realtime.transports.speech import speech
+from realtime.transports.speech_batch import speech_batch
+from realtime.transports.voices import VOICE_ROUTES
 from realtime.transports.websocket import SpeechEndpoint
 from realtime.transports.wires import wire_routes
 from sessions.errors import SessionError
@@ -50,6 +52,8 @@ def create_app(config: ServerConfig | None = None, engine: SpeechEngine | None =
         *wire_routes(server),
         WebSocketRoute("/{path:path}", refuse_socket),
         Route("/v1/audio/speech", speech, methods=["POST"]),
+        Route("/v1/audio/speech/batch", speech_batch, methods=["POST"]),
+        *VOICE_ROUTES,
         *INFORMATION_ROUTES,
         *page_routes(server),
     ]

@@ -11,6 +11,7 @@ from typing import ParamSpec, Protocol
 
 from engine.api import EngineError, EngineStats, SpeechEngine
 from realtime.auth import Caller, Gatekeeper
+from realtime.cloning import Cloning
 from realtime.config import ServerConfig
 from realtime.errors import Refused
 from realtime.metrics import ServerMetrics
@@ -18,6 +19,8 @@ from realtime.settings import default_settings
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.registry import SessionRegistry
 from sessions.session import Session
+from sessions.voices.folder import voices_folder
+from sessions.voices.store import VoiceLimits, VoiceStore
 
 log = logging.getLogger("voicewire.server")
 
@@ -46,7 +49,9 @@ class SpeechServer:
         self.gatekeeper = gatekeeper
         self.draining = False
         self.metrics = ServerMetrics(self)
-        self.registry = SessionRegistry(engine, registry_limits(config), metrics=self.metrics)
+        self.voices = VoiceStore(voices_folder(config.voices.folder), voice_limits(config))
+        self.cloning = Cloning(config, engine)
+        self.registry = SessionRegistry(engine, registry_limits(config), metrics=self.metrics, voices=self.voices)
         self.settings = default_settings(config.speech)
         self._connections: set[Connection] = set()
         self._num_by_key: Counter[str] = Counter()
@@ -203,3 +208,7 @@ def registry_limits(config: ServerConfig) -> RegistryLimits:
             engine_timeout_s=limits.engine_timeout_s,
         ),
     )
+
+
+def voice_limits(config: ServerConfig) -> VoiceLimits:
+    return VoiceLimits(max_voices=config.voices.max_voices, max_voices_per_key=config.voices.max_voices_per_key)

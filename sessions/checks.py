@@ -12,6 +12,7 @@ from engine.api import (
     UnknownLanguage,
     UnknownVoice,
 )
+from sessions.audio.stretch import MAX_SPEED, MIN_SPEED
 from sessions.config import AudioFormat, SessionLimits, SpeechSettings
 from sessions.errors import LimitExceeded
 from sessions.packets import packet_encoder
@@ -33,6 +34,8 @@ def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLi
         raise LimitExceeded(
             f"lead_ms must be 0 to {limits.max_lead_ms} (max_lead_ms), is {settings.lead_ms}", "lead_ms"
         )
+    if not MIN_SPEED <= settings.speed <= MAX_SPEED:
+        raise InvalidRequest(f"speed must be {MIN_SPEED:g} to {MAX_SPEED:g}, is {settings.speed:g}", "speed")
     check_frames(settings)
     check_sampling(settings.sampling)
     check_format(settings.format)

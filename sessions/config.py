@@ -59,6 +59,8 @@ class SpeechSettings:
     """Whether a segment short of text may be closed early (docs/sessions.md)."""
     clone: ClonedVoice | None = None
     """A voice that the checkpoint does not hold, spoken in place of ``voice``, which then is no more than its name."""
+    speed: float = 1.0
+    """0.25 to 4: how much faster the speech is played out, its pitch kept."""
     layout: TextLayout = TextLayout.AUTO
     max_frames: int | None = None
     """Cap on the codec frames of each segment; ``None`` derives one from its text."""

@@ -66,6 +66,10 @@ class ResponseDone:
     """The text held nothing that can be spoken: it was empty, white space, or signs alone."""
     first_audio_ms: float | None = None
     """From the delta that made the first word final to the first packet handed over."""
+    num_text_tokens: int = 0
+    """That the engine was given."""
+    num_frames: int = 0
+    """Codec frames that the engine made."""
     error: ErrorInfo | None = None
     """With ``FAILED``."""
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from engine.api import SpeechEngine
 from sessions.admission import Admission
-from sessions.checks import check_settings
 from sessions.clock import now_s
 from sessions.config import RegistryLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
@@ -18,6 +17,7 @@ from sessions.heard import SpeakingPace
 from sessions.metrics import Metrics, NoMetrics
 from sessions.services import Services
 from sessions.session import Session
+from sessions.voices.store import VoiceStore
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,17 @@ class SessionRegistry:
     """``run`` looks after time-outs while the server is up; ``aclose`` ends everything."""
 
     def __init__(
-        self, engine: SpeechEngine, limits: RegistryLimits | None = None, metrics: Metrics | None = None
+        self,
+        engine: SpeechEngine,
+        limits: RegistryLimits | None = None,
+        metrics: Metrics | None = None,
+        voices: VoiceStore | None = None,
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderThreads(self.limits.encoder_threads)
-        self._services = Services(engine, self.limits.session, self._encoders, metrics or NoMetrics(), SpeakingPace())
+        self._services = Services(
+            engine, self.limits.session, self._encoders, metrics or NoMetrics(), SpeakingPace(), voices
+        )
         self._admission = Admission(self.limits)
         self._sessions: dict[str, Session] = {}
         self._num_ever = 0
@@ -56,7 +62,7 @@ class SessionRegistry:
             limit, retry_after_ms = self.limits.max_sessions, self.limits.retry_after_ms
             raise LimitExceeded(f"max_sessions is {limit}", retry_after_ms=retry_after_ms)
         settings = settings or SpeechSettings()
-        check_settings(settings, self._services.engine.info, self._services.limits)
+        self._services.checked(settings, key)
         session = Session(
             secrets.token_hex(ID_BYTES),
             secrets.token_urlsafe(TOKEN_BYTES),

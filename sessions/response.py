@@ -127,7 +127,7 @@ class Response:
         self._take_report(played_ms)
         played_samples = max(self._outbox.played_samples(now_s()) - self.pre_skip_samples, 0)
         engine_rate = self._services.engine.info.sample_rate
-        return self._told.heard(played_samples * engine_rate // self.format.sample_rate)
+        return self._told.heard(int(played_samples * self.settings.speed * engine_rate / self.format.sample_rate))
 
     def __aiter__(self) -> Response:
         return self
@@ -249,5 +249,7 @@ class Response:
             heard=self._told.all_heard(audio_ms) if completed else self.heard(),
             nothing_spoken=completed and audio_samples == 0,
             first_audio_ms=self._first_audio_ms,
+            num_text_tokens=self._speaker.num_text_tokens,
+            num_frames=self._speaker.num_frames,
             error=None if error is None else error_info(error),
         )

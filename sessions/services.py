@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.api import SpeechEngine
-from sessions.config import SessionLimits
+from sessions.checks import check_settings
+from sessions.config import SessionLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
 from sessions.heard import SpeakingPace
 from sessions.metrics import Metrics
+from sessions.voices.naming import with_stored_voice
+from sessions.voices.store import VoiceStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +21,11 @@ class Services:
     encoders: EncoderThreads
     metrics: Metrics
     pace: SpeakingPace
+    voices: VoiceStore | None = None
+    """Voices beside those of the checkpoint."""
+
+    def checked(self, settings: SpeechSettings, key: str) -> SpeechSettings:
+        """The settings with the voice that they name, for a holder of ``key``. Raises what ``check_settings`` does."""
+        settings = with_stored_voice(settings, key, self.engine.info, self.voices)
+        check_settings(settings, self.engine.info, self.limits)
+        return settings

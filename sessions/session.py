@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Self
 
 from sessions.admission import Admission
-from sessions.checks import check_settings
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse
@@ -59,7 +58,7 @@ class Session:
     def update(self, settings: SpeechSettings) -> None:
         """Change the defaults. Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``,
         ``LimitExceeded`` or ``InvalidRequest``; then nothing has changed."""
-        check_settings(settings, self._services.engine.info, self._services.limits)
+        self._services.checked(settings, self.key)
         self._settings = settings
 
     def create_response(
@@ -75,16 +74,15 @@ class Session:
         Raises ``DuplicateResponse``, ``LimitExceeded`` (maybe with ``retry_after_ms``), ``SessionClosed``, or what
         ``update`` raises; then nothing was begun. Whatever goes wrong later ends the response with an error.
         """
-        settings = settings or self._settings
         serial = next(self._serial)
         response_id = f"response-{serial}" if response_id is None else response_id
         self._check_room(response_id)
-        check_settings(settings, self._services.engine.info, self._services.limits)
+        settings = self._services.checked(settings or self._settings, self.key)
         self._admission.enter(self.key, self._key_limit)
         response = Response(response_id, f"{self.session_id}/{serial}", settings, self._services, self._note_end)
         self._active.add(response)
         self._responses[response_id] = response
-        self._services.engine.prefetch_voices([settings.voice or self._services.engine.info.voices[0].name])
+        self._prefetch(settings)
         response.begin(text, text_closed)
         return response
 
@@ -135,6 +133,12 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def _prefetch(self, settings: SpeechSettings) -> None:
+        """The voice's part of the prompt does not depend on the text."""
+        names = [voice.name for voice in self._services.engine.info.voices]
+        if settings.clone is None and names:
+            self._services.engine.prefetch_voices([settings.voice or names[0]])
 
     def _check_room(self, response_id: str) -> None:
         limit = self._services.limits.max_active_responses

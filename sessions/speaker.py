@@ -57,6 +57,8 @@ class Speaker:
         """All is in the outbox."""
         self.num_samples = 0
         """Of speech, at the format's rate."""
+        self.num_text_tokens = 0
+        self.num_frames = 0
 
     @property
     def num_events(self) -> int:
@@ -82,7 +84,9 @@ class Speaker:
         segment = self._current
         if self._stopped or segment is None or segment.stream is None or self._settings.lead_ms is None:
             return
-        played_samples = self._outbox.played_samples(now_s()) * self._engine_rate // self._settings.format.sample_rate
+        settings = self._settings
+        engine_rate = settings.speed * self._engine_rate
+        played_samples = int(self._outbox.played_samples(now_s()) * engine_rate / settings.format.sample_rate)
         segment.stream.report_playback(played_samples - (segment.spoken.start_sample or 0))
 
     def stop(self) -> None:
@@ -143,7 +147,8 @@ class Speaker:
             self._on_end(None)
 
     async def _hear_all(self) -> None:
-        self._voicing = Voicing(self._settings.format, self._engine_rate, self._services.encoders)
+        settings = self._settings
+        self._voicing = Voicing(settings.format, self._engine_rate, self._services.encoders, settings.speed)
         try:
             await self._hear_items()
             self._put(await self._voicing.finish())
@@ -198,6 +203,8 @@ class Speaker:
     async def _hear_end(self, segment: Segment, end: Finished) -> None:
         self._services.metrics.inc("segments_total", reason=end.reason)
         self._services.metrics.observe("queue_time_seconds", end.queue_ms / 1000)
+        self.num_text_tokens += end.num_text_tokens
+        self.num_frames += end.num_frames
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             raise EngineFailed(end.code or EngineError.code, end.message or f"the engine ended with {end.reason}")
         self._put(await self._voicing.end_segment())

@@ -12,6 +12,7 @@ from sessions.audio.formats.encoders import is_costly
 from sessions.audio.joiner import SegmentJoiner
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
+from sessions.audio.stretch import Stretcher
 from sessions.config import AudioFormat
 from sessions.encoders import EncoderThreads
 from sessions.outbox import Packet
@@ -21,22 +22,28 @@ JOIN_MS = 10
 """How long one segment goes over into the next."""
 RESAMPLE_MS = 3
 """More than the resampler looks ahead."""
+STRETCH_MS = 150
+"""More than a change of speed holds back of what goes into it."""
 MIN_PAUSE_MS = 40
 """Enough for joiner, resampler and encoder to let go of all sound, where the format holds back no more than Opus."""
 
 
 class Voicing:
-    """Crossfader, joiner, resampler and encoder of one response. One call at a time; what costs time is
-    encoded in a thread."""
+    """Crossfader, joiner, change of speed, resampler and encoder of one response. One call at a time; what costs time
+    is done in a thread."""
 
-    def __init__(self, audio: AudioFormat, engine_rate: int, threads: EncoderThreads) -> None:
+    def __init__(self, audio: AudioFormat, engine_rate: int, threads: EncoderThreads, speed: float = 1.0) -> None:
         self._threads = threads
         self._is_costly = is_costly(audio.encoding)
         self._encoder = packet_encoder(audio)
+        self._changes_speed = speed != 1.0
+        self._stretcher = Stretcher(engine_rate, speed)
         self._resampler = Resampler(engine_rate, audio.sample_rate)
         self._join_samples = engine_rate * JOIN_MS // 1000
         self._joiner = SegmentJoiner(self._join_samples)
         pause_ms = max(MIN_PAUSE_MS, JOIN_MS + RESAMPLE_MS + held_back_ms(audio))
+        if self._changes_speed:
+            pause_ms = pause_ms * speed + STRETCH_MS
         self._pause_samples = int(engine_rate * pause_ms / 1000)
         self._crossfader: Crossfader | None = None
         self._holds_sound = False
@@ -74,10 +81,16 @@ class Voicing:
 
     async def finish(self) -> Sequence[Packet]:
         rest = await self._encode(self._joiner.finish())
+        rest = [*rest, *await self._encode_stretched(self._stretcher.flush())]
         rest = [*rest, *await self._encode_resampled(self._resampler.flush())]
         return [*rest, *await self._run(self._encoder.flush)]
 
     async def _encode(self, pcm: Pcm) -> Sequence[Packet]:
+        if self._changes_speed:
+            return await self._encode_stretched(await self._threads.run(lambda: self._stretcher.push(pcm)))
+        return await self._encode_stretched(pcm)
+
+    async def _encode_stretched(self, pcm: Pcm) -> Sequence[Packet]:
         return await self._encode_resampled(self._resampler.push(pcm))
 
     async def _encode_resampled(self, pcm: Pcm) -> Sequence[Packet]:

@@ -55,21 +55,6 @@ async def metrics(request: Request) -> Response:
     return Response(server.metrics.exposition(), media_type=METRICS_TYPE)
 
 
-async def voices(request: Request) -> Response:
-    server = server_of(request)
-    server.gatekeeper.admit(request)
-    info = server.engine.info
-    return JSONResponse(
-        {
-            "model": info.model,
-            "voices": [
-                {"name": voice.name, "languages": list(voice.languages), "description": voice.description}
-                for voice in info.voices
-            ],
-        }
-    )
-
-
 def server_of(request: HTTPConnection) -> SpeechServer:
     server: SpeechServer = request.app.state.server
     return server
@@ -79,7 +64,6 @@ INFORMATION_ROUTES: list[BaseRoute] = [
     Route("/healthz", health),
     Route("/readyz", readiness),
     Route("/metrics", metrics),
-    Route("/v1/voices", voices),
 ]
 
 

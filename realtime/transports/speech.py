@@ -1,112 +1,33 @@
-"""``POST /v1/audio/speech`` in OpenAI's shape: a text in, its audio out while it is being spoken."""
+"""``POST /v1/audio/speech``: a text in, its audio out while it is being spoken."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import base64
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+from contextlib import ExitStack, asynccontextmanager
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from realtime.errors import Refused
-from realtime.protocol.native import field_at_fault
+from realtime.errors import Refused, http_status, rule_for
 from realtime.server import SpeechServer
+from realtime.speech_api.body import parse_body
+from realtime.speech_api.formats import Delivery
+from realtime.speech_api.order import Order, order_of
+from realtime.speech_api.usage import usage, usage_headers
 from realtime.transports.http import server_of
-from sessions.audio.ogg import OggOpusMuxer
-from sessions.audio.opus import OpusPacket, OpusSettings
-from sessions.audio.wav import wav_header
-from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.audio.formats.encoders import stream_encoder
+from sessions.audio.formats.whole import whole_file
 from sessions.errors import ErrorInfo
 from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
 from sessions.response import Response as SpokenResponse
 from sessions.session import Session
 
-FILE_RATE = 24_000
 VOICE_WARNING = "X-Voicewire-Warning"
-
-
-class NamedVoice(msgspec.Struct):
-    id: str
-
-
-class SpeechBody(msgspec.Struct, kw_only=True):
-    """What OpenAI's clients send; fields that are not listed are ignored."""
-
-    input: str
-    voice: str | NamedVoice | None = None
-    instructions: str = ""
-    response_format: str = "wav"
-    speed: float = 1.0
-    stream_format: str = "audio"
-    seed: int | None = None
-
-
-class Container(Protocol):
-    """Turns packets into a file that can be played while it grows."""
-
-    def __init__(self) -> None: ...
-
-    def begin(self, response: SpokenResponse) -> bytes: ...
-
-    def push(self, audio: ResponseAudio) -> bytes: ...
-
-    def end(self, done: ResponseDone) -> bytes: ...
-
-
-class Pcm:
-    def begin(self, response: SpokenResponse) -> bytes:
-        return b""
-
-    def push(self, audio: ResponseAudio) -> bytes:
-        return b"".join(audio.packets)
-
-    def end(self, done: ResponseDone) -> bytes:
-        return b""
-
-
-class Wav(Pcm):
-    def begin(self, response: SpokenResponse) -> bytes:
-        return wav_header(response.format.sample_rate)
-
-
-class Ogg:
-    """Holds the last packet back, because its page must tell where the sound ends."""
-
-    def begin(self, response: SpokenResponse) -> bytes:
-        settings = OpusSettings(sample_rate=response.format.sample_rate)
-        self._muxer = OggOpusMuxer(settings, secrets.randbits(32))
-        self._end_sample = -response.pre_skip_samples
-        self._held: list[OpusPacket] = []
-        return self._muxer.headers()
-
-    def push(self, audio: ResponseAudio) -> bytes:
-        num_samples = audio.num_samples // len(audio.packets)
-        self._end_sample += audio.num_samples
-        packets = [*self._held, *(OpusPacket(0, num_samples, data) for data in audio.packets)]
-        self._held = [packets.pop()]
-        return self._muxer.push(packets)
-
-    def end(self, done: ResponseDone) -> bytes:
-        padding_samples = self._end_sample - done.audio_samples
-        return self._muxer.finish([replace(packet, padding_samples=padding_samples) for packet in self._held])
-
-
-class FileFormat(NamedTuple):
-    container: type[Container]
-    encoding: Encoding
-    media_type: str
-
-
-FILE_FORMATS = {
-    "wav": FileFormat(Wav, Encoding.PCM_S16LE, "audio/wav"),
-    "pcm": FileFormat(Pcm, Encoding.PCM_S16LE, "audio/pcm"),
-    "opus": FileFormat(Ogg, Encoding.OPUS, "audio/ogg"),
-}
+EVENT_STREAM = "text/event-stream"
 
 
 class SpokenFile(StreamingResponse):
@@ -131,44 +52,127 @@ async def speech(request: Request) -> Response:
     """Raises ``Refused``, ``SessionError`` or ``EngineError`` as long as no audio was sent."""
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
-    body = await _read_body(request, server)
-    file_format = _check(body, server)
-    settings, headers = _settings(body, file_format, server)
+    order = await order_of(parse_body(await read_body(request, server)), server, caller)
+    headers = {VOICE_WARNING: order.warning} if order.warning else {}
     server.may_speak()
     session = server.open_session(caller)
+    async with ended_by_leaving(request, session):
+        response = session.create_response(settings=order.settings, text=order.text, text_closed=True)
+        if order.delivery is Delivery.WHOLE:
+            data, done = await whole(response)
+            session.detach()
+            told = headers | usage_headers(done, order.num_reference_frames)
+            return Response(data, media_type=order.media_type, headers=told)
+        is_events = order.delivery is Delivery.EVENTS
+        content = _events(response, order) if is_events else _stream(response)
+        first = await anext(content)
+    media_type = EVENT_STREAM if is_events else order.media_type
+    return SpokenFile(session, _joined(first, content), media_type=media_type, headers=headers)
+
+
+async def whole(response: SpokenResponse) -> tuple[bytes, ResponseDone]:
+    """The file, and how it ended. Raises ``Refused``."""
+    pieces: list[bytes] = []
+    async for event in response:
+        match event:
+            case ResponseAudio():
+                pieces += event.packets
+            case ResponseDone():
+                _require_success(event)
+                data = b"".join(pieces) or stream_encoder(response.format).finish()
+                return whole_file(data, response.format, event.audio_samples), event
+    raise AssertionError("a response without an end")
+
+
+@asynccontextmanager
+async def ended_by_leaving(request: Request, session: Session) -> AsyncIterator[None]:
+    """A client that leaves ends its session; so does an error. Once it hears, the streaming of the answer notices."""
     leaving = asyncio.create_task(_detach_when_it_leaves(request, session), name="voicewire http client")
     try:
-        response = session.create_response(settings=settings, text=body.input, text_closed=True)
-        content = _content(response, file_format.container())
-        first = await anext(content)
+        yield
     except BaseException:
         session.detach()
         raise
     finally:
         leaving.cancel()
         await asyncio.wait([leaving])
-    return SpokenFile(session, _joined(first, content), media_type=file_format.media_type, headers=headers)
+
+
+async def read_body(request: Request, server: SpeechServer) -> bytes:
+    """Beyond ``max_message_bytes`` only what may hold a recording, and so many at once. Raises ``Refused``."""
+    limits, voices, loop = server.config.limits, server.config.voices, asyncio.get_running_loop()
+    room = voices.max_upload_bytes * 4 // 3 + 4 if server.engine.info.can_encode else 0
+    body = bytearray()
+    with ExitStack() as upload:
+        try:
+            async with asyncio.timeout(server.config.listen.handshake_timeout_s) as deadline:
+                async for piece in request.stream():
+                    was_small = len(body) <= limits.max_message_bytes
+                    body += piece
+                    if was_small and room and len(body) > limits.max_message_bytes:
+                        upload.enter_context(server.cloning.uploads.inside())
+                        deadline.reschedule(loop.time() + voices.upload_timeout_s)
+                    if len(body) > limits.max_message_bytes + room:
+                        raise _too_big(limits.max_message_bytes, room)
+        except TimeoutError:
+            raise Refused("body_timeout", "the body did not arrive in time") from None
+    return bytes(body)
+
+
+def _too_big(max_message_bytes: int, room: int) -> Refused:
+    beside = " beside a recording" if room else ""
+    return Refused("message_too_big", f"the body is longer than max_message_bytes, {max_message_bytes}{beside}")
 
 
 async def _detach_when_it_leaves(request: Request, session: Session) -> None:
-    """For the time before the first audio; later the streaming of the answer notices."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     session.detach()
 
 
-async def _content(response: SpokenResponse, container: Container) -> AsyncIterator[bytes]:
+async def _stream(response: SpokenResponse) -> AsyncIterator[bytes]:
     """The first piece comes with the first audio. Raises ``Refused`` before it and ``SpeechFailed`` after it."""
-    head = container.begin(response)
     begun = False
     async for event in response:
         match event:
             case ResponseAudio():
-                yield head + container.push(event)
-                head, begun = b"", True
+                yield b"".join(event.packets)
+                begun = True
             case ResponseDone():
-                _require_success(event, begun)
-                yield head + container.end(event)
+                if begun and event.status is not ResponseStatus.COMPLETED:
+                    raise SpeechFailed(_error_of(event).code)
+                _require_success(event)
+                yield b"" if begun else stream_encoder(response.format).finish()
+
+
+async def _events(response: SpokenResponse, order: Order) -> AsyncIterator[bytes]:
+    """Raises ``Refused`` before the first audio; later an error is an event."""
+    begun = False
+    async for event in response:
+        match event:
+            case ResponseAudio():
+                yield _audio_event(b"".join(event.packets))
+                begun = True
+            case ResponseDone():
+                if begun and event.status is not ResponseStatus.COMPLETED:
+                    yield _event("speech.audio.error", error=_error_body(_error_of(event)))
+                    return
+                _require_success(event)
+                head = b"" if begun else _audio_event(stream_encoder(response.format).finish())
+                yield head + _event("speech.audio.done", usage=usage(event, order.num_reference_frames))
+
+
+def _audio_event(data: bytes) -> bytes:
+    return _event("speech.audio.delta", audio=base64.b64encode(data).decode())
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode({"type": kind} | fields))
+
+
+def _error_body(info: ErrorInfo) -> dict[str, object]:
+    kind = f"{rule_for(info.code).fault}_error"
+    return {"message": info.message, "type": kind, "param": info.param, "code": info.code, "status": http_status(info)}
 
 
 async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -177,63 +181,11 @@ async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
         yield piece
 
 
-def _require_success(done: ResponseDone, begun: bool) -> None:
-    if done.status is ResponseStatus.COMPLETED:
-        return
-    error = done.error or ErrorInfo("session_closed", "the speech was cancelled")
-    if begun:
-        raise SpeechFailed(error.code)
-    raise Refused(error.code, error.message, error.param, error.retry_after_ms)
+def _error_of(done: ResponseDone) -> ErrorInfo:
+    return done.error or ErrorInfo("session_closed", "the speech was cancelled")
 
 
-async def _read_body(request: Request, server: SpeechServer) -> SpeechBody:
-    limit = server.config.limits.max_message_bytes
-    body = b""
-    try:
-        async with asyncio.timeout(server.config.listen.handshake_timeout_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limit:
-                    raise Refused("message_too_big", f"the body is longer than max_message_bytes, {limit}")
-    except TimeoutError:
-        raise Refused("body_timeout", "the body did not arrive in time") from None
-    try:
-        return msgspec.json.decode(body, type=SpeechBody)
-    except msgspec.ValidationError as error:
-        raise Refused("invalid_event", str(error), field_at_fault(str(error))) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise Refused("malformed_json", f"the body is not JSON: {error}") from None
-
-
-def _check(body: SpeechBody, server: SpeechServer) -> FileFormat:
-    limit = server.config.limits.max_speech_chars
-    if not body.input.strip():
-        raise Refused("invalid_request", "input is empty", "input")
-    if len(body.input) > limit:
-        found = f"input has {len(body.input)} characters"
-        raise Refused("request_too_long", f"{found}, max_speech_chars is {limit}", "input")
-    if body.speed != 1.0:
-        raise Refused("invalid_request", f"speed must be 1, is {body.speed:g}", "speed")
-    if body.stream_format != "audio":
-        raise Refused("unsupported_format", f"stream_format must be audio, is {body.stream_format!r}", "stream_format")
-    if body.response_format not in FILE_FORMATS:
-        known = ", ".join(FILE_FORMATS)
-        message = f"response_format must be one of {known}, is {body.response_format!r}"
-        raise Refused("unsupported_format", message, "response_format")
-    return FILE_FORMATS[body.response_format]
-
-
-def _settings(body: SpeechBody, file_format: FileFormat, server: SpeechServer) -> tuple[SpeechSettings, dict[str, str]]:
-    """How to speak, and headers to tell of it. Clients insist on OpenAI's voices: an unknown one becomes ours."""
-    named = body.voice.id if isinstance(body.voice, NamedVoice) else body.voice
-    known = named is None or named in {voice.name for voice in server.engine.info.voices}
-    base = server.settings
-    settings = replace(
-        base,
-        voice=named if named is not None and known else base.voice,
-        instruct=body.instructions or base.instruct,
-        format=AudioFormat(encoding=file_format.encoding, sample_rate=FILE_RATE),
-        lead_ms=None,
-        sampling=msgspec.structs.replace(base.sampling, seed=body.seed),
-    )
-    return settings, {} if known else {VOICE_WARNING: "the voice asked for is unknown, the default one spoke"}
+def _require_success(done: ResponseDone) -> None:
+    if done.status is not ResponseStatus.COMPLETED:
+        error = _error_of(done)
+        raise Refused(error.code, error.message, error.param, error.retry_after_ms)

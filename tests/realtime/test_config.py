@@ -80,9 +80,13 @@ def test_the_page_tells_each_setting_as_it_is(name: str, field: object) -> None:
 
 
 def setting_line(name: str, field: object) -> str:
-    shown = "" if field.default in (None, msgspec.NODEFAULT) else f"`{field.default}`".replace("True", "true").replace("False", "false")
+    shown = "" if field.default in (None, msgspec.NODEFAULT) else f"`{json_word(field.default)}`"
     about = field.type.__metadata__[0].description
     return f"| `{name}` | {shown} | {allowed(field)} | {about} |"
+
+
+def json_word(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def write_page_rows() -> str:

@@ -113,9 +113,9 @@ async def test_an_unknown_voice_becomes_ours_with_a_warning(live: Live) -> None:
         ({"input": " \n"}, 400, "invalid_request", "input"),
         ({"input": "a" * 4_097}, 413, "request_too_long", "input"),
         ({"input": 5}, 400, "invalid_event", "input"),
-        ({"response_format": "mp3"}, 400, "unsupported_format", "response_format"),
-        ({"stream_format": "sse"}, 400, "unsupported_format", "stream_format"),
-        ({"speed": 2}, 400, "invalid_request", "speed"),
+        ({"response_format": "m4b"}, 400, "unsupported_format", "response_format"),
+        ({"stream_format": "websocket"}, 400, "unsupported_format", "stream_format"),
+        ({"speed": 5}, 400, "invalid_request", "speed"),
         ({"instructions": "x" * 1_500}, 400, "limit_exceeded", "instruct"),
     ],
 )
@@ -131,7 +131,7 @@ async def test_a_body_that_is_not_json(live: Live) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "malformed_json")
         answer = await http.post("/v1/audio/speech", content=b'{"model": "tts-1"}')
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_event")
-        assert (await http.get("/v1/audio/speech")).status_code == 405
+        assert (await http.get("/v1/audio/speech")).status_code in {404, 405}  # the page answers what nobody else does
 
 
 async def test_a_body_that_is_too_long() -> None:

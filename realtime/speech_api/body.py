@@ -1,0 +1,100 @@
+"""The fields of ``POST /v1/audio/speech``: those of OpenAI, of vLLM-Omni and SGLang, and our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from realtime.errors import Refused
+from realtime.protocol.native import field_at_fault
+
+Parsed = TypeVar("Parsed")
+
+
+class NamedVoice(msgspec.Struct):
+    id: str | None = None
+    name: str | None = None
+
+
+class SpeechBody(msgspec.Struct, kw_only=True):
+    """Fields that are not listed are ignored, and ``null`` is as good as nothing."""
+
+    input: str
+    voice: str | NamedVoice | None = None
+    speaker: str | None = None
+    """Another word for ``voice``."""
+    instructions: str | None = None
+    language: str | None = None
+    task_type: str | None = None
+
+    response_format: str | None = None
+    sample_rate: int | None = None
+    bitrate: int | None = None
+    speed: float | None = None
+    stream: bool | None = None
+    stream_format: str | None = None
+
+    ref_audio: str | None = None
+    ref_text: str | None = None
+    x_vector_only_mode: bool | None = None
+    speaker_embedding: list[float] | None = None
+
+    seed: int | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    repetition_window: int | None = None
+    min_new_tokens: int | None = None
+    predictor_do_sample: bool | None = None
+    predictor_temperature: float | None = None
+    predictor_top_k: int | None = None
+    predictor_top_p: float | None = None
+    subtalker_dosample: bool | None = None
+    """The official package's words for the four above."""
+    subtalker_temperature: float | None = None
+    subtalker_top_k: int | None = None
+    subtalker_top_p: float | None = None
+
+    max_new_tokens: int | None = None
+    """One more than ``max_frames``: the end of speech counts."""
+    max_frames: int | None = None
+    chunk_frames: list[int] | None = None
+    initial_codec_chunk_frames: int | None = None
+    """The first entry of ``chunk_frames``."""
+    text_layout: str | None = None
+    non_streaming_mode: bool | None = None
+    """``text_layout`` in vLLM-Omni's words: true is ``full``, false is ``streaming``."""
+
+    @property
+    def voice_name(self) -> str | None:
+        if isinstance(self.voice, NamedVoice):
+            return self.voice.id or self.voice.name or self.speaker
+        return self.voice or self.speaker
+
+
+def parse_body(data: bytes) -> SpeechBody:
+    """Raises ``Refused``."""
+    return _parsed(lambda: msgspec.json.decode(data, type=SpeechBody))
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Raises ``Refused``."""
+    return _parsed(lambda: msgspec.json.decode(data, type=dict[str, Any]))
+
+
+def body_of(fields: dict[str, Any]) -> SpeechBody:
+    """Raises ``Refused``."""
+    return _parsed(lambda: msgspec.convert(fields, SpeechBody))
+
+
+def _parsed(parse: Callable[[], Parsed]) -> Parsed:
+    try:
+        return parse()
+    except msgspec.ValidationError as error:
+        raise Refused("invalid_event", str(error), field_at_fault(str(error))) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise Refused("malformed_json", f"the body is not JSON: {error}") from None

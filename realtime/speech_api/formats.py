@@ -1,0 +1,74 @@
+"""Which file an HTTP client gets, and whether it gets it piece by piece."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from realtime.errors import Refused
+from realtime.speech_api.body import SpeechBody
+from sessions.config import AudioFormat, Encoding
+
+FILE_RATE = 24_000
+DEFAULT_FORMAT = "wav"
+
+
+class Delivery(Enum):
+    STREAM = "audio"
+    """Bytes as they are made."""
+    EVENTS = "sse"
+    """The same as server-sent events, with the usage at the end."""
+    WHOLE = "whole"
+    """All at once, the usage in the headers; the file knows its length."""
+
+
+class FileFormat(NamedTuple):
+    encoding: Encoding
+    media_type: str
+    default_bitrate: int = 32_000
+    can_stream: bool = True
+
+
+FILE_FORMATS = {
+    "wav": FileFormat(Encoding.WAV, "audio/wav"),
+    "pcm": FileFormat(Encoding.PCM_S16LE, "audio/pcm"),
+    "mp3": FileFormat(Encoding.MP3, "audio/mpeg", 64_000),
+    "opus": FileFormat(Encoding.OGG_OPUS, "audio/ogg"),
+    "aac": FileFormat(Encoding.AAC, "audio/aac", 48_000),
+    "flac": FileFormat(Encoding.FLAC, "audio/flac", can_stream=False),
+}
+"""The header of a FLAC file tells its length, and many readers insist on it."""
+
+
+def file_format(body: SpeechBody) -> FileFormat:
+    """Raises ``Refused``."""
+    name = body.response_format or DEFAULT_FORMAT
+    if name not in FILE_FORMATS:
+        known = ", ".join(FILE_FORMATS)
+        raise Refused(
+            "unsupported_format", f"response_format must be one of {known}, is {name[:40]!r}", "response_format"
+        )
+    return FILE_FORMATS[name]
+
+
+def audio_format(body: SpeechBody) -> AudioFormat:
+    """Rate and bitrate are checked where the response begins. Raises ``Refused``."""
+    chosen = file_format(body)
+    sample_rate = FILE_RATE if body.sample_rate is None else body.sample_rate
+    bitrate = chosen.default_bitrate if body.bitrate is None else body.bitrate
+    return AudioFormat(encoding=chosen.encoding, sample_rate=sample_rate, bitrate=bitrate)
+
+
+def delivery(body: SpeechBody) -> Delivery:
+    """Raises ``Refused``."""
+    asked, field = body.stream_format, "stream_format"
+    if asked is None and body.stream:
+        asked, field = "sse", "stream"
+    if asked not in (None, "audio", "sse"):
+        raise Refused("unsupported_format", f"stream_format must be audio or sse, is {asked[:40]!r}", "stream_format")
+    can_stream = file_format(body).can_stream
+    if asked is not None and not can_stream:
+        raise Refused("unsupported_format", f"{body.response_format} cannot be streamed, it is sent as a whole", field)
+    if asked is None and (body.stream is False or not can_stream):
+        return Delivery.WHOLE
+    return Delivery.EVENTS if asked == "sse" else Delivery.STREAM
