@@ -67,6 +67,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Ban the end of speech until the end-of-text row has been fed."""
     cpu_kernels: bool = True
     """Packed products and one-row convolutions on the CPU; off runs plain torch, the slow reference."""
+    graphs: bool | None = None
+    """Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA; ``None``: on CUDA only."""
+    graph_positions: int = 5_120
+    """The longest row that the graphs' block tables hold."""
+    fast_start: bool = False
+    """Record graphs when they are first needed instead of at start."""
+    fused_kernels: bool = True
+    """Triton kernels in the graphs; off runs their plain reference."""
+    plain_kernels: tuple[str, ...] = ()
+    """Kernels, by name, that are off although the others are on."""
     chunk_frames: tuple[int, ...] = CHUNK_FRAMES
     """Frames of a request's first chunk, the second and so on; a listener about to run dry gets what is there."""
     voice_encoders: bool = True

@@ -51,6 +51,12 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
+    """The windowed stage has none."""
+    wanted = device.type == "cuda" if config.graphs is None else config.graphs
+    return wanted and not config.windowed_decode
+
+
 def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool) -> Loaded:
     """Raises ``CheckpointError`` or, for a device or dtype that cannot be had, ``InvalidRequest``."""
     device = choose_device(device_name)
@@ -60,7 +66,10 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
     stages = load_model(folder, config, device, dtype)
 
     def make_engine() -> Engine:
-        engine = Engine(stages.model, stages.make_stage(), config, dtype=dtype, device=device)
+        if stages.make_pipelined is not None and wants_graphs(config, device):
+            engine = stages.make_pipelined()
+        else:
+            engine = Engine(stages.model, stages.make_stage(), config, dtype=dtype, device=device)
         engine.warm_up()
         return engine
 

@@ -7,12 +7,16 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds, added up over steps; ``host_s`` is what the other three leave of the whole."""
+    """Seconds, added up over steps; ``host_s`` is what the others leave of the whole."""
 
     talker_s: float = 0.0
     predictor_s: float = 0.0
     """Code-0 draw, predictor passes and their draws."""
     decode_s: float = 0.0
+    launch_s: float = 0.0
+    """Preparing and queueing a step of the graphs."""
+    wait_s: float = 0.0
+    """Waiting for the device to finish one."""
     total_s: float = 0.0
     num_steps: int = 0
     num_rows: int = 0
@@ -20,7 +24,7 @@ class StepTimes:
 
     @property
     def host_s(self) -> float:
-        return self.total_s - self.talker_s - self.predictor_s - self.decode_s
+        return self.total_s - self.talker_s - self.predictor_s - self.decode_s - self.launch_s - self.wait_s
 
     def reset(self) -> None:
         for item in fields(self):

@@ -18,6 +18,7 @@ from engine.api import ClonedVoice, SpeechRequest, VoiceInfo, VoiceSample
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.engine import Engine
     from engine.layers.transformer import AttentionContext
 
 Pcm = npt.NDArray[np.float32]
@@ -214,6 +215,8 @@ class Stages(NamedTuple):
     audio: AudioShape
     encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None
     """Where the checkpoint's encoders are loaded."""
+    make_pipelined: Callable[[], Engine] | None = None
+    """An engine over graphs, of families that have one."""
 
 
 class DecodeStage(Protocol):

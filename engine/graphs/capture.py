@@ -1,0 +1,64 @@
+"""One CUDA graph for each batch bucket; on the CPU the same computation run eagerly."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536)
+"""Rows of a step are padded to the next of these; larger limits double on."""
+
+
+def buckets_up_to(limit: int) -> tuple[int, ...]:
+    """Every bucket below ``limit``, and ``limit`` itself."""
+    sizes = [size for size in BUCKETS if size < limit]
+    while sizes and 2 * sizes[-1] < limit:
+        sizes.append(2 * sizes[-1])
+    return (*sizes, limit)
+
+
+def fitting(buckets: Sequence[int], count: int) -> int:
+    """The smallest bucket that holds ``count`` rows."""
+    return buckets[bisect_left(buckets, count)]
+
+
+class GraphSet:
+    """Computations by key over static buffers; all share one memory pool.
+
+    ``capture`` runs a computation once, over whatever the buffers hold, and records it: at start, when they hold
+    nobody. A key that was not captured then runs eagerly when first needed and is recorded when needed again.
+    """
+
+    def __init__(self, run: Callable[..., None], device: torch.device, enabled: bool = True) -> None:
+        self._run, self._device = run, device
+        self._captures = enabled and device.type == "cuda"
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._has_run: set[Hashable] = set()
+        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def capture(self, *key: int) -> None:
+        if self._captures and key not in self._graphs:
+            self._run(*key)
+            self._record(*key)
+
+    def _record(self, *key: int) -> None:
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._run(*key)
+        self._graphs[key] = graph
+
+    def replay(self, *key: int) -> None:
+        """Run the computation of ``key`` in the current stream's order."""
+        if key not in self._graphs:
+            if not self._captures or key not in self._has_run:
+                self._has_run.add(key)
+                self._run(*key)
+                return
+            self._record(*key)
+        self._graphs[key].replay()

@@ -1,0 +1,86 @@
+"""The loop body when the device works ahead: launch a step, and while it runs hand over what the last one made.
+
+    collect frame n-1 | schedule n | launch frame n, decode n | collect decode n-1 | hand over
+
+The device is given decode n without waiting for the host to have seen frame n, so that scheduling, text and hand-over
+run beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.engine import STALL_RETRY_S, Engine
+from engine.graphs.decode import GraphDecode
+from engine.graphs.runner import GraphRunner
+from engine.models.base import Decoded, SpeechModel
+
+
+class PipelinedEngine(Engine):
+    """``make_runner`` gets what ``ModelRunner`` gets, and makes the runner over the engine's own cache."""
+
+    runner: GraphRunner
+    stage: GraphDecode
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        stage: GraphDecode,
+        config: EngineConfig,
+        make_runner: Callable[..., GraphRunner],
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, stage, config, **settings)
+        self.runner = make_runner(model, self.kv, self.prefixes, config)
+
+    @property
+    def capacity(self) -> int:
+        return min(super().capacity, self.runner.tables.rows.shape[1] * self.config.block_size)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        start = time.perf_counter()
+        self.take(self.runner.collect(self.times))
+        now = self.clock()
+        batch = self.scheduler.schedule(now)
+        num_old = len(self.stage.calls)
+        self.take(self.runner.launch(batch, self.times))
+        self.promise(batch)
+        self.launch_decode()
+        chunks = self.collect_decode(num_old)
+        self.emit(chunks)
+        self.retire()
+        got_somewhere = len(batch) or chunks or self.stage.busy or self.released or self.pool.num_quarantined
+        self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
+        self.settle()
+        self.account(len(batch), time.perf_counter() - start)
+
+    def promise(self, batch: Batch) -> None:
+        for work in batch.works:
+            if work.sample and work.request.slot is not None:
+                self.stage.promise(work.request.slot)
+
+    def launch_decode(self) -> None:
+        start = time.perf_counter()
+        now = self.clock()
+        running = [(r.slot, r) for r in self.scheduler.running if r.slot is not None]
+        slack = {slot: self.slack_s(request, now) for slot, request in running}
+        self.stage.launch(slack, {slot: self.wanted_frames(request) for slot, request in running})
+        self.times.launch_s += time.perf_counter() - start
+
+    def collect_decode(self, num_calls: int) -> list[Decoded]:
+        start = time.perf_counter()
+        try:
+            return self.stage.collect(num_calls)
+        finally:
+            self.times.decode_s += time.perf_counter() - start
+
+    @property
+    def has_work(self) -> bool:
+        return self.runner.in_flight or super().has_work

@@ -1,0 +1,225 @@
+"""The talker stage over graphs: a step is launched, and its outcomes are collected while the next one is prepared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.batch import Batch, Work
+from engine.cache.kv_cache import PagedKV
+from engine.cache.prefix import PrefixCache
+from engine.config import EngineConfig
+from engine.graphs.buffers import Buffers, Done
+from engine.graphs.capture import GraphSet, buckets_up_to, fitting
+from engine.model_runner import ModelRunner, Result, isolate
+from engine.models.base import Outcome, Row, SpeechModel
+from engine.request import Phase, Request
+from engine.stats import StepTimes
+
+
+class FrameProgram(Protocol):
+    """What the runner asks of a family: static buffers, computations over them, and how rows fill them."""
+
+    inputs: Buffers
+    outputs: Buffers
+    tokens: Buffers
+
+    def constants(self, row: Row) -> dict[str, float]:
+        """What of ``inputs`` stays the same for all of a row's frames."""
+        ...
+
+    def stage_row(self, index: int, row: Row) -> None:
+        """Write what row ``index`` of ``inputs`` is for this frame; the row's last input is the one to compute."""
+        ...
+
+    def can_stage(self, items: Sequence[Any]) -> bool:
+        """Whether these inputs can be prefilled by ids."""
+        ...
+
+    def stage_tokens(self, start: int, row: Row, items: Sequence[Any]) -> None: ...
+
+    def outcome(self, row: Row, codes: list[int]) -> Outcome:
+        """From one row of ``outputs``; remembers the frame."""
+        ...
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on its way: who is in it, and when it has passed."""
+
+    requests: list[Request]
+    done: Done
+
+
+class BlockTables:
+    """Each slot's block table as the graphs read it, kept up to date as it grows."""
+
+    def __init__(self, num_slots: int, width: int) -> None:
+        self.rows = np.zeros((num_slots + 1, width), dtype=np.int32)
+        self._known: list[tuple[list[int] | None, int]] = [(None, 0)] * (num_slots + 1)
+
+    def update(self, slot: int, table: list[int]) -> None:
+        known, length = self._known[slot]
+        if known is table and length == len(table):
+            return
+        start = length if known is table else 0
+        self.rows[slot, start : len(table)] = table[start:]
+        self.rows[slot, len(table) :] = 0
+        self._known[slot] = (table, len(table))
+
+
+class GraphRunner(ModelRunner):
+    """Runs at most one step ahead of what the host knows."""
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        kv: PagedKV,
+        prefixes: PrefixCache,
+        config: EngineConfig,
+        program: FrameProgram,
+        frames: GraphSet,
+        prefills: GraphSet,
+        num_slots: int,
+    ) -> None:
+        super().__init__(model, kv, prefixes, config)
+        self.program, self.frames, self.prefills = program, frames, prefills
+        inputs, tokens = program.inputs.host, program.tokens.host
+        self.max_rows, self.max_tokens = len(inputs["slot"]), len(tokens["text"])
+        self.row_buckets, self.token_buckets = buckets_up_to(self.max_rows), buckets_up_to(self.max_tokens)
+        width = inputs["table"].shape[1]
+        self.tables = BlockTables(num_slots, width)
+        self.tables.rows[0] = kv.scratch_block
+        self._constants: dict[str, np.ndarray[Any, Any]] = {}
+        self._holders: list[Request | None] = [None] * (num_slots + 1)
+        self._flight: Flight | None = None
+        self._tokens_read = Done(kv.data.device)
+
+    @property
+    def in_flight(self) -> bool:
+        return self._flight is not None
+
+    def run(self, batch: Batch, times: StepTimes) -> list[Result]:
+        """The whole step at once, for those who do not overlap."""
+        failed = self.launch(batch, times)
+        return [*self.collect(times), *failed]
+
+    def launch(self, batch: Batch, times: StepTimes) -> list[Result]:
+        """Queue the step on the device; returns the rows that could not be."""
+        start = time.perf_counter()
+        failed: list[Result] = []
+        works = batch.works
+        isolate(self.prefill, [work for work in works if work.count > int(work.sample)], failed)
+        lost = {id(request) for request, _ in failed}
+        sampled = [work for work in works if work.sample and id(work.request) not in lost]
+        for work in works:
+            if id(work.request) not in lost:
+                self.advance(work)
+        if sampled:
+            self.launch_frame([work.request for work in sampled])
+        times.launch_s += time.perf_counter() - start
+        return failed
+
+    def launch_frame(self, requests: list[Request]) -> None:
+        count = len(requests)
+        bucket = max(fitting(self.row_buckets, count), self.config.pinned_rows or 0)
+        inputs = self.program.inputs.host
+        slots = np.zeros(bucket, dtype=np.int64)
+        slots[:count] = [self.hold(request) for request in requests]
+        for name, values in self._constants.items():
+            inputs[name][:bucket] = values[slots]
+        inputs["slot"][:bucket] = slots
+        inputs["table"][:bucket] = self.tables.rows[slots]
+        inputs["position"][:count] = [request.row.num_computed - 1 for request in requests]
+        for name in ("position", "frame", "text", "goes_on"):
+            inputs[name][count:bucket] = 0
+        for index, request in enumerate(requests):
+            self.program.stage_row(index, request.row)
+        self.program.inputs.upload(bucket)
+        self.frames.replay(bucket)
+        self.program.outputs.download(count)
+        self._flight = Flight(requests, Done(self.device))
+
+    def hold(self, request: Request) -> int:
+        """The request's slot, with what stays the same for it in place."""
+        slot = request.held_slot
+        if self._holders[slot] is not request:
+            self._holders[slot] = request
+            for name, value in self.program.constants(request.row).items():
+                if name not in self._constants:
+                    kind = self.program.inputs.host[name].dtype
+                    self._constants[name] = np.zeros(len(self._holders), dtype=kind)
+                self._constants[name][slot] = value
+        self.tables.update(slot, request.block_table)
+        return slot
+
+    def collect(self, times: StepTimes) -> list[Result]:
+        """The outcomes of the step in flight, once it has passed; of rows that go on alone."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return []
+        start = time.perf_counter()
+        flight.done.wait()
+        times.wait_s += time.perf_counter() - start
+        codes = self.program.outputs.host["codes"][: len(flight.requests)].tolist()
+        pairs = zip(flight.requests, codes, strict=True)
+        return [(r, self.program.outcome(r.row, row)) for r, row in pairs if r.phase is Phase.RUNNING]
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def prefill(self, works: Sequence[Work]) -> list[None]:
+        """Keys and values of all due inputs but one that is sampled: by ids in one graph, others one by one."""
+        staged: list[Work] = []
+        for work in works:
+            items = self.items(work)
+            if not self.program.can_stage(items):
+                self.forward_some(work, len(items))
+            else:
+                staged.append(work)
+        self.prefill_ids(staged)
+        return [None] * len(works)
+
+    @staticmethod
+    def items(work: Work) -> list[Any]:
+        start = work.request.row.num_computed
+        return work.request.row.inputs[start : start + work.count - int(work.sample)]
+
+    def forward_some(self, work: Work, count: int) -> None:
+        self.forward([Work(work.request, count, sample=False)])
+
+    def prefill_ids(self, works: Sequence[Work]) -> None:
+        pieces = [(work, start) for work in works for start in range(0, len(self.items(work)), self.max_tokens)]
+        used = 0
+        for work, start in pieces:
+            items = self.items(work)[start : start + self.max_tokens]
+            if used + len(items) > self.max_tokens:
+                used = self.replay_tokens(used)
+            self.stage_items(used, work.request, work.request.row.num_computed + start, items)
+            used += len(items)
+        self.replay_tokens(used)
+
+    def stage_items(self, used: int, request: Request, position: int, items: Sequence[Any]) -> None:
+        if used == 0:
+            self._tokens_read.wait()
+        tokens, end = self.program.tokens.host, used + len(items)
+        tokens["table"][used:end] = 0
+        tokens["table"][used:end, : len(request.block_table)] = request.block_table
+        tokens["position"][used:end] = np.arange(position, position + len(items))
+        self.program.stage_tokens(used, request.row, items)
+
+    def replay_tokens(self, used: int) -> int:
+        """Run what is staged; 0, for nothing is staged any more."""
+        if used == 0:
+            return 0
+        tokens = self.program.tokens
+        bucket = fitting(self.token_buckets, used)
+        for name, values in tokens.host.items():
+            values[used:bucket] = self.kv.scratch_block if name == "table" else 0
+        tokens.upload(bucket)
+        self._tokens_read = Done(self.device)
+        self.prefills.replay(bucket)
+        return 0

@@ -1,0 +1,306 @@
+"""The graphs' operations as Triton kernels; what a kernel does not take goes to the plain reference.
+
+Each can be turned off by name (``plain_kernels`` of the engine's settings). Launch shapes are chosen by rule, from
+measurements on one H200 (docs/gpu.md): nothing is tuned at start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from engine.kernels.plain import PlainOps
+from engine.kernels.settings import DrawSettings, PadPlan
+from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
+from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel
+from engine.kernels.triton_linear import linear_kernel, norm_kernel, swiglu_kernel
+from engine.kernels.triton_sampling import draw_kernel
+
+KERNELS = ("linear", "norm", "swiglu", "paged", "frame", "ring", "draw", "conv", "depthwise", "tail", "pasts")
+MAX_FUSED_ROWS = 64
+"""Above this cuBLAS wins and norms stand alone."""
+LINEAR_K = 128
+
+
+def power_of_two(size: int) -> int:
+    return triton.next_power_of_2(size)
+
+
+class FusedOps(PlainOps):
+    """``off`` names kernels to leave to the reference."""
+
+    def __init__(self, off: Collection[str] = ()) -> None:
+        unknown = sorted(set(off) - set(KERNELS))
+        if unknown:
+            raise ValueError(f"unknown kernel {unknown[0]!r}; known: {', '.join(KERNELS)}")
+        self.on = set(KERNELS) - set(off)
+        self.max_fused_rows = MAX_FUSED_ROWS
+
+    # -- products ------------------------------------------------------------------------------------------------
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if "norm" not in self.on or not x.is_contiguous():
+            return super().norm(x, weight, eps)
+        out = torch.empty_like(x)
+        size = x.shape[-1]
+        block = power_of_two(size)
+        norm_kernel[(x.numel() // size,)](x, weight, out, eps, H=size, BLOCK=block, num_warps=4 if block <= 2048 else 8)
+        return out
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        if "swiglu" not in self.on:
+            return super().swiglu(gate_up)
+        width = gate_up.shape[-1] // 2
+        out = gate_up.new_empty(*gate_up.shape[:-1], width)
+        swiglu_kernel[(triton.cdiv(out.numel(), 1024),)](gate_up, out, out.numel(), WIDTH=width, BLOCK=1024)
+        return out
+
+    def fits(self, x: Tensor, num_out: int) -> bool:
+        return (
+            "linear" in self.on
+            and x.shape[0] <= self.max_fused_rows
+            and x.shape[-1] % LINEAR_K == 0
+            and num_out % 64 == 0
+        )
+
+    def launch_linear(
+        self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool
+    ) -> None:
+        rows, size = x.shape
+        num_out = out.shape[-1]
+        block_m = max(16, power_of_two(rows))
+        block_n = 16 if num_out <= 8192 and block_m <= 32 else 32
+        linear_kernel[(num_out // block_n, triton.cdiv(rows, block_m))](
+            x, weight, x if norm is None else norm, out, rows, eps,
+            N=num_out, K=size, NORM=norm is not None, SWIGLU=swiglu, ADD=add, EXACT=x.dtype == torch.float32,
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=LINEAR_K, num_warps=4, num_stages=4,
+        )  # fmt: skip
+
+    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+        if not self.fits(x, weight.shape[0]):
+            return F.linear(self.norm(x, norm_weight, eps), weight)
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        self.launch_linear(x, weight, out, norm_weight, eps, swiglu=False, add=False)
+        return out
+
+    def norm_swiglu(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+        if not self.fits(x, weight.shape[0] // 2):
+            return super().norm_swiglu(x, norm_weight, eps, weight)
+        out = x.new_empty(x.shape[0], weight.shape[0] // 2)
+        self.launch_linear(x, weight, out, norm_weight, eps, swiglu=True, add=False)
+        return out
+
+    def add_linear(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        if not self.fits(y, weight.shape[0]):
+            return super().add_linear(x, y, weight)
+        self.launch_linear(y, weight, x, None, 0.0, swiglu=False, add=True)
+        return x
+
+    # -- attention -----------------------------------------------------------------------------------------------
+
+    def attend_paged(
+        self,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor],
+        eps: float,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        tables: Tensor,
+        positions: Tensor,
+        together: bool,
+    ) -> Tensor:
+        _, _, page, heads, size = cache.shape
+        if "paged" not in self.on or size < 16:
+            return super().attend_paged(qkv, norms, eps, rope, cache, tables, positions, together)
+        rows = qkv.shape[0]
+        group = qkv.shape[1] // size // heads - 2
+        out = qkv.new_empty(rows, heads * group * size)
+        shape = dict(HEADS=heads, GROUP=group, D=size, PAGE=page)
+        if together:
+            paged_write_kernel[(rows, heads)](
+                qkv, norms[1], *rope, cache, tables, positions, eps, cache.stride(0), tables.stride(0),
+                **shape, num_warps=1,
+            )  # fmt: skip
+        paged_kernel[(rows, heads)](
+            qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
+            **shape, BLOCK=64, WRITE=not together, EXACT=qkv.dtype == torch.float32, num_warps=4, num_stages=3,
+        )  # fmt: skip
+        return out
+
+    def attend_frame(
+        self,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor],
+        eps: float,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        start: int,
+        num_tokens: int,
+    ) -> Tensor:
+        _, rows, length, heads, size = cache.shape
+        if "frame" not in self.on or size < 16 or length < 16 or length != power_of_two(length):
+            return super().attend_frame(qkv, norms, eps, rope, cache, start, num_tokens)
+        group = qkv.shape[1] // size // heads - 2
+        out = qkv.new_empty(rows * num_tokens, heads * group * size)
+        frame_kernel[(rows, heads)](
+            qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
+            HEADS=heads, GROUP=group, D=size, SIZE=length, TOKENS=num_tokens, EXACT=qkv.dtype == torch.float32,
+            num_warps=2,
+        )  # fmt: skip
+        return out
+
+    def attend_ring(
+        self,
+        qkv: Tensor,
+        rope: tuple[Tensor, Tensor],
+        ring: Tensor,
+        slots: Tensor,
+        first: Tensor,
+        num_tokens: int,
+        window: int,
+    ) -> Tensor:
+        _, _, length, heads, size = ring.shape
+        if "ring" not in self.on or size < 16 or qkv.shape[1] != 3 * heads * size:
+            return super().attend_ring(qkv, rope, ring, slots, first, num_tokens, window)
+        out = qkv.new_empty(qkv.shape[0], heads * size)
+        ring_kernel[(slots.shape[0], heads)](
+            qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
+            HEADS=heads, D=size, RING=length, BLOCK=max(16, power_of_two(length)), TOKENS=num_tokens,
+            EXACT=qkv.dtype == torch.float32, num_warps=4,
+        )  # fmt: skip
+        return out
+
+    # -- sampling ------------------------------------------------------------------------------------------------
+
+    def launch_draw(
+        self, logits: Tensor, settings: DrawSettings, codebook: int, first: tuple[Tensor, ...] = (),
+        num_codes: int = 0, eos: int = 0, table: Tensor | None = None, following: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        rows, width = logits.shape
+        out = settings.seed.new_empty(rows)
+        none = settings.seed
+        seen, slots, penalty, forget, banned, finite = first or (none,) * 6
+        size = 1 if table is None else table.shape[1]
+        is_bf16 = logits.dtype == torch.bfloat16 and not first
+        draw_kernel[(rows,)](
+            logits, settings.temperature, settings.top_k, settings.top_p, settings.seed, settings.place,
+            settings.frame, codebook, out, seen, slots, penalty, forget, banned, finite, num_codes, eos,
+            none if table is None else table, none if following is None else following, WIDTH=size,
+            V=width, BLOCK=power_of_two(width), BITS=16 if is_bf16 else 32, FIRST=bool(first),
+            NEXT=table is not None, WIDTH_BLOCK=power_of_two(size), num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def draw(self, logits: Tensor, settings: DrawSettings, codebook: int) -> Tensor:
+        if "draw" not in self.on:
+            return super().draw(logits, settings, codebook)
+        return self.launch_draw(logits, settings, codebook)
+
+    def draw_first(
+        self,
+        logits: Tensor,
+        settings: DrawSettings,
+        seen: Tensor,
+        slots: Tensor,
+        penalty: Tensor,
+        forget: Tensor,
+        banned: Tensor,
+        num_codes: int,
+        eos: int,
+    ) -> tuple[Tensor, Tensor]:
+        if "draw" not in self.on:
+            return super().draw_first(logits, settings, seen, slots, penalty, forget, banned, num_codes, eos)
+        finite = torch.empty(logits.shape[0], dtype=torch.bool, device=logits.device)
+        first = (seen.view(torch.int8), slots, penalty, forget, banned.view(torch.int8), finite.view(torch.int8))
+        return self.launch_draw(logits, settings, 0, first, num_codes, eos), finite
+
+    # -- the codec -----------------------------------------------------------------------------------------------
+
+    def conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        length: int,
+        dilation: int = 1,
+        residual: Tensor | None = None,
+        raw: Tensor | None = None,
+        act: Tensor | None = None,
+        waves: tuple[Tensor, Tensor] | None = None,
+        gelu: bool = False,
+    ) -> None:
+        streams, _, channels = x.shape
+        taps, _, num_out = weight.shape
+        if "conv" not in self.on or channels % 16:
+            super().conv(x, weight, bias, length, dilation, residual, raw, act, waves, gelu)
+            return
+        block_k = next(size for size in (64, 32, 16) if channels % size == 0)
+        rows = streams * length
+        block_m, block_n, warps, stages = conv_shape(rows, num_out)
+        frequency, gain = waves or (bias, bias)
+        none = x
+        conv_kernel[(triton.cdiv(num_out, block_n), triton.cdiv(rows, block_m))](
+            x, weight, bias, frequency, gain,
+            none if residual is None else residual, none if raw is None else raw, none if act is None else act,
+            rows, length, x.stride(0), *(0 if t is None else t.stride(0) for t in (residual, raw, act)), dilation,
+            C=channels, TAPS=taps, N=num_out, RESIDUAL=residual is not None, RAW=raw is not None,
+            ACT=0 if act is None else 3 if gelu else 2 if waves else 1, EXACT=x.dtype == torch.float32,
+            EVEN_N=num_out % block_n == 0, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+
+    def depthwise_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor], eps: float
+    ) -> Tensor:
+        if "depthwise" not in self.on:
+            return super().depthwise_norm(x, weight, bias, norm, eps)
+        streams, padded, channels = x.shape
+        length = padded - weight.shape[0] + 1
+        out = x.new_empty(streams, length, channels)
+        depthwise_norm_kernel[(streams * length,)](
+            x, weight, bias, *norm, out, length, x.stride(0), eps,
+            C=channels, BLOCK=power_of_two(channels), TAPS=weight.shape[0], num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def tail(self, x: Tensor, weight: Tensor, bias: Tensor, pcm: Tensor) -> None:
+        if "tail" not in self.on:
+            super().tail(x, weight, bias, pcm)
+            return
+        streams, length = pcm.shape
+        channels = x.shape[2]
+        tail_kernel[(triton.cdiv(streams * length, 64),)](
+            x, weight, bias, pcm, streams * length, length, x.stride(0), pcm.stride(0),
+            C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, num_warps=4,
+        )  # fmt: skip
+
+    def load_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
+        if "pasts" not in self.on:
+            super().load_pasts(pads, state, slots, fresh)
+        else:
+            self.launch_pasts(pads, state, slots, fresh, load=True)
+
+    def keep_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor) -> None:
+        if "pasts" not in self.on:
+            super().keep_pasts(pads, state, slots)
+        else:
+            self.launch_pasts(pads, state, slots, slots, load=False)
+
+    def launch_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool) -> None:
+        pasts_kernel[(pads.chunks.shape[0], slots.shape[0])](
+            state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
+            LOAD=load, BLOCK=PadPlan.CHUNK, num_warps=4,
+        )  # fmt: skip
+
+
+def conv_shape(rows: int, num_out: int) -> tuple[int, int, int, int]:
+    """(rows, columns) of a tile, warps, stages: few rows take narrow tiles, so that every multiprocessor has one."""
+    if rows <= 64:
+        return (16 if rows <= 16 else 32 if rows <= 32 else 64), 32, 4, 4
+    if rows * num_out <= 128 * 64 * 132:
+        return 64, 64 if num_out >= 64 else 32, 4, 4
+    return 128, 128 if num_out % 64 or num_out % 128 == 0 else 64, 8 if num_out % 64 or num_out % 128 == 0 else 4, 3

@@ -1,0 +1,79 @@
+"""What the kernels are handed besides tensors of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSettings:
+    """Of N rows, as tensors [N]; temperature 0 is greedy, top_k 0 no limit.
+
+    ``seed`` int64; ``place`` int64, the segment shifted by 8 bits, to be joined with a codebook; ``frame`` int64.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seed: Tensor
+    place: Tensor
+    frame: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PadSpec:
+    """A layer that needs its last ``context`` inputs of ``width`` channels; ``rate`` inputs a codec frame."""
+
+    width: int
+    context: int
+    rate: int
+
+
+@dataclass(slots=True)
+class Pad:
+    """[B, context + T, width]: the past, then what the layer before writes; ``offset`` is its place in the state."""
+
+    buffer: Tensor
+    context: int
+    width: int
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return self.context * self.width
+
+    @property
+    def fresh(self) -> Tensor:
+        return self.buffer[:, self.context :]
+
+
+class PadPlan:
+    """Every padded buffer of one call shape, side by side in ``workspace``, and where each one's past is kept.
+
+    ``chunks`` [n, 6] int64, for the kernels that copy all pasts at once: offset in the state, values, place of the
+    buffer's first row in ``flat``, its row stride, offset of the head, offset of the tail.
+    """
+
+    CHUNK = 1024
+
+    def __init__(self, specs: Sequence[PadSpec], num_rows: int, num_frames: int, workspace: Tensor) -> None:
+        strides = [(spec.context + spec.rate * num_frames) * spec.width for spec in specs]
+        self.flat = workspace[: sum(strides) * num_rows]
+        self.layers: list[Pad] = []
+        chunks = []
+        offset = base = 0
+        for spec, stride in zip(specs, strides, strict=True):
+            buffer = self.flat[base : base + stride * num_rows].view(num_rows, -1, spec.width)
+            self.layers.append(Pad(buffer, spec.context, spec.width, offset))
+            size = spec.context * spec.width
+            for start in range(0, size, self.CHUNK):
+                count = min(self.CHUNK, size - start)
+                chunks.append([offset + start, count, base, stride, start, stride - size + start])
+            offset += size
+            base += stride * num_rows
+        self.num_state_values = offset
+        self.chunks = torch.tensor(chunks, dtype=torch.int64, device=workspace.device)

@@ -1,0 +1,192 @@
+"""Attention of one step: norm and rotation of q and k, the write to the cache and the read of it in one launch."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NUM_Q = tl.constexpr(16)
+"""Query rows of a tile: the least a matrix product takes; those beyond the real ones are masked."""
+
+
+@triton.jit
+def _turned(at, d, norm_ptr, cos, sin, eps, NORM: tl.constexpr, D: tl.constexpr):
+    """Heads [n, D] read from pointers ``at`` [n, 1], normed and turned; ``sin`` carries the sign of its half."""
+    partner = (d + D // 2) % D
+    x = tl.load(at + d).to(tl.float32)
+    other = tl.load(at + partner).to(tl.float32)
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+        x = x * inverse * tl.load(norm_ptr + d).to(tl.float32)
+        other = other * inverse * tl.load(norm_ptr + partner).to(tl.float32)
+    return x * cos + other * sin
+
+
+@triton.jit
+def _angles(cos_ptr, sin_ptr, position, d, D: tl.constexpr):
+    at = position * (D // 2) + d % (D // 2)
+    sin = tl.load(sin_ptr + at)
+    return tl.load(cos_ptr + at), tl.where(d < D // 2, -sin, sin)
+
+
+@triton.jit
+def paged_write_kernel(
+    qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, eps, value_offset, table_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of positions that others of this very call will read."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    position = tl.load(position_ptr + row)
+    d = tl.arange(0, D)[None]
+    cos, sin = _angles(cos_ptr, sin_ptr, position, d, D)
+    heads = qkv_ptr + row * (HEADS * (GROUP + 2) * D) + HEADS * GROUP * D + head * D + tl.zeros([1, 1], tl.int32)
+    key = _turned(heads, d, k_norm_ptr, cos, sin, eps, True, D)
+    value = tl.load(heads + HEADS * D + d)
+    block = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
+    at = cache_ptr + ((block * PAGE + position % PAGE) * HEADS + head) * D + d
+    tl.store(at, key.to(cache_ptr.dtype.element_ty))
+    tl.store(at + value_offset, value)
+
+
+@triton.jit
+def paged_kernel(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, out_ptr,
+    eps, scale, value_offset, table_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    WRITE: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One row and one key head a program. With WRITE its own key and value are made here, else they are there."""
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    position = tl.load(position_ptr + row)
+    d = tl.arange(0, D)[None]
+    group = tl.arange(0, NUM_Q)[:, None]
+    cos, sin = _angles(cos_ptr, sin_ptr, position, d, D)
+    heads = qkv_ptr + row * (HEADS * (GROUP + 2) * D)
+    q_at = heads + (head * GROUP + group % GROUP) * D
+    q = _turned(q_at, d, q_norm_ptr, cos, sin, eps, True, D)
+    if WRITE:
+        k_at = heads + HEADS * GROUP * D + head * D + tl.zeros([1, 1], tl.int32)
+        key = _turned(k_at, d, k_norm_ptr, cos, sin, eps, True, D).to(cache_ptr.dtype.element_ty)
+        value = tl.load(k_at + HEADS * D + d)
+        block = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
+        at = cache_ptr + ((block * PAGE + position % PAGE) * HEADS + head) * D + d
+        tl.store(at, key)
+        tl.store(at + value_offset, value)
+        best = tl.sum(q * key.to(tl.float32), 1) * scale
+        weight = tl.full([NUM_Q], 1.0, tl.float32)
+        total = tl.zeros([NUM_Q, D], tl.float32) + value.to(tl.float32)
+        length = position
+    else:
+        best = tl.full([NUM_Q], float("-inf"), tl.float32)
+        weight = tl.zeros([NUM_Q], tl.float32)
+        total = tl.zeros([NUM_Q, D], tl.float32)
+        length = position + 1
+    q = q.to(cache_ptr.dtype.element_ty)
+    steps = tl.arange(0, BLOCK)
+    for start in range(0, length, BLOCK):
+        place = start + steps
+        inside = place < length
+        block = tl.load(table_ptr + row * table_stride + place // PAGE, mask=inside, other=0).to(tl.int64)
+        at = cache_ptr + ((block * PAGE + place % PAGE) * HEADS + head)[:, None] * D + d
+        keys = tl.load(at, mask=inside[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision=precision) * scale
+        scores = tl.where(inside[None], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        shares = tl.exp(scores - higher[:, None])
+        fade = tl.exp(best - higher)
+        weight = weight * fade + tl.sum(shares, 1)
+        values = tl.load(at + value_offset, mask=inside[:, None], other=0.0)
+        total = total * fade[:, None] + tl.dot(shares.to(values.dtype), values, input_precision=precision)
+        best = higher
+    out = total / weight[:, None]
+    out_at = out_ptr + row * (HEADS * GROUP * D) + (head * GROUP + group) * D + d
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=group < GROUP)
+
+
+@triton.jit(do_not_specialize=["start"])
+def frame_kernel(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, out_ptr, eps, scale, value_offset, start,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """The predictor's: TOKENS new positions of one row, and at most SIZE (a power of two, 16 at least) in all."""
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, D)[None]
+    place = tl.arange(0, SIZE)
+    cache = cache_ptr + ((row * SIZE + place) * HEADS + head)[:, None] * D + d
+    keys = tl.load(cache, mask=(place < start)[:, None], other=0.0)
+    values = tl.load(cache + value_offset, mask=(place < start)[:, None], other=0.0)
+    for token in tl.static_range(TOKENS):
+        cos, sin = _angles(cos_ptr, sin_ptr, start + token, d, D)
+        heads = qkv_ptr + (row * TOKENS + token) * (HEADS * (GROUP + 2) * D)
+        k_at = heads + HEADS * GROUP * D + head * D + tl.zeros([1, 1], tl.int32)
+        key = _turned(k_at, d, k_norm_ptr, cos, sin, eps, True, D).to(keys.dtype)
+        value = tl.load(k_at + HEADS * D + d)
+        new = (place == start + token)[:, None]
+        keys = tl.where(new, key, keys)
+        values = tl.where(new, value, values)
+        at = cache_ptr + ((row * SIZE + start + token) * HEADS + head) * D + d
+        tl.store(at, key)
+        tl.store(at + value_offset, value)
+    group = tl.arange(0, NUM_Q)[:, None]
+    for token in tl.static_range(TOKENS):
+        cos, sin = _angles(cos_ptr, sin_ptr, start + token, d, D)
+        q_at = qkv_ptr + (row * TOKENS + token) * (HEADS * (GROUP + 2) * D) + (head * GROUP + group % GROUP) * D
+        q = _turned(q_at, d, q_norm_ptr, cos, sin, eps, True, D).to(keys.dtype)
+        scores = tl.dot(q, tl.trans(keys), input_precision=precision) * scale
+        scores = tl.where((place <= start + token)[None], scores, float("-inf"))
+        shares = tl.exp(scores - tl.max(scores, 1)[:, None])
+        weight = tl.sum(shares, 1)[:, None]
+        out = tl.dot(shares.to(values.dtype), values, input_precision=precision) / weight
+        out_at = out_ptr + (row * TOKENS + token) * (HEADS * GROUP * D) + (head * GROUP + group) * D + d
+        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=group < GROUP)
+
+
+@triton.jit
+def ring_kernel(
+    qkv_ptr, cos_ptr, sin_ptr, ring_ptr, slot_ptr, first_ptr, out_ptr, scale, slot_stride, window, num_angles,
+    HEADS: tl.constexpr, D: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """The codec's: TOKENS new positions of a slot over its last ``window``, kept in a ring of RING positions."""
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slot_ptr + row).to(tl.int64)
+    first = tl.load(first_ptr + row)
+    d = tl.arange(0, D)[None]
+    place = tl.arange(0, BLOCK)
+    last = first + TOKENS - 1
+    held = last - ((last % RING) - place + RING) % RING
+    past = (place < RING) & (held >= 0) & (held < first)
+    ring = ring_ptr + slot * slot_stride
+    value_offset = RING * HEADS * D
+    at = ring + (place * HEADS + head)[:, None] * D + d
+    keys = tl.load(at, mask=past[:, None], other=0.0)
+    values = tl.load(at + value_offset, mask=past[:, None], other=0.0)
+    row_size = HEADS * 3 * D
+    for token in tl.static_range(TOKENS):
+        cos, sin = _angles(cos_ptr, sin_ptr, (first + token) % num_angles, d, D)
+        k_at = qkv_ptr + (row * TOKENS + token) * row_size + (HEADS + head) * D + tl.zeros([1, 1], tl.int32)
+        key = _turned(k_at, d, qkv_ptr, cos, sin, 0.0, False, D).to(keys.dtype)
+        value = tl.load(k_at + HEADS * D + d)
+        new = ((place < RING) & (held == first + token))[:, None]
+        keys = tl.where(new, key, keys)
+        values = tl.where(new, value, values)
+        new_at = ring + (((first + token) % RING) * HEADS + head) * D + d
+        tl.store(new_at, key)
+        tl.store(new_at + value_offset, value)
+    token = tl.arange(0, NUM_Q)[:, None]
+    real = tl.minimum(token, TOKENS - 1)
+    cos, sin = _angles(cos_ptr, sin_ptr, (first + real) % num_angles, d, D)
+    q_at = qkv_ptr + (row * TOKENS + real) * row_size + head * D
+    q = _turned(q_at, d, qkv_ptr, cos, sin, 0.0, False, D).to(keys.dtype)
+    scores = tl.dot(q, tl.trans(keys), input_precision=precision) * scale
+    seen = (held[None] <= first + real) & (held[None] > first + real - window) & (held[None] >= 0)
+    scores = tl.where(seen & (place < RING)[None], scores, float("-inf"))
+    shares = tl.exp(scores - tl.max(scores, 1)[:, None])
+    weight = tl.sum(shares, 1)[:, None]
+    out = tl.dot(shares.to(values.dtype), values, input_precision=precision) / weight
+    out_at = out_ptr + (row * TOKENS + token) * (HEADS * D) + head * D + d
+    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=token < TOKENS)

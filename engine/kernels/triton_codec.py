@@ -1,0 +1,122 @@
+"""The codec's layers in channels-last form over padded buffers: each product ends in what the next layer reads."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INVERSE_PI = tl.constexpr(0.3183098861837907)
+PI = tl.constexpr(3.141592653589793)
+
+
+@triton.jit
+def _sine_squared(angle):
+    """sin(angle)^2, of period pi: reduced to half a turn, then a polynomial, 4e-6 at most from the true value."""
+    r = angle - tl.floor(angle * INVERSE_PI + 0.5) * PI
+    s = r * r
+    sine = r * (1.0 + s * (-0.16666667 + s * (0.008333331 + s * (-0.00019840874 + s * 2.7525562e-06))))
+    return sine * sine
+
+
+@triton.jit(do_not_specialize=["num_rows", "length", "dilation"])
+def conv_kernel(
+    x_ptr, weight_ptr, bias_ptr, frequency_ptr, gain_ptr, residual_ptr, raw_ptr, act_ptr,
+    num_rows, length, x_stride, residual_stride, raw_stride, act_stride, dilation, C, TAPS, N,
+    RESIDUAL: tl.constexpr, RAW: tl.constexpr,
+    ACT: tl.constexpr, EXACT: tl.constexpr, EVEN_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Rows are (stream, position); strides are between streams. ACT: 0 none, 1 plain, 2 snake, 3 GELU."""
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    steps = tl.arange(0, BLOCK_K)
+    in_rows = (rows < num_rows)[:, None]
+    in_columns = (columns < N)[None]
+    stream, place = (rows // length).to(tl.int64), rows % length
+    x_at = x_ptr + (stream * x_stride + place * C)[:, None] + steps[None]
+    weight_at = weight_ptr + steps[:, None] * N + columns[None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, TAPS * C, BLOCK_K):
+        x = tl.load(x_at + (k // C) * dilation * C + k % C, mask=in_rows, other=0.0)
+        if EVEN_N:
+            weight = tl.load(weight_at + k * N)
+        else:
+            weight = tl.load(weight_at + k * N, mask=in_columns, other=0.0)
+        total = tl.dot(x, weight, total, input_precision=precision)
+    bounded = tl.minimum(columns, N - 1)
+    total += tl.load(bias_ptr + bounded)[None]
+    inside = in_rows & in_columns
+    at = place[:, None] * N + columns[None]
+    if RESIDUAL:
+        total += tl.load(residual_ptr + stream[:, None] * residual_stride + at, mask=inside, other=0.0).to(tl.float32)
+    if RAW:
+        tl.store(raw_ptr + stream[:, None] * raw_stride + at, total.to(raw_ptr.dtype.element_ty), mask=inside)
+    if ACT > 0:
+        if ACT == 2:
+            frequency, gain = tl.load(frequency_ptr + bounded)[None], tl.load(gain_ptr + bounded)[None]
+            total += _sine_squared(total * frequency) * gain
+        if ACT == 3:
+            total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
+        tl.store(act_ptr + stream[:, None] * act_stride + at, total.to(act_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["length"])
+def depthwise_norm_kernel(
+    x_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, out_ptr, length, x_stride, eps,
+    C: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    stream, place = (row // length).to(tl.int64), row % length
+    c = tl.arange(0, BLOCK)
+    inside = c < C
+    total = tl.load(bias_ptr + c, mask=inside, other=0.0)
+    for tap in tl.static_range(TAPS):
+        x = tl.load(x_ptr + stream * x_stride + (place + tap) * C + c, mask=inside, other=0.0).to(tl.float32)
+        total += x * tl.load(weight_ptr + tap * C + c, mask=inside, other=0.0)
+    mean = tl.sum(total, 0) / C
+    centred = tl.where(inside, total - mean, 0.0)
+    y = centred * tl.rsqrt(tl.sum(centred * centred, 0) / C + eps)
+    y = y * tl.load(scale_ptr + c, mask=inside, other=0.0) + tl.load(shift_ptr + c, mask=inside, other=0.0)
+    tl.store(out_ptr + row.to(tl.int64) * C + c, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "length"])
+def tail_kernel(
+    x_ptr, weight_ptr, bias_ptr, pcm_ptr, num_rows, length, x_stride, pcm_stride,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_rows = rows < num_rows
+    stream, place = (rows // length).to(tl.int64), rows % length
+    c = tl.arange(0, BLOCK_C)
+    in_c = c < C
+    total = tl.zeros([BLOCK], tl.float32) + tl.load(bias_ptr)
+    for tap in tl.static_range(TAPS):
+        at = x_ptr + (stream * x_stride + (place + tap) * C)[:, None] + c[None]
+        x = tl.load(at, mask=in_rows[:, None] & in_c[None], other=0.0).to(tl.float32)
+        total += tl.sum(x * tl.load(weight_ptr + tap * C + c, mask=in_c, other=0.0)[None], 1)
+    bad = total != total
+    total = tl.minimum(tl.maximum(total, -1.0), 1.0)
+    total = tl.where(bad, float("nan"), total)
+    tl.store(pcm_ptr + stream * pcm_stride + place, total, mask=in_rows)
+
+
+@triton.jit
+def pasts_kernel(
+    state_ptr, flat_ptr, chunk_ptr, slot_ptr, fresh_ptr, state_stride, LOAD: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One run of a layer's past of one row a program: state to the head of its buffer, or its tail to the state."""
+    row = tl.program_id(1).to(tl.int64)
+    chunk = chunk_ptr + tl.program_id(0) * 6
+    offset, count, base, stride = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    i = tl.arange(0, BLOCK)
+    inside = i < count
+    state_at = state_ptr + tl.load(slot_ptr + row).to(tl.int64) * state_stride + offset + i
+    if LOAD:
+        fresh = tl.load(fresh_ptr + row) != 0
+        past = tl.load(state_at, mask=inside & (fresh == 0), other=0.0)
+        tl.store(flat_ptr + base + row * stride + tl.load(chunk + 4) + i, past, mask=inside)
+    else:
+        past = tl.load(flat_ptr + base + row * stride + tl.load(chunk + 5) + i, mask=inside)
+        tl.store(state_at, past, mask=inside)

@@ -1,0 +1,71 @@
+"""Products of few rows with what stands before and after them in one launch: RMSNorm, SwiGLU, residual.
+
+For few rows a product only streams its weights, so the norm's sum of squares, taken along the way, is free.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def linear_kernel(
+    x_ptr, weight_ptr, norm_ptr, out_ptr, num_rows, eps, N, K, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
+    EXACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """out [rows, N] = f(norm(x [rows, K]) weight^T); with SWIGLU weight is [2 N, K]; with ADD out is added to."""
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    steps = tl.arange(0, BLOCK_K)
+    in_rows = rows[:, None] < num_rows
+    x_at = x_ptr + rows[:, None].to(tl.int64) * K + steps[None]
+    weight_at = weight_ptr + columns[None].to(tl.int64) * K + steps[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    for k in range(0, K, BLOCK_K):
+        x = tl.load(x_at + k, mask=in_rows, other=0.0)
+        weight = tl.load(weight_at + k)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            scale = tl.load(norm_ptr + k + steps).to(tl.float32)
+            x = (wide * scale[None]).to(x.dtype)
+        total = tl.dot(x, weight, total, input_precision=precision)
+        if SWIGLU:
+            up = tl.load(weight_at + N * K + k)
+            total_up = tl.dot(x, up, total_up, input_precision=precision)
+    if NORM:
+        inverse = tl.rsqrt(squares / K + eps)[:, None]
+        total = total * inverse
+        total_up = total_up * inverse
+    if SWIGLU:
+        total = total * tl.sigmoid(total) * total_up
+    at = out_ptr + rows[:, None].to(tl.int64) * N + columns[None]
+    if ADD:
+        total += tl.load(at, mask=in_rows, other=0.0).to(tl.float32)
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=in_rows)
+
+
+@triton.jit
+def norm_kernel(x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * H + at, mask=at < H, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + at, mask=at < H, other=0.0).to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps)
+    y = y.to(out_ptr.dtype.element_ty).to(tl.float32) * weight
+    tl.store(out_ptr + row * H + at, y.to(out_ptr.dtype.element_ty), mask=at < H)
+
+
+@triton.jit
+def swiglu_kernel(x_ptr, out_ptr, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """x [rows, 2 * WIDTH] -> out [rows, WIDTH], flat."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    gate_at = x_ptr + (at // WIDTH) * (2 * WIDTH) + at % WIDTH
+    gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,105 @@
+"""A draw in one launch: penalty and bans (code 0), temperature, top-k, top-p, Philox, argmax.
+
+Limits are found bit by bit: the largest key that still has enough candidates, or enough mass, at or above it. Logits
+that are bf16 have 16 bits to find, others 32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _exponential(word):
+    """-log of (word + 1/2) / 2^32, precise at both ends."""
+    near_zero = word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+    left = (word ^ 0xFFFFFFFF).to(tl.uint32).to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+    rounded = 1.0 - left
+    gap = 1.0 - rounded
+    close = tl.where(gap == 0.0, left, -tl.log(rounded) * left / tl.where(gap == 0.0, 1.0, gap))
+    return tl.where(near_zero < 0.5, -tl.log(near_zero), close)
+
+
+@triton.jit
+def _philox(c0, c1, c2, c3, k0, k1):
+    """The first word of Philox4x32-10, all uint32."""
+    for _ in tl.static_range(10):
+        high = tl.umulhi(c2, tl.full([1], 0xCD9E8D57, tl.uint32)) ^ c1 ^ k0
+        low = c2 * tl.full([1], 0xCD9E8D57, tl.uint32)
+        c2, c3 = (
+            tl.umulhi(c0, tl.full([1], 0xD2511F53, tl.uint32)) ^ c3 ^ k1,
+            c0 * tl.full([1], 0xD2511F53, tl.uint32),
+        )
+        c0, c1 = high, low
+        k0 = k0 + tl.full([1], 0x9E3779B9, tl.uint32)
+        k1 = k1 + tl.full([1], 0xBB67AE85, tl.uint32)
+    return c0
+
+
+@triton.jit
+def draw_kernel(
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seed_ptr, place_ptr, frame_ptr, codebook, out_ptr,
+    seen_ptr, slot_ptr, penalty_ptr, forget_ptr, banned_ptr, finite_ptr, num_codes, eos,
+    table_ptr, next_ptr, WIDTH: tl.constexpr,
+    V: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr, FIRST: tl.constexpr, NEXT: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row a program. With NEXT the row of ``table`` [V, WIDTH] that was drawn is copied to ``next``."""
+    row = tl.program_id(0).to(tl.int64)
+    ids = tl.arange(0, BLOCK)
+    inside = ids < V
+    logits = tl.load(logits_ptr + row * V + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    frame = tl.load(frame_ptr + row)
+    if FIRST:
+        bad = inside & ~(tl.abs(logits) < float("inf"))
+        tl.store(finite_ptr + row, tl.sum(bad.to(tl.int32), 0) == 0)
+        past_at = seen_ptr + tl.load(slot_ptr + row) * V + ids
+        past = (tl.load(past_at, mask=inside, other=0) != 0) & (frame > 0) & (ids != tl.load(forget_ptr + row))
+        penalty = tl.load(penalty_ptr + row)
+        logits = tl.where(past, tl.where(logits > 0, logits / penalty, logits * penalty), logits)
+        may = (ids < num_codes) | ((ids == eos) & (tl.load(banned_ptr + row) == 0))
+        inside = inside & may
+        logits = tl.where(inside, logits, float("-inf"))
+    bits = logits.to(tl.int32, bitcast=True)
+    keys = tl.where(bits < 0, bits ^ -1, bits ^ -2147483648).to(tl.uint32, bitcast=True) >> (32 - BITS)
+    top_k = tl.load(top_k_ptr + row)
+    limit = tl.zeros([1], tl.uint32)
+    if top_k > 0:
+        for step in tl.static_range(BITS):
+            higher = limit | (1 << (BITS - 1 - step))
+            enough = tl.sum((inside & (keys >= higher)).to(tl.int32), 0) >= top_k
+            limit = tl.where(enough, higher, limit)
+    kept = inside & (keys >= limit)
+    temperature = tl.load(temperature_ptr + row)
+    scaled = tl.where(kept, logits / tl.where(temperature == 0.0, 1.0, temperature), float("-inf"))
+    top_p = tl.load(top_p_ptr + row)
+    if top_p < 1.0:
+        shares = tl.exp(scaled - tl.max(scaled, 0))
+        wanted = top_p * tl.sum(shares, 0)
+        beyond = tl.zeros([1], tl.uint32)
+        any_beyond = tl.sum(tl.where(keys > 0, shares, 0.0), 0) >= wanted
+        for step in tl.static_range(BITS):
+            higher = beyond | (1 << (BITS - 1 - step))
+            enough = tl.sum(tl.where(keys > higher, shares, 0.0), 0) >= wanted
+            beyond = tl.where(enough, higher, beyond)
+        cut = tl.where(keys <= beyond, float("-inf"), scaled)
+        scaled = tl.where(any_beyond, cut, scaled)
+    place = tl.load(place_ptr + row) | codebook
+    zeros = ids * 0
+    seed = tl.load(seed_ptr + row)
+    c0 = ids.to(tl.uint32)
+    c1 = (zeros + place).to(tl.uint32)
+    c2 = (zeros + frame).to(tl.uint32)
+    c3 = (zeros + (place >> 32)).to(tl.uint32)
+    word = _philox(c0, c1, c2, c3, (zeros + seed).to(tl.uint32), (zeros + (seed >> 32)).to(tl.uint32))
+    noisy = scaled - tl.log(_exponential(word))
+    code = tl.argmax(tl.where(temperature == 0.0, logits, noisy), 0)
+    code = tl.minimum(tl.maximum(code, 0), V - 1)
+    tl.store(out_ptr + row, code.to(tl.int64))
+    if FIRST:
+        tl.store(past_at, (past | (ids == code)).to(tl.int8), mask=ids < V)
+    if NEXT:
+        wide = tl.arange(0, WIDTH_BLOCK)
+        found = tl.load(table_ptr + code.to(tl.int64) * WIDTH + wide, mask=wide < WIDTH)
+        tl.store(next_ptr + row * WIDTH + wide, found, mask=wide < WIDTH)

@@ -1,0 +1,333 @@
+"""The codec decoder for many slots over static buffers, channels last: [stream, position, channel].
+
+The arithmetic of ``CodecDecoder`` with everything folded that has no bend between: projections into tables and
+neighbouring products, layer scales and gamma into the product before them. Every convolution reads a padded buffer
+whose head is its past, and writes what the next layer reads, activated, into that layer's buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.kernels.plain import PlainOps
+from engine.kernels.settings import Pad, PadPlan, PadSpec
+from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake
+from engine.models.qwen3_tts.frame_program import rope_tables
+
+if TYPE_CHECKING:
+    from engine.models.qwen3_tts.codec_decoder import CodecDecoder, ConvNeXtBlock
+
+CALL_FRAMES = (1, 2, 4, 8)
+MAX_ANGLES = 8192
+"""Rotary angles only matter by their differences, within a window: positions wrap here."""
+
+
+class Product(NamedTuple):
+    """weight [taps, in, out] in the working dtype, bias [out] in fp32."""
+
+    weight: Tensor
+    bias: Tensor
+    dilation: int = 1
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1) -> Product:
+        return Product(weight.to(dtype).contiguous(), bias.float().contiguous(), dilation)
+
+
+class Waves(NamedTuple):
+    """A snake's frequency and gain, fp32 [out]."""
+
+    frequency: Tensor
+    gain: Tensor
+
+
+class Unit(NamedTuple):
+    wide: Product
+    inner: Waves
+    narrow: Product
+
+
+class Block(NamedTuple):
+    rate: int
+    upsample: Product
+    outer: Sequence[Waves]
+    """Of what follows the upsampling, and of what follows each unit."""
+    units: Sequence[Unit]
+
+
+class Next(NamedTuple):
+    upsample: Product
+    rate: int
+    depthwise: Product
+    norm: tuple[Tensor, Tensor]
+    wide: Product
+    back: Product
+
+
+class Layer(NamedTuple):
+    norm: Tensor
+    qkv: Tensor
+    out: Tensor
+    after: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def conv_product(layer: CausalConv1d, dtype: torch.dtype) -> Product:
+    return Product.of(layer.conv.weight.permute(2, 1, 0), layer.conv.bias, dtype, layer.conv.dilation[0])
+
+
+def transpose_product(layer: CausalConvTranspose1d, dtype: torch.dtype) -> Product:
+    """Inputs (one step earlier, now) to ``stride`` outputs side by side; kernel = stride has no earlier one."""
+    taps = layer.conv.weight.unflatten(-1, (-1, layer.stride)).permute(2, 0, 3, 1).flip(0)
+    return Product.of(taps.flatten(2), layer.conv.bias.repeat(layer.stride), dtype)
+
+
+def linear_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
+    return Product.of(linear.weight.t()[None], linear.bias, dtype)
+
+
+def joined(first: Product, second: Product, dtype: torch.dtype) -> Product:
+    """``second`` (one tap) after ``first``, as one."""
+    after = second.weight[0].float()
+    return Product.of(first.weight.float() @ after, first.bias @ after + second.bias, dtype, first.dilation)
+
+
+def waves_of(snake: Snake, repeat: int = 1) -> Waves:
+    frequency, gain = snake.exponentials() if snake.gain is None else (snake.frequency, snake.gain)
+    return Waves(frequency[:, 0].float().repeat(repeat).contiguous(), gain[:, 0].float().repeat(repeat).contiguous())
+
+
+class CodecProgram:
+    """``num_slots`` streams besides the dummy's, slot 0; codes are read from ``ring`` [slots, frames, books]."""
+
+    def __init__(self, codec: CodecDecoder, ops: PlainOps, ring: Tensor, num_slots: int, max_rows: int) -> None:
+        self.codec, self.ops, self.ring = codec, ops, ring
+        like = codec.pre_conv.conv.weight
+        self.device, self.dtype = like.device, like.dtype
+        self.max_rows = max_rows
+        self.frame_samples: int = codec.frame_samples
+        self._fold()
+        self._make_memory(num_slots)
+        self._make_buffers()
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def _fold(self) -> None:
+        codec, dtype = self.codec, self.dtype
+        fp32 = torch.float32
+        quantizer, stack = codec.quantizer, codec.pre_transformer
+        self.table = quantizer.projected_table.to(dtype)
+        self.offsets = quantizer.offsets
+        self.entry = joined(conv_product(codec.pre_conv, fp32), linear_product(stack.input_proj, fp32), dtype)
+        self.layers = [self._layer(layer) for layer in stack.layers]
+        stages = [self._next(*stage) for stage in codec.upsample]
+        out = linear_product(stack.output_proj, fp32)
+        first = stages[0].upsample
+        wide = Product.of(first.weight, first.bias, fp32)
+        stages[0] = stages[0]._replace(upsample=joined(out, wide, dtype))
+        self.stages = stages
+        self._fold_waves()
+
+    def _layer(self, layer: nn.Module) -> Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        scales = layer.self_attn_layer_scale.scale.float(), layer.mlp_layer_scale.scale.float()
+        return Layer(
+            norm=layer.input_layernorm.weight,
+            qkv=attention.qkv_proj.weight,
+            out=(attention.o_proj.weight.float() * scales[0][:, None]).to(self.dtype),
+            after=layer.post_attention_layernorm.weight,
+            gate_up=mlp.gate_up_proj.weight,
+            down=(mlp.down_proj.weight.float() * scales[1][:, None]).to(self.dtype),
+        )
+
+    def _next(self, upsample: CausalConvTranspose1d, block: ConvNeXtBlock) -> Next:
+        depthwise = block.dwconv.conv
+        gamma, back = block.gamma.float(), linear_product(block.pwconv2, torch.float32)
+        return Next(
+            upsample=transpose_product(upsample, self.dtype),
+            rate=upsample.stride,
+            depthwise=Product(depthwise.weight[:, 0].t().float().contiguous(), depthwise.bias.float()),
+            norm=(block.norm.weight.float(), block.norm.bias.float()),
+            wide=linear_product(block.pwconv1, self.dtype),
+            back=Product.of(back.weight * gamma, back.bias * gamma, self.dtype),
+        )
+
+    def _fold_waves(self) -> None:
+        head, *blocks, last, tail = self.codec.decoder
+        self.head = conv_product(head, self.dtype)
+        entries = [waves_of(block.block[0]) for block in blocks]
+        self.head_waves = entries[0]
+        after = [*entries[1:], waves_of(last)]
+        self.blocks = [self._block(block.block, end) for block, end in zip(blocks, after, strict=True)]
+        self.tail_weight = tail.conv.weight[0].t().float().contiguous()
+        self.tail_bias = tail.conv.bias.float()
+
+    def _block(self, parts: nn.ModuleList, end: Waves) -> Block:
+        _, upsample, *units = parts
+        starts = [waves_of(unit.act1, upsample.stride if i == 0 else 1) for i, unit in enumerate(units)]
+        folded = [
+            Unit(conv_product(unit.conv1, self.dtype), waves_of(unit.act2), conv_product(unit.conv2, self.dtype))
+            for unit in units
+        ]
+        return Block(upsample.stride, transpose_product(upsample, self.dtype), [*starts, end], folded)
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def pad_specs(self) -> list[PadSpec]:
+        """Of every layer that has a past, in the order in which ``run`` meets them."""
+        codec = self.codec
+        rate = 1
+        specs = [PadSpec(codec.config.codebook_dim, codec.pre_conv.context, rate)]
+        for stage in codec.upsample:
+            rate *= stage[0].stride
+            specs.append(PadSpec(stage[1].dwconv.width, stage[1].dwconv.context, rate))
+        head, *blocks, _, tail = codec.decoder
+        specs.append(PadSpec(head.width, head.context, rate))
+        for block in blocks:
+            _, upsample, *units = block.block
+            specs.append(PadSpec(upsample.width, upsample.context, rate))
+            rate *= upsample.stride
+            specs += [PadSpec(unit.conv1.width, unit.conv1.context, rate) for unit in units]
+        return [*specs, PadSpec(tail.width, tail.context, rate)]
+
+    def _make_memory(self, num_slots: int) -> None:
+        stack = self.codec.pre_transformer
+        sizes = stack.config
+        self.window: int = stack.window
+        self.rope = rope_tables(stack.rope.inverse_frequency, MAX_ANGLES, self.device)
+        length = self.window + max(CALL_FRAMES)
+        shape = (len(self.layers), num_slots + 1, 2, length, sizes.num_key_value_heads, sizes.head_dim)
+        self.past = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        specs = self.pad_specs()
+        values = sum(spec.width * spec.context for spec in specs)
+        self.state = torch.zeros(num_slots + 1, values, dtype=self.dtype, device=self.device)
+
+    @staticmethod
+    def slot_bytes(codec: CodecDecoder, dtype: torch.dtype) -> int:
+        """What one slot keeps, the ring of its attention included."""
+        stack = codec.pre_transformer
+        sizes = stack.config
+        length = stack.window + max(CALL_FRAMES)
+        past = len(stack.layers) * 2 * length * sizes.num_key_value_heads * sizes.head_dim
+        return (past + codec.num_state_values) * dtype.itemsize
+
+    def rows_of(self, num_frames: int) -> int:
+        """Most rows of one call of so many frames."""
+        return max(1, self.max_rows // num_frames)
+
+    def _make_buffers(self) -> None:
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.slots, self.sources, self.starts = (zeros(torch.int64, self.max_rows) for _ in range(3))
+        self.first = zeros(torch.int32, self.max_rows)
+        samples = max(self.rows_of(n) * n for n in CALL_FRAMES) * self.frame_samples
+        self.pcm = zeros(torch.float32, samples)
+        self.finite = zeros(torch.bool, self.max_rows)
+        specs = self.pad_specs()
+        values = max(self.rows_of(n) * sum((s.context + s.rate * n) * s.width for s in specs) for n in CALL_FRAMES)
+        self.workspace = zeros(self.dtype, values)
+        self.plans: dict[tuple[int, int], PadPlan] = {}
+
+    def plan(self, num_rows: int, num_frames: int) -> PadPlan:
+        key = num_rows, num_frames
+        if key not in self.plans:
+            self.plans[key] = PadPlan(self.pad_specs(), num_rows, num_frames, self.workspace)
+        return self.plans[key]
+
+    # -- what a graph holds --------------------------------------------------------------------------------------
+
+    def run(self, num_rows: int, num_frames: int) -> None:
+        """``num_frames`` frames of each of the first ``num_rows`` of ``slots`` to ``pcm`` and ``finite``.
+
+        ``sources`` and ``starts`` say where in the ring a row's first frame lies, ``first`` how many frames its slot has
+        decoded before.
+        """
+        slots, first = self.slots[:num_rows], self.first[:num_rows]
+        plan = self.plan(num_rows, num_frames)
+        self.ops.load_pasts(plan, self.state, slots, first == 0)
+        pads = iter(plan.layers)
+        places = (self.starts[:num_rows, None] + torch.arange(num_frames, device=self.device)) % self.ring.shape[1]
+        codes = self.ring[self.sources[:num_rows, None], places] + self.offsets
+        pad = next(pads)
+        pad.fresh.copy_(F.embedding_bag(codes.flatten(0, 1), self.table, mode="sum").view_as(pad.fresh))
+        x = self.run_stack(pad, slots, first, num_rows, num_frames)
+        pad = self.run_upsampling(x, pads)
+        pad = self.run_blocks(pad, pads)
+        pcm = self.pcm[: num_rows * num_frames * self.frame_samples].view(num_rows, -1)
+        self.ops.tail(pad.buffer, self.tail_weight, self.tail_bias, pcm)
+        self.finite[:num_rows] = torch.isfinite(pcm).all(-1)
+        self.ops.keep_pasts(plan, self.state, slots)
+
+    def run_stack(self, pad: Pad, slots: Tensor, first: Tensor, num_rows: int, num_frames: int) -> Tensor:
+        """The transformer: normed states [B, T, size]."""
+        ops, eps = self.ops, self.codec.pre_transformer.norm.eps
+        x = self.state.new_empty(num_rows, num_frames, self.entry.weight.shape[2])
+        ops.conv(pad.buffer, self.entry.weight, self.entry.bias, num_frames, act=x)
+        flat = x.flatten(0, 1)
+        for layer, past in zip(self.layers, self.past, strict=True):
+            qkv = ops.norm_linear(flat, layer.norm, eps, layer.qkv)
+            attended = ops.attend_ring(qkv, self.rope, past, slots, first, num_frames, self.window)
+            flat = ops.add_linear(flat, attended, layer.out)
+            gated = ops.norm_swiglu(flat, layer.after, eps, layer.gate_up)
+            flat = ops.add_linear(flat, gated, layer.down)
+        return ops.norm(flat, self.codec.pre_transformer.norm.weight, eps).view_as(x)
+
+    def run_upsampling(self, x: Tensor, pads: Sequence[Pad]) -> Pad:
+        """Two times twice as many positions -> the buffer of the wave decoder's head."""
+        ops = self.ops
+        eps = self.codec.upsample[0][1].norm.eps
+        for number, stage in enumerate(self.stages):
+            length = x.shape[1]
+            pad = next(pads)
+            wide = grouped(pad.fresh, length)
+            ops.conv(x, stage.upsample.weight, stage.upsample.bias, length, act=wide)
+            y = ops.depthwise_norm(pad.buffer, stage.depthwise.weight, stage.depthwise.bias, stage.norm, eps)
+            length = y.shape[1]
+            hidden = y.new_empty(*y.shape[:2], stage.wide.bias.shape[0])
+            ops.conv(y, stage.wide.weight, stage.wide.bias, length, act=hidden, gelu=True)
+            after = next(pads) if number == len(self.stages) - 1 else None
+            x = torch.empty_like(y) if after is None else after.fresh
+            ops.conv(hidden, stage.back.weight, stage.back.bias, length, residual=pad.fresh, act=x)
+        assert after is not None
+        return after
+
+    def run_blocks(self, pad: Pad, pads: Sequence[Pad]) -> Pad:
+        """The wave decoder, head to last block -> the buffer of its tail."""
+        ops, length = self.ops, pad.fresh.shape[1]
+        after = next(pads)
+        ops.conv(pad.buffer, self.head.weight, self.head.bias, length, act=after.fresh, waves=self.head_waves)
+        for block in self.blocks:
+            pad, after = after, next(pads)
+            length = pad.fresh.shape[1]
+            x = torch.empty(after.fresh.shape, dtype=self.dtype, device=self.device)
+            ops.conv(
+                pad.buffer, block.upsample.weight, block.upsample.bias, length,
+                raw=grouped(x, length), act=grouped(after.fresh, length), waves=block.outer[0],
+            )  # fmt: skip
+            for unit, waves in zip(block.units, block.outer[1:], strict=True):
+                pad, after = after, next(pads)
+                self.run_unit(unit, waves, pad, x, after.fresh)
+        return after
+
+    def run_unit(self, unit: Unit, waves: Waves, pad: Pad, x: Tensor, out: Tensor) -> None:
+        """x += conv(snake(conv(pad))), in place; ``out`` takes the snake of that."""
+        length = x.shape[1]
+        hidden = torch.empty_like(x)
+        wide, narrow = unit.wide, unit.narrow
+        self.ops.conv(pad.buffer, wide.weight, wide.bias, length, wide.dilation, act=hidden, waves=unit.inner)
+        self.ops.conv(hidden, narrow.weight, narrow.bias, length, residual=x, raw=x, act=out, waves=waves)
+
+
+def grouped(x: Tensor, length: int) -> Tensor:
+    """x [B, length * rate, C] -> the same memory as [B, length, rate * C]."""
+    rate = x.shape[1] // length
+    return x.as_strided(
+        (x.shape[0], length, rate * x.shape[2]), (x.stride(0), rate * x.shape[2], 1), x.storage_offset()
+    )

@@ -1,0 +1,207 @@
+"""One codec frame for many rows over static buffers: the talker, code 0, the code predictor; and prefill beside it.
+
+The arithmetic of ``Qwen3TTS`` and its modules, arranged for a graph: every choice that Python makes there is data
+here. What a row remembers on the device stands in arrays by slot; what changes each step comes in ``inputs``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.cache.kv_cache import PagedKV
+from engine.graphs.buffers import Buffers
+from engine.kernels.plain import PlainOps
+from engine.kernels.settings import DrawSettings
+from engine.layers.transformer import DecoderLayer
+
+if TYPE_CHECKING:
+    from engine.models.qwen3_tts.config import Qwen3TTSConfig
+    from engine.models.qwen3_tts.talker import Talker
+
+RING_FRAMES = 32
+"""Frames of codes kept by slot for the decode stage."""
+
+
+def rope_tables(inverse_frequency: Tensor, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin [P, D/2] in fp32."""
+    angles = torch.arange(num_positions, device=device).float()[:, None] * inverse_frequency.to(device)
+    return angles.cos(), angles.sin()
+
+
+class FrameProgram:
+    """``num_slots`` rows of memory besides the dummy's, slot 0; at most ``max_rows`` of them in one step."""
+
+    def __init__(
+        self,
+        config: Qwen3TTSConfig,
+        talker: Talker,
+        kv: PagedKV,
+        ops: PlainOps,
+        ring: Tensor,
+        *,
+        num_slots: int,
+        max_rows: int,
+        max_tokens: int,
+        max_blocks: int,
+    ) -> None:
+        self.config, self.talker, self.kv, self.ops = config, talker, kv, ops
+        self.ring = ring
+        """Codes by slot and frame index modulo its length, for the decode stage."""
+        self.device = kv.data.device
+        self.num_books = config.talker.num_code_groups
+        self._make_tables()
+        self._make_ropes(max_blocks * kv.block_size)
+        self._make_memory(num_slots)
+        self._make_buffers(max_rows, max_tokens, max_blocks)
+
+    def _make_tables(self) -> None:
+        """Embedding tables with a row of zeros at the end, for rows that have no codec side."""
+        talker, predictor = self.talker, self.talker.code_predictor
+        assert talker.text_table is not None and talker.frame_table is not None and predictor.input_tables is not None
+        self.text_table = talker.text_table
+        self.frame_table = F.pad(talker.frame_table, (0, 0, 0, 1))
+        self.no_codec = talker.frame_table.shape[0]
+        self.offsets = talker.frame_offsets
+        self.code0_table = predictor.small_to_mtp_projection(talker.model.codec_embedding.weight)
+        self.code_tables = predictor.input_tables
+
+    def _make_ropes(self, num_positions: int) -> None:
+        self.talker_rope = rope_tables(self.talker.model.rope.inverse_frequency, num_positions, self.device)
+        predictor = self.talker.code_predictor.model
+        self.predictor_rope = rope_tables(predictor.rope.inverse_frequency, self.frame_length, self.device)
+
+    @property
+    def frame_length(self) -> int:
+        """Positions of the predictor's cache: the number of books, rounded up to a power of two, 16 at least."""
+        return max(16, 1 << (self.num_books - 1).bit_length())
+
+    def _make_memory(self, num_slots: int) -> None:
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(num_slots + 1, *shape, dtype=dtype, device=self.device)
+
+        self.last = zeros(self.num_books, dtype=torch.int64)
+        """Rows of the frame table that make up each slot's last frame."""
+        self.seen = zeros(self.config.talker.vocab_size, dtype=torch.bool)
+
+    def _make_buffers(self, max_rows: int, max_tokens: int, max_blocks: int) -> None:
+        i32, i64, f32 = torch.int32, torch.int64, torch.float32
+        one: tuple[int, ...] = ()
+        draws = dict.fromkeys(("temperature", "top_p", "predictor_temperature", "predictor_top_p"), (f32, one))
+        limits = dict.fromkeys(("top_k", "predictor_top_k", "seed", "place", "frame"), (i64, one))
+        places = dict.fromkeys(("slot", "text", "forget"), (i64, one))
+        table = {"position": (i32, one), "table": (i32, (max_blocks,))}
+        flags = {"banned": (torch.bool, one), "goes_on": (torch.bool, one)}
+        row = draws | limits | places | table | flags | {"penalty": (f32, one), "ids": (i64, (self.num_books,))}
+        self.inputs = Buffers(max_rows, row, self.device)
+        self.outputs = Buffers(max_rows, {"codes": (i32, (self.num_books + 1,))}, self.device)
+        token = table | {"text": (i64, one), "ids": (i64, (self.num_books,))}
+        self.tokens = Buffers(max_tokens, token, self.device)
+        for buffers in (self.inputs, self.tokens):
+            buffers.device["table"].fill_(self.kv.scratch_block)
+
+    def draw_settings(self, num_rows: int, prefix: str) -> DrawSettings:
+        given = {name: value[:num_rows] for name, value in self.inputs.device.items()}
+        return DrawSettings(
+            temperature=given[prefix + "temperature"],
+            top_k=given[prefix + "top_k"],
+            top_p=given[prefix + "top_p"],
+            seed=given["seed"],
+            place=given["place"],
+            frame=given["frame"],
+        )
+
+    # -- what a graph holds --------------------------------------------------------------------------------------
+
+    def run_frame(self, num_rows: int) -> None:
+        """Rows 0 .. num_rows - 1 of ``inputs`` to ``outputs``: the codes, and whether the row is finite."""
+        given = {name: value[:num_rows] for name, value in self.inputs.device.items()}
+        slots = given["slot"]
+        ids = torch.where(given["goes_on"][:, None], self.last[slots], given["ids"])
+        x = self.text_table[given["text"]] + self.embed(ids)
+        hidden = self.run_talker(x, given["table"], given["position"], together=False)
+        code0, finite = self.first_code(hidden, given)
+        codes = self.run_predictor(hidden, code0, self.draw_settings(num_rows, "predictor_"))
+        self.last[slots] = codes + self.offsets
+        self.ring[slots, given["frame"] % self.ring.shape[1]] = codes.clamp(max=self.config.codec.codebook_size - 1)
+        out = self.outputs.device["codes"][:num_rows]
+        out[:, :-1] = codes
+        out[:, -1] = finite
+
+    def run_prefill(self, num_tokens: int) -> None:
+        """Keys and values of the first ``num_tokens`` rows of ``tokens``, of any requests, in order."""
+        given = {name: value[:num_tokens] for name, value in self.tokens.device.items()}
+        x = self.text_table[given["text"]] + self.embed(given["ids"])
+        self.run_talker(x, given["table"], given["position"], together=True)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return F.embedding_bag(ids, self.frame_table, mode="sum")
+
+    def run_talker(self, x: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
+        """x [N, H] at ``positions`` -> normed hidden states [N, H]."""
+        ops, model = self.ops, self.talker.model
+        for index, layer in enumerate(model.layers):
+            attention, norms, eps = layer.self_attn, head_norms(layer), layer.input_layernorm.eps
+            qkv = ops.norm_linear(x, layer.input_layernorm.weight, eps, attention.qkv_proj.weight)
+            attended = ops.attend_paged(
+                qkv, norms, eps, self.talker_rope, self.kv.data[index], tables, positions, together
+            )
+            x = self.finish_layer(layer, x, attended)
+        return ops.norm(x, model.norm.weight, model.norm.eps)
+
+    def finish_layer(self, layer: DecoderLayer, x: Tensor, attended: Tensor) -> Tensor:
+        ops, after, mlp = self.ops, layer.post_attention_layernorm, layer.mlp
+        x = ops.add_linear(x, attended, layer.self_attn.o_proj.weight)
+        gated = ops.norm_swiglu(x, after.weight, after.eps, mlp.gate_up_proj.weight)
+        return ops.add_linear(x, gated, mlp.down_proj.weight)
+
+    def first_code(self, hidden: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        talker = self.config.talker
+        return self.ops.draw_first(
+            F.linear(hidden, self.talker.codec_head.weight),
+            self.draw_settings(hidden.shape[0], ""),
+            self.seen,
+            given["slot"],
+            given["penalty"],
+            given["forget"],
+            given["banned"],
+            talker.num_codes,
+            talker.control.eos,
+        )
+
+    def run_predictor(self, hidden: Tensor, code0: Tensor, settings: DrawSettings) -> Tensor:
+        """Whole frames [N, K]: the codes after ``code0``, each from all before it."""
+        predictor = self.talker.code_predictor
+        num_rows, size = hidden.shape[0], predictor.config.transformer
+        cache = hidden.new_zeros(
+            size.num_hidden_layers, 2, num_rows, self.frame_length, size.num_key_value_heads, size.head_dim
+        )
+        first = torch.stack((predictor.small_to_mtp_projection(hidden), self.code0_table[code0]), dim=1)
+        x, codes = first.flatten(0, 1), [code0]
+        for codebook in range(1, self.num_books):
+            out = self.run_pass(x, cache, num_rows, start=0 if codebook == 1 else codebook)
+            norm = predictor.model.norm
+            logits = self.ops.norm_linear(out, norm.weight, norm.eps, predictor.lm_head[codebook - 1].weight)
+            codes.append(self.ops.draw(logits, settings, codebook))
+            if codebook < self.num_books - 1:
+                x = self.code_tables[codebook - 1][codes[-1]]
+        return torch.stack(codes, dim=1)
+
+    def run_pass(self, x: Tensor, cache: Tensor, num_rows: int, start: int) -> Tensor:
+        """x [N * T, size], T positions of each row from ``start`` on -> the last one's state [N, size]."""
+        ops, num_tokens = self.ops, x.shape[0] // num_rows
+        for index, layer in enumerate(self.talker.code_predictor.model.layers):
+            norm = layer.input_layernorm
+            qkv = ops.norm_linear(x, norm.weight, norm.eps, layer.self_attn.qkv_proj.weight)
+            attended = ops.attend_frame(
+                qkv, head_norms(layer), norm.eps, self.predictor_rope, cache[index], start, num_tokens
+            )
+            x = self.finish_layer(layer, x, attended)
+        return x[num_tokens - 1 :: num_tokens].contiguous()
+
+
+def head_norms(layer: DecoderLayer) -> tuple[Tensor, Tensor]:
+    return layer.self_attn.q_norm.weight, layer.self_attn.k_norm.weight

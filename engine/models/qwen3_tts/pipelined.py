@@ -1,0 +1,52 @@
+"""Qwen3-TTS as a pipelined engine: both programs, their graphs, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.cache.kv_cache import PagedKV
+from engine.cache.prefix import PrefixCache
+from engine.config import EngineConfig
+from engine.graphs.capture import GraphSet
+from engine.graphs.decode import GraphDecode
+from engine.graphs.engine import PipelinedEngine
+from engine.graphs.runner import GraphRunner
+from engine.kernels.choice import choose_ops
+from engine.models.base import SpeechModel
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder
+from engine.models.qwen3_tts.codec_program import CodecProgram
+from engine.models.qwen3_tts.frame_program import RING_FRAMES
+from engine.models.qwen3_tts.frame_rows import FrameRows
+from engine.models.qwen3_tts.model import Qwen3TTS
+
+
+@torch.inference_mode()
+def make_pipelined(
+    model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, dtype: torch.dtype, device: torch.device
+) -> PipelinedEngine:
+    ops, slots = choose_ops(config, device), config.max_requests
+    ring = torch.zeros(slots + 2, RING_FRAMES, model.config.talker.num_code_groups, dtype=torch.int64, device=device)
+    decoder = CodecProgram(codec, ops, ring, slots, slots)
+    stage = GraphDecode(
+        decoder,
+        GraphSet(decoder.run, device),
+        slots,
+        codec.config.sample_rate,
+        config.decode_gather_slack_s,
+        config.max_kept_voices,
+        torch.cuda.Stream(device) if device.type == "cuda" else None,
+    )
+
+    def make_runner(_: SpeechModel, kv: PagedKV, prefixes: PrefixCache, config: EngineConfig) -> GraphRunner:
+        rows = max(config.max_batch, config.pinned_rows or 0)
+        width = min(config.graph_positions, model.max_positions)
+        sizes = dict(max_rows=rows, max_tokens=config.max_prefill_positions, max_blocks=-(-width // config.block_size))
+        program = FrameRows(model, kv, ops, ring, num_slots=slots, **sizes)
+        run: Callable[..., None] = program.run_frame
+        return GraphRunner(
+            model, kv, prefixes, config, program, GraphSet(run, device), GraphSet(program.run_prefill, device), slots
+        )
+
+    return PipelinedEngine(model, stage, config, make_runner, dtype=dtype, device=device)
