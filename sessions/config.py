@@ -55,6 +55,8 @@ class SpeechSettings:
     """``None`` follows the checkpoint (``EngineInfo.normalize_text``)."""
     lead_ms: int | None = 2_000
     """Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst)."""
+    word_times: bool = False
+    """Whether the response also tells when each word is spoken (``ResponseWords``)."""
     avoid_dead_air: bool = True
     """Whether a segment short of text may be closed early (docs/sessions.md)."""
     clone: ClonedVoice | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sessions.alignment.times import WordTime
 from sessions.errors import ErrorInfo
 
 
@@ -41,6 +42,17 @@ class FlushDone:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseWords:
+    """With ``SpeechSettings.word_times``: the next words of the text and when they are spoken, each word once, in order.
+
+    They come after the audio they were found in, and before a ``FlushDone`` or a completed end that they belong to.
+    """
+
+    response_id: str
+    words: tuple[WordTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Heard:
     """What the listener heard, in the client's own characters; see docs/sessions.md for how far it can be off."""
 
@@ -74,4 +86,4 @@ class ResponseDone:
     """With ``FAILED``."""
 
 
-ResponseEvent = ResponseAudio | FlushDone | ResponseDone
+ResponseEvent = ResponseAudio | ResponseWords | FlushDone | ResponseDone

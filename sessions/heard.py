@@ -1,112 +1,140 @@
-"""What was heard of a response: share of each segment's audio played x its spoken characters, cut at a word."""
+"""The client's text beside the speech made of it: when each word is spoken, and what was heard of it by some moment."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
 
+from sessions.alignment.aligner import Aligner, LetterAligner, MakeAligner
+from sessions.alignment.times import WordTime, timed
+from sessions.alignment.words import SpokenWords, word_cut
+from sessions.audio.pcm import Pcm
 from sessions.events import Heard
-from sessions.text.spans import Span, SpannedText
-
-TYPICAL_S_PER_CHAR = 0.07
-"""English read aloud at about 14 characters a second: the first guess, until a voice has spoken."""
-MEMORY_CHARS = 5_000
-"""A voice's pace is the mean over about so many characters."""
+from sessions.text.spans import SpannedText
 
 
-class SpeakingPace:
-    """How long each voice takes for a character, learned from what it has spoken."""
-
-    def __init__(self) -> None:
-        self._known: dict[str | None, tuple[float, float]] = {}
-        """Voice -> (seconds, characters)."""
-
-    def note(self, voice: str | None, duration_s: float, num_chars: int) -> None:
-        known_s, known_chars = self._known.get(voice, (0.0, 0.0))
-        keep = min(1.0, MEMORY_CHARS / (known_chars + 1))
-        self._known[voice] = (known_s * keep + duration_s, known_chars * keep + num_chars)
-
-    def s_per_char(self, voice: str | None) -> float:
-        duration_s, num_chars = self._known.get(voice, (0.0, 0.0))
-        return duration_s / num_chars if num_chars and duration_s else TYPICAL_S_PER_CHAR
-
-
-@dataclass(slots=True)
 class SpokenSegment:
-    """One utterance: which of the client's characters it speaks, and how much audio there is of it so far."""
+    """One utterance: which of the client's characters it speaks, and when. Samples are at the engine's rate."""
 
-    raw_start: int
-    spans: list[Span] = field(default_factory=list)
-    num_chars: int = 0
-    start_sample: int | None = None
-    """Where it begins in all the audio; ``None`` until it does."""
-    num_samples: int = 0
-    complete: bool = False
-
-    @property
-    def raw_end(self) -> int:
-        return self.spans[-1].raw_end if self.spans else self.raw_start
+    def __init__(self, index: int, raw_start: int, raw: Callable[[], str], aligner: Aligner) -> None:
+        """``raw`` gives all of the client's text so far."""
+        self.index = index
+        self.words = SpokenWords(raw_start, raw)
+        self.start_sample: int | None = None
+        """Where it begins in all the audio; ``None`` until it does."""
+        self.complete = False
+        """Its speech is all there, or none will come."""
+        self._aligner: Aligner | None = aligner
+        self._bounds = array("l")
+        """Once the aligner is let go: it is large, and ended responses are remembered."""
 
     def add_text(self, text: SpannedText) -> None:
-        self.spans.extend(text.spans)
-        self.num_chars += len(text.text)
+        self.words.add(text)
+        if self._aligner is not None:
+            self._aligner.add_text(text.text)
 
-    def raw_position(self, spoken_chars: float) -> float:
-        """Where in the client's text so many spoken characters reach; even within a span."""
-        position: float = self.raw_start
-        for span in self.spans:
-            if spoken_chars < span.num_chars:
-                return span.raw_start + (span.raw_end - span.raw_start) * spoken_chars / span.num_chars
-            spoken_chars -= span.num_chars
-            position = span.raw_end
-        return position
+    def end_text(self) -> None:
+        if self._aligner is not None:
+            self._aligner.end_text()
+
+    def push(self, pcm: Pcm) -> None:
+        """More of its speech."""
+        if self._aligner is not None and pcm.size:
+            self._aligner.push(pcm)
+
+    def finish(self) -> None:
+        """Its speech is all there."""
+        self.complete = True
+        if self._aligner is not None:
+            self._aligner.finish()
+            self._let_go(self._aligner.bounds)
+
+    def stop(self) -> None:
+        """No more of it is spoken: what is known stays known."""
+        if self._aligner is not None:
+            self._let_go(self._aligner.estimate())
+
+    def new_words(self, sample_rate: float, floor_ms: float) -> list[WordTime]:
+        """Words whose times are settled, once each, and none before ``floor_ms``."""
+        if self.start_sample is None:
+            return []
+        bounds = self._bounds if self._aligner is None else self._aligner.bounds
+        words = []
+        while (word := self.words.next_word(self.complete)) and word.sound_end < len(bounds):
+            words.append(timed(word, bounds, self.index, self.start_sample, sample_rate, floor_ms))
+            self.words.take(word)
+        return words
+
+    def raw_position(self, played_samples: int) -> int:
+        """How far in the client's text its speech has come: to the first character that sounds and is not over."""
+        bounds = self._bounds if self._aligner is None else self._aligner.estimate()
+        spoken, reached = self.words.spoken, bisect_right(bounds, played_samples) - 1
+        while 0 <= reached < len(spoken) and not spoken[reached].isalnum():
+            reached += 1
+        return self.words.place(max(reached, 0))
+
+    def _let_go(self, bounds: list[int]) -> None:
+        self._bounds, self._aligner = array("l", bounds), None
 
 
 class SpokenText:
-    """Keeps the client's text beside the audio made of it. Samples are at ``sample_rate``."""
+    """Keeps the client's text beside the audio made of it. Samples are at ``sample_rate``, which is the engine's;
+    played at another ``speed`` they take another time."""
 
-    def __init__(self, sample_rate: int, s_per_char: float = TYPICAL_S_PER_CHAR) -> None:
+    def __init__(self, sample_rate: int, make_aligner: MakeAligner = LetterAligner, speed: float = 1.0) -> None:
         self._sample_rate = sample_rate
-        self._s_per_char = s_per_char
-        """Of the voice: tells how long a segment will be that is not finished."""
+        self._played_rate = sample_rate * speed
+        self._make_aligner = make_aligner
         self._raw: list[str] = []
         self.segments: list[SpokenSegment] = []
+        self._num_told = 0
+        """Segments all of whose words were told."""
+        self._told_ms = 0.0
+        """Where the last word ended; segments overlap where they are joined."""
+
+    def raw(self) -> str:
+        """All that the client has written."""
+        text = "".join(self._raw)
+        self._raw = [text]
+        return text
 
     def write(self, raw: str) -> None:
         """The client's text grows."""
         self._raw.append(raw)
 
     def begin_segment(self, raw_start: int) -> SpokenSegment:
-        segment = SpokenSegment(raw_start)
+        segment = SpokenSegment(len(self.segments), raw_start, self.raw, self._make_aligner(self._sample_rate))
         self.segments.append(segment)
         return segment
 
+    def stop(self) -> None:
+        for segment in self.segments:
+            segment.stop()
+
     def heard(self, played_samples: int) -> Heard:
-        raw = "".join(self._raw)
-        self._raw = [raw]
+        raw = self.raw()
         cut = word_cut(raw, self._position(played_samples))
-        return Heard(raw[:cut], raw[cut:], 1000 * played_samples / self._sample_rate)
+        return Heard(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
 
     def all_heard(self, audio_ms: float) -> Heard:
         """Everything was played to its end."""
-        return Heard("".join(self._raw), "", audio_ms)
+        return Heard(self.raw(), "", audio_ms)
 
-    def _position(self, played_samples: int) -> float:
+    def new_words(self) -> list[WordTime]:
+        """Words whose times are settled and were not told before, in order."""
+        words: list[WordTime] = []
+        while self._num_told < len(self.segments):
+            segment = self.segments[self._num_told]
+            words += segment.new_words(self._played_rate, self._told_ms)
+            self._told_ms = words[-1].end_ms if words else self._told_ms
+            if not segment.complete:
+                break
+            self._num_told += 1
+        return words
+
+    def _position(self, played_samples: int) -> int:
         for segment in reversed(self.segments):
-            if segment.start_sample is None or played_samples <= segment.start_sample:
-                continue
-            share = (played_samples - segment.start_sample) / self._expected_samples(segment)
-            return segment.raw_position(min(share, 1.0) * segment.num_chars)
-        return 0.0
-
-    def _expected_samples(self, segment: SpokenSegment) -> float:
-        expected = 0.0 if segment.complete else segment.num_chars * self._s_per_char * self._sample_rate
-        return max(segment.num_samples, expected, 1.0)
-
-
-def word_cut(text: str, position: float) -> int:
-    """The end of the last word that ends at or before ``position``; 0 if there is none."""
-    head = text[: int(position)]
-    in_word = head[-1:].strip() and text[len(head) : len(head) + 1].strip()
-    if in_word:
-        head = head[: len(head) - len(head.rsplit(None, 1)[-1])]
-    return len(head.rstrip())
+            if segment.start_sample is not None and played_samples > segment.start_sample:
+                return segment.raw_position(played_samples - segment.start_sample)
+        return 0

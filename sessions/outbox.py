@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sessions.alignment.times import WordTime
 from sessions.audio.pacer import Pacer, Underrun, UnderrunCause
-from sessions.events import FlushDone, ResponseAudio
+from sessions.events import FlushDone, ResponseAudio, ResponseWords
 
 MAX_MESSAGE_MS = 80
 """Packets made together leave together up to this: the four of a codec frame."""
@@ -34,14 +35,14 @@ class Message:
 
 
 class Outbox:
-    """Messages and flush numbers, first in first out; counts their sequence and their samples."""
+    """Messages, word times and flush numbers, first in first out; counts their sequence and their samples."""
 
     def __init__(self, response_id: str, pacer: Pacer, on_underrun: Callable[[Underrun], None]) -> None:
         self._response_id = response_id
         self._pacer = pacer
         self._on_underrun = on_underrun
         self._max_message_samples = pacer.sample_rate * max_message_ms(pacer.settings.lead_ms) // 1000
-        self._waiting: deque[Message | int] = deque()
+        self._waiting: deque[Message | ResponseWords | int] = deque()
         self.waiting_samples = 0
         """Of messages that have not been taken yet."""
         self.num_taken = 0
@@ -77,6 +78,9 @@ class Outbox:
             self._waiting.append(Message(tuple(group), num_samples, now_s, late_cause))
             self.waiting_samples += num_samples
 
+    def put_words(self, words: Sequence[WordTime]) -> None:
+        self._waiting.append(ResponseWords(self._response_id, tuple(words)))
+
     def put_flush(self, flush: int) -> None:
         self._waiting.append(flush)
 
@@ -87,12 +91,16 @@ class Outbox:
         head = self._waiting[0]
         return self._pacer.due_s(head.num_samples, now_s) if isinstance(head, Message) else now_s
 
-    def take(self, now_s: float) -> ResponseAudio | FlushDone:
+    def take(self, now_s: float) -> ResponseAudio | ResponseWords | FlushDone:
         """What is due."""
         head = self._waiting.popleft()
-        if isinstance(head, Message):
-            return self._hand_over(head, now_s)
-        return FlushDone(self._response_id, head, self.handed_over_samples)
+        match head:
+            case Message():
+                return self._hand_over(head, now_s)
+            case ResponseWords():
+                return head
+            case flush:
+                return FlushDone(self._response_id, flush, self.handed_over_samples)
 
     def clear(self) -> None:
         self._waiting.clear()

@@ -8,12 +8,12 @@ import secrets
 from dataclasses import dataclass
 
 from engine.api import SpeechEngine
+from sessions.alignment.aligner import LetterAligner, MakeAligner
 from sessions.admission import Admission
 from sessions.clock import now_s
 from sessions.config import RegistryLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
 from sessions.errors import LimitExceeded
-from sessions.heard import SpeakingPace
 from sessions.metrics import Metrics, NoMetrics
 from sessions.services import Services
 from sessions.session import Session
@@ -33,6 +33,9 @@ class RegistryStatistics:
     num_sessions_expired: int
 
 
+WARM_UP_RATE = 24_000
+
+
 class SessionRegistry:
     """``run`` looks after time-outs while the server is up; ``aclose`` ends everything."""
 
@@ -42,11 +45,13 @@ class SessionRegistry:
         limits: RegistryLimits | None = None,
         metrics: Metrics | None = None,
         voices: VoiceStore | None = None,
+        make_aligner: MakeAligner = LetterAligner,
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderThreads(self.limits.encoder_threads)
+        make_aligner(WARM_UP_RATE)  # what it reads from disk is read before anybody waits
         self._services = Services(
-            engine, self.limits.session, self._encoders, metrics or NoMetrics(), SpeakingPace(), voices
+            engine, self.limits.session, self._encoders, metrics or NoMetrics(), voices, make_aligner
         )
         self._admission = Admission(self.limits)
         self._sessions: dict[str, Session] = {}

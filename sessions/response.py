@@ -46,7 +46,7 @@ class Response:
         self.settings = settings
         self._services = services
         self._on_end = on_end
-        self._told = SpokenText(info.sample_rate, services.pace.s_per_char(settings.voice))
+        self._told = SpokenText(info.sample_rate, services.make_aligner, settings.speed)
         self._script = Script(self._told, normalize)
         self._outbox = Outbox(response_id, pacer, self._count_underrun)
         self._reader = Alarm()
@@ -230,6 +230,7 @@ class Response:
             return
         self._terminal = self._result(status, error)
         self._outbox.clear()
+        self._told.stop()
         self._speaker.stop()
         self._reader.ring()
         self._ended.set()

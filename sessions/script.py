@@ -51,6 +51,7 @@ class Segment:
     def close(self) -> None:
         self.closed = True
         self.starved = False
+        self.spoken.end_text()
         if self.stream is not None:
             self.stream.end_input()
 
@@ -78,7 +79,7 @@ class Script:
         self.num_chars = 0
         """Taken in; a flush counts as one, so that what limits text limits flushes too."""
         self.closed = False
-        self._told = told
+        self.told = told
         self._unread: deque[str | FlushMark | EndMark] = deque()
         self._num_flushes = 0
         self._gather_next = False
@@ -92,7 +93,7 @@ class Script:
 
     def push(self, text: str) -> None:
         self.num_chars += len(text)
-        self._told.write(text)
+        self.told.write(text)
         self._unread.extend(text[at : at + READ_AT_ONCE_CHARS] for at in range(0, len(text), READ_AT_ONCE_CHARS))
 
     def flush(self) -> int:
@@ -138,7 +139,7 @@ class Script:
 
     def _open_segment(self, index: int, text: SpannedText) -> Segment:
         if self.open is None:
-            self.open = Segment(index, self._told.begin_segment(text.raw_start), gathers=self._gather_next)
+            self.open = Segment(index, self.told.begin_segment(text.raw_start), gathers=self._gather_next)
             self._gather_next = False
             self.waiting.append(self.open)
         return self.open
@@ -150,4 +151,4 @@ class Script:
         segment.close()
         if not segment.speakable:
             self.waiting.remove(segment)
-            segment.spoken.complete = True
+            segment.spoken.finish()

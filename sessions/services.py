@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.api import SpeechEngine
+from sessions.alignment.aligner import LetterAligner, MakeAligner
 from sessions.checks import check_settings
 from sessions.config import SessionLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
-from sessions.heard import SpeakingPace
 from sessions.metrics import Metrics
 from sessions.voices.naming import with_stored_voice
 from sessions.voices.store import VoiceStore
@@ -20,9 +20,10 @@ class Services:
     limits: SessionLimits
     encoders: EncoderThreads
     metrics: Metrics
-    pace: SpeakingPace
     voices: VoiceStore | None = None
     """Voices beside those of the checkpoint."""
+    make_aligner: MakeAligner = LetterAligner
+    """Finds when each word is spoken."""
 
     def checked(self, settings: SpeechSettings, key: str) -> SpeechSettings:
         """The settings with the voice that they name, for a holder of ``key``. Raises what ``check_settings`` does."""

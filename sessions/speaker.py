@@ -44,6 +44,7 @@ class Speaker:
         self._on_ready = on_ready
         self._on_end = on_end
         self._engine_rate = services.engine.info.sample_rate
+        self._told = script.told
         self._feeder = Feeder(request_prefix, settings, services, script, outbox, self._go_on, on_end)
         self._current: Segment | None = None
         self._text_was_short = False
@@ -180,7 +181,7 @@ class Speaker:
     async def _hear(self, segment: Segment) -> None:
         assert segment.stream is not None, "a segment that has not begun"
         self._current = segment
-        self._put(await self._voicing.begin_segment())
+        self._put(await self._voicing.begin_segment(segment.spoken.push))
         segment.spoken.start_sample = self._voicing.num_engine_samples
         self.report_playback()
         async for event in segment.stream:
@@ -197,7 +198,7 @@ class Speaker:
 
     async def _hear_chunk(self, segment: Segment, chunk: SpeechChunk) -> None:
         self._put(await self._voicing.push(chunk))
-        self._measure(segment)
+        self._tell_words()
         self.report_playback()
 
     async def _hear_end(self, segment: Segment, end: Finished) -> None:
@@ -208,14 +209,14 @@ class Speaker:
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             raise EngineFailed(end.code or EngineError.code, end.message or f"the engine ended with {end.reason}")
         self._put(await self._voicing.end_segment())
-        self._measure(segment)
-        segment.spoken.complete = True
-        duration_s = segment.spoken.num_samples / self._engine_rate
-        self._services.pace.note(self._settings.voice, duration_s, segment.spoken.num_chars)
+        segment.spoken.finish()
+        self._tell_words()
         self._feeder.note_end(segment)
 
-    def _measure(self, segment: Segment) -> None:
-        segment.spoken.num_samples = self._voicing.num_engine_samples - (segment.spoken.start_sample or 0)
+    def _tell_words(self) -> None:
+        if self._settings.word_times and (words := self._told.new_words()):
+            self._outbox.put_words(words)
+            self._on_ready()
 
     def _put(self, packets: Sequence[Packet]) -> None:
         self.num_samples = self._voicing.num_samples

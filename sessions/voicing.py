@@ -46,6 +46,7 @@ class Voicing:
             pause_ms = pause_ms * speed + STRETCH_MS
         self._pause_samples = int(engine_rate * pause_ms / 1000)
         self._crossfader: Crossfader | None = None
+        self._on_speech: Callable[[Pcm], None] = lambda pcm: None
         self._holds_sound = False
         """There was sound since the last pause."""
         self.num_engine_samples = 0
@@ -53,8 +54,10 @@ class Voicing:
         self.num_samples = 0
         """Of what has reached the encoder of it, at the format's rate."""
 
-    async def begin_segment(self) -> Sequence[Packet]:
+    async def begin_segment(self, on_speech: Callable[[Pcm], None] = lambda pcm: None) -> Sequence[Packet]:
+        """``on_speech`` is told the speech of the segment as it leaves."""
         is_first, self._crossfader = self._crossfader is None, Crossfader()
+        self._on_speech = on_speech
         if is_first:
             return []
         self.num_engine_samples = max(self.num_engine_samples - self._join_samples, 0)
@@ -62,11 +65,16 @@ class Voicing:
 
     async def push(self, chunk: SpeechChunk) -> Sequence[Packet]:
         assert self._crossfader is not None, "a chunk before begin_segment"
-        return await self._add(self._crossfader.push(chunk))
+        return await self._speak(self._crossfader.push(chunk))
 
     async def end_segment(self) -> Sequence[Packet]:
         assert self._crossfader is not None, "an end before begin_segment"
-        return await self._add(self._crossfader.finish())
+        return await self._speak(self._crossfader.finish())
+
+    async def _speak(self, pcm: Pcm) -> Sequence[Packet]:
+        packets = await self._add(pcm)
+        self._on_speech(pcm)
+        return packets
 
     async def pause(self) -> Sequence[Packet]:
         """A little silence, which brings all sound so far out of every stage; nothing if a pause did that already."""

@@ -35,7 +35,7 @@ def read_pieces(pieces: list[str], normalize: bool) -> tuple[list[str], list[int
     segments += take_all(script)
     assert script.exhausted
     spoken = [segment for segment in segments if isinstance(segment, Segment) and segment.speakable]
-    return [segment.text.rstrip() for segment in spoken], [segment.spoken.raw_end for segment in spoken], script
+    return [segment.text.rstrip() for segment in spoken], [segment.spoken.words.raw_end for segment in spoken], script
 
 
 def cuts(text: str, places: list[int]) -> list[str]:
@@ -57,7 +57,7 @@ def test_segments_close_and_follow_each_other_in_the_clients_text(text: str, nor
     segments = [segment for segment in take_all(script) if isinstance(segment, Segment)]
     assert all(segment.closed for segment in segments)
     assert [segment.index for segment in segments] == sorted({segment.index for segment in segments})
-    ranges = [(segment.spoken.raw_start, segment.spoken.raw_end) for segment in segments]
+    ranges = [(segment.spoken.words.raw_start, segment.spoken.words.raw_end) for segment in segments]
     assert ranges == sorted(ranges)
     assert all(start <= end <= len(text) for start, end in ranges)
 

@@ -1,0 +1,137 @@
+"""When each character of an utterance is spoken, found while text and speech come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sessions.alignment.ear import STEP_MS, Ear
+from sessions.alignment.letters import joins, units_of
+from sessions.alignment.path import Path
+from sessions.alignment.weights import AlignerWeights, load_weights
+
+Pcm = npt.NDArray[np.float32]
+
+SETTLE_STEPS = 12
+"""A character's end is told when so much more has been heard: 240 ms."""
+KEPT_STEPS = 30
+"""The way through the last 600 ms can still change beneath what was told."""
+EDGE = " "
+"""The pause before and after the speech, a unit of its own."""
+MAX_WORD_CHARS = 60
+
+
+class Aligner(Protocol):
+    """One utterance. Any cuts of the PCM give the same times; so do any cuts of the text that is there in time."""
+
+    @property
+    def bounds(self) -> list[int]:
+        """Samples: character ``i`` is spoken from ``bounds[i]`` to ``bounds[i + 1]``. Never changed again, never going
+        back, and as many as are settled."""
+        ...
+
+    def estimate(self) -> list[int]:
+        """``bounds``, and more of them as far as they are known now."""
+        ...
+
+    def add_text(self, text: str) -> None: ...
+
+    def end_text(self) -> None: ...
+
+    def push(self, pcm: Pcm) -> None: ...
+
+    def finish(self) -> None:
+        """All of the speech has been pushed: settle every character."""
+        ...
+
+
+MakeAligner = Callable[[int], Aligner]
+"""Makes one for speech at a sample rate."""
+
+
+class LetterAligner:
+    """By the likeliest path of letters through sounds."""
+
+    def __init__(self, sample_rate: int, weights: AlignerWeights | None = None) -> None:
+        self._weights = weights or load_weights()
+        self._ear = Ear(self._weights.ear, sample_rate)
+        self._path = Path(self._weights.ear.log_prior.size)
+        self._step_samples = sample_rate * STEP_MS // 1000
+        self._num_samples = 0
+        self._num_chars = 0
+        self._word = ""
+        """Its end has not come yet."""
+        self._ends: list[int] = []
+        """Of the units that are settled, in steps; unit 0 is the pause before the first character."""
+        self._add_units(EDGE)
+
+    @property
+    def bounds(self) -> list[int]:
+        return self._in_samples(self._ends)
+
+    def estimate(self) -> list[int]:
+        return self._in_samples(self._ends + self._new_ends(self._path.trace(), self._path.num_steps))
+
+    def add_text(self, text: str) -> None:
+        self._num_chars += len(text)
+        for character in text:
+            if joins(character):
+                self._word += character
+            else:
+                self._end_word()
+                self._add_units(character)
+            if len(self._word) >= MAX_WORD_CHARS:
+                self._end_word()
+
+    def end_text(self) -> None:
+        self._end_word()
+        self._add_units(EDGE)
+
+    def push(self, pcm: Pcm) -> None:
+        self._num_samples += pcm.size
+        for block in self._ear.push(pcm):
+            self._follow(block)
+
+    def finish(self) -> None:
+        for block in self._ear.finish():
+            self._follow(block)
+        traced = self._path.trace(self._path.num_units) or self._path.trace()
+        self._ends += self._new_ends(traced, self._path.num_steps)
+        self._spread_the_rest()
+
+    def _follow(self, block: Pcm) -> None:
+        for scores in block:
+            self._path.push(scores)
+        traced, now = self._path.trace(), self._path.num_steps
+        self._ends += self._new_ends(traced, now - SETTLE_STEPS)
+        for unit, end in traced:
+            if end <= now - KEPT_STEPS:
+                self._path.settle(unit + 1, end)
+                break
+
+    def _new_ends(self, traced: list[tuple[int, int]], until: int) -> list[int]:
+        """Ends up to a step, of the characters that are not settled yet."""
+        known, floor = len(self._ends), self._ends[-1] if self._ends else 0
+        new = [(unit, max(end, floor)) for unit, end in reversed(traced) if known <= unit <= self._num_chars]
+        follows_on = bool(new) and new[0][0] == known
+        return [end for _, end in new if end <= until] if follows_on else []
+
+    def _spread_the_rest(self) -> None:
+        """Where no path leads to the end of the text, what is left of it is spread over what is left of the speech."""
+        missing, start = self._num_chars + 1 - len(self._ends), self._ends[-1] if self._ends else 0
+        left = self._path.num_steps - start
+        self._ends += [start + left * (number + 1) // missing for number in range(missing)]
+
+    def _end_word(self) -> None:
+        if self._word:
+            self._add_units(self._word)
+        self._word = ""
+
+    def _add_units(self, run: str) -> None:
+        self._path.add(units_of(self._weights.letters, run))
+
+    def _in_samples(self, ends: list[int]) -> list[int]:
+        return [min(end * self._step_samples, self._num_samples) for end in ends]

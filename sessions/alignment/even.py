@@ -1,0 +1,39 @@
+"""The simplest aligner: every character takes as long as any other. It costs nothing; better ones are held to it."""
+
+from __future__ import annotations
+
+from sessions.alignment.aligner import Pcm
+
+TYPICAL_S_PER_CHAR = 0.07
+"""English read aloud at about 14 characters a second: reckons the length of an utterance that is not finished."""
+
+
+class EvenAligner:
+    """Settles nothing before the end."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._samples_per_char = sample_rate * TYPICAL_S_PER_CHAR
+        self._num_chars = 0
+        self._num_samples = 0
+        self._finished = False
+
+    @property
+    def bounds(self) -> list[int]:
+        return self.estimate() if self._finished else []
+
+    def estimate(self) -> list[int]:
+        expected = 0.0 if self._finished else self._num_chars * self._samples_per_char
+        length = max(self._num_samples, expected)
+        return [int(length * number / max(self._num_chars, 1)) for number in range(self._num_chars + 1)]
+
+    def add_text(self, text: str) -> None:
+        self._num_chars += len(text)
+
+    def end_text(self) -> None:
+        """It makes no difference."""
+
+    def push(self, pcm: Pcm) -> None:
+        self._num_samples += pcm.size
+
+    def finish(self) -> None:
+        self._finished = True

@@ -1,0 +1,108 @@
+"""What sounds and how long a stretch of text will take: each character is one unit of the path through the speech."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from sessions.alignment.weights import LetterWeights
+
+Floats = npt.NDArray[np.float32]
+
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz'- ,.?!;:"
+NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
+EDGE = NUMBERS[" "]
+PLACES_BESIDE = 4
+"""A letter's sound depends on so many characters before and after it within its word."""
+MAX_STEPS = 14
+"""The longest duration that is told apart; what is longer counts as this and goes on."""
+FLOOR_LOG = -9.0
+SILENCE = 0
+"""The sound of the pause."""
+OTHER_STEPS = {"wide": 10.0, "digit": 18.0, "letter": 5.0}
+"""Mean durations of characters that the network does not know."""
+OTHER_SPREAD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """One row for each character."""
+
+    sounds: Floats
+    """Probabilities [n, num_sounds]."""
+    durations: Floats
+    """Log-probabilities of lasting 0 ... MAX_STEPS steps, [n, MAX_STEPS + 1]."""
+
+
+def plain(character: str) -> str:
+    """The letter of the network's alphabet that stands for it; itself where there is none."""
+    lower = "'" if character == "’" else character.lower()
+    if len(lower) == 1 and lower in NUMBERS:
+        return lower
+    base = unicodedata.normalize("NFD", lower)[:1]
+    return base if base in NUMBERS else " " if character.isspace() else character
+
+
+def is_wide(character: str) -> bool:
+    return unicodedata.east_asian_width(character) in "WF"
+
+
+def joins(character: str) -> bool:
+    """Whether its sound depends on its neighbours: it is a letter of a word in an alphabet, or inside one."""
+    return (
+        (character.isalpha() and not is_wide(character)) or character in "'-’" or bool(unicodedata.combining(character))
+    )
+
+
+def runs_of(text: str) -> list[str]:
+    """Words, and each other character alone: a run's sound does not depend on what is around it."""
+    runs: list[str] = []
+    for joined, characters in groupby(text, joins):
+        run = "".join(characters)
+        runs += [run] if joined else run
+    return runs
+
+
+def window_of(run: str) -> npt.NDArray[np.int64]:
+    """The characters around each of a run, by number: [n, 2 * PLACES_BESIDE + 1]."""
+    numbers = [NUMBERS.get(plain(character), EDGE) for character in run]
+    padded = np.pad(np.array(numbers, np.int64), PLACES_BESIDE, constant_values=EDGE)
+    return np.lib.stride_tricks.sliding_window_view(padded, 2 * PLACES_BESIDE + 1)
+
+
+@lru_cache(maxsize=4096)
+def units_of(weights: LetterWeights, run: str) -> Units:
+    sounds, durations = weights.predict(window_of(run))
+    sounds, durations = np.exp(sounds), np.maximum(durations, FLOOR_LOG)
+    for place, character in enumerate(run):
+        if plain(character) not in NUMBERS:
+            sounds[place], durations[place] = _unknown(character, sounds.shape[1])
+    return Units(sounds, durations)
+
+
+def _unknown(character: str, num_sounds: int) -> tuple[Floats, Floats]:
+    silent = not character.isalnum()
+    sounds = np.full(num_sounds, 1.0 / (num_sounds - 1), np.float32)
+    sounds[SILENCE] = 0.0
+    if silent:
+        sounds = np.eye(num_sounds, dtype=np.float32)[SILENCE]
+    return sounds, _spread_around(0.3 if silent else _mean_steps(character))
+
+
+def _mean_steps(character: str) -> float:
+    if character.isnumeric():
+        return OTHER_STEPS["digit"]
+    return OTHER_STEPS["wide"] if is_wide(character) else OTHER_STEPS["letter"]
+
+
+def _spread_around(mean_steps: float) -> Floats:
+    steps = np.arange(MAX_STEPS + 1) + 0.3
+    log = -0.5 * (np.log(steps / (mean_steps + 0.3)) / OTHER_SPREAD) ** 2
+    log = log - np.log(np.exp(log).sum())
+    floored: Floats = np.maximum(log, FLOOR_LOG).astype(np.float32)
+    return floored
