@@ -67,8 +67,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Ban the end of speech until the end-of-text row has been fed."""
     cpu_kernels: bool = True
     """Packed products and one-row convolutions on the CPU; off runs plain torch, the slow reference."""
-    graphs: bool | None = None
-    """Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA; ``None``: on CUDA only."""
+    graphs: bool = False
+    """Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA."""
     graph_positions: int = 5_120
     """The longest row that the graphs' block tables hold."""
     fast_start: bool = False

@@ -51,10 +51,9 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
+def wants_graphs(config: EngineConfig) -> bool:
     """The windowed stage has none."""
-    wanted = device.type == "cuda" if config.graphs is None else config.graphs
-    return wanted and not config.windowed_decode
+    return bool(config.graphs) and not config.windowed_decode
 
 
 def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool) -> Loaded:
@@ -66,7 +65,7 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
     stages = load_model(folder, config, device, dtype)
 
     def make_engine() -> Engine:
-        if stages.make_pipelined is not None and wants_graphs(config, device):
+        if stages.make_pipelined is not None and wants_graphs(config):
             engine = stages.make_pipelined()
         else:
             engine = Engine(stages.model, stages.make_stage(), config, dtype=dtype, device=device)
