@@ -56,14 +56,18 @@ class PagedContext:
     """
 
     def __init__(self, kv: PagedKV, tables: Tensor, positions: Tensor) -> None:
-        self.kv, self.tables = kv, tables
+        self.kv = kv
         size = kv.block_size
-        self.slots = tables.gather(1, positions // size) * size + positions % size
-        reach = torch.arange(tables.shape[1] * size, device=tables.device)
-        self.mask = (reach <= positions[..., None])[:, None]
+        self.blocks, self.reach = tables.flatten(), tables.shape[1] * size
+        self.slots = (tables.gather(1, positions // size) * size + positions % size).flatten()
+        ahead = torch.arange(self.reach, device=tables.device) > positions[..., None]
+        self.mask = torch.zeros(ahead.shape, dtype=kv.data.dtype, device=tables.device)
+        self.mask = self.mask.masked_fill_(ahead, -torch.inf)[:, None]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.kv.data[layer]
-        keys.flatten(0, 1)[self.slots] = k
-        values.flatten(0, 1)[self.slots] = v
-        return attention(q, keys[self.tables].flatten(1, 2), values[self.tables].flatten(1, 2), mask=self.mask)
+        cache = self.kv.data[layer]
+        lines = cache.flatten(1, 2)
+        lines[0].index_copy_(0, self.slots, k.flatten(0, 1))
+        lines[1].index_copy_(0, self.slots, v.flatten(0, 1))
+        past = cache.index_select(1, self.blocks).view(2, q.shape[0], self.reach, *k.shape[2:])
+        return attention(q, past[0], past[1], mask=self.mask)

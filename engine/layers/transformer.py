@@ -76,7 +76,12 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype) * self.weight
+        return rms_normed(x, self.eps) * self.weight
+
+
+def rms_normed(x: Tensor, eps: float) -> Tensor:
+    """Over the last dimension, in fp32, cast back."""
+    return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
 
 
 class LayerScale(nn.Module):
@@ -100,17 +105,18 @@ class Rope(nn.Module):
         """Derive the frequencies, which are in no file; kept out of the state and in fp32 whatever the dtype."""
         exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
         self.inverse_frequency = (self.theta**-exponent).float()
+        self.both_ways = torch.cat((-self.inverse_frequency, self.inverse_frequency))
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions [B, T] -> cos and sin [B, T, 1, D/2]."""
-        angles = positions[..., None, None].float() * self.inverse_frequency.to(positions.device)
+        """positions [B, T] -> what ``rotate`` takes, [B, T, 1, D]: cosines, and sines (the first half's negated)."""
+        angles = positions[..., None, None].float() * self.both_ways.to(positions.device)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [B, T, heads, D] turned by the angles of its positions."""
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.addcmul(x * cos, torch.cat((second, first), dim=-1), sin)
 
 
 def joined(*projections: nn.Linear) -> nn.Linear:
@@ -135,22 +141,32 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.qkv_proj: nn.Module | None = None
+        self.register_buffer("qk_weight", None, persistent=False)
 
     def fuse(self) -> None:
-        """One product in place of three."""
+        """One product in place of three; one norm and one rotation over the heads of queries and keys together."""
         self.qkv_proj = joined(self.q_proj, self.k_proj, self.v_proj)
         del self.q_proj, self.k_proj, self.v_proj
+        if isinstance(self.q_norm, RMSNorm):
+            norms = [
+                norm.weight.expand(n, -1) for norm, n in zip((self.q_norm, self.k_norm), self.num_heads, strict=False)
+            ]
+            self.qk_weight = torch.cat(norms).detach()
 
-    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, T, heads, D], normed and turned."""
         shape = (*x.shape[:-1], -1, self.head_dim)
-        if self.qkv_proj is not None:
-            return self.qkv_proj(x).view(shape).split(self.num_heads, dim=-2)
-        return tuple(projection(x).view(shape) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        if self.qkv_proj is None:
+            q, k, v = (projection(x).view(shape) for projection in (self.q_proj, self.k_proj, self.v_proj))
+            return rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin), v
+        qk, v = self.qkv_proj(x).view(shape).tensor_split((-self.num_heads[-1],), dim=-2)
+        if self.qk_weight is not None:
+            qk = rms_normed(qk, self.q_norm.eps) * self.qk_weight
+        q, k = rotate(qk, cos, sin).tensor_split(self.num_heads[:1], dim=-2)
+        return q, k, v
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
-        q, k, v = self.project(x)
-        q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
-        return self.o_proj(context.attend(self.layer, q, k, v).flatten(-2))
+        return self.o_proj(context.attend(self.layer, *self.project(x, cos, sin)).flatten(-2))
 
 
 class SwiGLU(nn.Module):
