@@ -20,7 +20,7 @@ from realtime.settings import speech_settings, wire_settings
 from realtime.transports.link import Link
 from sessions.config import Encoding
 from sessions.errors import SessionError
-from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseStatus
+from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseStatus, ResponseWords
 from sessions.response import Response
 from sessions.session import Session
 
@@ -151,6 +151,8 @@ class Bridge:
                 case ResponseAudio():
                     message = _audio_message(event, response.format.encoding, number)
                     await self._link.send(serialize_audio(message), lambda: not response.done)
+                case ResponseWords():
+                    await self._say(_words(event))
                 case FlushDone():
                     await self._say(
                         ev.TextFlushed(response_id=event.response_id, flush=event.flush, end_sample=event.end_sample)
@@ -182,6 +184,12 @@ def _audio_message(audio: ResponseAudio, encoding: Encoding, number: int) -> ev.
     if encoding is not Encoding.OPUS:
         packets = tuple(run[at : at + RUN_BYTES] for run in packets for at in range(0, len(run), RUN_BYTES))
     return ev.AudioMessage(KINDS[encoding], number, audio.sequence, audio.start_sample, packets)
+
+
+def _words(event: ResponseWords) -> ev.ResponseWords:
+    names = ev.Word.__struct_fields__
+    words = tuple(ev.Word(**{name: getattr(word, name) for name in names}) for word in event.words)
+    return ev.ResponseWords(response_id=event.response_id, words=words)
 
 
 def _done(event: ResponseDone, number: int) -> ev.ResponseDone:

@@ -94,6 +94,10 @@ class SpeechDefaults(Section, frozen=True):
     sample_rate: Annotated[int, Meta(ge=8_000, le=48_000, description="Samples a second.")] = 24_000
     lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000
     avoid_dead_air: Annotated[bool, Meta(description="Close a segment early when text is late.")] = True
+    aligner: Annotated[
+        Literal["letters", "even"],
+        Meta(description="Times of words: found in the sound, or shared evenly for nothing."),
+    ] = "letters"
 
 
 class EngineSettings(Section, frozen=True):

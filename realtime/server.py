@@ -16,6 +16,8 @@ from realtime.config import ServerConfig
 from realtime.errors import Refused
 from realtime.metrics import ServerMetrics
 from realtime.settings import default_settings
+from sessions.alignment.aligner import LetterAligner, MakeAligner
+from sessions.alignment.even import EvenAligner
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.registry import SessionRegistry
 from sessions.session import Session
@@ -40,6 +42,9 @@ class Connection(Protocol):
         ...
 
 
+ALIGNERS: dict[str, MakeAligner] = {"letters": LetterAligner, "even": EvenAligner}
+
+
 class SpeechServer:
     """Owns the engine's life, the sessions and the connections. ``start``, serve, ``drain``, ``aclose``."""
 
@@ -51,7 +56,9 @@ class SpeechServer:
         self.metrics = ServerMetrics(self)
         self.voices = VoiceStore(voices_folder(config.voices.folder), voice_limits(config))
         self.cloning = Cloning(config, engine)
-        self.registry = SessionRegistry(engine, registry_limits(config), metrics=self.metrics, voices=self.voices)
+        self.registry = SessionRegistry(
+            engine, registry_limits(config), self.metrics, self.voices, ALIGNERS[config.speech.aligner]
+        )
         self.settings = default_settings(config.speech)
         self._connections: set[Connection] = set()
         self._num_by_key: Counter[str] = Counter()

@@ -67,6 +67,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     format: Format | None = None
     pace: Pace | None = None
     lead_ms: int | None = None
+    word_times: bool | None = None
+    """Whether ``response.words`` are told."""
     text_layout: Layout | None = None
     max_frames: int | None = None
     chunk_frames: ChunkFrames | None = None
@@ -188,6 +190,26 @@ class TextFlushed(ServerEventBase, tag="text.flushed", frozen=True):
     """Where that audio ends, counted as ``sample_time`` is."""
 
 
+class Word(Struct, frozen=True, kw_only=True):
+    """A word of the client's text, with its marks; times count from the first sample of speech."""
+
+    text: str
+    raw_start: int
+    """Where it stands in all text of the response, in characters."""
+    raw_end: int
+    start_ms: float
+    end_ms: float
+    segment: int = 0
+    """The utterance it belongs to; the number rises from one to the next."""
+
+
+class ResponseWords(ServerEventBase, tag="response.words", frozen=True):
+    """The next words and when they are spoken, after the audio they were found in."""
+
+    response_id: str
+    words: tuple[Word, ...]
+
+
 class HeardBody(Struct, frozen=True, kw_only=True):
     """What the listener heard, in the characters that the client sent."""
 
@@ -258,4 +280,13 @@ class AudioMessage:
 ClientEvent = (
     SessionUpdate | SessionClose | ResponseCreate | TextAppend | TextFlush | TextEnd | ResponseCancel | PlaybackReport
 )
-ServerEvent = SessionCreated | SessionUpdated | ResponseCreated | TextFlushed | ResponseDone | ResponseHeard | Error
+ServerEvent = (
+    SessionCreated
+    | SessionUpdated
+    | ResponseCreated
+    | ResponseWords
+    | TextFlushed
+    | ResponseDone
+    | ResponseHeard
+    | Error
+)

@@ -67,7 +67,13 @@ async def live_server(engine: FakeSpeechEngine | None = None, **flags: object) -
     """Flags are settings, with two underscores for the dot."""
     settings = {name.replace("__", "."): value for name, value in flags.items()}
     config = load_config(
-        flags={"listen.port": 0, "listen.drain_timeout_s": 0, "listen.close_timeout_s": 0.2} | settings
+        flags={
+            "listen.port": 0,
+            "listen.drain_timeout_s": 0,
+            "listen.close_timeout_s": 0.2,
+            "speech.aligner": "even",  # a hum holds no words
+        }
+        | settings
     )
     engine = engine or FakeSpeechEngine(QUICK)
     app = create_app(config, engine)

@@ -49,6 +49,7 @@ SETTINGS = st.builds(
     format=st.none() | FORMATS,
     pace=st.none() | st.sampled_from(["lead", "burst"]),
     lead_ms=st.none() | INT64,
+    word_times=st.none() | st.booleans(),
     text_layout=st.none() | st.sampled_from(["auto", "streaming", "full"]),
     max_frames=st.none() | INT64,
     chunk_frames=st.none() | st.lists(INT64, max_size=16).map(tuple),
@@ -101,6 +102,14 @@ SERVER_EVENTS = st.one_of(
         response=U32,
         format=st.builds(ev.ActualFormat, encoding=NAMES, sample_rate=INT64, pre_skip_samples=INT64),
         settings=SETTINGS,
+    ),
+    st.builds(
+        ev.ResponseWords,
+        response_id=IDS,
+        words=st.lists(
+            st.builds(ev.Word, text=TEXT, raw_start=U32, raw_end=U32, start_ms=NUMBER, end_ms=NUMBER, segment=U16),
+            max_size=3,
+        ).map(tuple),
     ),
     st.builds(ev.TextFlushed, response_id=IDS, flush=U32, end_sample=U32),
     st.builds(

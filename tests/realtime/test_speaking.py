@@ -189,3 +189,16 @@ async def test_goodbye_without_a_reply_closes_at_once(live: Live) -> None:
     async with live.session() as client:
         await client.send(ev.SessionClose())
         assert await close_code(client) == 1000
+
+
+async def test_words_are_told_with_their_times_when_asked_for(live: Live) -> None:
+    async with live.session() as client:
+        spoken = await speak(client, TEXT, word_times=True)
+        silent = await speak(client, TEXT, "other")
+    words = [word for message in spoken.messages if isinstance(message, ev.ResponseWords) for word in message.words]
+    assert [TEXT[word.raw_start : word.raw_end] for word in words] == TEXT.split()
+    times = [time for word in words for time in (word.start_ms, word.end_ms)]
+    assert times == sorted(times)
+    assert times[-1] <= spoken.done.audio_ms
+    assert spoken.created.settings.word_times
+    assert not any(isinstance(message, ev.ResponseWords) for message in silent.messages)

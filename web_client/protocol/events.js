@@ -93,6 +93,7 @@ const sampling = struct(
  * @property {Format} [format]
  * @property {"lead" | "burst"} [pace]
  * @property {number} [lead_ms]
+ * @property {boolean} [word_times] whether `response.words` are told
  * @property {"auto" | "streaming" | "full"} [text_layout]
  * @property {number} [max_frames]
  * @property {number[]} [chunk_frames]
@@ -106,6 +107,7 @@ const settingFields = {
   format: optional(orNull(format)),
   pace: optional(orNull(oneOf("lead", "burst"))),
   lead_ms: optional(count),
+  word_times: optional(orNull(flag)),
   text_layout: optional(orNull(oneOf("auto", "streaming", "full"))),
   max_frames: optional(count),
   chunk_frames: optional(orNull(listOf(integer))),
@@ -190,6 +192,18 @@ const errorFields = {
 /** @typedef {{text: string, remaining: string, played_ms: number}} HeardBody */
 const heard = struct({ text: required(text), remaining: required(text), played_ms: required(number) }, LENIENT);
 
+const word = struct(
+  {
+    text: required(text),
+    raw_start: required(integer),
+    raw_end: required(integer),
+    start_ms: required(number),
+    end_ms: required(number),
+    segment: optional(integer, 0),
+  },
+  LENIENT,
+);
+
 /**
  * @typedef {{type: "session.created", session_id: string, resume_token: string, protocol: string,
  *   server_version: string, model: string, voices: string[], languages: string[], settings: Settings, limits: Limits}
@@ -197,14 +211,16 @@ const heard = struct({ text: required(text), remaining: required(text), played_m
  * @typedef {{type: "session.updated", settings: Settings}} SessionUpdated
  * @typedef {{type: "response.created", response_id: string, response: number, format: ActualFormat,
  *   settings: Settings}} ResponseCreated
+ * @typedef {{text: string, raw_start: number, raw_end: number, start_ms: number, end_ms: number, segment: number}} Word
+ * @typedef {{type: "response.words", response_id: string, words: Word[]}} ResponseWords
  * @typedef {{type: "text.flushed", response_id: string, flush: number, end_sample: number}} TextFlushed
  * @typedef {{type: "response.done", response_id: string, response: number,
  *   status: "completed" | "cancelled" | "failed", audio_samples: number, audio_ms: number, nothing_spoken: boolean,
  *   first_audio_ms: number | null, heard: HeardBody | null, error: ErrorBody | null}} ResponseDone
  * @typedef {{type: "response.heard", response_id: string, heard: HeardBody}} ResponseHeard
  * @typedef {ErrorBody & {type: "error", response_id: string | null}} ErrorEvent
- * @typedef {SessionCreated | SessionUpdated | ResponseCreated | TextFlushed | ResponseDone | ResponseHeard | ErrorEvent
- *   } ServerEvent
+ * @typedef {SessionCreated | SessionUpdated | ResponseCreated | ResponseWords | TextFlushed | ResponseDone |
+ *   ResponseHeard | ErrorEvent} ServerEvent
  */
 
 /** @type {Record<string, import("./schema.js").Fields>} */
@@ -227,6 +243,7 @@ export const SERVER_EVENTS = {
     format: required(actualFormat),
     settings: required(settingsTold),
   },
+  "response.words": { response_id: required(text), words: required(listOf(word)) },
   "text.flushed": { response_id: required(text), flush: required(integer), end_sample: required(integer) },
   "response.done": {
     response_id: required(text),
