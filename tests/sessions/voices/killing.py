@@ -1,0 +1,52 @@
+"""Writers that are killed: a process of its own, which forks one after another and kills each in mid-work.
+
+Prints, as JSON, what each writer said that it had stored, and how often a half-written file was left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from sessions.voices.store import BEING_WRITTEN, VoiceStore
+from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
+
+MAX_LIFE_S = 0.02
+
+
+def write_until_killed(folder: Path, number: int, told: int) -> None:
+    store = VoiceStore(folder)
+    for serial in range(10_000):
+        name = f"v{number}-{serial}"
+        store.add(voice(name), NUM_CODEBOOKS)
+        os.write(told, f"{name}\n".encode())
+
+
+def main(folder: Path, num_kills: int) -> None:
+    dice = random.Random(7)
+    told_by_writers: list[str] = []
+    num_halves = 0
+    for number in range(num_kills):
+        reading, told = os.pipe()
+        if not (writer := os.fork()):
+            try:
+                write_until_killed(folder, number, told)
+            finally:
+                os._exit(1)
+        os.close(told)
+        time.sleep(dice.uniform(0, MAX_LIFE_S))
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+        with os.fdopen(reading, "rb") as pipe:
+            told_by_writers += pipe.read().decode().split()
+        num_halves += bool(list(folder.glob(f"*/*{BEING_WRITTEN}")))
+    print(json.dumps({"stored": told_by_writers, "num_halves": num_halves}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
