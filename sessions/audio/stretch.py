@@ -1,6 +1,6 @@
-"""The same speech faster or slower, its pitch kept: FFmpeg's ``atempo`` (overlap-add of the likeliest fit), as a stream.
+"""The same speech faster or slower, its pitch kept: FFmpeg's ``atempo`` (overlap-add where it fits best), as a stream.
 
-Whatever the cut, the filter is given pieces of one length, so that it gives one signal. It holds back some 50 ms; what
+Whatever the cut, the filter is given pieces of one length, so that it gives one signal. It holds back some 100 ms; what
 comes out in the end is cut or filled with silence to the length that the speed asks for.
 """
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sessions.audio.pcm import Pcm
+from sessions.audio.pcm import Pcm, within_full_scale
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
@@ -43,9 +43,13 @@ def decode_recording(data: bytes, sample_rate: int, max_s: float) -> Pcm:
     name = container_format(data)
     options = {"protocol_whitelist": NO_PROTOCOL}
     try:
-        with av.open(io.BytesIO(data), mode="r", format=name, container_options=options) as container:
+        with av.open(
+            io.BytesIO(data), mode="r", format=name, container_options=options, metadata_errors="replace"
+        ) as container:
             return _decode(container, sample_rate, max_s)
-    except (av.FFmpegError, EOFError, OverflowError) as error:
+    except BadRecording:
+        raise
+    except (av.FFmpegError, EOFError, OverflowError, ValueError) as error:
         raise BadRecording(f"audio cannot be decoded: {type(error).__name__}") from None
 
 
@@ -101,7 +105,7 @@ def _check_length(length_s: float, max_s: float) -> None:
 def _resampled(container: InputContainer, stream: AudioStream, sample_rate: int) -> Iterator[Pcm]:
     from av import AudioResampler
 
-    resampler = AudioResampler(format="flt", layout="mono", rate=sample_rate)
+    resampler = AudioResampler(format="fltp", rate=sample_rate)
     for frame in container.decode(stream):
         _check_numbers(frame)
         yield from (_pcm(out) for out in resampler.resample(frame))
@@ -115,4 +119,5 @@ def _check_numbers(frame: AudioFrame) -> None:
 
 
 def _pcm(frame: AudioFrame) -> Pcm:
-    return np.asarray(frame.to_ndarray()[0], np.float32)
+    """The mean of the channels: FFmpeg's own mix is louder and can pass full scale."""
+    return within_full_scale(frame.to_ndarray().mean(axis=0, dtype=np.float32))
