@@ -31,7 +31,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Positions in one KV block."""
     num_blocks: int | None = None
     """KV blocks in the pool; ``None`` takes what the next two allow."""
-    kv_memory_mb: int = 512
+    kv_memory_mb: int | None = None
+    """``None``: half a gigabyte on the CPU; on CUDA all that is free once weights and decoder slots are in place."""
+    reserved_memory_mb: int = 6_144
+    """Left free on CUDA then, for what the graphs compute in."""
     positions_per_request: int = 1_024
     """The pool holds no more than this for each of ``max_requests``; 80 s of speech take about 1,100."""
     watermark_blocks: int = 4

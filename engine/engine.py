@@ -41,6 +41,7 @@ from engine.validation import check_chunk_frames, check_sampling
 PROMPT_END_ROWS = 2
 """Positions after the text in a full-text prompt."""
 STALL_RETRY_S = 0.01
+CPU_KV_BYTES = 512 * 2**20
 NO_PCM = np.zeros(0, dtype=np.float32)
 
 
@@ -49,6 +50,15 @@ def as_reported(error: Exception) -> tuple[str, str]:
     if isinstance(error, EngineError):
         return error.code, str(error)
     return EngineError.code, f"{type(error).__name__}: {error}"
+
+
+def kv_bytes(config: EngineConfig, device: torch.device) -> int:
+    """As said, else a default on the CPU, and on CUDA what weights and decoder slots have left, less a reserve."""
+    if config.kv_memory_mb is not None:
+        return config.kv_memory_mb * 2**20
+    if device.type != "cuda":
+        return CPU_KV_BYTES
+    return max(CPU_KV_BYTES, torch.cuda.mem_get_info(device)[0] - config.reserved_memory_mb * 2**20)
 
 
 class Engine:
@@ -63,8 +73,9 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.stage, self.config, self.clock = model, stage, config, clock
-        self.pool = BlockPool(config.num_blocks or self.blocks_allowed(dtype))
-        self.kv = PagedKV(model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device or torch.device("cpu"))
+        device = device or torch.device("cpu")
+        self.pool = BlockPool(config.num_blocks or self.blocks_allowed(dtype, device))
+        self.kv = PagedKV(model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device)
         self.prefixes = PrefixCache(self.kv, config.max_prefixes, config.max_prefix_positions)
         self.scheduler = Scheduler(model, stage, self.pool, self.prefixes, config, self.starved, self.fail)
         self.runner = ModelRunner(model, self.kv, self.prefixes, config)
@@ -76,10 +87,10 @@ class Engine:
         self.retry_s = 0.0
         """The last step got nowhere, for rows at their lead held the blocks: no use in another before this time."""
 
-    def blocks_allowed(self, dtype: torch.dtype) -> int:
+    def blocks_allowed(self, dtype: torch.dtype, device: torch.device) -> int:
         """What all requests use on average, yet never less than one may use alone, as far as the memory goes."""
         config = self.config
-        by_memory = config.kv_memory_mb * 2**20 // PagedKV.block_bytes(self.model.kv_shape, config.block_size, dtype)
+        by_memory = kv_bytes(config, device) // PagedKV.block_bytes(self.model.kv_shape, config.block_size, dtype)
         wanted = max(config.max_requests * config.positions_per_request, self.model.max_positions)
         return max(1, min(by_memory, wanted // config.block_size))
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
-from engine.decode.batcher import ANY, plan_calls
+from engine.decode.batcher import ANY, CALL_FRAMES, plan_calls
 from engine.graphs.buffers import Done, to_device
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
 from engine.models.base import Decoded, Reference
@@ -99,6 +99,7 @@ class GraphDecode:
         self.sample_rate, self.frame_samples = sample_rate, program.frame_samples
         self.gather_slack_s = gather_slack_s
         self.pool = BlockPool(num_slots)
+        self.buckets = {frames: buckets_up_to(program.rows_of(frames)) for frames in reversed(CALL_FRAMES)}
         self.uses: dict[int, SlotUse] = {}
         self.final: set[int] = set()
         self.calls: deque[Call] = deque()
@@ -162,7 +163,9 @@ class GraphDecode:
         """Queue one round on the device; how many calls of earlier rounds and of this one are out now."""
         waiting = {slot: use.num_waiting for slot, use in self.uses.items() if use.num_waiting > 0}
         calls = plan_calls(waiting, slack_s, self.gather_slack_s, self.final, wanted_frames)
+        frames_made = Done(self.program.device)
         with torch.cuda.stream(self.stream):
+            frames_made.hold()
             for count, slots in sorted(calls.items()):
                 most = self.program.rows_of(count)
                 for start in range(0, len(slots), most):
@@ -188,13 +191,21 @@ class GraphDecode:
     def _run(self, results: HostResults, num_rows: int, num_frames: int) -> None:
         """Upload, pad with the dummy slot, replay."""
         program = self.program
-        bucket = min(fitting(buckets_up_to(program.max_rows), num_rows), program.rows_of(num_frames))
+        bucket = self.bucket(num_rows, num_frames)
         results.places[:, num_rows:bucket] = 0
         for device_side, mine in zip(
             (program.slots, program.sources, program.starts, program.first), results.places, strict=True
         ):
             device_side[:bucket].copy_(mine[:bucket], non_blocking=True)
         self.graphs.replay(bucket, num_frames)
+
+    def bucket(self, num_rows: int, num_frames: int) -> int:
+        return fitting(self.buckets[num_frames], num_rows)
+
+    @property
+    def call_shapes(self) -> list[tuple[int, int]]:
+        """(rows, frames) of every call there can be."""
+        return [(rows, frames) for frames, buckets in self.buckets.items() for rows in buckets]
 
     def _download(self, results: HostResults, num_rows: int, num_frames: int) -> None:
         program = self.program

@@ -8,6 +8,7 @@ run beside it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +18,12 @@ import torch
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.engine import STALL_RETRY_S, Engine
+from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecode
 from engine.graphs.runner import GraphRunner
 from engine.models.base import Decoded, SpeechModel
+
+log = logging.getLogger(__name__)
 
 
 class PipelinedEngine(Engine):
@@ -42,6 +46,26 @@ class PipelinedEngine(Engine):
     @property
     def capacity(self) -> int:
         return min(super().capacity, self.runner.tables.rows.shape[1] * self.config.block_size)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Record every graph while nobody is there, unless each is to be recorded when first needed; then speak."""
+        if not self.config.fast_start:
+            start = time.perf_counter()
+            for number, (graphs, key) in enumerate(self.recordings(), 1):
+                graphs.capture(*key)
+                log.debug("graph %d of %d: %s, %.1f s", number, len(self.recordings()), key, time.perf_counter() - start)
+            log.info("%d graphs in %.1f s", len(self.recordings()), time.perf_counter() - start)
+        super().warm_up()
+
+    def recordings(self) -> list[tuple[GraphSet, tuple[int, ...]]]:
+        """Largest first: the smaller ones then fit in the memory of the larger."""
+        runner, stage = self.runner, self.stage
+        return [
+            *((runner.frames, (rows,)) for rows in reversed(runner.frame_buckets)),
+            *((runner.prefills, (tokens,)) for tokens in reversed(runner.token_buckets)),
+            *((stage.graphs, key) for key in reversed(stage.call_shapes)),
+        ]
 
     @torch.inference_mode()
     def step(self) -> None:

@@ -100,6 +100,11 @@ class GraphRunner(ModelRunner):
         self._tokens_read = Done(kv.data.device)
 
     @property
+    def frame_buckets(self) -> list[int]:
+        """Row counts that steps are padded to."""
+        return [rows for rows in self.row_buckets if rows >= (self.config.pinned_rows or 0)]
+
+    @property
     def in_flight(self) -> bool:
         return self._flight is not None
 
@@ -126,7 +131,7 @@ class GraphRunner(ModelRunner):
 
     def launch_frame(self, requests: list[Request]) -> None:
         count = len(requests)
-        bucket = max(fitting(self.row_buckets, count), self.config.pinned_rows or 0)
+        bucket = fitting(self.frame_buckets, count)
         inputs = self.program.inputs.host
         slots = np.zeros(bucket, dtype=np.int64)
         slots[:count] = [self.hold(request) for request in requests]

@@ -22,7 +22,7 @@ from engine.models.qwen3_tts.weights import load_codec, load_encoders
 def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
     model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard, max_voices=config.max_kept_voices)
     codec = load_codec(folder, model.config, dtype, device)
-    if device.type == "cpu" and config.cpu_kernels:
+    if device.type == "cpu" and config.cpu_kernels and not config.graphs:
         use_products(codec)
         pack_linears(codec)
         pack_linears(model.talker)

@@ -1,0 +1,187 @@
+"""Device milliseconds of one codec frame by stage and batch size, and the kernels they go to.
+
+Random weights, every row at one context length, each stage in a graph of its own and timed by device events; on the
+CPU the same computations run eagerly, which serves rehearsal alone.
+
+    python -m benchmarks.gpu_stages [--shape 1.7b] [--batch 1,64,256] [--context 256] [--profile 64] [--off draw,conv]
+
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks import random_model
+from benchmarks.roofline import Roofline
+from engine.config import EngineConfig
+from engine.graphs.engine import PipelinedEngine
+from engine.models.qwen3_tts.codec_program import CodecProgram
+from engine.models.qwen3_tts.frame_rows import FrameRows
+from engine.models.qwen3_tts.pipelined import make_pipelined
+
+BLOCK = 16
+
+
+def make_engine(args: argparse.Namespace, device: torch.device) -> PipelinedEngine:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with tempfile.TemporaryDirectory() as folder:
+        model, codec = random_model.build(Path(folder), args.shape, dtype, device)
+    rows = max(args.batch)
+    config = EngineConfig(
+        max_batch=rows,
+        max_requests=rows,
+        num_blocks=rows * (args.context // BLOCK + 1),
+        graph_positions=args.context + BLOCK,
+        fused_kernels=not args.plain,
+        plain_kernels=tuple(args.off),
+    )
+    return make_pipelined(model, codec, config, dtype, device)
+
+
+def fill(program: FrameRows, decoder: CodecProgram, rows: int, context: int) -> None:
+    """Rows in the middle of their speech, each with blocks of its own."""
+    blocks = context // BLOCK + 1
+    inputs = program.inputs.host
+    usual = dict(temperature=0.9, predictor_temperature=0.9, top_k=50, predictor_top_k=50, penalty=1.05, frame=10)
+    usual |= dict(top_p=1.0, predictor_top_p=1.0, goes_on=1, forget=-1, banned=1, position=context - 1)
+    for name, value in usual.items():
+        inputs[name][:rows] = value
+    slots = torch.arange(1, rows + 1)
+    inputs["slot"][:rows] = inputs["seed"][:rows] = slots.numpy()
+    inputs["table"][:rows] = torch.arange(1, rows * blocks + 1).view(rows, blocks).numpy()
+    program.inputs.upload(rows)
+    for places in (decoder.slots, decoder.sources):
+        places[:rows] = slots.to(places.device)
+    decoder.starts[:rows], decoder.first[:rows] = 3, 100
+
+
+def stages(engine: PipelinedEngine, rows: int) -> dict[str, Callable[[], object]]:
+    program, decoder = engine.runner.program, engine.stage.program
+    assert isinstance(program, FrameRows)
+    assert isinstance(decoder, CodecProgram)
+    given = {name: value[:rows] for name, value in program.inputs.device.items()}
+    settings = program.draw_settings(rows, "predictor_")
+    hidden = torch.randn(rows, program.text_table.shape[1], device=program.device, dtype=program.text_table.dtype)
+    size = program.talker.code_predictor.config.vocab_size
+    logits = torch.randn(rows, size, device=program.device, dtype=hidden.dtype)
+    code0 = torch.zeros(rows, dtype=torch.int64, device=program.device)
+
+    def draws() -> None:
+        for codebook in range(1, program.num_books):
+            program.ops.draw(logits, settings, codebook)
+        program.first_code(hidden, given)
+
+    found: dict[str, Callable[[], object]] = {
+        "frame": lambda: program.run_frame(rows),
+        "talker": lambda: program.run_talker(hidden, given["table"], given["position"], together=False),
+        "predictor": lambda: program.run_predictor(hidden, code0, settings),
+        "sampling": draws,
+        "decode": lambda: decoder.run(rows, 1),
+    }
+    if rows <= decoder.rows_of(4):
+        found["decode_4"] = lambda: decoder.run(rows, 4)
+    return found
+
+
+def milliseconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """The median of ``repeats`` replays."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        run()
+        return 1000 * (time.perf_counter() - start)
+    replay = captured(run)
+    for _ in range(3):
+        replay()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        replay()
+        mark.record()
+    torch.cuda.synchronize()
+    times = sorted(a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False))
+    return times[len(times) // 2]
+
+
+def captured(run: Callable[[], object]) -> Callable[[], None]:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def kernels(run: Callable[[], object], num: int = 32) -> list[tuple[str, int, float]]:
+    """(name, launches, microseconds in all) of the heaviest kernels of one replay."""
+    replay = captured(run)
+    replay()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        replay()
+        torch.cuda.synchronize()
+    found = [(event.key, event.count, event.device_time_total) for event in seen.key_averages()]
+    return sorted(found, key=lambda item: -item[2])[:num]
+
+
+@torch.inference_mode()
+def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    engine = make_engine(args, device)
+    floor = Roofline.of(args.shape)
+    found = []
+    for rows in args.batch:
+        fill(engine.runner.program, engine.stage.program, rows, args.context)
+        start = time.perf_counter()
+        row: dict[str, Any] = {"batch": rows}
+        for name, run in stages(engine, rows).items():
+            row[name] = milliseconds(run, device, args.repeats)
+        row["total"] = row["frame"] + row["decode"]
+        row["floor"] = floor.total_ms(rows, args.context)
+        row["ratio"] = row["total"] / row["floor"]
+        row["took_s"] = time.perf_counter() - start
+        found.append({name: round(value, 3) for name, value in row.items()})
+        print("  ".join(f"{name} {value:g}" for name, value in found[-1].items()), flush=True)
+        if rows in args.profile and device.type == "cuda":
+            for stage in ("frame", "decode"):
+                print(f"-- kernels of {stage} at {rows}")
+                for name, count, us in kernels(stages(engine, rows)[stage]):
+                    print(f"{us:10.1f} us {count:5d} x {name[:110]}", flush=True)
+    return found
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="1.7b", choices=list(random_model.SHAPES))
+    parser.add_argument("--batch", type=numbers, default=[1, 8, 64, 256, 512, 1024, 1536])
+    parser.add_argument("--context", type=int, default=256, help="positions behind every row")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--profile", type=numbers, default=[], help="batch sizes whose kernels are listed")
+    parser.add_argument("--off", type=lambda text: text.split(","), default=[], help="kernels left to the reference")
+    parser.add_argument("--plain", action="store_true", help="no fused kernel at all")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    rows = measure(args, device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    settings = {"shape": args.shape, "context": args.context, "off": args.off, "plain": args.plain}
+    print(json.dumps({"benchmark": "gpu_stages", "device": name, "torch": torch.__version__, **settings, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
