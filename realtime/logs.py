@@ -19,6 +19,7 @@ FIELDS = (
     "response_id",
     "request_id",
     "key_name",
+    "wire",
     "code",
     "status",
     "close_code",

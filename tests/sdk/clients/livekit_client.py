@@ -1,0 +1,90 @@
+"""LiveKit Agents speaks through this server: ``livekit_client.py SERVICE HTTP_URL MODE`` prints what came as JSON.
+
+Modes: ``stream`` (two turns, token by token), ``cancel`` (the first turn is dropped while it speaks, the second is
+heard whole), ``synthesize`` (a whole text over HTTP). Runs in an environment of its own that has livekit-agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from livekit.agents import tts, utils
+from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
+from livekit.plugins import cartesia, deepgram, elevenlabs
+
+KEY = "a-key-of-enough-characters"
+TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
+LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
+TURN_TIMEOUT_S = 30.0
+
+
+def services(url: str) -> dict[str, Callable[[], tts.TTS]]:
+    return {
+        "elevenlabs": lambda: elevenlabs.TTS(api_key=KEY, base_url=f"{url}/v1"),
+        "elevenlabs_pcm": lambda: elevenlabs.TTS(api_key=KEY, base_url=f"{url}/v1", encoding="pcm_24000"),
+        "elevenlabs_opus": lambda: elevenlabs.TTS(api_key=KEY, base_url=f"{url}/v1", encoding="opus_48000_32"),
+        "elevenlabs_v3": lambda: elevenlabs.TTS(
+            api_key=KEY, base_url=f"{url}/v1", model="eleven_v3", encoding="pcm_24000"
+        ),
+        "cartesia": lambda: cartesia.TTS(api_key=KEY, base_url=url),
+        "deepgram": lambda: deepgram.TTS(api_key=KEY, base_url=f"{url}/v1/speak"),
+        "deepgram_v2": lambda: deepgram.TTSv2(api_key=KEY, base_url=f"{url}/v2/speak"),
+    }
+
+
+async def speak(service: tts.TTS, text: str) -> dict[str, object]:
+    async with service.stream() as stream:
+        for token in text.split(" "):
+            stream.push_text(token + " ")
+        stream.end_input()
+        return await heard(stream, text)
+
+
+async def heard(stream: Any, text: str) -> dict[str, object]:
+    pcm, rate, words = b"", 0, []
+    async for event in stream:
+        frame = event.frame
+        pcm += bytes(frame.data)
+        rate = frame.sample_rate
+        told = frame.userdata.get(USERDATA_TIMED_TRANSCRIPT, [])
+        words += [(str(timed), timed.start_time, timed.end_time) for timed in told]
+    samples = array("h", pcm)
+    duration_s = len(samples) / rate if rate else 0.0
+    return {"text": text, "duration_s": duration_s, "peak": max(map(abs, samples), default=0), "words": words}
+
+
+async def drop(service: tts.TTS) -> None:
+    stream = service.stream()
+    stream.push_text(LONG)
+    stream.end_input()
+    await anext(aiter(stream))
+    await stream.aclose()
+
+
+async def talk(service: tts.TTS, mode: str) -> dict[str, object]:
+    turns = []
+    if mode == "cancel":
+        await drop(service)
+    for text in TURNS[1:] if mode == "cancel" else TURNS:
+        if mode == "synthesize":
+            async with service.synthesize(text) as stream:
+                turns.append(await asyncio.wait_for(heard(stream, text), TURN_TIMEOUT_S))
+        else:
+            turns.append(await asyncio.wait_for(speak(service, text), TURN_TIMEOUT_S))
+    await service.aclose()
+    return {"turns": turns, "errors": []}
+
+
+async def main() -> None:
+    name, url, mode = sys.argv[1:4]
+    async with utils.http_context.open():
+        print(json.dumps(await talk(services(url)[name](), mode)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,158 @@
+"""pipecat speaks through this server: ``pipecat_client.py SERVICE HTTP_URL MODE`` prints what came as JSON.
+
+Modes: ``sentence`` and ``token`` (two turns, spoken by sentences or token by token), ``interrupt`` (the first turn is
+interrupted, the second is heard whole). Runs in an environment of its own that has pipecat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+from loguru import logger
+from pipecat.frames.frames import (
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    TTSAudioRawFrame,
+    TTSStoppedFrame,
+    TTSTextFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.tts_service import TextAggregationMode
+from pipecat.workers.runner import WorkerRunner
+
+KEY = "a-key-of-enough-characters"
+TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
+LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
+TURN_TIMEOUT_S = 30.0
+
+
+class Sink(FrameProcessor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pcm = b""
+        self.rate = 0
+        self.words: list[tuple[str, int | None]] = []
+        self.errors: list[str] = []
+        self.stopped = asyncio.Event()
+        self.sounded = asyncio.Event()
+
+    def begin_turn(self) -> None:
+        self.pcm, self.words = b"", []
+        self.stopped.clear()
+        self.sounded.clear()
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        match frame:
+            case TTSAudioRawFrame():
+                self.pcm += frame.audio
+                self.rate = frame.sample_rate
+                self.sounded.set()
+            case TTSTextFrame():
+                self.words.append((frame.text, frame.pts))
+            case TTSStoppedFrame():
+                self.stopped.set()
+            case ErrorFrame():
+                self.errors.append(frame.error)
+        await self.push_frame(frame, direction)
+
+
+def services(url: str, session: aiohttp.ClientSession, mode: TextAggregationMode) -> dict[str, Callable[[], Any]]:
+    from pipecat.services.cartesia.tts import CartesiaHttpTTSService, CartesiaTTSService
+    from pipecat.services.deepgram.flux.tts import DeepgramFluxTTSService
+    from pipecat.services.deepgram.tts import DeepgramHttpTTSService, DeepgramTTSService
+    from pipecat.services.elevenlabs.dialogue.tts import ElevenLabsDialogueTTSService
+    from pipecat.services.elevenlabs.tts import ElevenLabsHttpTTSService, ElevenLabsTTSService
+
+    socket = url.replace("http", "ws", 1)
+    by = {"text_aggregation_mode": mode}
+    token = mode is TextAggregationMode.TOKEN
+    return {
+        "elevenlabs": lambda: ElevenLabsTTSService(
+            api_key=KEY, url=socket, settings=ElevenLabsTTSService.Settings(voice="zoe"), auto_mode=not token, **by
+        ),
+        "elevenlabs_dialogue": lambda: ElevenLabsDialogueTTSService(
+            api_key=KEY, url=socket, settings=ElevenLabsDialogueTTSService.Settings(voice="zoe"), **by
+        ),
+        "elevenlabs_http": lambda: ElevenLabsHttpTTSService(
+            api_key=KEY,
+            base_url=url,
+            aiohttp_session=session,
+            settings=ElevenLabsHttpTTSService.Settings(voice="zoe"),
+        ),
+        "cartesia": lambda: CartesiaTTSService(
+            api_key=KEY, url=f"{socket}/tts/websocket", settings=CartesiaTTSService.Settings(voice="zoe"), **by
+        ),
+        "cartesia_http": lambda: CartesiaHttpTTSService(
+            api_key=KEY, base_url=url, settings=CartesiaHttpTTSService.Settings(voice="zoe")
+        ),
+        "deepgram": lambda: DeepgramTTSService(api_key=KEY, base_url=socket, **by),
+        "deepgram_http": lambda: DeepgramHttpTTSService(api_key=KEY, base_url=url, aiohttp_session=session),
+        "deepgram_flux": lambda: DeepgramFluxTTSService(api_key=KEY, url=f"{socket}/v2/speak", **by),
+    }
+
+
+async def talk(service: Any, mode: str) -> dict[str, object]:
+    sink = Sink()
+    worker = PipelineWorker(Pipeline([service, sink]), params=PipelineParams(audio_out_sample_rate=24_000))
+    runner = WorkerRunner(handle_sigint=False)
+    await runner.add_workers(worker)
+    running = asyncio.create_task(runner.run())
+    turns = []
+    if mode == "interrupt":
+        await say(worker, LONG)
+        await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
+        await worker.queue_frame(InterruptionFrame())
+        await asyncio.sleep(0.3)
+    for text in TURNS[1:] if mode == "interrupt" else TURNS:
+        sink.begin_turn()
+        await say(worker, text)
+        await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
+        await asyncio.sleep(0.1)
+        turns.append(facts(sink, text))
+    await worker.queue_frame(EndFrame())
+    await asyncio.wait_for(running, TURN_TIMEOUT_S)
+    return {"turns": turns, "errors": sink.errors}
+
+
+async def say(worker: PipelineWorker, text: str) -> None:
+    tokens = text.split(" ")
+    deltas = [token if at == 0 else f" {token}" for at, token in enumerate(tokens)]
+    frames = [LLMFullResponseStartFrame(), *map(LLMTextFrame, deltas), LLMFullResponseEndFrame()]
+    await worker.queue_frames(frames)
+
+
+def facts(sink: Sink, text: str) -> dict[str, object]:
+    samples = array("h", sink.pcm)
+    return {
+        "text": text,
+        "duration_s": len(samples) / sink.rate if sink.rate else 0.0,
+        "peak": max(map(abs, samples), default=0),
+        "words": sink.words,
+    }
+
+
+async def main() -> None:
+    name, url, mode = sys.argv[1:4]
+    logger.remove()
+    logger.add(sys.stderr, level="WARNING")
+    aggregation = TextAggregationMode.TOKEN if mode == "token" else TextAggregationMode.SENTENCE
+    async with aiohttp.ClientSession() as session:
+        print(json.dumps(await talk(services(url, session, aggregation)[name](), mode)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

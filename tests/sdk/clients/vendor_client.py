@@ -1,0 +1,294 @@
+"""The vendors' own Python packages speak through this server: ``vendor_client.py SERVICE HTTP_URL MODE`` prints what
+came as JSON. ``SSL_CERT_FILE`` names the certificate when the address is ``https``. Runs in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import struct
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+
+KEY = "a-key-of-enough-characters"
+TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
+LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
+RATE = 24_000
+TURN_TIMEOUT_S = 30.0
+
+
+def deltas(text: str) -> Iterator[str]:
+    for word in text.split(" "):
+        yield word + " "
+
+
+def facts(text: str, pcm: bytes, rate: int = RATE, words: Iterable[object] = ()) -> dict[str, object]:
+    samples = array("h", pcm[: len(pcm) // 2 * 2])
+    return {
+        "text": text,
+        "duration_s": len(samples) / rate,
+        "peak": max(map(abs, samples), default=0),
+        "words": list(words),
+    }
+
+
+def decoded(data: bytes) -> tuple[bytes, int]:
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        resampler = av.AudioResampler("s16", "mono")
+        pcm, rate = b"", 0
+        for frame in container.decode(audio=0):
+            rate = frame.sample_rate
+            for part in resampler.resample(frame):
+                pcm += part.to_ndarray().tobytes()
+        return pcm, rate
+
+
+def elevenlabs(url: str, mode: str) -> list[dict[str, object]]:
+    from elevenlabs.client import ElevenLabs
+
+    client = ElevenLabs(api_key=KEY, base_url=url)
+    if url.startswith("http:"):
+        client.text_to_speech._ws_base_url = url.replace("http", "ws", 1)
+    speech = client.text_to_speech
+    match mode:
+        case "realtime":
+            return [
+                facts(
+                    text,
+                    b"".join(
+                        speech.convert_realtime("zoe", text=deltas(text), output_format="pcm_24000", model_id="x")
+                    ),
+                )
+                for text in TURNS
+            ]
+        case "realtime_mp3":
+            data = [
+                b"".join(speech.convert_realtime("zoe", text=deltas(text), output_format="mp3_44100_128", model_id="x"))
+                for text in TURNS
+            ]
+            return [facts(text, *decoded(each)) for text, each in zip(TURNS, data, strict=True)]
+        case "stream":
+            return [facts(text, *decoded(b"".join(speech.stream("zoe", text=text)))) for text in TURNS]
+        case "convert":
+            return [
+                facts(text, b"".join(speech.convert("zoe", text=text, output_format="pcm_24000"))) for text in TURNS
+            ]
+        case "timestamps":
+            return [
+                timestamped(text, speech.stream_with_timestamps("zoe", text=text, output_format="pcm_24000"))
+                for text in TURNS
+            ]
+    raise ValueError(mode)
+
+
+def timestamped(text: str, chunks: Iterable[object]) -> dict[str, object]:
+    pcm, words, word, start = b"", [], "", None
+    for chunk in chunks:
+        pcm += base64.b64decode(chunk.audio_base_64 or "")
+        for character, at in zip(
+            chunk.alignment.characters if chunk.alignment else (),
+            chunk.alignment.character_start_times_seconds if chunk.alignment else (),
+            strict=True,
+        ):
+            if character == " ":
+                words.append((word, start))
+                word, start = "", None
+            else:
+                word, start = word + character, at if start is None else start
+    return facts(text, pcm, words=words)
+
+
+def cartesia(url: str, mode: str) -> list[dict[str, object]]:
+    from cartesia import Cartesia
+
+    client = Cartesia(api_key=KEY, base_url=url, websocket_base_url=url.replace("http", "ws", 1))
+    form = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": RATE}
+    common = {"model_id": "sonic-3", "voice": {"mode": "id", "id": "zoe"}, "output_format": form}
+    match mode:
+        case "bytes":
+            return [
+                facts(text, b"".join(client.tts.generate(transcript=text, **common).iter_bytes())) for text in TURNS
+            ]
+        case "sse":
+            return [of_cartesia(text, client.tts.generate_sse(transcript=text, **common)) for text in TURNS]
+        case "float":
+            form = form | {"encoding": "pcm_f32le", "sample_rate": 44_100}
+            common = common | {"output_format": form}
+            data = [b"".join(client.tts.generate(transcript=text, **common).iter_bytes()) for text in TURNS]
+            return [facts(text, as_s16(each), 44_100) for text, each in zip(TURNS, data, strict=True)]
+    with client.tts.websocket_connect() as connection:
+        if mode == "contexts":
+            return two_contexts(connection, common)
+        if mode == "cancel":
+            context = connection.context(**common)
+            context.push(LONG)
+            context.no_more_inputs()
+            next(iter(context.receive()))
+            context.cancel()
+        turns = []
+        for text in TURNS:
+            context = connection.context(**common, add_timestamps=True)
+            for delta in deltas(text):
+                context.push(delta)
+            if mode == "flush":
+                context.push("", flush=True)
+            context.no_more_inputs()
+            turns.append(of_cartesia(text, context.receive()))
+        return turns
+
+
+def two_contexts(connection: object, common: dict[str, object]) -> list[dict[str, object]]:
+    """Fed by turns, read one after the other."""
+    contexts = [connection.context(**common, add_timestamps=True) for _ in TURNS]
+    for pair in itertools.zip_longest(*map(deltas, TURNS)):
+        for context, delta in zip(contexts, pair, strict=True):
+            if delta:
+                context.push(delta)
+    for context in contexts:
+        context.no_more_inputs()
+    return [of_cartesia(text, context.receive()) for text, context in zip(TURNS, contexts, strict=True)]
+
+
+def as_s16(data: bytes) -> bytes:
+    samples = struct.unpack(f"<{len(data) // 4}f", data)
+    return array("h", (round(max(-1.0, min(1.0, sample)) * 32_767) for sample in samples)).tobytes()
+
+
+def of_cartesia(text: str, events: Iterable[object]) -> dict[str, object]:
+    pcm, words = b"", []
+    for event in events:
+        if event.type == "chunk":
+            pcm += base64.b64decode(event.data)
+        elif event.type == "timestamps":
+            times = event.word_timestamps
+            words += list(zip(times.words, times.start, strict=True))
+        elif event.type == "error":
+            raise RuntimeError(str(event))
+        elif event.type == "done":
+            return facts(text, pcm, words=words)
+    return facts(text, pcm, words=words)
+
+
+def deepgram(url: str, mode: str) -> list[dict[str, object]]:
+    from deepgram import DeepgramClient
+    from deepgram.environment import DeepgramClientEnvironment
+
+    socket = url.replace("http", "ws", 1)
+    environment = DeepgramClientEnvironment(base=url, production=socket, agent=socket, agent_rest=url)
+    client = DeepgramClient(api_key=KEY, environment=environment)
+    if mode == "http":
+        speak = client.speak.v1.audio.generate
+        return [
+            facts(text, b"".join(speak(text=text, encoding="linear16", container="none", sample_rate=RATE)))
+            for text in TURNS
+        ]
+    return deepgram_v2(client, mode) if mode.startswith("v2") else deepgram_v1(client, mode)
+
+
+def deepgram_v1(client: object, mode: str) -> list[dict[str, object]]:
+    from deepgram.speak.v1.types import SpeakV1Text
+
+    with client.speak.v1.connect(model="aura-2-asteria-en", encoding="linear16", sample_rate=RATE) as connection:
+        line = Line(connection)
+        if mode == "clear":
+            connection.send_text(SpeakV1Text(text=LONG))
+            connection.send_flush()
+            line.wait_for(lambda: line.pcm)
+            connection.send_clear()
+            line.wait_for(lambda: "Cleared" in line.kinds)
+        turns = []
+        for text in TURNS:
+            line.reset()
+            for delta in deltas(text):
+                connection.send_text(SpeakV1Text(text=delta))
+            connection.send_flush()
+            line.wait_for(lambda: "Flushed" in line.kinds)
+            turns.append(facts(text, line.pcm))
+        connection.send_close()
+        line.join()
+        return turns
+
+
+def deepgram_v2(client: object, mode: str) -> list[dict[str, object]]:
+    from deepgram.speak.v2.types import SpeakV2Interrupt, SpeakV2InterruptPlaybackOffset, SpeakV2Speak
+
+    with client.speak.v2.connect(model="flux-heather-en", encoding="linear16", sample_rate=RATE) as connection:
+        line = Line(connection)
+        if mode == "v2_interrupt":
+            connection.send_speak(SpeakV2Speak(text=LONG))
+            connection.send_flush()
+            line.wait_for(lambda: len(line.pcm) > 4 * RATE)
+            connection.send_interrupt(
+                SpeakV2Interrupt(playback_offset=SpeakV2InterruptPlaybackOffset(type="time_ms", value=1_500))
+            )
+            line.wait_for(lambda: "SpeechInterrupted" in line.kinds)
+            said = line.messages[-1]
+            assert said.audio_played_ms == 1_500, said
+            assert said.text_spoken, said
+            assert said.text_remaining, said
+            assert LONG.startswith(said.text_spoken), said
+        turns = []
+        for text in TURNS:
+            line.reset()
+            for delta in deltas(text):
+                connection.send_speak(SpeakV2Speak(text=delta))
+            connection.send_flush()
+            line.wait_for(lambda: "SpeechMetadata" in line.kinds)
+            turns.append(facts(text, line.pcm))
+        connection.send_close()
+        line.join()
+        return turns
+
+
+class Line:
+    """What comes on a socket of Deepgram's package, read in a thread."""
+
+    def __init__(self, connection: object) -> None:
+        from deepgram.core.events import EventType
+
+        self.reset()
+        self.faults: list[object] = []
+        connection.on(EventType.MESSAGE, self._take)
+        connection.on(EventType.ERROR, self.faults.append)
+        self._thread = threading.Thread(target=connection.start_listening, daemon=True)
+        self._thread.start()
+
+    def reset(self) -> None:
+        self.pcm, self.messages = b"", []
+
+    @property
+    def kinds(self) -> list[str]:
+        return [getattr(message, "type", "") for message in self.messages]
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + TURN_TIMEOUT_S
+        while not condition():
+            if time.monotonic() > deadline or self.faults:
+                raise TimeoutError(f"waited in vain: {self.kinds} {self.faults}")
+            time.sleep(0.01)
+
+    def join(self) -> None:
+        self._thread.join(TURN_TIMEOUT_S)
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, bytes):
+            self.pcm += message
+        else:
+            self.messages.append(message)
+
+
+def main() -> None:
+    name, url, mode = sys.argv[1:4]
+    turns = {"elevenlabs": elevenlabs, "cartesia": cartesia, "deepgram": deepgram}[name](url, mode)
+    print(json.dumps({"turns": turns, "errors": []}))
+
+
+if __name__ == "__main__":
+    main()

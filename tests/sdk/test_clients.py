@@ -1,0 +1,132 @@
+"""The clients themselves: each runs in an environment of its own, speaks to a server process and tells what it got.
+
+``tests/sdk/run`` makes the environments and runs these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.realtime.processes import Server, server
+
+pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = Path(__file__).parent / "clients"
+ENVIRONMENTS = Path(os.environ.get("VOICEWIRE_SDK_ENVS", ROOT / ".sdk-envs"))
+KEY = "a-key-of-enough-characters"
+SCRIPT = {"ms_per_char": 60.0, "first_chunk_s": 0.02, "real_time_factor": 0.1}
+RUN_TIMEOUT_S = 150
+WORD_SLACK_S = 0.5
+LEAST_PEAK = 1_000
+
+PIPECAT = {
+    "elevenlabs": ("sentence", "token", "interrupt"),
+    "elevenlabs_dialogue": ("sentence", "interrupt"),
+    "elevenlabs_http": ("sentence",),
+    "cartesia": ("sentence", "token", "interrupt"),
+    "cartesia_http": ("sentence",),
+    "deepgram": ("sentence", "token", "interrupt"),
+    "deepgram_http": ("sentence",),
+    "deepgram_flux": ("token", "interrupt"),
+}
+LIVEKIT = {
+    "elevenlabs": ("stream", "cancel", "synthesize"),
+    "elevenlabs_pcm": ("stream", "cancel"),
+    "elevenlabs_opus": ("stream",),
+    "elevenlabs_v3": ("stream", "cancel", "synthesize"),
+    "cartesia": ("stream", "cancel", "synthesize"),
+    "deepgram": ("stream", "cancel", "synthesize"),
+    "deepgram_v2": ("stream", "cancel", "synthesize"),
+}
+VENDORS = {
+    "elevenlabs": ("realtime", "realtime_mp3", "stream", "convert", "timestamps"),
+    "cartesia": ("websocket", "flush", "cancel", "contexts", "bytes", "sse", "float"),
+    "deepgram": ("v1", "clear", "http", "v2", "v2_interrupt"),
+}
+TIMED = {
+    ("pipecat", "elevenlabs"),
+    ("pipecat", "elevenlabs_dialogue"),
+    ("pipecat", "elevenlabs_http"),
+    ("pipecat", "cartesia"),
+    ("livekit", "elevenlabs"),
+    ("livekit", "elevenlabs_pcm"),
+    ("livekit", "elevenlabs_opus"),
+    ("livekit", "elevenlabs_v3"),
+    ("livekit", "cartesia"),
+}
+TIMED_MODES = {"websocket", "flush", "cancel", "contexts", "timestamps"}
+
+
+def runs() -> Iterator[tuple[str, str, str]]:
+    for environment, services in (("pipecat", PIPECAT), ("livekit", LIVEKIT), ("vendor", VENDORS)):
+        yield from ((environment, service, mode) for service, modes in services.items() for mode in modes)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    with server(SCRIPT, auth__api_keys=f"agent:{KEY}") as started:
+        yield started
+
+
+@pytest.mark.parametrize(("environment", "service", "mode"), list(runs()))
+def test_a_client_speaks_and_goes_on(running: Server, environment: str, service: str, mode: str) -> None:
+    told = run(environment, service, running.url.replace("ws", "http", 1), mode)
+    assert told["errors"] == []
+    assert told["turns"]
+    for turn in told["turns"]:
+        assert 1.0 < turn["duration_s"] < 12.0
+        assert turn["peak"] > LEAST_PEAK
+        if mode != "synthesize" and is_timed(environment, service, mode):
+            check_words(turn)
+
+
+def is_timed(environment: str, service: str, mode: str) -> bool:
+    return (environment, service) in TIMED or (environment == "vendor" and mode in TIMED_MODES)
+
+
+def check_words(turn: dict) -> None:
+    """Each word once and in order, with times that rise and stay within the audio."""
+    assert [word[0].strip() for word in turn["words"]] == turn["text"].split()
+    times_s = [word[1] * (1e-9 if isinstance(word[1], int) else 1) for word in turn["words"]]
+    assert all(earlier <= later for earlier, later in pairwise(times_s))
+    assert times_s[-1] - times_s[0] <= turn["duration_s"] + WORD_SLACK_S
+
+
+def test_elevenlabs_over_tls(tmp_path: Path) -> None:
+    """Its package makes ``wss`` of every address."""
+    certificate, key = self_signed(tmp_path)
+    with server(
+        SCRIPT, auth__api_keys=f"agent:{KEY}", listen__tls_certificate=str(certificate), listen__tls_key=str(key)
+    ) as started:
+        url = started.url.replace("ws", "https", 1)
+        told = run("vendor", "elevenlabs", url, "realtime", SSL_CERT_FILE=str(certificate))
+    assert all(turn["peak"] > LEAST_PEAK for turn in told["turns"])
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=voicewire"
+    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *where], check=True, capture_output=True)
+    return certificate, key
+
+
+def run(environment: str, service: str, url: str, mode: str, **variables: str) -> dict:
+    folder = {"vendor": "sdks"}.get(environment, environment)
+    python = ENVIRONMENTS / folder / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"no environment {folder}: tests/sdk/run makes it")
+    command = [python, CLIENTS / f"{environment}_client.py", service, url, mode]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False, env=os.environ | variables
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    return json.loads(done.stdout.splitlines()[-1])
