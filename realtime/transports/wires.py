@@ -248,7 +248,7 @@ class WireConnection:
     def _note_warnings(self, warnings: tuple[str, ...]) -> None:
         if warnings:
             self._warnings = warnings
-            log.info("a wish was not granted", extra={"wire": self._wire.path, "warnings": "; ".join(warnings)})
+            log.info("a wish was not granted", extra={"wire": self._wire.path})
 
     def _facts(self, ended: on.Ended) -> dict[str, object]:
         """What the log is told of a context: nothing that was said."""

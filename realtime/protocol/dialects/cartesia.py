@@ -21,6 +21,8 @@ RUNNING, FINISHED = 206, 200
 class Spoken:
     normalized: bool = False
     closed: bool = False
+    cancelled: bool = False
+    """Not a word more: clients take what comes of an unknown context for the answer to another."""
     num_flushed: int = 0
 
 
@@ -93,11 +95,12 @@ class Cartesia(on.Dialect):
     def _cancel(self, context: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
         if spoken is not None:
-            spoken.closed = True
+            spoken.closed = spoken.cancelled = True
             yield on.Cancel(context)
 
     def _end(self, event: on.Ended) -> Iterator[on.Intent]:
-        if self._contexts.pop(event.context, None) is None:
+        spoken = self._contexts.pop(event.context, None)
+        if spoken is None or spoken.cancelled:
             return
         if event.error is not None and event.error.code != "text_timeout":
             yield self._error(event.context, event.error)

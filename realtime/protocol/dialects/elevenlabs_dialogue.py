@@ -43,6 +43,8 @@ class Spoken:
     closed: bool = False
     audio_end_ms: float = 0.0
     """Of what was told."""
+    owed_ms: float = 0.0
+    """pipecat strips leading spaces, and with them the first message's share of its clock: the second makes up."""
     words: list[on.TimedWord] = field(default_factory=list)
 
 
@@ -107,8 +109,9 @@ class Dialogue(on.Dialect):
         yield on.Append(context, "".join(_with_space(spoken, part.text) for part in inputs))
         if said.flush:
             yield on.Flush(context)
-        if said.flush or inputs:
-            spoken.flushed = bool(said.flush) and not inputs
+        says_something = any(part.text.strip() for part in inputs)
+        if said.flush or says_something:
+            spoken.flushed = not says_something
 
     def _open(self, context: str, said: Said) -> Iterator[on.Intent]:
         assert self.wish is not None
@@ -139,7 +142,9 @@ class Dialogue(on.Dialect):
         spoken.audio_end_ms = end_ms
         chars = characters(words)
         if self._fills:
-            chars.append(Char(" ", max(start_ms, chars[-1].end_ms if chars else 0.0), end_ms))
+            owed_ms, spoken.owed_ms = spoken.owed_ms, 0.0 if start_ms or chars else end_ms
+            fill_ms = chars.pop().start_ms if chars and chars[-1].text == " " else start_ms
+            chars.append(Char(" ", fill_ms, max(end_ms, fill_ms) + owed_ms))
         audio = base64.b64encode(data).decode() if data else None
         return on.Send(dump(audio=audio, alignment=snake_alignment(chars, start_ms), context_id=context))
 

@@ -75,6 +75,31 @@ class Stream(on.Dialect):
         return replace(self.wish, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
+class DialogueInput(Struct):
+    text: str
+    voice_id: str | None = None
+
+
+class DialogueBody(Struct):
+    inputs: list[DialogueInput]
+    language_code: str | None = None
+    seed: int | None = None
+
+
+class DialogueStream(Stream):
+    """``/v1/text-to-dialogue/stream``: all inputs are spoken by the voice of the first."""
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        body = parse_json(message, DialogueBody)
+        text = " ".join(part.text for part in body.inputs)
+        if not text.strip():
+            raise RemoteProtocolError("invalid_request", "inputs hold no text", "inputs")
+        assert self.wish is not None
+        language = body.language_code or self.wish.language
+        yield on.Open(CONTEXT, replace(self.wish, voice=body.inputs[0].voice_id, language=language, seed=body.seed))
+        yield on.Append(CONTEXT, text, last=True)
+
+
 class StreamWithTimestamps(Stream):
     """``.../stream/with-timestamps``: a JSON object a line, audio and the times of characters in it."""
 

@@ -22,7 +22,7 @@ ENCODINGS = {
     "opus": "ogg_opus",
 }
 DEFAULT_FORMAT = "mp3_44100_128"
-OUTPUT_FORMAT = re.compile(r"([a-z]{3,4})_(\d{4,5})(?:_(\d{1,3}))?")
+OUTPUT_FORMAT = re.compile(r"([a-z0-9]{3,4})_(\d{4,5})(?:_(\d{1,3}))?")
 MAX_SEED = 2**32 - 1
 STATUSES = {
     "unauthorized": "invalid_api_key",

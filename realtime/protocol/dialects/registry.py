@@ -35,6 +35,8 @@ WIRES: tuple[Wire, ...] = (
     Wire("/v1/text-to-speech/{voice_id}", elevenlabs_http.Stream, "http"),
     Wire("/v1/text-to-speech/{voice_id}/stream", elevenlabs_http.Stream, "http"),
     Wire("/v1/text-to-speech/{voice_id}/stream/with-timestamps", elevenlabs_http.StreamWithTimestamps, "http"),
+    Wire("/v1/text-to-dialogue", elevenlabs_http.DialogueStream, "http"),
+    Wire("/v1/text-to-dialogue/stream", elevenlabs_http.DialogueStream, "http"),
     Wire("/tts/websocket", cartesia.Cartesia),
     Wire("/tts/bytes", cartesia_http.Bytes, "http"),
     Wire("/tts/sse", cartesia_http.ServerSentEvents, "http"),
