@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from engine.layers.transformer import CausalContext, Transformer, attention
 from engine.models.qwen3_tts.config import CodePredictorConfig
+from engine.models.qwen3_tts.one_layer_predictor import OneLayerPredictor
 
 Draw = Callable[[int, Tensor], Tensor]
 """(codebook, logits [N, V]) -> ids [N]."""
@@ -54,11 +55,17 @@ class CodePredictor(nn.Module):
         )
         self.small_to_mtp_projection = nn.Linear(talker_size, size) if config.projected else nn.Identity()
         self.input_tables: list[Tensor] | None = None
+        self.looked_up: OneLayerPredictor | None = None
 
     def fuse(self) -> None:
         """Fold the input projection into the tables: the product is then left for the hidden state alone."""
         self.model.fuse()
         self.input_tables = [self.small_to_mtp_projection(table.weight) for table in self.model.codec_embedding]
+
+    def look_up(self) -> None:
+        """Compute ahead what depends on the codes alone; without effect on a stack of several layers."""
+        if OneLayerPredictor.fits(self):
+            self.looked_up = OneLayerPredictor(self)
 
     def input_row(self, codebook: int, codes: Tensor) -> Tensor:
         """Projected embedding of the codes [N] of ``codebook`` (1..K-1) -> [N, size]."""
@@ -68,6 +75,8 @@ class CodePredictor(nn.Module):
 
     def generate(self, hidden: Tensor, code0_row: Tensor, draw: Draw) -> Tensor:
         """hidden [N, H], code0_row = E0[c0] [N, H] -> codes 1..K-1 [N, K-1]."""
+        if self.looked_up is not None:
+            return self.looked_up.generate(hidden, code0_row, draw)
         cache = FrameCache(self.config, hidden.shape[0], hidden)
         positions = torch.arange(self.config.num_code_groups, device=hidden.device)[None]
         x = self.small_to_mtp_projection(torch.stack((hidden, code0_row), dim=1))

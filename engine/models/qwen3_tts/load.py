@@ -26,6 +26,7 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
         use_products(codec)
         pack_linears(codec)
         pack_linears(model.talker)
+        model.talker.code_predictor.look_up()
     encode_voice = None
     if config.voice_encoders and model.config.encoders is not None:
         encode_voice = load_encoders(folder, model.config.encoders, device)
