@@ -12,10 +12,11 @@ from engine.api import EngineError
 from realtime.errors import Refused, describe, error_body
 from realtime.protocol.dialects import base as on
 from realtime.wishes import Grantor
+from sessions.alignment.times import WordTime
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import LimitExceeded, SessionClosed, SessionError
-from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseEvent
+from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseEvent, ResponseWords
 from sessions.response import Response
 from sessions.session import Session
 
@@ -241,8 +242,22 @@ def _told(context_id: str, response: Response, event: ResponseEvent) -> Iterator
         case ResponseAudio():
             end_sample = event.start_sample + event.num_samples
             yield on.Audio(context_id, b"".join(event.packets), ms(event.start_sample), ms(end_sample))
+        case ResponseWords():
+            yield on.Words(context_id, tuple(_timed(word) for word in event.words))
         case FlushDone():
             yield on.Flushed(context_id, ms(event.end_sample))
+
+
+def _timed(word: WordTime) -> on.TimedWord:
+    return on.TimedWord(
+        text=word.text,
+        start_ms=word.start_ms,
+        end_ms=word.end_ms,
+        char_ends_ms=word.char_ends_ms,
+        spoken=word.spoken,
+        spoken_ends_ms=word.spoken_ends_ms,
+        raw_start=word.raw_start,
+    )
 
 
 def _ended(context_id: str, done: ResponseDone) -> on.Ended:

@@ -34,6 +34,7 @@ class Grantor:
             language=language,
             instruct=wish.instruct or self._base.instruct,
             format=audio_format(wish.format),
+            word_times=wish.word_times,
             sampling=msgspec.structs.replace(self._base.sampling, seed=wish.seed),
         )
         return settings, tuple(filter(None, (voice_warning, language_warning, speed_warning(wish.speed))))
