@@ -11,8 +11,9 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import urljoin
 
@@ -25,6 +26,7 @@ from realtime.version import VERSION
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 READ_BYTES = 65_536
 MAX_HEAD_BYTES = 32_768
+MAX_LOOK_UPS = 4
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[[str, Target, ssl.SSLContext | None], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -45,10 +47,17 @@ class Moved(NamedTuple):
     location: str
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """By the system's resolver. Raises ``OSError``."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+class SystemResolver:
+    """The system's resolver, in threads of its own: a name whose servers never answer holds up other names at most."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MAX_LOOK_UPS, thread_name_prefix="resolver")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """Raises ``OSError``."""
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        return [str(address[0]) for *_, address in found]
 
 
 async def connect(
@@ -64,7 +73,7 @@ async def connect(
 @dataclass(frozen=True, slots=True)
 class Fetcher:
     rules: FetchRules = FetchRules()
-    resolve: Resolve = resolve
+    resolve: Resolve = field(default_factory=SystemResolver)
     connect: Connect = connect
     tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
 
@@ -94,9 +103,7 @@ class Fetcher:
         try:
             return await self._ask(target, reader, writer)
         finally:
-            writer.close()
-            with suppress(OSError, TimeoutError, asyncio.CancelledError):
-                writer.transport.abort()
+            writer.transport.abort()
 
     async def _ask(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | Moved:
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
