@@ -1,0 +1,296 @@
+"""Every vendor's wire over real sockets, with the fake engine behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.dialects.clients import CLIENTS, RAW, VendorClient, read
+from tests.realtime.live import QUICK, WAIT_S, Live, live_server
+
+KEY = "a-key-of-enough-characters"
+TEXT = "Hello there, how are you today?"
+LONG = "This is one sentence of a very long story. " * 60
+LEAST_BYTES = 2 * 24_000 * len(TEXT) * 0.04 * 0.9
+SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
+
+every = pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
+
+
+@pytest.fixture
+async def live() -> AsyncIterator[Live]:
+    async with live_server(FakeSpeechEngine(QUICK), auth__api_keys=f"agent:{KEY}") as server:
+        yield server
+        await server.freed()
+
+
+def dial(live: Live, client: VendorClient, **options: Any) -> connect:
+    settings = {"compression": None, "proxy": None, "additional_headers": {"Authorization": f"Bearer {KEY}"}} | options
+    return connect(live.url + client.path, **settings)
+
+
+async def send(socket: ClientConnection, messages: list[dict[str, Any]]) -> None:
+    for message in messages:
+        await socket.send(json.dumps(message))
+
+
+async def turn(socket: ClientConnection, client: VendorClient, name: str, text: str = TEXT) -> bytes:
+    await send(socket, client.say(name, text) + client.end(name))
+    return (await hear(socket, client, name))[0]
+
+
+async def hear(socket: ClientConnection, client: VendorClient, name: str) -> tuple[bytes, list[dict[str, Any]]]:
+    """Up to the end of a turn."""
+    audio, said = b"", []
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            data, message = read(client, await socket.recv())
+            audio += data
+            if message:
+                said.append(message)
+                if client.is_end(message, name):
+                    return audio, said
+
+
+async def hear_first_audio(socket: ClientConnection, client: VendorClient) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not read(client, await socket.recv())[0]:
+            pass
+
+
+async def hear_to_the_close(socket: ClientConnection, client: VendorClient) -> tuple[int, list[dict[str, Any]]]:
+    said = []
+    async with asyncio.timeout(WAIT_S):
+        try:
+            while True:
+                said.append(read(client, await socket.recv())[1])
+        except ConnectionClosed:
+            assert socket.close_code is not None
+            return socket.close_code, said
+
+
+@every
+async def test_two_turns_on_a_socket(live: Live, client: VendorClient) -> None:
+    async with dial(live, client) as socket:
+        for name in ("t1",) if client.one_turn else ("t1", "t2"):
+            assert len(await turn(socket, client, name)) > LEAST_BYTES
+        if client.one_turn:
+            assert (await hear_to_the_close(socket, client))[0] == 1000
+
+
+@every
+async def test_an_interruption_and_a_turn_after_it(client: VendorClient) -> None:
+    engine = FakeSpeechEngine(SLOW)
+    async with live_server(engine) as live:
+        async with dial(live, client) as socket:
+            await send(socket, client.say("t1", LONG))
+            await hear_first_audio(socket, client)
+            if not client.cancel("t1"):
+                return
+            await send(socket, client.cancel("t1"))
+            if not client.cancel_is_silent:
+                _, said = await hear(socket, client, "t1")
+                assert not any(map(client.is_error, said))
+            engine.script = QUICK
+            audio = await turn(socket, client, "t2")
+            assert LEAST_BYTES < len(audio) < 3 * LEAST_BYTES
+        await live.freed()
+
+
+@every
+@pytest.mark.parametrize("text", ["", " ", "...", "😀"])
+async def test_a_turn_with_nothing_to_say_ends_too(live: Live, client: VendorClient, text: str) -> None:
+    if client.name == "deepgram flux" and not text:
+        pytest.skip("no text, no turn")
+    async with dial(live, client) as socket:
+        assert await turn(socket, client, "t1", text) == b""
+
+
+@every
+@pytest.mark.parametrize("state", ["connected", "open", "speaking", "cancelled", "ended", "over"])
+async def test_a_socket_dropped_in_any_state_leaves_nothing(live: Live, client: VendorClient, state: str) -> None:
+    socket = await dial(live, client)
+    if state in ("speaking", "cancelled"):
+        await send(socket, client.say("t1", LONG))
+        await hear_first_audio(socket, client)
+    elif state != "connected":
+        await send(socket, client.say("t1", TEXT))
+    if state == "cancelled":
+        await send(socket, client.cancel("t1"))
+    if state in ("ended", "over"):
+        await send(socket, client.end("t1"))
+    if state == "over":
+        await hear(socket, client, "t1")
+    socket.transport.abort()
+    await live.freed()
+    await socket.wait_closed()
+
+
+@every
+async def test_a_message_that_breaks_the_wire(live: Live, client: VendorClient) -> None:
+    for message, close in (("{", client.close_after_bad_json), (b"\0", client.close_after_bad_json)):
+        async with dial(live, client) as socket:
+            await socket.send(message)
+            if close is None:
+                async with asyncio.timeout(WAIT_S):
+                    assert client.is_error(read(client, await socket.recv())[1])
+                assert await turn(socket, client, "t1")
+            else:
+                code, said = await hear_to_the_close(socket, client)
+                assert (code, client.is_error(said[-1])) == (close, True)
+    async with dial(live, client) as socket:
+        await socket.send(json.dumps({"text": "x" * 300_000, "type": "Speak", "transcript": ""}))
+        code, said = await hear_to_the_close(socket, client)
+        assert (code, client.is_error(said[-1])) == (1009, True)
+
+
+@every
+async def test_an_engine_that_dies_is_told_in_the_wires_words(client: VendorClient) -> None:
+    async with live_server(FakeSpeechEngine(FakeScript(fail_at_frame=2, real_time_factor=0.02))) as live:
+        async with dial(live, client) as socket:
+            await send(socket, client.say("t1", TEXT) + client.end("t1"))
+            async with asyncio.timeout(WAIT_S):
+                while not client.is_error(read(client, await socket.recv())[1]):
+                    pass
+        await live.freed()
+
+
+@every
+@pytest.mark.parametrize("place", ["xi-api-key", "X-API-Key", "Bearer", "Token", "raw", "Basic", "query", "token, KEY"])
+async def test_keys_in_every_place(live: Live, client: VendorClient, place: str) -> None:
+    for key, is_right in ((KEY, True), (KEY + "x", False)):
+        options, query = shown(place, key, client)
+        handshake = connect(live.url + client.path + query, compression=None, proxy=None, **options)
+        if is_right:
+            await (await handshake).close()
+            continue
+        with pytest.raises(InvalidStatus) as refused:
+            await handshake
+        assert refused.value.response.status_code == 401
+
+
+def shown(place: str, key: str, client: VendorClient) -> tuple[dict[str, Any], str]:
+    match place:
+        case "query":
+            return {}, f"&{client.key_in_query}={key}"
+        case "token, KEY":
+            return {"subprotocols": ["token", key]}, ""
+        case "raw":
+            return {"additional_headers": {"Authorization": key}}, ""
+        case "Bearer" | "Token" | "Basic":
+            return {"additional_headers": {"Authorization": f"{place} {key}"}}, ""
+        case _:
+            return {"additional_headers": {place: key}}, ""
+
+
+@every
+async def test_a_client_without_a_key(live: Live, client: VendorClient) -> None:
+    if "elevenlabs" not in client.name:
+        with pytest.raises(InvalidStatus) as refused:
+            await dial(live, client, additional_headers={})
+        assert refused.value.response.status_code == 401
+        return
+    for key, heard in ((KEY, True), (KEY + "x", False)):
+        async with dial(live, client, additional_headers={}) as socket:
+            first, *rest = client.say("t1", TEXT) + client.end("t1")
+            await send(socket, [first | {"xi_api_key": key}, *rest])
+            if heard:
+                assert (await hear(socket, client, "t1"))[0]
+            else:
+                code, said = await hear_to_the_close(socket, client)
+                assert (code, said[-1]["error"]) == (1008, "invalid_api_key")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/text-to-speech/zoe/stream-input", {"detail": {"status": "invalid_api_key"}}),
+        ("/tts/websocket", {"error_code": "unauthorized", "status_code": 401}),
+        ("/v1/speak", {"err_code": "UNAUTHORIZED"}),
+    ],
+)
+async def test_refusals_have_the_vendors_shape(live: Live, path: str, said: dict[str, Any]) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(live.url + path, additional_headers={"xi-api-key": "wrong"}, compression=None, proxy=None)
+    body = json.loads(refused.value.response.body or b"")
+    for name, value in said.items():
+        assert body[name] == value or body[name].items() >= value.items()
+
+
+HTTP = [
+    ("/v1/text-to-speech/zoe?output_format=pcm_24000", {"text": TEXT}, "audio/pcm"),
+    ("/v1/text-to-speech/zoe/stream", {"text": TEXT, "model_id": "eleven_flash_v2_5"}, "audio/mpeg"),
+    ("/v1/text-to-speech/zoe/stream?output_format=opus_48000_32", {"text": TEXT}, "audio/ogg"),
+    ("/v1/text-to-speech/zoe/stream/with-timestamps?output_format=pcm_16000", {"text": TEXT}, "application/x-ndjson"),
+    ("/v1/text-to-dialogue/stream?output_format=wav_24000", {"inputs": [{"text": TEXT}]}, "audio/wav"),
+    ("/tts/bytes", {"transcript": TEXT, "output_format": RAW, "voice": {"id": "zoe"}}, "audio/pcm"),
+    ("/tts/bytes", {"transcript": TEXT, "output_format": {"container": "mp3", "sample_rate": 44_100}}, "audio/mpeg"),
+    ("/tts/bytes", {"transcript": TEXT, "output_format": RAW | {"container": "wav"}}, "audio/wav"),
+    ("/tts/sse", {"transcript": TEXT, "output_format": RAW, "add_timestamps": True}, "text/event-stream"),
+    ("/v1/speak", {"text": TEXT}, "audio/mpeg"),
+    ("/v1/speak?encoding=linear16&container=none", {"text": TEXT}, "audio/l16"),
+    ("/v1/speak?encoding=linear16", {"text": TEXT}, "audio/wav"),
+    ("/v1/speak?encoding=opus&model=aura-2-zoe-en", {"text": TEXT}, "audio/ogg"),
+    ("/v1/speak?encoding=alaw", {"text": TEXT}, "audio/alaw"),
+    ("/v2/speak?model=flux-zoe-en&encoding=linear16&container=none", {"text": TEXT}, "audio/l16"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "media_type"), HTTP)
+async def test_over_http(live: Live, path: str, body: dict[str, Any], media_type: str) -> None:
+    async with live.http() as http:
+        answer = await http.post(path, json=body, headers={"xi-api-key": KEY})
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, media_type)
+        assert len(answer.content) > 5_000
+        assert "zoe" in answer.headers.get("X-Voicewire-Warning", "zoe")
+        refused = await http.post(path, json=body, headers={"xi-api-key": KEY + "x"})
+        assert refused.status_code == 401
+
+
+@pytest.mark.parametrize("path", sorted({path.partition("?")[0] for path, _, _ in HTTP}))
+async def test_bad_bodies_over_http(live: Live, path: str) -> None:
+    async with live.http() as http:
+        for body, status in (
+            (b"{", 400),
+            (b"{}", 400),
+            (b'{"text":" ","transcript":"","inputs":[]}', 400),
+            (b"x" * 300_000, 413),
+        ):
+            answer = await http.post(path, content=body, headers={"xi-api-key": KEY})
+            assert (answer.status_code, bool(answer.json())) == (status, True)
+
+
+async def test_timestamps_as_json_lines_and_as_events(live: Live) -> None:
+    async with live.http() as http:
+        path = "/v1/text-to-speech/zoe/stream/with-timestamps?output_format=pcm_16000"
+        lines = (await http.post(path, json={"text": TEXT}, headers={"xi-api-key": KEY})).text.splitlines()
+        told = [json.loads(line)["alignment"] for line in lines]
+        assert "".join(char for times in told if times for char in times["characters"]).split() == TEXT.split()
+        body = {"transcript": TEXT, "output_format": RAW, "add_timestamps": True}
+        events = (await http.post("/tts/sse", json=body, headers={"X-API-Key": KEY})).text.split("\n\n")
+        told = [json.loads(event.partition("data: ")[2]) for event in events if event]
+        words = [word for event in told if event["type"] == "timestamps" for word in event["word_timestamps"]["words"]]
+        assert words == TEXT.split()
+        assert told[-1] == {"type": "done", "context_id": None, "done": True, "status_code": 200}
+
+
+@pytest.mark.parametrize("name", ["elevenlabs multi", "cartesia", "elevenlabs dialogue"])
+async def test_word_times_on_sockets(live: Live, name: str) -> None:
+    client = CLIENTS[name]
+    async with dial(live, client) as socket:
+        await send(socket, client.say("t1", TEXT) + client.end("t1"))
+        _, said = await hear(socket, client, "t1")
+    assert "".join(spoken(message) for message in said).split() == TEXT.split()
+
+
+def spoken(message: dict[str, Any]) -> str:
+    if words := message.get("word_timestamps"):
+        return " ".join(words["words"]) + " "
+    return "".join((message.get("alignment") or {}).get("chars", ""))
