@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -26,14 +27,19 @@ def local(folder: Path, **settings: object) -> LocalEngine:
     return engine
 
 
+def size_of(folder: Path) -> str:
+    size: str = json.loads((folder / "config.json").read_text())["tts_model_size"]
+    return size
+
+
 async def test_both_released_shapes_load_and_speak(any_folder: Path) -> None:
     engine = local(any_folder)
     await engine.start()
     try:
         heard = await listen(engine.submit(HELLO))
-        assert engine.info.model == "qwen3-tts 0b6 custom_voice"
+        assert engine.info.model == f"qwen3-tts {size_of(any_folder)} custom_voice"
         assert [voice.name for voice in engine.info.voices] == ["ada", "bo", "dylan"]
-        assert engine.info.languages == ("auto", "english", "chinese")
+        assert engine.info.languages == ("auto", "english", "chinese", "german")
         assert (engine.info.sample_rate, engine.info.frame_samples) == (24_000, 1_920)
     finally:
         await engine.aclose()

@@ -9,16 +9,29 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from torch import nn
+from torch import Tensor, nn
 
 from engine.layers.streaming import Snake
 from engine.layers.transformer import LayerScale
 from engine.models.qwen3_tts.codec_decoder import Codebook, CodecDecoder, ConvNeXtBlock
-from engine.models.qwen3_tts.config import read_config
+from engine.models.qwen3_tts.codec_encoder import CodecEncoder, EncoderCodebook
+from engine.models.qwen3_tts.config import read_codec_encoder, read_config, read_json
+from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
 BPE_TEXT = ["assistant user the quick brown fox jumps over the lazy dog " * 4, "Hello, world! How are you today?\n"] * 4
+
+GENERATION = dict(
+    do_sample=True, temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, max_new_tokens=8192
+) | {
+    "subtalker_dosample": True,
+    "subtalker_temperature": 0.9,
+    "subtalker_top_k": 50,
+    "subtalker_top_p": 1.0,
+}
+
+NUM_ENCODER_BOOKS = 6
 
 TINY: dict[str, Any] = {
     "talker": dict(hidden=48, intermediate=96, layers=3, heads=4, kv_heads=2, head_dim=16, text_hidden=40),
@@ -28,10 +41,15 @@ TINY: dict[str, Any] = {
     "rates": ([8, 5, 4, 3], [2, 2]),
     "books": 4,
     "codes": 64,
+    "size": "0b6",
+    "encoder": dict(num_filters=2, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=16)
+    | dict(num_key_value_heads=2, intermediate_size=48, codebook_dim=16, num_quantizers=NUM_ENCODER_BOOKS)
+    | dict(vector_quantization_hidden_dimension=16, upsample_groups=32),
+    "speaker": dict(enc_channels=[16, 16, 16, 16, 48], enc_attention_channels=12, enc_se_channels=8),
 }
 """Widths of the 0.6B shape in small: the predictor is as wide as the talker and has no projection."""
 
-TINY_PROJECTED = TINY | {"predictor": TINY["predictor"] | {"hidden": 32}}
+TINY_PROJECTED = TINY | {"predictor": TINY["predictor"] | {"hidden": 32}, "size": "1b7"}
 """The 1.7B shape in small: the predictor is narrower and stands behind a projection."""
 
 EMBEDDED: dict[str, Any] = {
@@ -42,6 +60,7 @@ EMBEDDED: dict[str, Any] = {
     "rates": ([8, 5, 4, 3], [2, 2]),
     "books": 8,
     "codes": 512,
+    "size": "embedded",
 }
 """The sizes of the embedded voice."""
 
@@ -78,7 +97,7 @@ def write_tokenizer(folder: Path, vocab_size: int = 400) -> dict[str, int]:
     return ids | {"assistant": model["vocab"]["assistant"]}
 
 
-def model_config(shape: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+def model_config(shape: dict[str, Any], ids: dict[str, int], task: str) -> dict[str, Any]:
     codes, books = shape["codes"], shape["books"]
     top = codes
     talker = _stack(shape["talker"], 1e6, 1e-6) | {
@@ -94,16 +113,23 @@ def model_config(shape: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
         "codec_nothink_id": top + 107,
         "codec_think_bos_id": top + 108,
         "codec_think_eos_id": top + 109,
-        "codec_language_id": {"english": top + 2, "chinese": top + 7, "beijing_dialect": top + 26},
-        "spk_id": {"ada": top + 1001, "Bo": [top + 1002], "dylan": top + 1003},
-        "spk_is_dialect": {"ada": False, "Bo": False, "dylan": "beijing_dialect"},
+        "codec_language_id": {"english": top + 2, "chinese": top + 7, "german": top + 5, "beijing_dialect": top + 26},
+        "spk_id": {"ada": top + 1001, "Bo": [top + 1002], "dylan": top + 1003} if task == "custom_voice" else {},
+        "spk_is_dialect": {"ada": False, "Bo": False, "dylan": "beijing_dialect"} if task == "custom_voice" else {},
+        "rope_scaling": {"mrope_section": mrope_section(shape["talker"]["head_dim"]), "interleaved": True}
+        | {"rope_type": "default", "type": "default"},
+        "position_id_per_seconds": 13,
+        "hidden_act": "silu",
+        "attention_bias": False,
         "code_predictor_config": _stack(shape["predictor"], 1e6, 1e-6)
-        | {"vocab_size": codes, "num_code_groups": books},
+        | {"vocab_size": codes, "num_code_groups": books, "max_position_embeddings": 65536, "rope_scaling": None},
     }
-    return {
+    listening = {"speaker_encoder_config": speaker_config(shape)} if task == "base" else {}
+    return listening | {
         "model_type": "qwen3_tts",
-        "tts_model_type": "custom_voice",
-        "tts_model_size": "0b6",
+        "transformers_version": "4.57.2",
+        "tts_model_type": task,
+        "tts_model_size": shape["size"],
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "im_start_token_id": ids["<|im_start|>"],
         "im_end_token_id": ids["<|im_end|>"],
@@ -115,12 +141,24 @@ def model_config(shape: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
+def mrope_section(head_dim: int) -> list[int]:
+    """How a released configuration shares the angles out between three axes that always agree."""
+    third = head_dim // 6
+    return [head_dim // 2 - 2 * third, third, third]
+
+
+def speaker_config(shape: dict[str, Any]) -> dict[str, Any]:
+    return {"enc_dim": shape["talker"]["hidden"], "sample_rate": 24000} | shape["speaker"]
+
+
 def codec_config(shape: dict[str, Any]) -> dict[str, Any]:
     rates, ratios = shape["rates"]
     decoder = _stack(shape["codec"], 1e4, 1e-5) | shape["codec_sizes"]
     decoder |= {"codebook_size": shape["codes"], "num_quantizers": shape["books"]}
     decoder |= {"upsample_rates": rates, "upsampling_ratios": ratios}
-    return {
+    encoder = {"codebook_size": shape["codes"], "upsampling_ratios": [8, 6, 5, 4]} | shape.get("encoder", {})
+    listening = {"encoder_config": encoder} if "encoder" in shape else {}
+    return listening | {
         "model_type": "qwen3_tts_tokenizer_12hz",
         "input_sample_rate": 24000,
         "output_sample_rate": 24000,
@@ -150,26 +188,69 @@ def randomize(module: nn.Module, seed: int) -> None:
                 value.normal_(1, 0.1, generator=generator)
             else:
                 value.normal_(0, 0.05, generator=generator)
-        if isinstance(child, Codebook):
-            child.embedding_sum.normal_(generator=generator)
+        if isinstance(child, Codebook | EncoderCodebook):
+            sums = child.embedding_sum if isinstance(child, Codebook) else child.embed_sum
+            sums.normal_(generator=generator)
             child.cluster_usage.uniform_(0.5, 2, generator=generator)
             child.cluster_usage[0] = 0.0
-            child.embedding_sum[0] *= 1e-5
+            sums[0] *= 1e-5
 
 
-def write_checkpoint(folder: Path, shape: dict[str, Any] = TINY, seed: int = 0) -> Path:
-    """A whole folder; greedy speech of it is noise, but every file, key and tensor is in place."""
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=1), encoding="utf-8")
+
+
+def write_settings(folder: Path, shape: dict[str, Any], ids: dict[str, int], task: str) -> None:
+    """Every file but the weights and the tokenizer's."""
     codec_folder = folder / "speech_tokenizer"
     codec_folder.mkdir(parents=True, exist_ok=True)
-    ids = write_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps(model_config(shape, ids), indent=1), encoding="utf-8")
-    (codec_folder / "config.json").write_text(json.dumps(codec_config(shape), indent=1), encoding="utf-8")
-    config = read_config(folder)
-    talker, codec = Talker(config.talker), CodecDecoder(config.codec)
-    randomize(talker, seed)
-    randomize(codec, seed + 1)
-    save_file({f"talker.{n}": t.contiguous() for n, t in talker.state_dict().items()}, folder / "model.safetensors")
-    save_file(
-        {f"decoder.{n}": t.contiguous() for n, t in codec.state_dict().items()}, codec_folder / "model.safetensors"
-    )
+    write_json(folder / "config.json", model_config(shape, ids, task))
+    write_json(folder / "generation_config.json", GENERATION)
+    write_json(folder / "preprocessor_config.json", {"processor_class": "Qwen3TTSProcessor", "padding_side": "left"})
+    write_json(codec_folder / "config.json", codec_config(shape))
+    extractor = {"feature_extractor_type": "EncodecFeatureExtractor", "sampling_rate": 24000, "feature_size": 1}
+    write_json(codec_folder / "preprocessor_config.json", extractor | {"padding_side": "right", "padding_value": 0.0})
+
+
+def random_tensors(module: nn.Module, prefix: str, seed: int) -> dict[str, Tensor]:
+    randomize(module, seed)
+    return {f"{prefix}{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
+
+
+def write_checkpoint(folder: Path, shape: dict[str, Any] = TINY, seed: int = 0, task: str = "custom_voice") -> Path:
+    """A whole folder; its speech is noise, but every file, key and tensor is in place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_settings(folder, shape, write_tokenizer(folder), task)
+    write_weights(folder, seed)
     return folder
+
+
+def unused_tensors(encoder: CodecEncoder, num_books: int) -> dict[str, Tensor]:
+    """What a released file holds besides: marks of training, the way back, and books past those in use."""
+    chains = dict(encoder.quantizer.named_children())
+    unused = {}
+    for name, chain in chains.items():
+        unused[f"{name}.output_proj.weight"] = chain.input_proj.weight.detach().transpose(0, 1).contiguous()
+        wanted = 1 if name.startswith("semantic") else num_books - 1
+        for i in range(wanted):
+            book = f"{name}.layers.{i}.codebook"
+            unused[f"{book}.initialized"] = torch.ones(1)
+            if i >= len(chain.layers):
+                unused[f"{book}.embed_sum"] = torch.ones_like(chain.layers[0].codebook.embed_sum)
+                unused[f"{book}.cluster_usage"] = torch.ones_like(chain.layers[0].codebook.cluster_usage)
+    return {f"encoder.quantizer.{name}": tensor for name, tensor in unused.items()}
+
+
+def write_weights(folder: Path, seed: int) -> None:
+    """Random tensors for the settings in ``folder``, the same for a seed."""
+    config = read_config(folder)
+    model = random_tensors(Talker(config.talker), "talker.", seed)
+    codec = random_tensors(CodecDecoder(config.codec), "decoder.", seed + 1)
+    codec_file = read_json(folder / "speech_tokenizer" / "config.json")
+    if config.encoders is not None:
+        model |= random_tensors(SpeakerEncoder(config.encoders.speaker), "speaker_encoder.", seed + 2)
+    if "encoder_config" in codec_file.values:
+        encoder = CodecEncoder(read_codec_encoder(codec_file))
+        codec |= random_tensors(encoder, "encoder.", seed + 3) | unused_tensors(encoder, NUM_ENCODER_BOOKS)
+    save_file(model, folder / "model.safetensors", {"format": "pt"})
+    save_file(codec, folder / "speech_tokenizer" / "model.safetensors", {"format": "pt"})
