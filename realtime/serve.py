@@ -23,6 +23,7 @@ from realtime.transports.listener import DrainingServer, ListenConfig, listening
 from realtime.transports.page import page_routes
 from realtime.transports.speech import speech
 from realtime.transports.speech_batch import speech_batch
+from realtime.transports.tokens import token_routes
 from realtime.transports.voices import VOICE_ROUTES
 from realtime.transports.websocket import SpeechEndpoint
 from realtime.transports.wires import wire_routes
@@ -50,6 +51,7 @@ def create_app(config: ServerConfig | None = None, engine: SpeechEngine | None =
     routes = [
         WebSocketRoute(PATH, SpeechEndpoint(server)),
         *wire_routes(server),
+        *token_routes(),
         WebSocketRoute("/{path:path}", refuse_socket),
         Route("/v1/audio/speech", speech, methods=["POST"]),
         Route("/v1/audio/speech/batch", speech_batch, methods=["POST"]),

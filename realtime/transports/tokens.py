@@ -1,0 +1,95 @@
+"""Short-lived tokens for browsers, in our shape and in those of the vendors: an API key in, a token out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from realtime.errors import Refused
+from realtime.protocol.native import field_at_fault
+from realtime.transports.http import server_of
+
+MAX_BODY_BYTES = 65_536
+
+
+class Minted(NamedTuple):
+    token: str
+    expires_s: int
+    """Unix time."""
+    ttl_s: int
+
+
+class Mint(NamedTuple):
+    """One address where tokens are to be had."""
+
+    path: str
+    ttl_field: str | None
+    default_ttl_s: int
+    answer: Callable[[Minted], dict[str, Any]]
+
+
+MINTS = (
+    Mint("/v1/tokens", "ttl_s", 60, lambda minted: {"token": minted.token, "expires_at": minted.expires_s}),
+    Mint("/v1/single-use-token/{kind}", None, 900, lambda minted: {"token": minted.token}),
+    Mint("/access-token", "expires_in", 60, lambda minted: {"token": minted.token}),
+    Mint(
+        "/v1/auth/grant",
+        "ttl_seconds",
+        30,
+        lambda minted: {"access_token": minted.token, "expires_in": minted.ttl_s},
+    ),
+)
+"""Ours, ElevenLabs', Cartesia's and Deepgram's."""
+
+
+class MintEndpoint:
+    def __init__(self, mint: Mint) -> None:
+        self._mint = mint
+
+    async def __call__(self, request: Request) -> Response:
+        """Raises ``Refused``."""
+        server = server_of(request)
+        caller = server.gatekeeper.admit(request)
+        longest_s = server.config.wires.token_ttl_s
+        ttl_s = self._ttl_s(await read_object(request), longest_s)
+        token, expires_s = server.gatekeeper.mint(caller, ttl_s)
+        answer = self._mint.answer(Minted(token, expires_s, ttl_s))
+        return JSONResponse(answer, headers={"Cache-Control": "no-store"})
+
+    def _ttl_s(self, body: Mapping[str, Any], longest_s: int) -> int:
+        name = self._mint.ttl_field
+        asked = body.get(name) if name else None
+        if asked is None:
+            return min(self._mint.default_ttl_s, longest_s)
+        if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= longest_s:
+            raise Refused("invalid_request", f"{name} must be 1 to {longest_s} (wires.token_ttl_s)", name)
+        return asked
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body, a JSON object or nothing. Raises ``Refused``."""
+    body = b""
+    try:
+        async with asyncio.timeout(server_of(request).config.listen.handshake_timeout_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > MAX_BODY_BYTES:
+                    raise Refused("message_too_big", f"the body is longer than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise Refused("body_timeout", "the body did not arrive in time") from None
+    try:
+        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
+    except msgspec.ValidationError as error:
+        raise Refused("invalid_event", str(error), field_at_fault(str(error))) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise Refused("malformed_json", f"the body is not JSON: {error}") from None
+
+
+def token_routes() -> list[BaseRoute]:
+    return [Route(mint.path, MintEndpoint(mint).__call__, methods=["POST"]) for mint in MINTS]
