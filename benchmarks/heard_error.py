@@ -18,7 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sessions.heard import SpeakingPace, SpokenText
+from sessions.alignment.aligner import LetterAligner, MakeAligner, Pcm
+from sessions.alignment.even import EvenAligner
+from sessions.heard import SpokenText
 from sessions.script import Script, Segment
 from sessions.text.spans import SpannedText
 from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, synthesize
@@ -28,7 +30,7 @@ VOICES = ("slt", "rms")
 
 
 def segments_of(text: str) -> list[str]:
-    script = Script(SpokenText(SAMPLE_RATE_HZ), normalize=True)
+    script = Script(SpokenText(SAMPLE_RATE_HZ, EvenAligner), normalize=True)
     script.push(text)
     script.end()
     found = []
@@ -40,13 +42,15 @@ def segments_of(text: str) -> list[str]:
     return found
 
 
-def word_ends(text: str, voice: str) -> tuple[list[int], int]:
-    """The sample at which each word ends, and all samples. Words are found by how many sounds lead up to them."""
+def word_ends(text: str, voice: str) -> tuple[list[int], Pcm]:
+    """The sample at which each word ends, and the speech. Words are found by how many sounds lead up to them."""
     speech = synthesize(text, voice)
     sounds = np.flatnonzero(speech.phonemes != PHONEME_IDS["pau"])
     words = text.split()
     counts = [num_sounds(" ".join(words[: number + 1]), voice) for number in range(len(words))]
-    return [int(speech.end_samples[sounds[min(count, len(sounds)) - 1]]) for count in counts], speech.pcm.size
+    return [int(speech.end_samples[sounds[min(count, len(sounds)) - 1]]) for count in counts], speech.pcm.astype(
+        np.float32
+    ) / 32768
 
 
 def num_sounds(text: str, voice: str) -> int:
@@ -58,24 +62,38 @@ class Spoken:
     text: str
     voice: str
     ends: list[int]
-    num_samples: int
+    pcm: Pcm
 
     @classmethod
     def by(cls, voice: str, text: str) -> Spoken:
         return cls(text, voice, *word_ends(text, voice))
 
 
-def error_words(spoken: Spoken, played_samples: int, s_per_char: float, lead_s: float | None) -> int:
-    """Words told less words heard. Without a lead, the segment is all there."""
-    told = SpokenText(SAMPLE_RATE_HZ, s_per_char)
+def error_words(told: SpokenText, spoken: Spoken, played_samples: int) -> int:
+    """Words told less words heard."""
+    num_told = len(told.heard(played_samples).text.split())
+    return num_told - sum(end <= played_samples for end in spoken.ends)
+
+
+def errors(spoken: Spoken, moments: list[int], make: MakeAligner, lead_s: float | None) -> list[int]:
+    """At each moment, by ``make``; a lead after it the speech is not there yet. Without a lead it is all there."""
+    told, pcm = SpokenText(SAMPLE_RATE_HZ, make), spoken.pcm
     told.write(spoken.text)
     segment = told.begin_segment(0)
     segment.add_text(SpannedText.of(spoken.text, 0))
-    segment.start_sample, segment.num_samples, segment.complete = 0, spoken.num_samples, lead_s is None
-    if lead_s is not None:
-        segment.num_samples = min(played_samples + int(lead_s * SAMPLE_RATE_HZ), spoken.num_samples)
-    num_told = len(told.heard(played_samples).text.split())
-    return num_told - sum(end <= played_samples for end in spoken.ends)
+    segment.end_text()
+    segment.start_sample = 0
+    if lead_s is None:
+        segment.push(pcm)
+        segment.finish()
+        return [error_words(told, spoken, moment) for moment in moments]
+    found, at = [], 0
+    for moment in sorted(moments):
+        until = moment + int(lead_s * SAMPLE_RATE_HZ)
+        segment.push(pcm[at:until])
+        at = max(at, until)
+        found.append(error_words(told, spoken, moment))
+    return found
 
 
 def summary(found: list[int]) -> dict[str, float]:
@@ -97,14 +115,13 @@ def main() -> None:
     arguments = parser.parse_args()
     texts = [text for text in segments_of(arguments.corpus.read_text()) if len(text) > 20][: arguments.segments]
     spoken = [Spoken.by(VOICES[number % 2], text) for number, text in enumerate(texts)]
-    pace = SpeakingPace()
-    for one in spoken:
-        pace.note(one.voice, one.num_samples / SAMPLE_RATE_HZ, len(one.text))
     result: dict[str, object] = {"segments": len(texts), "mean_chars": round(np.mean([len(text) for text in texts]), 1)}
-    for name, lead_s in (("finished", None), ("lead_2s", 2.0)):
-        draw = random.Random(1)
-        moments = [(one, draw.randrange(one.num_samples)) for one in spoken for _ in range(arguments.cancels)]
-        result[name] = summary([error_words(one, at, pace.s_per_char(one.voice), lead_s) for one, at in moments])
+    draw = random.Random(1)
+    moments = [[draw.randrange(one.pcm.size) for _ in range(arguments.cancels)] for one in spoken]
+    for aligner, make in (("letters", LetterAligner), ("even", EvenAligner)):
+        for name, lead_s in (("finished", None), ("lead_2s", 2.0), ("lead_0.2s", 0.2)):
+            found = [error for one, at in zip(spoken, moments, strict=True) for error in errors(one, at, make, lead_s)]
+            result[f"{aligner}_{name}"] = summary(found)
     print(json.dumps(result))
 
 
