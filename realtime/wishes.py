@@ -2,58 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from engine.api import EngineInfo
 from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.speech_api.languages import known_language
+from sessions.audio.stretch import MAX_SPEED, MIN_SPEED
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import UnsupportedFormat
 
 MAX_SHOWN_CHARS = 64
 
 
+@dataclass(frozen=True, slots=True)
 class Grantor:
-    """Turns wishes into settings. ``voices`` maps vendors' voice ids to ours."""
+    """Turns wishes into settings."""
 
-    def __init__(self, base: SpeechSettings, lead_ms: int | None, info: EngineInfo, voices: Mapping[str, str]) -> None:
-        self._base = replace(base, lead_ms=lead_ms)
-        self._voices = {voice.name.lower(): voice.name for voice in info.voices}
-        self._aliases = voices
-        self._languages = {language.lower(): language for language in info.languages}
+    base: SpeechSettings
+    info: EngineInfo
+    aliases: Mapping[str, str]
+    """Vendors' voice ids -> voices of ours."""
+    is_stored: Callable[[str], bool]
+    """Whether the caller has a voice of this name beside those of the checkpoint."""
 
     def grant(self, wish: Wish) -> tuple[SpeechSettings, tuple[str, ...]]:
         """The settings, and what to tell of them. Raises ``UnsupportedFormat``."""
         voice, voice_warning = self._voice(wish.voice)
         language, language_warning = self._language(wish.language)
+        speed, speed_warning = self._speed(wish.speed)
         settings = replace(
-            self._base,
+            self.base,
             voice=voice,
             language=language,
-            instruct=wish.instruct or self._base.instruct,
+            instruct=wish.instruct or self.base.instruct,
             format=audio_format(wish.format),
             word_times=wish.word_times,
-            sampling=msgspec.structs.replace(self._base.sampling, seed=wish.seed),
+            speed=speed,
+            sampling=msgspec.structs.replace(self.base.sampling, seed=wish.seed),
         )
-        return settings, tuple(filter(None, (voice_warning, language_warning, speed_warning(wish.speed))))
+        return settings, tuple(filter(None, (voice_warning, language_warning, speed_warning)))
 
     def _voice(self, named: str | None) -> tuple[str | None, str]:
         if not named:
-            return self._base.voice, ""
-        ours = self._voices.get(self._aliases.get(named, named).lower())
+            return self.base.voice, ""
+        wanted = self.aliases.get(named, named)
+        ours = next((voice.name for voice in self.info.voices if voice.name.lower() == wanted.lower()), None)
+        if ours is None and self.is_stored(wanted):
+            ours = wanted
         if ours is not None:
             return ours, ""
-        return self._base.voice, f"voice {_shown(named)} is unknown, the default one speaks"
+        return self.base.voice, f"voice {_shown(named)} is unknown, the default one speaks"
 
     def _language(self, named: str | None) -> tuple[str, str]:
         if not named:
-            return self._base.language, ""
-        for code in (named.lower(), named.lower().partition("-")[0]):
-            if code in self._languages:
-                return self._languages[code], ""
-        return self._base.language, f"language {_shown(named)} is unknown, the default is taken"
+            return self.base.language, ""
+        ours = known_language(named, self.info.languages)
+        if ours is not None:
+            return ours, ""
+        return self.base.language, f"language {_shown(named)} is unknown, the default is taken"
+
+    def _speed(self, asked: float) -> tuple[float, str]:
+        speed = min(max(asked, MIN_SPEED), MAX_SPEED)
+        return speed, "" if speed == asked else f"speed is taken as {speed:g}, the nearest there is"
 
 
 def audio_format(wished: WireFormat) -> AudioFormat:
@@ -63,10 +76,6 @@ def audio_format(wished: WireFormat) -> AudioFormat:
         raise UnsupportedFormat(f"encoding {_shown(wished.encoding)} cannot be served", "encoding") from None
     audio = AudioFormat(encoding=encoding, sample_rate=wished.sample_rate)
     return audio if wished.bitrate is None else replace(audio, bitrate=wished.bitrate)
-
-
-def speed_warning(speed: float) -> str:
-    return "" if speed == 1.0 else "speed cannot be changed, 1 is taken"
 
 
 def _shown(text: str) -> str:

@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
@@ -28,9 +29,11 @@ from realtime.transports.body import BrokenOff, HttpLink
 from realtime.transports.http import refusal_headers
 from realtime.transports.link import WRITE_GRACE_S, AsgiLink, Link
 from realtime.wishes import Grantor
+from sessions.checks import check_format
 from sessions.clock import now_s
 from sessions.errors import ErrorInfo, SessionError
 from sessions.session import Session
+from sessions.voices.naming import find_voice
 
 log = logging.getLogger("voicewire.wire")
 
@@ -116,7 +119,13 @@ class WireConnection:
         self._limits = server.config.limits
         self._tasks = asyncio.TaskGroup()
         self._entered = ExitStack()
-        self._grantor = Grantor(server.settings, self._lead_ms, server.engine.info, server.config.wires.voices)
+        self._caller = ANYBODY
+        self._grantor = Grantor(
+            replace(server.settings, lead_ms=self._lead_ms),
+            server.engine.info,
+            server.config.wires.voices,
+            lambda name: find_voice(server.voices, self._caller.name, name) is not None,
+        )
         self._session: Session | None = None
         self._contexts: Contexts
         """There with the session: once it is known whose connection this is."""
@@ -133,11 +142,18 @@ class WireConnection:
 
     def enter(self, caller: Caller) -> None:
         """Take a place. Raises what refuses a handshake."""
+        self._caller = caller
         if self._dialect.wish is not None:
-            self._warnings = self._grantor.grant(self._dialect.wish)[1]
+            self._warnings = self._check_wish(self._dialect.wish)
         if caller is not ANYBODY:
             self._open_session(caller)
         self._entered.enter_context(self._server.connected(self, caller))
+
+    def _check_wish(self, wish: on.Wish) -> tuple[str, ...]:
+        """What to warn of. Raises ``UnsupportedFormat``."""
+        settings, warnings = self._grantor.grant(wish)
+        check_format(settings.format)
+        return warnings
 
     def headers(self) -> dict[str, str]:
         """Of the answer to the handshake or request."""
@@ -314,6 +330,7 @@ class WireConnection:
         self._entered.enter_context(self._server.connected(self, caller))
 
     def _open_session(self, caller: Caller) -> None:
+        self._caller = caller
         self._session = self._server.open_session(caller)
         self._contexts = Contexts(
             self._session,

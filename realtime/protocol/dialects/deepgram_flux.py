@@ -8,7 +8,7 @@ interruption cuts it there, and the next turn goes on from that point.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import Struct
@@ -21,6 +21,7 @@ from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
 ERROR_CODES = {"malformed_json": "MESSAGE-0000", "message_too_big": "BIG-0000", "invalid_request": "DATA-0000"}
+SPEEDS = (0.5, 1.5)
 CONTROLS = {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0}
 
 
@@ -100,7 +101,7 @@ class Flux(on.Dialect):
             case "Interrupt":
                 yield from self._interrupt(said.playback_offset)
             case "Configure":
-                yield self._configure(said.speed)
+                yield from self._configure(said.speed)
             case "Close":
                 yield from self._finish()
             case _:
@@ -180,11 +181,18 @@ class Flux(on.Dialect):
             yield on.End(context)
         yield on.Finish()
 
-    def _configure(self, speed: float | None) -> on.Send:
-        if speed is None or speed == 1.0:
-            return self._send("ConfigureSuccess", applied={"speed": speed})
-        description = "this server cannot change the speed"
-        return self._send("ConfigureFailure", code="SPEED_NOT_SUPPORTED", field="speed", description=description)
+    def _configure(self, speed: float | None) -> Iterator[on.Intent]:
+        """Of the turns to come."""
+        low, high = SPEEDS
+        if speed is not None and not low <= speed <= high:
+            description = f"speed must be {low} to {high}"
+            told = {"code": "SPEED_OUT_OF_RANGE", "field": "speed", "value": speed, "description": description}
+            yield self._send("ConfigureFailure", **told)
+            return
+        assert self.wish is not None
+        if speed is not None:
+            self.wish = replace(self.wish, speed=speed)
+        yield self._send("ConfigureSuccess", applied={"speed": self.wish.speed})
 
     def _interrupt(self, offset: Offset | None) -> Iterator[on.Intent]:
         if any(turn.interrupted for turn in self._turns.values()):

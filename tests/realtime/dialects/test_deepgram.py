@@ -230,10 +230,12 @@ def test_flux_interruptions_of_what_was_sent_and_is_still_heard(remaining: str, 
     assert play.tell(on.Recalled("0", "Hello", remaining, 400.0))[0]["type"] == kind
 
 
-def test_flux_speed_stays_as_it_is() -> None:
-    assert flux().say(type="Configure", speed=1.0)[0]["type"] == "ConfigureSuccess"
-    failure = flux().say(type="Configure", speed=1.2)[0]
-    assert (failure["type"], failure["code"], failure["field"]) == ("ConfigureFailure", "SPEED_NOT_SUPPORTED", "speed")
+def test_flux_speed_changes_for_the_turns_to_come() -> None:
+    play = flux()
+    assert play.say(type="Configure", speed=1.2) == [{"type": "ConfigureSuccess", "applied": {"speed": 1.2}}]
+    assert speak(play)[0].wish.speed == 1.2
+    (failure,) = play.say(type="Configure", speed=3)
+    assert (failure["type"], failure["code"], failure["field"]) == ("ConfigureFailure", "SPEED_OUT_OF_RANGE", "speed")
 
 
 def test_flux_says_goodbye_with_the_sum() -> None:
