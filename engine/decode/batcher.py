@@ -6,10 +6,15 @@ Larger calls cost less a frame; a listener with little left must not wait for th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 
 CALL_FRAMES = (8, 4, 2, 1)
 """Frames one call may decode for each of its rows, largest first."""
+CALL_ROWS = (1, 2, 4, 6, 8, 12, 16)
+"""Rows of one call: each shape costs the math library some milliseconds and megabytes when it is met first."""
+MAX_CALL_CELLS = 16
+"""Rows times frames of one call; larger ones cost no less a frame, and fall out of the second cache."""
 GATHER_FRAMES = 4
 """What a listener with lead to spare waits for, unless it is said."""
 ANY: Mapping[int, int] = {}
@@ -36,3 +41,15 @@ def plan_calls(
         size = next(frames for frames in CALL_FRAMES if frames <= most)
         calls.setdefault(size, []).append(slot)
     return calls
+
+
+def in_calls(slots: Sequence[int], num_frames: int) -> Iterator[Sequence[int]]:
+    """``slots`` in runs that one call each can take."""
+    most = max(1, MAX_CALL_CELLS // num_frames)
+    for start in range(0, len(slots), most):
+        yield slots[start : start + most]
+
+
+def padded_rows(num_rows: int) -> int:
+    """The least of the row counts of a call that holds so many."""
+    return CALL_ROWS[bisect_left(CALL_ROWS, num_rows)]

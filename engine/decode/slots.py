@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
-from engine.decode.batcher import ANY, plan_calls
+from engine.decode.batcher import ANY, in_calls, padded_rows, plan_calls
 from engine.decode.primer import Primer
 from engine.models.base import Decoded, Reference
 
+DUMMY_SLOT = 0
 NO_PCM = np.zeros(0, dtype=np.float32)
 
 
@@ -62,7 +63,7 @@ def decoded(slots: Sequence[int], pcm: Tensor) -> list[Decoded]:
     ]
 
 
-def isolated(decode: Callable[[list[int], int], list[Decoded]], slots: list[int], count: int) -> list[Decoded]:
+def isolated(decode: Callable[[Sequence[int], int], list[Decoded]], slots: Sequence[int], count: int) -> list[Decoded]:
     """``decode`` for all slots; when that raises, for each alone, and those that raise again carry the error."""
     try:
         return decode(slots, count)
@@ -73,7 +74,7 @@ def isolated(decode: Callable[[list[int], int], list[Decoded]], slots: list[int]
 
 
 class ExactDecode:
-    """``num_slots`` streams of carried state; slot 0 is a dummy for padding."""
+    """``num_slots`` streams of carried state, in calls of few shapes; slot 0 is the dummy that fills them up."""
 
     chunk_frames = 1
 
@@ -128,7 +129,8 @@ class ExactDecode:
         for out in failed:
             del counts[out.slot]
         calls = plan_calls(counts, slack_s, self.gather_slack_s, self.pending.final, wanted_frames)
-        return [*failed, *(out for count, slots in calls.items() for out in isolated(self._decode, slots, count))]
+        runs = [(run, count) for count, slots in calls.items() for run in in_calls(slots, count)]
+        return [*failed, *(out for run, count in runs for out in isolated(self._decode, run, count))]
 
     def _prime_some(self) -> list[Decoded]:
         slot = self.primer.oldest
@@ -139,20 +141,22 @@ class ExactDecode:
             return [Decoded(slot, NO_PCM, error=f"{type(error).__name__}: {error}")]
         return []
 
-    def _decode(self, slots: list[int], count: int) -> list[Decoded]:
+    def _decode(self, slots: Sequence[int], count: int) -> list[Decoded]:
         pcm = self._move_on(slots, self.pending.peek(slots, count))
         self.pending.drop(slots, count)
         return decoded(slots, pcm)
 
-    def _move_on(self, slots: list[int], frames: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    def _move_on(self, slots: Sequence[int], frames: Sequence[Sequence[Sequence[int]]]) -> Tensor:
         """frames [rows][count][codebooks] -> PCM; the slots' state follows."""
-        codes = torch.tensor(frames, device=self.state.values.device).transpose(1, 2)
-        index = torch.tensor(slots, device=self.state.values.device)
-        state = type(self.state)(self.state.values[index], self.state.num_frames[index])
+        num_padding = padded_rows(len(slots)) - len(slots)
+        device = self.state.values.device
+        codes = torch.tensor([*frames, *[frames[0]] * num_padding], device=device).transpose(1, 2)
+        index = torch.tensor([*slots, *[DUMMY_SLOT] * num_padding], device=device)
+        state = type(self.state)(self.state.values.index_select(0, index), self.state.num_frames[index])
         pcm: Tensor = self.codec(codes, state)
-        self.state.values[index] = state.values
+        self.state.values.index_copy_(0, index, state.values)
         self.state.num_frames[index] = state.num_frames
-        return pcm
+        return pcm[: len(slots)]
 
     def _hear(self, slot: int, frames: list[list[int]]) -> None:
         self._move_on([slot], [frames])

@@ -94,7 +94,7 @@ class WindowedDecode:
         work = [(slot, count) for count, slots in calls.items() for slot in slots] + [(slot, 0) for slot in tails]
         return [out for slot, count in work for out in isolated(self._decode, [slot], count)]
 
-    def _decode(self, slots: list[int], count: int) -> list[Decoded]:
+    def _decode(self, slots: Sequence[int], count: int) -> list[Decoded]:
         (slot,) = slots
         window = self.windows[slot]
         fresh = self.pending.peek(slots, count)[0]

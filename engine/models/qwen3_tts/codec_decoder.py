@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.layers.channels_last import can_pack_convolutions
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, StatefulLayer, assign_state
 from engine.layers.transformer import CausalContext, Transformer, attention
 from engine.models.qwen3_tts.config import CodecDecoderConfig
+from engine.models.qwen3_tts.packed_decoder import PackedDecoder
 
 
 @dataclass(slots=True)
@@ -232,6 +234,7 @@ class CodecDecoder(nn.Module):
             ]
         )
         self.num_state_values = assign_state(self)
+        self.packed: PackedDecoder | None = None
 
     @property
     def frame_samples(self) -> int:
@@ -244,6 +247,11 @@ class CodecDecoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Snake):
                 module.fuse()
+
+    def pack(self) -> None:
+        """Stream through channels-last layers from now on; without effect where packing is not to be had."""
+        if can_pack_convolutions() and self.pre_conv.conv.weight.dtype == torch.float32:
+            self.packed = PackedDecoder(self)
 
     def new_state(self, num_rows: int) -> CodecState:
         like = self.pre_conv.conv.weight
@@ -258,6 +266,8 @@ class CodecDecoder(nn.Module):
 
     def decode_latent(self, latent: Tensor, state: CodecState | None = None) -> Tensor:
         """latent [B, codebook_dim, T] -> PCM [B, T * frame_samples] in [-1, 1]."""
+        if self.packed is not None and state is not None:
+            return self.packed(latent.transpose(1, 2), state)
         values = None if state is None else state.values
         x = self.pre_conv(latent, values).transpose(1, 2)
         x = self.pre_transformer.decode(x, state).transpose(1, 2)

@@ -25,6 +25,7 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
     if device.type == "cpu" and config.cpu_kernels and not config.graphs:
         use_products(codec)
         pack_linears(codec)
+        codec.pack()
         pack_linears(model.talker)
         model.talker.code_predictor.look_up()
     encode_voice = None

@@ -26,7 +26,7 @@ def some_codes(num_rows: int, length: int = LENGTH, seed: int = 0) -> Tensor:
     return torch.randint(0, TINY["codes"], (num_rows, TINY["books"], length), generator=generator)
 
 
-@pytest.fixture(params=["plain", "fused", "fused, with products and packed"])
+@pytest.fixture(params=["plain", "fused", "fused, with products and packed", "fused, packed and channels last"])
 def codec(request: pytest.FixtureRequest, plain_codec: CodecDecoder) -> CodecDecoder:
     codec = deepcopy(plain_codec)
     if request.param != "plain":
@@ -34,6 +34,9 @@ def codec(request: pytest.FixtureRequest, plain_codec: CodecDecoder) -> CodecDec
     if "packed" in request.param:
         use_products(codec)
         pack_linears(codec)
+    if "channels last" in request.param:
+        codec.pack()
+        assert codec.packed is not None
     return codec
 
 

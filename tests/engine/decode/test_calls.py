@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.decode.batcher import CALL_FRAMES, CALL_ROWS, MAX_CALL_CELLS, in_calls, padded_rows
+
+
+@given(st.lists(st.integers(1, 99), unique=True, max_size=40), st.sampled_from(CALL_FRAMES))
+def test_calls_have_few_shapes_and_take_every_slot_once(slots: list[int], num_frames: int) -> None:
+    runs = list(in_calls(slots, num_frames))
+    assert [slot for run in runs for slot in run] == slots
+    for run in runs:
+        assert padded_rows(len(run)) in CALL_ROWS
+        assert 0 <= padded_rows(len(run)) - len(run) <= len(run)
+        assert padded_rows(len(run)) * num_frames <= MAX_CALL_CELLS
