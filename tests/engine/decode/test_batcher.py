@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,3 +44,21 @@ def test_rounds_empty_any_backlog() -> None:
             for slot in slots:
                 pending[slot] -= frames
     assert pending == {1: 0, 2: 0, 3: 0}
+
+
+@given(counts, slacks, st.dictionaries(slots, st.sampled_from([1, 2, 4, 8])), st.sets(slots))
+def test_a_slot_with_slack_waits_for_the_frames_it_wants(
+    pending: dict[int, int], slack_s: dict[int, float], wanted: dict[int, int], final: set[int]
+) -> None:
+    planned = {slot for group in plan_calls(pending, slack_s, SLACK_S, final, wanted).values() for slot in group}
+    for slot, count in pending.items():
+        is_patient = slack_s.get(slot, 0.0) > SLACK_S and slot not in final
+        waits = is_patient and count < wanted.get(slot, GATHER_FRAMES)
+        assert (slot in planned) == (count > 0 and not waits)
+
+
+@given(counts, st.dictionaries(slots, st.sampled_from([1, 2, 4, 8]), min_size=4))
+def test_slack_without_end_makes_chunks_of_just_what_is_wanted(pending: dict[int, int], wanted: dict[int, int]) -> None:
+    endless = dict.fromkeys(pending, math.inf)
+    for frames, group in plan_calls(pending, endless, SLACK_S, set(), wanted).items():
+        assert all(wanted[slot] == frames for slot in group)

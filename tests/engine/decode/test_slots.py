@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.decode import primer
 from engine.decode.slots import ExactDecode
-from engine.models.base import Decoded, Pcm
+from engine.models.base import Decoded, Pcm, Reference
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.weights import load_codec
@@ -22,6 +24,10 @@ TOLERANCE = 2e-5
 """Of samples in [-1, 1]; rows of a call share products whose sums run in another order for another number of rows."""
 NUM_SLOTS = 3
 codes = st.lists(st.integers(0, TINY["codes"] - 1), min_size=TINY["books"], max_size=TINY["books"])
+REFERENCES = [
+    Reference(key, [[(7 * i + length) % TINY["codes"]] * TINY["books"] for i in range(length)])
+    for key, length in (("short", 2), ("long", 7), ("longer", 9))
+]
 
 
 def offline(codec: CodecDecoder, frames: Sequence[Sequence[int]]) -> Pcm:
@@ -38,7 +44,8 @@ class ExactDecodeLaws(RuleBasedStateMachine):
 
     @initialize(gather_slack_s=st.sampled_from([0.0, 0.4]))
     def begin(self, gather_slack_s: float) -> None:
-        self.stage = ExactDecode(self.codec, NUM_SLOTS, gather_slack_s)
+        self.stage = ExactDecode(self.codec, NUM_SLOTS, gather_slack_s, max_kept_references=2)
+        self.references: dict[int, list[Sequence[int]]] = {}
         self.fed: dict[int, list[list[int]]] = {}
         self.heard: dict[int, list[Pcm]] = {}
         self.final: set[int] = set()
@@ -49,7 +56,15 @@ class ExactDecodeLaws(RuleBasedStateMachine):
         slot = self.stage.reserve()
         assert (slot is None) == (len(self.fed) + self.num_quarantined == NUM_SLOTS)
         if slot is not None:
-            self.fed[slot], self.heard[slot] = [], []
+            self.fed[slot], self.heard[slot], self.references[slot] = [], [], []
+
+    @rule(which=st.integers(0, len(REFERENCES) - 1))
+    def reserve_behind_a_recording(self, which: int) -> None:
+        before = set(self.fed)
+        self.reserve()
+        for slot in set(self.fed) - before:
+            self.stage.prime(slot, REFERENCES[which])
+            self.references[slot] = list(REFERENCES[which].frames)
 
     @precondition(lambda self: set(self.fed) - self.final)
     @rule(data=st.data(), frames=st.lists(codes, min_size=1, max_size=10))
@@ -59,9 +74,16 @@ class ExactDecodeLaws(RuleBasedStateMachine):
             self.stage.feed(slot, frame)
         self.fed[slot] += frames
 
-    @rule(slack_s=st.dictionaries(st.integers(1, NUM_SLOTS), st.sampled_from([0.0, 1.0])))
-    def step(self, slack_s: dict[int, float]) -> None:
-        self.take(self.stage.step(slack_s))
+    @rule(
+        slack_s=st.dictionaries(st.integers(1, NUM_SLOTS), st.sampled_from([0.0, 1.0, math.inf])),
+        wanted=st.dictionaries(st.integers(1, NUM_SLOTS), st.sampled_from([1, 2, 4, 8])),
+    )
+    def step(self, slack_s: dict[int, float], wanted: dict[int, int]) -> None:
+        chunks = self.stage.step(slack_s, wanted)
+        for chunk in chunks:
+            if slack_s.get(chunk.slot) == math.inf and chunk.slot in wanted and chunk.slot not in self.final:
+                assert len(chunk.pcm) == wanted[chunk.slot] * self.stage.frame_samples
+        self.take(chunks)
 
     def take(self, chunks: list[Decoded]) -> None:
         assert len({chunk.slot for chunk in chunks}) == len(chunks)
@@ -83,7 +105,7 @@ class ExactDecodeLaws(RuleBasedStateMachine):
     def drain_and_release(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.final)))
         while self.stage.num_pending(slot):
-            self.step({slot: 9.9})
+            self.step({slot: 9.9}, {})
         self.compare(slot)
         self.release(slot)
 
@@ -105,7 +127,9 @@ class ExactDecodeLaws(RuleBasedStateMachine):
 
     def compare(self, slot: int) -> None:
         heard = np.concatenate([np.zeros(0, np.float32), *self.heard[slot]])
-        expected = offline(self.codec, self.fed[slot])[: len(heard)]
+        before = self.references[slot]
+        whole = offline(self.codec, [*before, *self.fed[slot]])
+        expected = whole[len(before) * self.stage.frame_samples :][: len(heard)]
         np.testing.assert_allclose(heard, expected, atol=TOLERANCE, rtol=0)
 
     @invariant()
@@ -116,16 +140,21 @@ class ExactDecodeLaws(RuleBasedStateMachine):
         for slot, frames in self.fed.items():
             num_heard = sum(map(len, self.heard[slot]))
             assert num_heard == self.stage.frame_samples * (len(frames) - self.stage.num_pending(slot))
-        assert self.stage.busy == any(self.stage.num_pending(slot) for slot in self.fed)
+        assert self.stage.primer.num_kept <= 2
+        has_frames = any(self.stage.num_pending(slot) for slot in self.fed)
+        assert self.stage.busy == (has_frames or self.stage.primer.busy)
 
     def teardown(self) -> None:
         for slot in getattr(self, "fed", ()):
             self.compare(slot)
 
 
-def test_streams_that_come_and_go_sound_as_decoded_in_one_piece(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_streams_that_come_and_go_sound_as_decoded_in_one_piece(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
+    monkeypatch.setattr(primer, "SLICE_FRAMES", 4)
     folder = write_checkpoint(tmp_path_factory.mktemp("codec"))
     ExactDecodeLaws.codec = load_codec(folder, read_config(folder), torch.float32, torch.device("cpu"))
     run_state_machine_as_test(ExactDecodeLaws, settings=settings(max_examples=40, stateful_step_count=25))
@@ -208,3 +237,42 @@ def test_a_row_that_breaks_the_decoder_breaks_it_for_itself_alone(codec: CodecDe
         else:
             assert chunk.error is None
             np.testing.assert_allclose(chunk.pcm, offline(codec, streams[chunk.slot]), atol=TOLERANCE, rtol=0)
+
+
+def test_a_recording_that_cannot_be_decoded_fails_its_slot_alone(codec: CodecDecoder) -> None:
+    stage = ExactDecode(codec, 2, 0.0)
+    bad, good = stage.reserve(), stage.reserve()
+    assert bad is not None
+    assert good is not None
+    stage.prime(bad, Reference("bad", [[9_999] * TINY["books"]]))
+    stage.feed(bad, [1] * TINY["books"])
+    stage.feed(good, [1] * TINY["books"])
+    chunks = {chunk.slot: chunk for chunk in stage.step({})}
+    assert chunks[bad].error
+    assert chunks[good].error is None
+    assert not stage.primer.busy
+
+
+def test_a_recording_is_decoded_once_and_kept(codec: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, heard = ExactDecode(codec, 3, 0.0), []
+    hear = stage.primer._hear
+    monkeypatch.setattr(stage.primer, "_hear", lambda slot, frames: (heard.append(len(frames)), hear(slot, frames)))
+    for _ in range(3):
+        slot = stage.reserve()
+        assert slot is not None
+        stage.prime(slot, REFERENCES[1])
+        while stage.busy:
+            stage.step({})
+    assert heard == [7]
+
+
+def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(codec: CodecDecoder) -> None:
+    stage = ExactDecode(codec, 1, 0.0)
+    slot = stage.reserve()
+    assert slot is not None
+    stage.prime(slot, Reference("endless", [[1] * TINY["books"]] * 100))
+    stage.step({})
+    stage.release(slot)
+    stage.settle()
+    assert not stage.busy
+    assert (stage.num_free, stage.primer.num_kept) == (1, 0)

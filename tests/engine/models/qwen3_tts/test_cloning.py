@@ -1,0 +1,199 @@
+"""Rows of cloned voices: by the speaker's vector, and in context, where text waits for the recording (spec 3.5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
+from engine.models.base import Park, Rows
+from engine.models.qwen3_tts.model import Qwen3TTS, SpeechRow
+from engine.models.qwen3_tts.prompt import Row
+from engine.models.qwen3_tts.voice import VoiceShelf, voice_key
+from tests.fakes.checkpoints import TINY, write_checkpoint
+
+BOOKS, WIDTH = TINY["books"], TINY["talker"]["hidden"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Qwen3TTS:
+    folder: Path = write_checkpoint(tmp_path_factory.mktemp("base"), TINY, task="base")
+    return Qwen3TTS.load(folder, torch.float32, torch.device("cpu"), max_voices=2)
+
+
+def voice(num_frames: int = 0, transcript: str = "", number: int = 0) -> ClonedVoice:
+    codes = np.arange(num_frames * BOOKS, dtype=np.int16) % TINY["codes"]
+    embedding = np.full(WIDTH, 0.1 * number, np.float32)
+    return ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), transcript=transcript)
+
+
+def new_row(model: Qwen3TTS, cloned: ClonedVoice, layout: TextLayout, **fields: object) -> SpeechRow:
+    return model.new_row(SpeechRequest(request_id="r", voice=cloned, layout=layout, **fields), 0)  # type: ignore[arg-type]
+
+
+def fetch(model: Qwen3TTS, row: SpeechRow) -> Rows | None:
+    found = model.next_input(row)
+    if isinstance(found, Park):
+        return None
+    row.inputs += found.inputs
+    return found
+
+
+def spoken_rows(model: Qwen3TTS, row: SpeechRow, text: list[int], num_frames: int) -> list[Row]:
+    """All inputs of a row whose text comes one id at a time and then closes."""
+    rows: list[Row] = []
+    waiting = [*text]
+    while len(row.codes) < num_frames:
+        found = fetch(model, row)
+        if found is not None:
+            rows += found.inputs
+            row.codes += [[0] * BOOKS] * found.sample
+        elif waiting:
+            row.text.ids.append(waiting.pop(0))
+        else:
+            row.text.closed = True
+    return rows
+
+
+def expected_rows(
+    model: Qwen3TTS, cloned: ClonedVoice, layout: TextLayout, text: list[int], num_frames: int
+) -> list[Row]:
+    """The rules of the specification, written out for a text that is known as a whole."""
+    ids, control = model.config.text, model.config.talker.control
+    transcript = model.tokenizer.encode(cloned.transcript)
+    num_codes = len(cloned.codes) // (2 * BOOKS)
+    track = [*transcript, *text, ids.tts_eos]
+    codes = [dict(codec=control.bos), *(dict(reference=i) for i in range(num_codes))]
+    rows = model.prompts.prefix(None, "auto", (), cloned=True)
+    if layout is TextLayout.FULL:
+        rows += [Row(i, control.pad) for i in track] + [Row(ids.tts_pad, **code) for code in codes]
+        track = []
+    else:
+        padded = track + [ids.tts_pad] * len(codes)
+        rows += [Row(i, **code) for i, code in zip(padded, codes, strict=False)]
+        track = track[len(codes) :]
+    return rows + [Row(i, frame=f) for f, i in zip(range(num_frames - 1), track + [ids.tts_pad] * 99, strict=False)]
+
+
+@given(
+    num_codes=st.integers(1, 12),
+    transcript=st.sampled_from(["a", "the dog", "Hello, world! How are you today?"]),
+    text=st.lists(st.integers(5, 50), min_size=1, max_size=12),
+    layout=st.sampled_from([TextLayout.STREAMING, TextLayout.FULL]),
+)
+@settings(max_examples=60, deadline=None)
+def test_in_context_rows_follow_the_specification_however_late_the_text_comes(
+    model: Qwen3TTS, num_codes: int, transcript: str, text: list[int], layout: TextLayout
+) -> None:
+    cloned = voice(num_codes, transcript)
+    row = new_row(model, cloned, layout)
+    assert spoken_rows(model, row, text, 6) == expected_rows(model, cloned, layout, text, 6)
+
+
+@given(num_codes=st.integers(1, 30), num_words=st.integers(1, 12))
+@settings(max_examples=30, deadline=None)
+def test_live_text_waits_for_as_many_tokens_as_the_recording_outlasts_its_transcript(
+    model: Qwen3TTS, num_codes: int, num_words: int
+) -> None:
+    cloned = voice(num_codes, "dog " * num_words)
+    needed = max(1, num_codes + 1 - len(model.tokenizer.encode(cloned.transcript.strip())))
+    row = new_row(model, cloned, TextLayout.STREAMING)
+    fetch(model, row)
+    assert row.num_prompt_tokens == needed
+    for number in range(needed):
+        assert fetch(model, row) is None, f"sampled with {number} of {needed} tokens"
+        row.text.ids.append(7)
+    found = fetch(model, row)
+    assert found is not None
+    assert found.sample
+
+
+@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+def test_the_rows_that_need_no_text_are_one_prefix_and_prompt_positions_are_counted(
+    model: Qwen3TTS, layout: TextLayout
+) -> None:
+    cloned = voice(9, "the dog")
+    transcript = model.tokenizer.encode("the dog")
+    row = new_row(model, cloned, layout)
+    first = fetch(model, row)
+    assert first is not None
+    assert (len(first.inputs), first.sample) == (row.num_prefix, False)
+    assert [item.text for item in first.inputs[-len(transcript) :]] == transcript
+    row.text.ids, row.text.closed = [5, 6], True
+    prompt = fetch(model, row)
+    assert prompt is not None
+    ends = 2
+    assert row.num_prefix + len(prompt.inputs) <= row.num_prefix + row.num_reserved + len(row.text.ids) + ends
+
+
+def test_by_its_vector_alone_a_voice_waits_for_one_token(model: Qwen3TTS) -> None:
+    row = new_row(model, voice(), TextLayout.STREAMING)
+    assert (row.num_prompt_tokens, row.reference, row.num_reserved) == (1, None, 0)
+    rows = spoken_rows(model, row, [5], 2)
+    assert [item.speaker for item in rows].count(True) == 1
+    assert rows[-3].codec == model.config.talker.control.pad
+    assert rows[-2] == Row(5, model.config.talker.control.bos)
+
+
+def test_cloned_voices_stream_whatever_is_known_as_in_the_official_code(model: Qwen3TTS) -> None:
+    row = new_row(model, voice(), TextLayout.AUTO, text="hi", text_closed=True)
+    assert row.layout is TextLayout.STREAMING
+
+
+def test_voices_are_told_apart_by_what_they_hold(model: Qwen3TTS) -> None:
+    voices = [voice(), voice(number=1), voice(3, "a"), voice(4, "a"), voice(3, "b")]
+    keys = [model.prefix_key(new_row(model, one, TextLayout.STREAMING)) for one in voices]
+    assert len(set(keys)) == len(voices)
+    assert voice_key(voice(transcript="ignored without codes")) == voice_key(voice())
+
+
+def test_the_shelf_keeps_the_voices_that_were_used_last() -> None:
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return [1]
+
+    shelf = VoiceShelf(BOOKS, torch.bfloat16, torch.device("cpu"), encode, max_voices=2)
+    one, two, three = (voice(2, "t", number) for number in range(3))
+    assert shelf.take(one).embedding.dtype is torch.bfloat16
+    shelf.take(two)
+    shelf.take(one)
+    shelf.take(three)
+    shelf.take(one)
+    assert (len(shelf), len(encoded)) == (2, 3)
+    shelf.take(two)
+    assert len(encoded) == 4
+
+
+@given(
+    codes=st.lists(st.integers(0, 5), min_size=1, max_size=30),
+    window=st.none() | st.integers(1, 8),
+)
+def test_the_penalty_looks_back_on_the_window_alone(codes: list[int], window: int | None) -> None:
+    row = SpeechRow(text=None, seen=torch.zeros(8, dtype=torch.bool), repetition_window=window)  # type: ignore[arg-type]
+    for code in codes:
+        row.remember([code, 0])
+    remembered = codes if window is None else codes[-window:]
+    assert row.seen.nonzero().flatten().tolist() == sorted(set(remembered))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "greedy"),
+    [
+        (SamplingParams(do_sample=False, temperature=1.0), (True, False)),
+        (SamplingParams(predictor_do_sample=False), (False, True)),
+        (SamplingParams(do_sample=True, predictor_do_sample=True), (False, False)),
+        (SamplingParams(temperature=0.0), (True, False)),
+    ],
+)
+def test_either_kind_of_codes_can_be_taken_greedily(
+    model: Qwen3TTS, sampling: SamplingParams, greedy: tuple[bool, bool]
+) -> None:
+    row = new_row(model, voice(), TextLayout.STREAMING, sampling=sampling)
+    assert (row.code0.temperature == 0, row.residual.temperature == 0) == greedy
