@@ -17,7 +17,12 @@ class LoopGuard:
 
     def push(self, code: int) -> bool:
         history = self._history
+        is_new = code not in history
         history.append(code)
+        if is_new:
+            del history[: -self.max_period - 1]
+            self._run_lengths = [0] * (self.max_period + 1)
+            return False
         for period in range(1, self.max_period + 1):
             same = len(history) > period and history[-1 - period] == code
             self._run_lengths[period] = self._run_lengths[period] + 1 if same else 0

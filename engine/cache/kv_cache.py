@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.layers.transformer import attention
 from engine.models.base import KVShape
+from engine.transfer import to_device
 
 
 class PagedKV:
@@ -34,19 +36,21 @@ class PagedKV:
         return shape.num_layers * 2 * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
 
     def clear(self, blocks: Sequence[int]) -> None:
-        self.data[:, :, list(blocks)] = 0
+        self.data.index_fill_(2, to_device(blocks, torch.int64, self.data.device), 0)
+
+    def lines(self, table: Sequence[int], length: int) -> Tensor:
+        """Where the first ``length`` positions of a row lie, blocks flattened."""
+        positions = np.arange(length)
+        blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size]
+        return to_device(blocks * self.block_size + positions % self.block_size, torch.int64, self.data.device)
 
     def read(self, table: Sequence[int], length: int) -> Tensor:
         """Copy of the first ``length`` positions of a row: [layer, 2, length, head, D]."""
-        return self.data[:, :, list(table)].flatten(2, 3)[:, :, :length].clone()
+        return self.data.flatten(2, 3).index_select(2, self.lines(table, length))
 
     def write(self, table: Sequence[int], values: Tensor) -> None:
         """Put positions 0..n-1 of a row, as ``read`` gave them."""
-        length = values.shape[2]
-        flat = self.data.flatten(2, 3)
-        positions = torch.arange(length, device=self.data.device)
-        blocks = torch.tensor(list(table), device=self.data.device)
-        flat[:, :, blocks[positions // self.block_size] * self.block_size + positions % self.block_size] = values
+        self.data.flatten(2, 3).index_copy_(2, self.lines(table, values.shape[2]), values)
 
 
 class PagedContext:

@@ -81,8 +81,3 @@ class Done:
         if self._event is not None:
             self._event.wait()
 
-
-def to_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A list as a tensor, without waiting for the device."""
-    host = torch.tensor(np.asarray(values), dtype=dtype)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

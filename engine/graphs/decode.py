@@ -16,9 +16,10 @@ from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
 from engine.decode.batcher import ANY, CALL_FRAMES, plan_calls
-from engine.graphs.buffers import Done, to_device
+from engine.graphs.buffers import Done
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
 from engine.models.base import Decoded, Reference
+from engine.transfer import to_device
 
 NUM_RESULTS = 8
 """Sets of host buffers for rounds in flight."""

@@ -56,7 +56,7 @@ class FusedOps(PlainOps):
             return super().swiglu(gate_up)
         width = gate_up.shape[-1] // 2
         out = gate_up.new_empty(*gate_up.shape[:-1], width)
-        swiglu_kernel[(triton.cdiv(out.numel(), 1024),)](gate_up, out, out.numel(), WIDTH=width, BLOCK=1024)
+        swiglu_kernel[(out.numel() // width, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024)
         return out
 
     def fits(self, x: Tensor, num_out: int) -> bool:
@@ -72,12 +72,11 @@ class FusedOps(PlainOps):
     ) -> None:
         rows, size = x.shape
         num_out = out.shape[-1]
-        block_m = max(16, power_of_two(rows))
-        block_n = 16 if num_out <= 8192 and block_m <= 32 else 32
+        block_m, block_n, block_k, warps, stages = linear_shape(rows, num_out)
         linear_kernel[(num_out // block_n, triton.cdiv(rows, block_m))](
             x, weight, x if norm is None else norm, out, rows, eps,
             N=num_out, K=size, NORM=norm is not None, SWIGLU=swiglu, ADD=add, EXACT=x.dtype == torch.float32,
-            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=LINEAR_K, num_warps=4, num_stages=4,
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
     def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -191,7 +190,7 @@ class FusedOps(PlainOps):
             settings.frame, codebook, out, seen, slots, penalty, forget, banned, finite, num_codes, eos,
             none if table is None else table, none if following is None else following, WIDTH=size,
             V=width, BLOCK=power_of_two(width), BITS=16 if is_bf16 else 32, FIRST=bool(first),
-            NEXT=table is not None, WIDTH_BLOCK=power_of_two(size), num_warps=4,
+            NEXT=table is not None, WIDTH_BLOCK=power_of_two(size), num_warps=8 if width > 2048 else 4,
         )  # fmt: skip
         return out
 
@@ -295,6 +294,12 @@ class FusedOps(PlainOps):
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
             LOAD=load, BLOCK=PadPlan.CHUNK, num_warps=4,
         )  # fmt: skip
+
+
+def linear_shape(rows: int, num_out: int) -> tuple[int, int, int, int, int]:
+    """(rows, columns, depth) of a tile, warps, stages."""
+    block_m = max(16, power_of_two(rows))
+    return block_m, 16 if block_m <= 32 else 32, LINEAR_K, 4, 4
 
 
 def conv_shape(rows: int, num_out: int) -> tuple[int, int, int, int]:

@@ -87,16 +87,16 @@ def paged_kernel(
     for start in range(0, length, BLOCK):
         place = start + steps
         inside = place < length
-        block = tl.load(table_ptr + row * table_stride + place // PAGE, mask=inside, other=0).to(tl.int64)
-        at = cache_ptr + ((block * PAGE + place % PAGE) * HEADS + head)[:, None] * D + d
-        keys = tl.load(at, mask=inside[:, None], other=0.0)
+        blocks = tl.load(table_ptr + row * table_stride + place // PAGE, mask=inside, other=0).to(tl.int64)
+        lines = cache_ptr + ((blocks * PAGE + place % PAGE) * HEADS + head)[:, None] * D + d
+        keys = tl.load(lines, mask=inside[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(keys), input_precision=precision) * scale
         scores = tl.where(inside[None], scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
         shares = tl.exp(scores - higher[:, None])
         fade = tl.exp(best - higher)
         weight = weight * fade + tl.sum(shares, 1)
-        values = tl.load(at + value_offset, mask=inside[:, None], other=0.0)
+        values = tl.load(lines + value_offset, mask=inside[:, None], other=0.0)
         total = total * fade[:, None] + tl.dot(shares.to(values.dtype), values, input_precision=precision)
         best = higher
     out = total / weight[:, None]

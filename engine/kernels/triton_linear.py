@@ -61,11 +61,12 @@ def norm_kernel(x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def swiglu_kernel(x_ptr, out_ptr, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """x [rows, 2 * WIDTH] -> out [rows, WIDTH], flat."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    gate_at = x_ptr + (at // WIDTH) * (2 * WIDTH) + at % WIDTH
+def swiglu_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    """x [rows, 2 * width] -> out [rows, width]."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    gate_at = x_ptr + row * 2 * width + at
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), mask=inside)
+    up = tl.load(gate_at + width, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * width + at, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,279 @@
+"""What one GPU carries: time of a step, listeners at once, first audio under load. Random weights, made on the spot.
+
+    python -m benchmarks.gpu --part steps  [--batch 1,64,1024]   engine alone, rows in burst: ms a frame, audio-s/s
+    python -m benchmarks.gpu --part crowd  [--batch 64,1024]     that many paced listeners: continuity, first audio
+    python -m benchmarks.gpu --part load   [--rates 1,10,40]     Poisson arrivals, text token by token: first audio
+
+``crowd`` and ``load`` speak to an engine in a process of its own through ``engine.api``: the engine's door. Sockets and
+Opus are ``voicewire serve`` and ``voicewire bench`` on the folder that ``--keep`` leaves. The end of speech is banned
+and guards are off, so that all speech has its full length. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+
+from benchmarks import random_model
+from benchmarks.gpu_stages import numbers
+from benchmarks.roofline import Roofline
+from engine.api import Finished, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest, Starved, TextLayout
+from engine.client import create_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.load import load_engine
+
+FRAME_S = 0.08
+NO_END = 1_000
+"""Tokens without an end: the most a request may ask for."""
+WORDS = "the quick brown fox jumps over the lazy dog and then it does the same thing all over again ".split()
+SETTINGS: dict[str, Any] = dict(
+    loop_limit_frames=100_000, silence_limit_s=1e6, max_waiting=4096, max_prefill_positions=256, voice_encoders=False
+)
+
+
+def text_of(num_chars: int) -> str:
+    words = WORDS * (num_chars // 40 + 1)
+    return " ".join(words)[:num_chars].strip()
+
+
+def percentile(values: list[float], share: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else float("nan")
+
+
+def summary_ms(values_s: list[float]) -> dict[str, float]:
+    return {f"p{round(100 * share)}": round(1000 * percentile(values_s, share), 2) for share in (0.5, 0.95, 0.99)}
+
+
+# -- rows in burst, in this process ------------------------------------------------------------------------------
+
+
+def fill(engine: Engine, rows: int, text: str, frames: int) -> None:
+    """Until ``rows`` speak."""
+    for epoch in range(len(engine.requests), rows):
+        sampling = SamplingParams(seed=epoch, min_new_tokens=NO_END)
+        spec = SpeechRequest(
+            request_id=str(epoch), text=text, text_closed=True, sampling=sampling, max_frames=frames
+        )
+        engine.submit(spec, epoch)
+    while any(request.num_frames < 2 for request in engine.requests.values()):
+        engine.step()
+        engine.events.clear()
+
+
+def measure_steps(engine: Engine, num_steps: int) -> dict[str, float]:
+    engine.times.reset()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        engine.step()
+        engine.events.clear()
+    took_ms = 1000 * (time.perf_counter() - start) / num_steps
+    times, scale = engine.times, 1000 / num_steps
+    parts = {"launch_ms": times.launch_s, "wait_ms": times.wait_s, "pcm_ms": times.decode_s, "host_ms": times.host_s}
+    return {"step_ms": took_ms, **{name: seconds * scale for name, seconds in parts.items()}}
+
+
+def run_steps(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    rows = max(args.batch)
+    start = time.perf_counter()
+    config = EngineConfig(**settings_of(args, rows))
+    engine = load_engine(folder, config, args.device, "auto", is_embedded=False).make_engine()
+    result: dict[str, Any] = {"start_s": round(time.perf_counter() - start, 1), "blocks": engine.pool.num_blocks}
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        result["memory_gb"] = round((total - free) / 1e9, 1)
+    found = []
+    floor = Roofline.of(args.shape)
+    for batch in sorted(args.batch):
+        fill(engine, batch, text_of(args.chars), args.max_frames)
+        measure_steps(engine, 5)
+        row = {"batch": batch, **measure_steps(engine, args.steps)}
+        row["audio_s_per_s"] = batch * FRAME_S * 1000 / row["step_ms"]
+        row["context"] = max(request.row.num_computed for request in engine.requests.values())
+        row["ratio"] = row["step_ms"] / floor.total_ms(batch, int(row["context"]))
+        found.append({name: round(value, 3) for name, value in row.items()})
+        print("  ".join(f"{name} {value:g}" for name, value in found[-1].items()), flush=True)
+    return result | {"steps": found}
+
+
+def settings_of(args: argparse.Namespace, rows: int) -> dict[str, Any]:
+    return SETTINGS | dict(graphs=True, max_batch=rows, max_requests=rows, fast_start=args.fast_start)
+
+
+# -- listeners at the engine's door ------------------------------------------------------------------------------
+
+
+@dataclass
+class Listener:
+    """One stream as its listener has it: what arrived when, and whether playback ever ran dry."""
+
+    asked_s: float = 0.0
+    first_s: float | None = None
+    dry_s: float = 0.0
+    late_s: float = 0.0
+    num_samples: int = 0
+    num_chunks: int = 0
+    failed: bool = False
+    starved: bool = False
+    events: list[Any] = field(default_factory=list)
+
+    def hear(self, chunk: SpeechChunk, rate: int) -> None:
+        now = time.perf_counter()
+        if len(chunk.pcm) == 0:
+            return
+        if self.first_s is None:
+            self.first_s = self.dry_s = now
+        elif not self.starved:
+            self.late_s = max(self.late_s, now - self.dry_s)
+        self.starved = False
+        self.dry_s = max(self.dry_s, now) + len(chunk.pcm) / rate
+        self.num_samples += len(chunk.pcm)
+        self.num_chunks += 1
+
+
+async def listen(engine: SpeechEngine, listener: Listener, spec: SpeechRequest, pieces: list[str], pace_s: float) -> None:
+    """``asked_s`` is when the second word was sent: it makes the first final."""
+    listener.asked_s = time.perf_counter()
+    stream = engine.submit(spec)
+    feeding = asyncio.create_task(feed(stream, pieces, pace_s)) if pieces else None
+    async for event in stream:
+        if isinstance(event, SpeechChunk):
+            listener.hear(event, engine.info.sample_rate)
+        elif isinstance(event, Starved):
+            listener.starved = True
+        elif isinstance(event, Finished):
+            listener.failed = event.code is not None
+    if feeding is not None:
+        feeding.cancel()
+
+
+async def feed(stream: Any, pieces: list[str], pace_s: float) -> None:
+    for piece in pieces:
+        await asyncio.sleep(pace_s)
+        stream.push_text(piece)
+    stream.end_input()
+
+
+def report(listeners: list[Listener], took_s: float) -> dict[str, Any]:
+    heard = [one for one in listeners if one.first_s is not None and not one.failed]
+    first_s = [one.first_s - one.asked_s for one in heard if one.first_s is not None]
+    gaps = [one for one in heard if one.late_s > 0.001]
+    return {
+        "streams": len(listeners),
+        "failed": len(listeners) - len(heard),
+        "ttfa_ms": summary_ms(first_s),
+        "continuity": round(1 - len(gaps) / max(1, len(heard)), 4),
+        "worst_gap_ms": round(1000 * max((one.late_s for one in heard), default=0.0), 1),
+        "audio_s_per_s": round(sum(one.num_samples for one in heard) / 24_000 / took_s, 1),
+        "chunks_per_s": round(sum(one.num_chunks for one in heard) / took_s),
+    }
+
+
+async def crowd(args: argparse.Namespace, engine: SpeechEngine, size: int) -> dict[str, Any]:
+    """``size`` listeners that come within ``--ramp`` seconds and hear ``--seconds`` of speech each."""
+    listeners, tasks = [Listener() for _ in range(size)], []
+    start = time.perf_counter()
+    for number, listener in enumerate(listeners):
+        await asyncio.sleep(max(0.0, start + args.ramp * number / size - time.perf_counter()))
+        spec = SpeechRequest(
+            request_id=f"c{number}",
+            text=text_of(args.chars),
+            text_closed=True,
+            layout=TextLayout.STREAMING,
+            sampling=SamplingParams(seed=number, min_new_tokens=NO_END),
+            max_frames=int(args.seconds / FRAME_S),
+            lead_ms=args.lead_ms,
+        )
+        tasks.append(asyncio.create_task(listen(engine, listener, spec, [], 0.0)))
+    await asyncio.gather(*tasks)
+    return report(listeners, time.perf_counter() - start)
+
+
+async def load(args: argparse.Namespace, engine: SpeechEngine, rate: float) -> dict[str, Any]:
+    """Arrivals at ``rate`` a second; texts of 30 to 400 characters, a word piece every 20 ms."""
+    chance = random.Random(1)
+    listeners: list[Listener] = []
+    tasks = []
+    start = time.perf_counter()
+    while time.perf_counter() - start < args.seconds:
+        await asyncio.sleep(chance.expovariate(rate))
+        text = text_of(chance.randint(30, 400))
+        head, rest = text[:12], text[12:]
+        pieces = [rest[i : i + 4] for i in range(0, len(rest), 4)]
+        spec = SpeechRequest(
+            request_id=f"l{len(listeners)}",
+            text=head,
+            sampling=SamplingParams(seed=len(listeners), min_new_tokens=NO_END),
+            max_frames=max(12, len(text)),
+            lead_ms=args.lead_ms,
+        )
+        listeners.append(Listener())
+        tasks.append(asyncio.create_task(listen(engine, listeners[-1], spec, pieces, 0.02)))
+    await asyncio.gather(*tasks)
+    return report(listeners, time.perf_counter() - start) | {"rate": rate}
+
+
+async def at_the_door(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    rows = max(args.batch)
+    engine = create_engine(folder, device=args.device, process=not args.thread, **settings_of(args, rows))
+    start = time.perf_counter()
+    await engine.start()
+    result: dict[str, Any] = {"start_s": round(time.perf_counter() - start, 1), args.part: []}
+    try:
+        for size in args.batch if args.part == "crowd" else args.rates:
+            run = crowd if args.part == "crowd" else load
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            found = await run(args, engine, size)
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            found["client_cpu_s"] = round(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, 1)
+            result[args.part].append(found)
+            print(json.dumps(found), flush=True)
+    finally:
+        await engine.aclose()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="steps", choices=["steps", "crowd", "load"])
+    parser.add_argument("--shape", default="1.7b", choices=list(random_model.SHAPES))
+    parser.add_argument("--batch", type=numbers, default=[1, 8, 64, 256, 512, 1024, 1536])
+    parser.add_argument("--rates", type=numbers, default=[1, 10, 20, 40])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--chars", type=int, default=400, help="of a text in steps and crowd")
+    parser.add_argument("--max-frames", type=int, default=700)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of speech (crowd), or of arrivals (load)")
+    parser.add_argument("--ramp", type=float, default=4.0, help="seconds in which the crowd comes")
+    parser.add_argument("--lead-ms", type=int, default=2000)
+    parser.add_argument("--fast-start", action="store_true")
+    parser.add_argument("--thread", action="store_true", help="the engine in a thread of this process")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--keep", type=Path, help="where the checkpoint is written, or already is")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as room:
+        folder = args.keep or Path(room)
+        if not (folder / "model.safetensors").exists():
+            random_model.write(folder, args.shape, torch.device(args.device))
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        result = run_steps(args, folder) if args.part == "steps" else asyncio.run(at_the_door(args, folder))
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    print(json.dumps({"benchmark": "gpu", "part": args.part, "shape": args.shape, "device": name, **result}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""How the launch shapes in ``engine.kernels.fused`` were found: every candidate, timed for every layer.
+
+    python -m benchmarks.gpu_tiles --what conv --rows 1,64,256,1024
+    python -m benchmarks.gpu_tiles --what linear --rows 1,16,64,128
+
+``rows`` are streams of one frame. The line of a layer tells the time of the rule's shape and the best three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu_stages import milliseconds, numbers
+from engine.kernels import fused
+from engine.kernels.fused import FusedOps
+
+DEVICE = torch.device("cuda")
+CONV = [  # taps, dilation, in, out, positions a frame
+    (3, 1, 512, 512, 1), (1, 1, 512, 2048, 1), (1, 1, 1024, 4096, 2), (1, 1, 4096, 1024, 2), (7, 1, 1024, 1536, 4),
+    (2, 1, 1536, 6144, 4), (7, 3, 768, 768, 32), (1, 1, 768, 768, 32), (2, 1, 768, 1920, 32), (7, 3, 384, 384, 160),
+    (1, 1, 384, 384, 160), (2, 1, 384, 768, 160), (7, 3, 192, 192, 640), (1, 1, 192, 192, 640), (2, 1, 192, 288, 640),
+    (7, 3, 96, 96, 1920), (1, 1, 96, 96, 1920),
+]  # fmt: skip
+LINEAR = [  # kind, in, out
+    ("norm", 2048, 4096), ("add", 2048, 2048), ("swiglu", 2048, 6144), ("add", 6144, 2048),
+    ("norm", 1024, 4096), ("add", 2048, 1024), ("swiglu", 1024, 3072), ("add", 3072, 1024), ("norm", 1024, 2048),
+    ("norm", 512, 3072), ("add", 1024, 512), ("swiglu", 512, 1024),
+]  # fmt: skip
+COPIES = 8
+"""Sets of weights taken in turn: one alone would stay in the cache."""
+Shape = tuple[int, ...]
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
+
+
+def conv_case(layer: Shape, streams: int) -> Callable[[], None]:
+    taps, dilation, channels, out, rate = layer
+    ops = FusedOps()
+    x = random(streams, (taps - 1) * dilation + rate, channels)
+    weights = [random(taps, channels, out) * (taps * channels) ** -0.5 for _ in range(COPIES)]
+    bias, gain = torch.randn(out, device=DEVICE), torch.rand(out, device=DEVICE)
+    residual, act = random(streams, rate, out), random(streams, rate, out)
+    extra: dict[str, Any] = dict(residual=residual, raw=residual) if taps == 1 and channels == out else {}
+
+    def run() -> None:
+        for weight in weights:
+            ops.conv(x, weight, bias, rate, dilation, act=act, waves=(gain, gain), **extra)
+
+    return run
+
+
+def linear_case(layer: tuple[str, int, int], rows: int, is_fused: bool) -> Callable[[], None]:
+    kind, size, out = layer
+    ops = FusedOps()
+    ops.max_fused_rows = 10_000 if is_fused else 0
+    x, y, norm = random(rows, size), random(rows, out), random(size)
+    weights = [random(out * (2 if kind == "swiglu" else 1), size) * size**-0.5 for _ in range(COPIES)]
+
+    def run() -> None:
+        for weight in weights:
+            if kind == "norm":
+                ops.norm_linear(x, norm, 1e-6, weight)
+            elif kind == "swiglu":
+                ops.norm_swiglu(x, norm, 1e-6, weight)
+            else:
+                ops.add_linear(y, x, weight)
+
+    return run
+
+
+def timed(run: Callable[[], None]) -> float:
+    """Microseconds of one of the copies."""
+    try:
+        return 1000 * milliseconds(run, DEVICE, 10) / COPIES
+    except Exception as error:  # a shape that does not fit the multiprocessor
+        torch.cuda.synchronize()
+        return float("inf") if "resource" in str(error).lower() or "shared" in str(error).lower() else float("nan")
+
+
+def conv_shapes(rows: int, out: int) -> Iterator[Shape]:
+    for block_m, block_n in itertools.product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256)):
+        if block_m > max(16, 2 * rows) or block_n > 2 * out or block_m * block_n > 128 * 256:
+            continue
+        if rows > 2000 and block_m * block_n < 64 * 64:
+            continue
+        for warps, stages in ((4, 3), (4, 5), (8, 3), (8, 4)):
+            if (block_m * block_n >= 128 * 128) == (warps == 8):
+                yield block_m, block_n, warps, stages
+
+
+def linear_shapes(rows: int) -> Iterator[Shape]:
+    block_m = max(16, min(64, fused.power_of_two(rows)))
+    for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (64, 128, 256), (2, 4, 8), (3, 5)):
+        if block_m * block_k * stages <= 64 * 128 * 5:
+            yield block_m, block_n, block_k, warps, stages
+
+
+def compare(name: str, candidates: Iterator[Shape], rule: str, run: Callable[[], None], work: float, moved: float) -> None:
+    """Times under the rule and under each candidate in its place."""
+    own: Any = getattr(fused, rule)
+    now = timed(run)
+    found = []
+    for shape in candidates:
+        setattr(fused, rule, lambda *_, chosen=shape: chosen)
+        found.append((timed(run), shape))
+    setattr(fused, rule, own)
+    best = sorted(found)[:3]
+    rates = f"{work / best[0][0] / 1e6:.0f} TF/s {moved / best[0][0] / 1e3:.0f} GB/s"
+    listed = "  ".join(f"{us:.1f} {shape}" for us, shape in best)
+    print(f"{name:40s} rule {now:8.1f} us   best {listed}   {rates}", flush=True)
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=["conv", "linear"], default="conv")
+    parser.add_argument("--rows", type=numbers, default=[1, 64, 1024])
+    parser.add_argument("--layers", type=numbers, help="numbers of the layers, from 0; default all")
+    args = parser.parse_args()
+    layers: list[Any] = CONV if args.what == "conv" else LINEAR
+    chosen = [layers[i] for i in args.layers] if args.layers else layers
+    for rows, layer in itertools.product(args.rows, chosen):
+        if args.what == "conv":
+            taps, _, channels, out, rate = layer
+            work = 2.0 * rows * rate * taps * channels * out
+            moved = 2.0 * (taps * channels * out + rows * rate * (channels + out))
+            shapes, rule, run = conv_shapes(rows * rate, out), "conv_shape", conv_case(layer, rows)
+        else:
+            kind, size, out = layer
+            wide = 2 * out if kind == "swiglu" else out
+            work, moved = 2.0 * rows * size * wide, 2.0 * size * wide
+            print(f"  cuBLAS and kernels beside it: {timed(linear_case(layer, rows, is_fused=False)):.1f} us")
+            shapes, rule, run = linear_shapes(rows), "linear_shape", linear_case(layer, rows, is_fused=True)
+        compare(f"{rows} x {layer}", shapes, rule, run, work, moved)
+
+
+if __name__ == "__main__":
+    main()
