@@ -230,6 +230,7 @@ class StreamInput(MultiStream):
             yield from super()._end(event)
             yield on.Close()
         elif event.error.code == "text_timeout":
+            self._contexts.pop(event.context, None)
             yield from self._time_out()
         else:
             yield from super()._end(event)

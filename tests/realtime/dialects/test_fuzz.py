@@ -1,0 +1,194 @@
+"""Anything a client may send, in any order, while contexts live and end: a dialect answers or refuses, never breaks."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.registry import WIRES, Wire
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+from tests.realtime.dialects.play import handshake, word
+
+NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
+SUBPROTOCOLS = {"/ws": ("rime.v1.json",)}
+IDS = ("c1", "c2", "", "x" * 300, None, 7)
+TEXTS = ("Hello there. ", " ", "", "é😀", "\ud83d", "\0", None, 5, [], "x" * 2_000)
+FLAGS = (True, False, None, 1, "true", [])
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "type": ("Speak", "Flush", "Clear", "Close", "Interrupt", "Configure", "KeepAlive", "Shout", None, 3),
+    "text": TEXTS,
+    "transcript": TEXTS,
+    "inputs": ([{"text": "Hi."}], [{"text": None}], [], None, "x"),
+    "voices": (["zoe"], [], None, [3]),
+    "context_id": IDS,
+    "contextId": IDS,
+    "flush": FLAGS,
+    "continue": FLAGS,
+    "cancel": FLAGS,
+    "close_context": FLAGS,
+    "close_socket": (None, None, None, True),
+    "keep_alive": FLAGS,
+    "voice": ("zoe", {"mode": "id", "id": "zoe"}, {"embedding": [0.5]}, None, 3),
+    "output_format": (
+        {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000},
+        {"container": "mp3"},
+        {"encoding": "x"},
+        None,
+        [],
+    ),
+    "playback_offset": ({"type": "time_ms", "value": 100}, {"value": -5}, {"value": 1e300}, {}, None),
+    "speed": (1.0, 1.2, -1, 1e300, None, "fast"),
+    "xi_api_key": (None, None, None, "key"),
+    "add_timestamps": FLAGS,
+}
+
+
+class Client:
+    """Sends what is right, almost right and wrong."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def message(self) -> str | bytes:
+        return self._rng.choice((self._json, self._json, self._json, self._json, self._bent, self._cut, self._noise))()
+
+    def _json(self) -> str:
+        names = self._rng.sample(list(FIELDS), self._rng.randint(0, 7))
+        fields = {name: self._rng.choice(FIELDS[name]) for name in names}
+        if self._rng.random() < 0.5:
+            fields |= {"type": self._rng.choice(FIELDS["type"][:6]), "context_id": self._rng.choice(IDS[:2])}
+        return json.dumps(fields)
+
+    def _cut(self) -> str:
+        text = self._json()
+        return text[: self._rng.randint(0, len(text))]
+
+    def _bent(self) -> bytes:
+        data = bytearray(self._json().encode() or b"{}")
+        data[self._rng.randrange(len(data))] = self._rng.randrange(256)
+        return bytes(data)
+
+    def _noise(self) -> bytes:
+        return self._rng.randbytes(self._rng.randint(0, 40))
+
+
+class Shell:
+    """What the contexts of a dialect may do, at random: speak, flush, end, in any order the real ones can."""
+
+    def __init__(self, dialect: on.Dialect, rng: random.Random) -> None:
+        self.dialect = dialect
+        self._rng = rng
+        self.open: dict[str, float] = {}
+        """Context -> how much audio it was told of."""
+        self.num_closed = 0
+
+    def carry_out(self, intents: list[on.Intent]) -> None:
+        for intent in intents:
+            match intent:
+                case on.Send(message=message):
+                    assert isinstance(message, str | bytes)
+                case on.Open(context=context, wish=wish):
+                    assert context not in self.open
+                    assert isinstance(wish, on.Wish)
+                    self.open[context] = 0.0
+                    self.tell(on.Opened(context, self._rng.choice(((), ("a warning",)))))
+                    if self._rng.random() < 0.05:
+                        self.end(context, "failed")
+                case on.Cancel(context=context) if context in self.open:
+                    self.end(context, "cancelled")
+                case on.End(context=context) if context in self.open and self._rng.random() < 0.3:
+                    self.end(context, "completed")
+                case on.Recall(context=context):
+                    self.tell(on.Recalled(context, "Hello", self._rng.choice(("", " there.")), 40.0))
+                case on.Close() | on.Abort():
+                    self.num_closed += 1
+
+    def tell(self, event: on.Event) -> None:
+        self.carry_out(list(self.dialect.tell(event)))
+
+    def live(self) -> None:
+        """Something becomes of a context."""
+        if not self.open:
+            return
+        context = self._rng.choice(list(self.open))
+        start_ms = self.open[context]
+        match self._rng.randrange(6):
+            case 0 | 1:
+                self.open[context] += 80.0
+                self.tell(on.Audio(context, b"\0\0", start_ms, start_ms + 80.0))
+            case 2:
+                self.tell(on.Words(context, (word("Hi,", start_ms, start_ms + 50.0), word("5", 60, 70, "five"))))
+            case 3:
+                self.tell(on.Flushed(context, start_ms))
+            case 4:
+                self.tell(on.Idle(context))
+            case 5 if self._rng.random() < 0.3:
+                self.end(context, self._rng.choice(("completed", "failed")))
+
+    def end(self, context: str, status: on.Status) -> None:
+        codes = ("overloaded", "text_timeout", "engine_dead", "limit_exceeded")
+        error = ErrorBody(code=self._rng.choice(codes), message="what happened") if status == "failed" else None
+        audio_ms = self.open.pop(context)
+        self.tell(on.Ended(context, status, audio_ms, "Hello", " there.", audio_ms / 2, error))
+
+
+def play(wire: Wire, seed: int, num_messages: int) -> None:
+    rng = random.Random(seed)
+    client, query = Client(rng), {"model": "flux-zoe-en", "sync_alignment": rng.choice(("true", "false"))}
+    shell: Shell | None = None
+    for _ in range(num_messages):
+        if shell is None or shell.num_closed or wire.carrier == "http":
+            greeting = replace(handshake({"voice_id": "zoe"}, **query), subprotocols=SUBPROTOCOLS.get(wire.path, ()))
+            shell = Shell(wire.dialect(greeting), rng)
+            shell.carry_out(list(shell.dialect.begin()))
+        message = client.message()
+        try:
+            shell.carry_out(list(shell.dialect.receive(message)))
+        except RemoteProtocolError as error:
+            told = ErrorBody(code=error.code, message=str(error))
+            shell.carry_out(list(shell.dialect.fail(told, None if shell.dialect.forgiving else 1008)))
+        shell.live()
+        check_nothing_is_kept(shell)
+
+
+def check_nothing_is_kept(shell: Shell) -> None:
+    """A dialect remembers the contexts that are open, and no others."""
+    for name in ("_contexts", "_turns"):
+        assert set(getattr(shell.dialect, name, {})) <= set(shell.open)
+
+
+def named(wire: Wire) -> str:
+    return f"{wire.dialect.__name__} {wire.path}"
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=named)
+def test_a_dialect_never_breaks(wire: Wire) -> None:
+    play(wire, 1, NUM_MESSAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("wire", WIRES, ids=named)
+def test_a_dialect_never_breaks_at_length(wire: Wire) -> None:
+    play(wire, 2, NUM_MESSAGES_SLOW)
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=named)
+@pytest.mark.parametrize(
+    "make", [lambda rng: rng.randbytes(8).hex(), lambda rng: rng.choice(("", "-1", "nan", "99999999999", "é"))]
+)
+def test_handshakes_are_served_or_refused(wire: Wire, make: Callable[[random.Random], str]) -> None:
+    rng = random.Random(3)
+    names = ("output_format", "seed", "inactivity_timeout", "encoding", "sample_rate", "model", "speed", "container")
+    for _ in range(200):
+        query = {name: make(rng) for name in rng.sample(names, rng.randint(1, 4))}
+        with suppress(RemoteProtocolError):
+            assert isinstance(wire.dialect(handshake({"voice_id": "zoe"}, **query)), on.Dialect)
