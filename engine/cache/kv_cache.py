@@ -26,10 +26,10 @@ class PagedKV:
     ) -> None:
         self.block_size = block_size
         self.scratch_block = num_blocks + 1
-        self.data = torch.zeros(
-            shape.num_layers, 2, num_blocks + 2, block_size, shape.num_kv_heads, shape.head_dim,
-            dtype=dtype, device=device,
-        )  # fmt: skip
+        sizes = (shape.num_layers, 2, num_blocks + 2, block_size, shape.num_kv_heads, shape.head_dim)
+        self.data = (
+            clear_pages(sizes, dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=dtype, device=device)
+        )
 
     @staticmethod
     def block_bytes(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
@@ -51,6 +51,17 @@ class PagedKV:
     def write(self, table: Sequence[int], values: Tensor) -> None:
         """Put positions 0..n-1 of a row, as ``read`` gave them."""
         self.data.flatten(2, 3).index_copy_(2, self.lines(table, values.shape[2]), values)
+
+
+def clear_pages(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU that take no memory until they are written: the system clears a page when it is first touched.
+
+    ``torch.zeros`` writes them all.
+    """
+    num_bytes = math.prod(sizes) * dtype.itemsize
+    pages = np.zeros(num_bytes + PAGE_BYTES, dtype=np.uint8)
+    start = -pages.ctypes.data % PAGE_BYTES
+    return torch.from_numpy(pages[start : start + num_bytes]).view(dtype).view(*sizes)
 
 
 class PagedContext:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cache.kv_cache import PagedContext, PagedKV
+from engine.cache.kv_cache import PagedContext, PagedKV, clear_pages
 from engine.layers.transformer import CausalContext, Transformer, TransformerConfig
 from engine.models.base import KVShape
 
@@ -112,3 +113,14 @@ def test_read_and_write_carry_a_row_to_other_blocks(length: int, block_size: int
 def test_a_block_has_the_size_it_is_said_to_have() -> None:
     kv = new_kv(10, 4)
     assert kv.data[:, :, 1].nbytes == PagedKV.block_bytes(SHAPE, 4, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pool_on_the_cpu_takes_memory_only_where_it_is_written(dtype: torch.dtype) -> None:
+    resident = psutil.Process().memory_info().rss
+    pages = clear_pages((64, 2**20), dtype)
+    assert pages.dtype == dtype
+    assert not pages.flatten()[:: 2**19].any()
+    pages[3, :1000] = 1
+    assert pages[3, :1000].sum() == 1000 or dtype == torch.bfloat16
+    assert psutil.Process().memory_info().rss - resident < pages.nbytes // 4
