@@ -8,7 +8,15 @@ from typing import Any
 
 import msgspec
 
-from engine.api import ClonedVoice, EngineInfo, InvalidRequest, SamplingParams, TextLayout, UnknownLanguage
+from engine.api import (
+    CHUNK_FRAMES,
+    ClonedVoice,
+    EngineInfo,
+    InvalidRequest,
+    SamplingParams,
+    TextLayout,
+    UnknownLanguage,
+)
 from realtime.auth import Caller
 from realtime.errors import Refused
 from realtime.server import SpeechServer
@@ -16,6 +24,9 @@ from realtime.speech_api.body import SpeechBody
 from realtime.speech_api.formats import Delivery, audio_format, delivery, file_format
 from realtime.speech_api.languages import known_language
 from sessions.config import SpeechSettings
+from sessions.errors import SessionError
+from sessions.response import Response
+from sessions.session import Session
 from sessions.voices.naming import find_voice
 from sessions.voices.voice import StoredVoice
 
@@ -27,6 +38,8 @@ OFFICIAL_NAMES = {
     "predictor_top_p": "subtalker_top_p",
 }
 UNKNOWN_VOICE = "the voice asked for is unknown, the default one spoke"
+PARAMS = {"instruct": "instructions", "text": "input"}
+"""Of errors of the sessions."""
 BYTES_PER_CODE = 2
 
 
@@ -60,6 +73,15 @@ async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller) -> Or
         warning,
         _num_frames(heard, server.engine.info),
     )
+
+
+def begin(order: Order, session: Session) -> Response:
+    """Raises what ``Session.create_response`` does, in the words of this API."""
+    try:
+        return session.create_response(settings=order.settings, text=order.text, text_closed=True)
+    except (InvalidRequest, SessionError) as error:
+        error.param = PARAMS.get(error.param or "", error.param)
+        raise
 
 
 def _check_text(body: SpeechBody, server: SpeechServer) -> None:
@@ -121,7 +143,14 @@ def _chunk_frames(body: SpeechBody) -> tuple[int, ...]:
     if body.chunk_frames is not None:
         return tuple(body.chunk_frames)
     first = body.initial_codec_chunk_frames
-    return () if not first else (first, *(frames for frames in (2, 4, 8) if frames > first))
+    if not first:
+        return ()
+    if first not in CHUNK_FRAMES:
+        known = ", ".join(map(str, CHUNK_FRAMES))
+        raise InvalidRequest(
+            f"initial_codec_chunk_frames must be one of {known}, is {first}", "initial_codec_chunk_frames"
+        )
+    return tuple(frames for frames in CHUNK_FRAMES if frames >= first)
 
 
 def _sampling(body: SpeechBody, base: SamplingParams) -> SamplingParams:

@@ -16,7 +16,7 @@ from realtime.errors import Refused, http_status, rule_for
 from realtime.server import SpeechServer
 from realtime.speech_api.body import parse_body
 from realtime.speech_api.formats import Delivery
-from realtime.speech_api.order import Order, order_of
+from realtime.speech_api.order import Order, begin, order_of
 from realtime.speech_api.usage import usage, usage_headers
 from realtime.transports.http import server_of
 from sessions.audio.formats.encoders import stream_encoder
@@ -57,7 +57,7 @@ async def speech(request: Request) -> Response:
     server.may_speak()
     session = server.open_session(caller)
     async with ended_by_leaving(request, session):
-        response = session.create_response(settings=order.settings, text=order.text, text_closed=True)
+        response = begin(order, session)
         if order.delivery is Delivery.WHOLE:
             data, done = await whole(response)
             session.detach()

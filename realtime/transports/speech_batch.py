@@ -15,7 +15,7 @@ from realtime.auth import Caller
 from realtime.errors import Refused, describe, rule_for
 from realtime.server import SpeechServer
 from realtime.speech_api.body import body_of, parse_object
-from realtime.speech_api.order import order_of
+from realtime.speech_api.order import begin, order_of
 from realtime.speech_api.usage import usage
 from realtime.transports.http import server_of
 from realtime.transports.speech import ended_by_leaving, read_body, whole
@@ -68,7 +68,7 @@ async def _speak(
 async def _spoken(item: dict[str, Any], session: Session, server: SpeechServer, caller: Caller) -> dict[str, Any]:
     fields = {name: value for name, value in item.items() if name not in OF_STREAMS}
     order = await order_of(body_of(fields), server, caller)
-    response = session.create_response(settings=order.settings, text=order.text, text_closed=True)
+    response = begin(order, session)
     data, done = await whole(response)
     told = {
         "audio_data": base64.b64encode(data).decode(),

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest, VoiceInfo
 from realtime.auth import Caller
+from realtime.cloning import check_transcript
 from realtime.errors import Refused
 from realtime.server import SpeechServer
 from realtime.transports.http import server_of
@@ -94,6 +95,8 @@ def _manifest(form: Form, caller: Caller, info: EngineInfo) -> Manifest:
     if has_audio == has_embedding:
         given = "both are given" if has_audio else "none is given"
         raise InvalidRequest(f"a voice is made of audio_sample or of speaker_embedding; {given}", "audio_sample")
+    transcript = form.text("ref_text", "transcript") if has_audio else ""
+    check_transcript(transcript)
     manifest = Manifest(
         name=form.text("name"),
         owner=caller.name,
@@ -101,7 +104,7 @@ def _manifest(form: Form, caller: Caller, info: EngineInfo) -> Manifest:
         created_s=int(time.time()),
         consent=form.text("consent"),
         description=form.text("speaker_description", "description"),
-        transcript=form.text("ref_text", "transcript") if has_audio else "",
+        transcript=transcript,
         source="audio" if has_audio else "embedding",
     )
     check_manifest(manifest)

@@ -116,7 +116,7 @@ async def test_an_unknown_voice_becomes_ours_with_a_warning(live: Live) -> None:
         ({"response_format": "m4b"}, 400, "unsupported_format", "response_format"),
         ({"stream_format": "websocket"}, 400, "unsupported_format", "stream_format"),
         ({"speed": 5}, 400, "invalid_request", "speed"),
-        ({"instructions": "x" * 1_500}, 400, "limit_exceeded", "instruct"),
+        ({"instructions": "x" * 1_500}, 400, "limit_exceeded", "instructions"),
     ],
 )
 async def test_what_cannot_be_spoken_is_refused_by_name(

@@ -118,7 +118,7 @@ NUMBERS = json.dumps([0.1] * EMBEDDING_SIZE)
         ("", WAV, {}, 400, "invalid_request", "name", "1 to 64"),
         ("../ann", WAV, {}, 400, "invalid_request", "name", "1 to 64"),
         ("ann", WAV, {"consent": " "}, 400, "invalid_request", "consent", "empty"),
-        ("ann", WAV, {"ref_text": "x" * 2_001}, 400, "invalid_request", "transcript", "2000"),
+        ("ann", WAV, {"ref_text": "x" * 2_001}, 400, "invalid_request", "ref_text", "2000"),
         ("ada", WAV, {}, 403, "voice_protected", "name", "belongs to the model"),
         ("ann", None, {}, 400, "invalid_request", "audio_sample", "none is given"),
         ("ann", WAV, {"speaker_embedding": NUMBERS}, 400, "invalid_request", "audio_sample", "both"),

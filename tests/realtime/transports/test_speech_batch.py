@@ -1,0 +1,104 @@
+"""``POST /v1/audio/speech/batch``: many texts, each with its own success or error."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+import pytest
+
+from sessions.config import Encoding
+from tests.fakes.engine import FakeScript
+from tests.realtime.live import Live, live_server, until
+from tests.sessions.audio.formats.decoding import decode
+
+PATH = "/v1/audio/speech/batch"
+
+
+async def post(live: Live, **body: object) -> tuple[int, dict]:
+    async with live.http() as http:
+        answer = await http.post(PATH, json=body)
+    return answer.status_code, answer.json()
+
+
+async def test_items_take_the_batch_s_fields_as_defaults(live: Live) -> None:
+    items = [{"input": "One."}, {"input": "Two.", "voice": "ada", "response_format": "mp3"}, {"input": "Three."}]
+    status, told = await post(live, items=items, voice="ben", response_format="wav", stream=True)
+    assert (status, told["total"], told["succeeded"], told["failed"]) == (200, 3, 3, 0)
+    assert told["id"].startswith("speech-batch-")
+    assert [result["index"] for result in told["results"]] == [0, 1, 2]
+    assert [result["media_type"] for result in told["results"]] == ["audio/wav", "audio/mpeg", "audio/wav"]
+    for result, encoding in zip(told["results"], (Encoding.WAV, Encoding.MP3, Encoding.WAV), strict=True):
+        assert decode(base64.b64decode(result["audio_data"]), encoding)[0].size > 1_000
+        assert result["usage"]["output_tokens"] > 0
+    voices = {request.text: request.voice for request in live.engine.requests}
+    assert voices == {"One.": "ben", "Two.": "ada", "Three.": "ben"}
+
+
+async def test_each_item_has_its_own_error(live: Live) -> None:
+    items = [
+        {"input": "Fine."},
+        {"input": " "},
+        {"input": "Fast.", "speed": 9},
+        {"no": "input"},
+        "no item at all",
+        {"input": "Odd.", "response_format": "tape"},
+        {"input": "Fine too.", "voice": "nobody"},
+    ]
+    status, told = await post(live, items=items)
+    assert (status, told["succeeded"], told["failed"]) == (200, 2, 5)
+    codes = [result.get("error", {}).get("code") for result in told["results"]]
+    assert codes == [
+        None,
+        "invalid_request",
+        "invalid_request",
+        "invalid_event",
+        "invalid_event",
+        "unsupported_format",
+        None,
+    ]
+    assert "unknown" in told["results"][6]["warning"]
+    assert all("audio_data" not in result for result in told["results"] if "error" in result)
+
+
+async def test_an_engine_that_fails_one_item_fails_no_other(live: Live) -> None:
+    live.engine.script_next(FakeScript(fail_at_frame=1))
+    _, told = await post(live, items=[{"input": "One."}, {"input": "Two."}, {"input": "Three."}])
+    assert sorted(result["status"] for result in told["results"]) == ["error", "success", "success"]
+
+
+@pytest.mark.parametrize("items", [None, [], "text", [{"input": "x"}] * 33])
+async def test_the_number_of_items_has_a_limit(live: Live, items: object) -> None:
+    status, told = await post(live, items=items)
+    assert (status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", "items")
+    assert "1 to 32" in told["error"]["message"]
+
+
+async def test_32_items_are_spoken_a_few_at_once(live: Live) -> None:
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, live.speech.num_active_responses)
+            await asyncio.sleep(0.001)
+
+    watching = asyncio.create_task(watch())
+    _, told = await post(
+        live, items=[{"input": f"Text number {number}."} for number in range(32)], response_format="mp3"
+    )
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert told["succeeded"] == 32
+    assert 1 < most <= live.speech.config.limits.max_active_responses_per_session
+
+
+async def test_a_client_that_leaves_frees_every_slot() -> None:
+    async with live_server() as live:
+        live.engine.script = FakeScript(first_chunk_s=60.0)
+        async with live.http() as http:
+            task = asyncio.create_task(http.post(PATH, json={"items": [{"input": "One."}, {"input": "Two."}]}))
+            await until(lambda: live.speech.num_active_responses == 2)
+            task.cancel()
+            await asyncio.wait([task])
+        await live.freed()

@@ -1,0 +1,141 @@
+"""``POST /v1/audio/speech`` with a voice that the request itself brings."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sessions.audio.wav import wav_file
+from sessions.voices.store import VoiceStore
+from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
+from tests.realtime.live import Live, live_server
+from tests.realtime.references.hosts import answer, web_server
+from tests.sessions.audio.recordings.files import tone
+from tests.sessions.voices.voices import StoredVoice, voice
+
+WAV = wav_file(tone(1.5, 16_000), 16_000)
+
+
+def data_uri(data: bytes, media_type: str = "audio/wav") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[Live]:
+    async with live_server(cloning_engine(voices=()), voices__folder=str(tmp_path)) as server:
+        yield server
+        await server.freed()
+
+
+async def speak(live: Live, **body: object) -> tuple[int, dict]:
+    async with live.http() as http:
+        told = await http.post("/v1/audio/speech", json={"input": "Hello there.", "task_type": "Base"} | body)
+    is_json = told.headers["content-type"] == "application/json"
+    return told.status_code, told.json()["error"] if is_json else dict(told.headers)
+
+
+async def test_a_recording_in_the_request(live: Live) -> None:
+    assert (await speak(live, ref_audio=data_uri(WAV), ref_text="What is said."))[0] == 200
+    (sample,) = live.engine.samples
+    assert (len(sample.pcm), sample.transcript) == (4 * 36_000, "What is said.")
+    assert live.engine.requests[-1].voice.transcript == "What is said."
+
+
+async def test_a_recording_of_megabytes_in_the_request(live: Live) -> None:
+    large = wav_file(tone(29, 48_000), 48_000)
+    assert len(data_uri(large)) > 10 * live.speech.config.limits.max_message_bytes
+    assert (await speak(live, ref_audio=data_uri(large)))[0] == 200
+
+
+@pytest.mark.parametrize("mode", [True, None])
+async def test_by_the_embedding_alone(live: Live, mode: bool | None) -> None:
+    text = {"ref_text": "What is said."} if mode else {}
+    assert (await speak(live, ref_audio=data_uri(WAV), x_vector_only_mode=mode, **text))[0] == 200
+    assert live.engine.samples[0].transcript == ""
+
+
+async def test_an_embedding_in_the_request(live: Live) -> None:
+    numbers = [float(number) for number in range(EMBEDDING_SIZE)]
+    assert (await speak(live, speaker_embedding=numbers))[0] == 200
+    assert np.frombuffer(live.engine.requests[-1].voice.embedding, np.float32).tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"ref_audio": data_uri(WAV), "x_vector_only_mode": False}, "ref_text", "ref_text is empty"),
+        ({"ref_audio": data_uri(WAV), "x_vector_only_mode": False, "ref_text": " "}, "ref_text", "ref_text is empty"),
+        ({"ref_audio": data_uri(WAV), "ref_text": "x" * 2_001}, "ref_text", "2001 characters"),
+        ({"ref_audio": data_uri(WAV), "speaker_embedding": [0.0] * 8}, "speaker_embedding", "not of both"),
+        ({"speaker_embedding": [0.0] * 7}, "speaker_embedding", "7 numbers, a fake base takes 8"),
+        ({"speaker_embedding": [0.0] * 7 + [1e39]}, "speaker_embedding", "no finite number"),
+        ({"ref_audio": data_uri(b"")}, "ref_audio", "audio is empty"),
+        ({"ref_audio": data_uri(b"not audio")}, "ref_audio", "neither of wav"),
+        ({"ref_audio": data_uri(wav_file(tone(31, 8_000), 8_000))}, "ref_audio", "longer than 30 s"),
+        ({"ref_audio": data_uri(wav_file(tone(0.3, 8_000), 8_000))}, "ref_audio", "0.30 s long"),
+        ({"ref_audio": "data:audio/wav,hello"}, "ref_audio", "must be of the form"),
+        ({"ref_audio": "data:audio/wav;base64,@@@@"}, "ref_audio", "base64 is broken"),
+        ({"ref_audio": data_uri(bytes(10_485_761))}, "ref_audio", "larger than max_upload_bytes"),
+        ({"ref_audio": "https://127.0.0.1/a.wav"}, "ref_audio", "not on the public network"),
+        ({"ref_audio": "http://93.184.216.34/a.wav"}, "ref_audio", "must begin with https://"),
+        ({"ref_audio": "/etc/passwd"}, "ref_audio", "must begin with https://"),
+        ({"voice": "nobody"}, "voice", "has none of its own"),
+    ],
+)  # fmt: skip
+async def test_what_makes_no_voice_is_refused_by_name(live: Live, body: dict, param: str, words: str) -> None:
+    status, error = await speak(live, **body)
+    assert (status, error["code"], error["param"]) == (400, "invalid_request", param)
+    assert words in error["message"]
+
+
+async def test_a_recording_at_an_address(tmp_path: Path) -> None:
+    flags = {"voices__folder": str(tmp_path), "voices__fetch_http": True, "voices__fetch_networks": "127.0.0.1/32"}
+    async with live_server(cloning_engine(), **flags) as live, web_server(lambda _: [answer(WAV)]) as port:
+        assert (await speak(live, ref_audio=f"http://127.0.0.1:{port}/a.wav", ref_text="Said."))[0] == 200
+        assert live.engine.samples[0].transcript == "Said."
+
+
+async def test_fetching_can_be_turned_off(tmp_path: Path) -> None:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__fetch=False) as live:
+        status, error = await speak(live, ref_audio="https://93.184.216.34/a.wav")
+        assert (status, error["param"]) == (400, "ref_audio")
+        assert "fetches nothing" in error["message"]
+
+
+async def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_encodings=1) as live:
+        with live.speech.cloning.gate.inside():
+            status, error = await speak(live, ref_audio=data_uri(WAV))
+        assert (status, error["code"]) == (429, "overloaded")
+        assert (await speak(live, ref_audio=data_uri(WAV)))[0] == 200
+
+
+async def test_a_stored_voice_in_context_and_by_its_embedding_alone(live: Live, tmp_path: Path) -> None:
+    stored = voice("ann", owner="local", num_frames=25)
+    small = type(stored.clone)(embedding=bytes(4 * EMBEDDING_SIZE), codes=stored.clone.codes, transcript="hello there")
+    VoiceStore(tmp_path).add(StoredVoice(stored.manifest, small), 4)
+    status, headers = await speak(live, voice="ann", stream=False)
+    assert status == 200
+    assert live.engine.requests[-1].voice == small
+    with_frames = int(headers["x-voicewire-input-tokens"])
+    _, headers = await speak(live, voice="ann", stream=False, x_vector_only_mode=True)
+    assert live.engine.requests[-1].voice == type(small)(embedding=small.embedding)
+    assert with_frames - int(headers["x-voicewire-input-tokens"]) == 25
+
+
+async def test_a_body_without_room_for_recordings(tmp_path: Path) -> None:
+    engine = cloning_engine(can_encode=False)
+    async with live_server(engine, voices__folder=str(tmp_path), limits__max_message_bytes=5_000) as live:
+        status, error = await speak(live, ref_audio=data_uri(WAV))
+        assert (status, error["code"]) == (413, "message_too_big")
+
+
+async def test_nothing_of_a_recording_is_in_the_answer_to_a_broken_body(live: Live) -> None:
+    async with live.http() as http:
+        told = await http.post("/v1/audio/speech", content=json.dumps({"input": "Hi", "ref_audio": 5}))
+    assert told.status_code == 400

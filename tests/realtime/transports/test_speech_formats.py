@@ -1,0 +1,263 @@
+"""``POST /v1/audio/speech``: every format, whole, as it is made and as events, at every rate and speed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+import soundfile
+
+from sessions.config import Encoding
+from tests.fakes.engine import FakeScript
+from tests.realtime.live import Live, live_server, until
+from tests.sessions.audio.formats.decoding import decode
+
+TEXT = "Hello there, this is a short reply."
+MEDIA_TYPES = {
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+}
+ENCODINGS = {
+    "wav": Encoding.WAV,
+    "mp3": Encoding.MP3,
+    "opus": Encoding.OGG_OPUS,
+    "aac": Encoding.AAC,
+    "flac": Encoding.FLAC,
+}
+STREAMED = sorted(set(MEDIA_TYPES) - {"flac"})
+
+
+async def post(live: Live, **body: object) -> tuple[int, dict[str, str], bytes]:
+    async with live.http() as http:
+        answer = await http.post("/v1/audio/speech", json={"input": TEXT, "seed": 1} | body)
+    return answer.status_code, dict(answer.headers), answer.content
+
+
+async def refusal(live: Live, **body: object) -> dict:
+    status, _, content = await post(live, **body)
+    assert 400 <= status < 500
+    return json.loads(content)["error"]
+
+
+def samples(content: bytes, name: str) -> np.ndarray:
+    if name == "pcm":
+        return np.frombuffer(content, "<i2") / 32_768
+    pcm, rate = decode(content, ENCODINGS[name])
+    return pcm[:: rate // 24_000]
+
+
+@pytest.mark.parametrize("name", MEDIA_TYPES)
+async def test_every_format_tells_the_same(live: Live, name: str) -> None:
+    status, headers, content = await post(live, response_format=name)
+    assert (status, headers["content-type"]) == (200, MEDIA_TYPES[name])
+    _, _, plain = await post(live, response_format="pcm")
+    heard, meant = samples(content, name), samples(plain, "pcm")
+    assert 0 <= heard.size - meant.size < 4_096
+    assert np.sqrt(np.mean(heard**2)) == pytest.approx(np.sqrt(np.mean(meant**2)), rel=0.1)
+
+
+@pytest.mark.parametrize("name", MEDIA_TYPES)
+async def test_a_whole_file_knows_its_length_and_its_price(live: Live, name: str) -> None:
+    status, headers, content = await post(live, response_format=name, stream=False)
+    assert (status, headers["content-type"]) == (200, MEDIA_TYPES[name])
+    assert int(headers["content-length"]) == len(content)
+    tokens = [int(headers[f"x-voicewire-{side}-tokens"]) for side in ("input", "output", "total")]
+    assert tokens[0] > 0
+    assert tokens[1] == pytest.approx(int(headers["x-voicewire-audio-ms"]) / 80, abs=1)
+    assert tokens[2] == tokens[0] + tokens[1]
+    if name in ("wav", "flac"):
+        info = soundfile.info(io.BytesIO(content))
+        assert round(1_000 * info.frames / info.samplerate) == int(headers["x-voicewire-audio-ms"])
+
+
+@pytest.mark.parametrize("name", STREAMED)
+async def test_events_carry_the_same_bytes_and_the_usage(live: Live, name: str) -> None:
+    status, headers, content = await post(live, response_format=name, stream=True)
+    assert (status, headers["content-type"].split(";")[0]) == (200, "text/event-stream")
+    events = read_events(content)
+    assert [kind for kind, _ in events[:-1]] == ["speech.audio.delta"] * (len(events) - 1)
+    assert len(events) > 3
+    kind, last = events[-1]
+    assert kind == last["type"] == "speech.audio.done"
+    assert last["usage"]["output_tokens"] > 0
+    assert last["usage"]["total_tokens"] == last["usage"]["input_tokens"] + last["usage"]["output_tokens"]
+    assert last["usage"]["input_token_details"]["audio_tokens"] == 0
+    _, _, streamed = await post(live, response_format=name)
+    joined = b"".join(base64.b64decode(event["audio"]) for _, event in events[:-1])
+    if name != "opus":  # each Ogg stream has a number of its own
+        assert joined == streamed
+    assert samples(joined, name).size == samples(streamed, name).size
+
+
+def read_events(content: bytes) -> list[tuple[str, dict]]:
+    events = []
+    for block in content.decode().strip().split("\n\n"):
+        kind, data = block.split("\n")
+        events.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return events
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [({"stream": True}, "stream"), ({"stream_format": "audio"}, "stream_format"),
+                        ({"stream_format": "sse", "stream": False}, "stream_format")],
+)  # fmt: skip
+async def test_streaming_is_refused_to_a_format_that_cannot(live: Live, body: dict, param: str) -> None:
+    error = await refusal(live, response_format="flac", **body)
+    assert (error["code"], error["param"]) == ("unsupported_format", param)
+    assert "flac cannot be streamed" in error["message"]
+
+
+async def test_an_error_after_the_first_sound_is_an_event(live: Live) -> None:
+    live.engine.script_next(FakeScript(first_chunk_s=0.01, real_time_factor=0.01, fail_at_frame=4))
+    _, _, content = await post(live, stream_format="sse", response_format="pcm")
+    events = read_events(content)
+    assert events[0][0] == "speech.audio.delta"
+    kind, last = events[-1]
+    assert kind == "speech.audio.error"
+    assert (last["error"]["code"], last["error"]["type"]) == ("engine_error", "server_error")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_before_it_has_a_status(live: Live, stream: bool) -> None:
+    live.engine.script_next(FakeScript(fail_at_frame=0))
+    assert (await post(live, stream=stream))[0] == 500
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("wav", 8_000), ("pcm", 48_000), ("mp3", 22_050), ("opus", 16_000), ("aac", 44_100), ("flac", 11_025)],
+)
+async def test_the_rate_is_the_client_s(live: Live, name: str, rate: int) -> None:
+    _, headers, content = await post(live, response_format=name, sample_rate=rate, stream=False)
+    if name == "pcm":
+        length_s = len(content) / 2 / rate
+    else:
+        pcm, decoded_rate = decode(content, ENCODINGS[name])
+        assert decoded_rate == (48_000 if name == "opus" else rate)
+        length_s = pcm.size / decoded_rate
+    assert length_s == pytest.approx(int(headers["x-voicewire-audio-ms"]) / 1_000, abs=0.2)
+
+
+@pytest.mark.parametrize("speed", [0.25, 0.8, 1.5, 4.0])
+async def test_speed_changes_the_length_and_not_the_pitch(live: Live, speed: float) -> None:
+    text = TEXT * 3
+    plain = samples((await post(live, input=text, response_format="pcm"))[2], "pcm")
+    changed = samples((await post(live, input=text, response_format="pcm", speed=speed))[2], "pcm")
+    assert changed.size == pytest.approx(plain.size / speed, abs=2)
+    assert loudest_hz(changed) == pytest.approx(loudest_hz(plain), abs=8)
+
+
+def loudest_hz(pcm: np.ndarray) -> float:
+    spectrum = np.abs(np.fft.rfft(pcm * np.hanning(pcm.size)))
+    return float(np.fft.rfftfreq(pcm.size, 1 / 24_000)[spectrum.argmax()])
+
+
+async def test_parameters_reach_the_engine(live: Live) -> None:
+    given = {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "repetition_penalty": 1.1,
+        "repetition_window": 50,
+        "do_sample": True,
+        "min_new_tokens": 3,
+        "seed": 7,
+        "predictor_top_k": 5,
+    }
+    official = {"subtalker_dosample": False, "subtalker_temperature": 0.5, "subtalker_top_p": 0.9}
+    await post(live, **given, **official, language="EN-us", max_new_tokens=41, non_streaming_mode=True,
+               initial_codec_chunk_frames=2)  # fmt: skip
+    request = live.engine.requests[-1]
+    for name, value in given.items():
+        assert getattr(request.sampling, name) == value
+    assert (request.sampling.predictor_do_sample, request.sampling.predictor_temperature) == (False, 0.5)
+    assert request.sampling.predictor_top_p == 0.9
+    assert (request.language, request.max_frames, request.layout) == ("en", 40, "full")
+    assert request.chunk_frames == (2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param", "words"),
+    [
+        ({"sample_rate": 7_999}, "unsupported_format", "sample_rate", "8000, 11025"),
+        ({"sample_rate": 22_050, "response_format": "opus"}, "unsupported_format", "sample_rate", "8000, 12000"),
+        ({"bitrate": 400_000, "response_format": "mp3"}, "unsupported_format", "bitrate", "8000 and 160000"),
+        ({"speed": 0.2}, "invalid_request", "speed", "0.25 to 4"),
+        ({"speed": 4.01}, "invalid_request", "speed", "is 4.01"),
+        ({"temperature": 2.5}, "invalid_request", "temperature", "0.0 to 2.0, is 2.5"),
+        ({"top_k": -1}, "invalid_request", "top_k", "is -1"),
+        ({"top_p": 0}, "invalid_request", "top_p", "is 0"),
+        ({"repetition_penalty": 0.5}, "invalid_request", "repetition_penalty", "is 0.5"),
+        ({"seed": -1}, "invalid_request", "seed", "is -1"),
+        ({"subtalker_temperature": 3}, "invalid_request", "predictor_temperature", "is 3"),
+        ({"max_new_tokens": 1}, "invalid_request", "max_new_tokens", "at least 2, is 1"),
+        ({"max_frames": 0}, "invalid_request", "max_frames", "is 0"),
+        ({"chunk_frames": [1, 3]}, "invalid_request", "chunk_frames", "holds 3"),
+        ({"initial_codec_chunk_frames": 5}, "invalid_request", "initial_codec_chunk_frames", "1, 2, 4, 8, is 5"),
+        ({"text_layout": "sideways"}, "invalid_request", "text_layout", "auto, streaming, full"),
+        ({"language": "klingon"}, "unknown_language", "language", "auto, en, de"),
+        ({"task_type": "Singing"}, "invalid_request", "task_type", "CustomVoice, VoiceDesign or Base"),
+        ({"task_type": "Base"}, "invalid_request", "task_type", "serves custom_voice"),
+        ({"ref_text": "hello"}, "invalid_request", "ref_text", "without ref_audio"),
+        ({"ref_audio": "data:,"}, "invalid_request", "ref_audio", "does not listen"),
+        ({"speaker_embedding": [1.0]}, "invalid_request", "speaker_embedding", "does not clone"),
+        ({"temperature": "hot"}, "invalid_event", "temperature", "float"),
+        ({"stream": "yes"}, "invalid_event", "stream", "bool"),
+    ],
+)  # fmt: skip
+async def test_every_field_has_its_range(live: Live, body: dict, code: str, param: str, words: str) -> None:
+    error = await refusal(live, **body)
+    assert (error["code"], error["param"]) == (code, param)
+    assert words in error["message"]
+    assert live.engine.requests == []
+
+
+@pytest.mark.parametrize("task", ["CustomVoice", "custom_voice", None])
+async def test_a_task_that_fits_is_taken(live: Live, task: str | None) -> None:
+    nothing = dict.fromkeys(("voice", "language", "speed", "temperature", "stream", "ref_audio", "instructions"))
+    assert (await post(live, task_type=task, speaker="ben", **nothing))[0] == 200
+    assert live.engine.requests[-1].voice == "ben"
+
+
+async def test_a_text_of_signs_alone_gives_an_empty_file(live: Live) -> None:
+    for name in MEDIA_TYPES:
+        for body in ({}, {"stream": False}) if name == "flac" else ({}, {"stream": False}, {"stream": True}):
+            status, _, content = await post(live, input="--- ***", response_format=name, **body)
+            assert status == 200
+            if name in ("wav", "flac", "opus") and not body.get("stream"):
+                assert content
+
+
+@pytest.mark.parametrize("stream", [True, False, None])
+async def test_a_client_that_leaves_frees_its_slot(live: Live, stream: bool | None) -> None:
+    live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.5)
+    body = {"input": TEXT * 10, "stream": stream, "response_format": "mp3"}
+    async with live.http() as http:
+        request = http.build_request("POST", "/v1/audio/speech", json=body)
+        if stream is False:
+            task = asyncio.create_task(http.send(request))
+            await until(lambda: live.speech.num_active_responses == 1)
+            task.cancel()
+            await asyncio.wait([task])
+        else:
+            answer = await http.send(request, stream=True)
+            await anext(answer.aiter_raw())
+            await answer.aclose()
+    await until(lambda: live.speech.num_active_responses == 0)
+
+
+async def test_mp3_begins_before_it_is_all_spoken() -> None:
+    async with live_server() as live:
+        live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.3)
+        body = {"input": TEXT, "response_format": "mp3"}
+        async with live.http() as http, http.stream("POST", "/v1/audio/speech", json=body) as answer:
+            await anext(answer.aiter_raw())
+            assert live.speech.num_active_responses == 1
