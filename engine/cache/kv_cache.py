@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import Tensor
 from engine.layers.transformer import attention
 from engine.models.base import KVShape
 from engine.transfer import to_device
+
+PAGE_BYTES = 4096
 
 
 class PagedKV:
