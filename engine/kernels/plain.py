@@ -178,6 +178,13 @@ class PlainOps:
         noise = exponential(settings.seed, settings.place | codebook, settings.frame, ids)
         return torch.where(greedy, logits.argmax(-1), (scaled.softmax(-1) / noise).argmax(-1))
 
+    def draw_next(
+        self, logits: Tensor, settings: DrawSettings, codebook: int, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """``draw``, and the rows of ``table`` [V, H] that were drawn."""
+        codes = self.draw(logits, settings, codebook)
+        return codes, table[codes]
+
     def draw_first(
         self,
         logits: Tensor,

@@ -176,7 +176,7 @@ class FrameProgram:
         """Whole frames [N, K]: the codes after ``code0``, each from all before it."""
         predictor = self.talker.code_predictor
         num_rows, size = hidden.shape[0], predictor.config.transformer
-        cache = hidden.new_zeros(
+        cache = hidden.new_empty(
             size.num_hidden_layers, 2, num_rows, self.frame_length, size.num_key_value_heads, size.head_dim
         )
         first = torch.stack((predictor.small_to_mtp_projection(hidden), self.code0_table[code0]), dim=1)
@@ -185,9 +185,11 @@ class FrameProgram:
             out = self.run_pass(x, cache, num_rows, start=0 if codebook == 1 else codebook)
             norm = predictor.model.norm
             logits = self.ops.norm_linear(out, norm.weight, norm.eps, predictor.lm_head[codebook - 1].weight)
-            codes.append(self.ops.draw(logits, settings, codebook))
-            if codebook < self.num_books - 1:
-                x = self.code_tables[codebook - 1][codes[-1]]
+            if codebook == self.num_books - 1:
+                codes.append(self.ops.draw(logits, settings, codebook))
+            else:
+                code, x = self.ops.draw_next(logits, settings, codebook, self.code_tables[codebook - 1])
+                codes.append(code)
         return torch.stack(codes, dim=1)
 
     def run_pass(self, x: Tensor, cache: Tensor, num_rows: int, start: int) -> Tensor:

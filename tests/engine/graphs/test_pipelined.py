@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.api import FinishReason, SamplingParams, TextLayout
+from engine.api import ClonedVoice, SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.load import load_engine
 from tests.engine.recorder import Recorder
+from tests.fakes.checkpoints import TINY, write_checkpoint
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 TOLERANCE = 1e-5
@@ -49,3 +51,84 @@ def test_it_says_what_the_plain_engine_says(any_folder: Path, layout: TextLayout
         bench.run()
         benches.append(bench)
     check_same(benches[1], benches[0])
+
+
+def random_life(bench: Recorder, seed: int) -> list[int]:
+    """Rows that come, wait for text, go on, are cancelled, in an order the seed decides; the cancelled ones."""
+    chance = random.Random(seed)
+    open_rows: dict[int, list[str]] = {}
+    cancelled = []
+    for number in range(40):
+        action = chance.random()
+        if action < 0.3 and len(open_rows) < 6:
+            row = bench.submit(text="", layout=TextLayout.STREAMING, sampling=SamplingParams(seed=number))
+            open_rows[row] = [TEXT[i : i + 6] for i in range(0, chance.randrange(6, 40), 6)]
+        elif action < 0.75 and open_rows:
+            row = chance.choice(list(open_rows))
+            pieces = open_rows[row]
+            bench.push_text(row, pieces.pop(0)) if pieces else bench.end_input(row)
+            if not pieces and chance.random() < 0.5:
+                bench.end_input(row)
+                del open_rows[row]
+        elif action < 0.8 and open_rows:
+            row = chance.choice(list(open_rows))
+            bench.cancel(row)
+            cancelled.append(row)
+            del open_rows[row]
+        for _ in range(chance.randrange(4)):
+            bench.step()
+    for row in open_rows:
+        bench.end_input(row)
+    bench.run()
+    return cancelled
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_that_come_wait_and_go_say_what_the_plain_engine_says(tiny_folder: Path, seed: int) -> None:
+    plain, pipelined = make_bench(tiny_folder, False, max_requests=5), make_bench(tiny_folder, True, max_requests=5)
+    cancelled = random_life(plain, seed)
+    assert random_life(pipelined, seed) == cancelled
+    for row, heard in plain.heard.items():
+        if row not in cancelled:
+            assert pipelined.heard[row].reason == heard.reason
+            assert np.abs(pipelined.heard[row].pcm - heard.pcm).max(initial=0.0) < TOLERANCE
+    pipelined.check_idle()
+
+
+@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+def test_a_row_that_lost_its_blocks_says_what_it_would_have_said(tiny_folder: Path, layout: TextLayout) -> None:
+    benches = []
+    for num_blocks in (200, 14):
+        settings = dict(num_blocks=num_blocks, watermark_blocks=0, max_prefixes=0, min_frame_cap=16, max_frames=40)
+        bench = make_bench(tiny_folder, True, **settings)
+        for seed in range(3):
+            sampling = SamplingParams(seed=seed, min_new_tokens=40)
+            bench.submit(text=TEXT[:17], text_closed=True, max_frames=40, sampling=sampling, layout=layout)
+        bench.run()
+        assert (bench.engine.scheduler.num_preemptions > 0) == (num_blocks == 14)
+        benches.append(bench)
+    check_same(benches[1], benches[0])
+
+
+@pytest.fixture(scope="module")
+def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("base"), TINY, task="base")
+
+
+@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, layout: TextLayout) -> None:
+    chance = np.random.default_rng(3)
+    embedding = chance.standard_normal(48).astype(np.float32).tobytes()
+    codes = chance.integers(0, 64, (11, 4)).astype(np.int16).tobytes()
+    benches = []
+    for graphs in (False, True):
+        bench = make_bench(base_folder, graphs)
+        for number, voice in enumerate(
+            [ClonedVoice(embedding=embedding, codes=codes, transcript="the dog"), ClonedVoice(embedding=embedding)] * 2
+        ):
+            sampling = SamplingParams(seed=number, min_new_tokens=9)
+            bench.submit(voice=voice, text=TEXT[:30], text_closed=True, layout=layout, sampling=sampling)
+        bench.run()
+        benches.append(bench)
+    check_same(benches[1], benches[0])
+    assert len(benches[1].engine.stage.references) == 1  # type: ignore[attr-defined]

@@ -157,6 +157,13 @@ def test_draws_are_those_of_the_reference(fused: Any, dtype: torch.dtype, width:
         assert same.float().mean() >= 1 - 1 / rows  # two candidates may be as near as their rounding
 
 
+def test_a_draw_brings_what_is_fed_next(fused: Any, dtype: torch.dtype) -> None:
+    logits, table = random(5, 64, dtype=dtype, scale=3.0), random(64, 48, dtype=dtype)
+    codes, following = fused.draw_next(logits, settings_for(5), 2, table)
+    assert torch.equal(codes, fused.draw(logits, settings_for(5), 2))
+    assert torch.equal(following, table[codes])
+
+
 def test_first_draws_penalise_ban_and_remember(fused: Any) -> None:
     rows, width, num_codes, eos = 40, 500, 300, 410
     logits = random(rows, width, scale=3.0)
