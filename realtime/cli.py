@@ -31,7 +31,7 @@ COMMANDS = {
     "say": Entry("realtime.commands.say", "speak a text, given or still arriving on standard input"),
     "serve": Entry("realtime.commands.serve", "listen for clients and speak to them"),
     "bench": Entry("realtime.commands.bench", "load a server with clients, and tell what they saw"),
-    "voices": Entry("realtime.commands.voices", "list the voices of a model"),
+    "voices": Entry("realtime.commands.voices", "list the voices of a model; store, blend and delete voices"),
     "doctor": Entry("realtime.commands.doctor", "tell what is missing on this machine, and how to get it"),
 }
 

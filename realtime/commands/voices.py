@@ -1,30 +1,153 @@
-"""``voicewire voices``: what a model can speak with."""
+"""``voicewire voices``: what a model can speak with, and the operator's own voices, which every key may use."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from engine.api import EngineInfo
+import msgspec
+
+from engine.api import ClonedVoice, EngineInfo, InvalidRequest
+from realtime.cloning import Cloning, check_transcript
+from realtime.config import ServerConfig, load_config
 from realtime.local_engine import add_model_argument, local_engine
+from realtime.server import voice_limits
+from sessions.voices.blend import blend
+from sessions.voices.folder import voices_folder
+from sessions.voices.naming import is_built_in
+from sessions.voices.store import VoiceExists, VoiceStore
+from sessions.voices.voice import SHARED, Manifest, StoredVoice, check_manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
+    parser.add_argument("--folder", type=Path, help="where voices are stored (default: voices.folder)")
+    parser.add_argument("--owner", default=SHARED, metavar="KEY", help="name of an API key (default: all share it)")
+    parser.set_defaults(act=list_voices)
+    actions = parser.add_subparsers(metavar="ACTION")
+    actions.add_parser("list", help="the voices of the model, and those stored").set_defaults(act=list_voices)
+    adding = actions.add_parser("add", help="store a voice made of a recording, or of an embedding")
+    adding.set_defaults(act=add_voice)
+    _add_about(adding)
+    adding.add_argument("file", type=Path, help="a recording of 1 to 30 s, or a JSON list of numbers (.json)")
+    adding.add_argument("--transcript", default="", help="what is said in it: then it is cloned in context")
+    blending = actions.add_parser("blend", help="store a voice between two stored voices")
+    blending.set_defaults(act=blend_voices)
+    _add_about(blending)
+    blending.add_argument("first")
+    blending.add_argument("second")
+    blending.add_argument("--weight", type=float, default=0.5, help="0 is the first voice, 1 the second (default: 0.5)")
+    removing = actions.add_parser("remove", help="delete a stored voice")
+    removing.set_defaults(act=remove_voice)
+    removing.add_argument("name")
+
+
+def _add_about(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="of the new voice")
+    parser.add_argument("--consent", required=True, help="how the speaker agreed to it")
+    parser.add_argument("--description", default="")
 
 
 def run(args: argparse.Namespace) -> int:
-    return asyncio.run(list_voices(args))
+    act: Callable[[argparse.Namespace, ServerConfig], Awaitable[int]] = args.act
+    return asyncio.run(_acted(act, args))
 
 
-async def list_voices(args: argparse.Namespace) -> int:
+async def _acted(act: Callable[[argparse.Namespace, ServerConfig], Awaitable[int]], args: argparse.Namespace) -> int:
+    return await act(args, load_config(environment=os.environ))
+
+
+async def list_voices(args: argparse.Namespace, config: ServerConfig) -> int:
     async with local_engine(args.model) as engine:
-        print(table(engine.info))
+        print(table(engine.info, _store(args, config).list(args.owner)))
     return 0
 
 
-def table(info: EngineInfo) -> str:
-    """One line a voice: name, languages, description."""
+async def add_voice(args: argparse.Namespace, config: ServerConfig) -> int:
+    manifest = _manifest(args, transcript=args.transcript)
+    check_transcript(args.transcript)
+    async with local_engine(args.model) as engine:
+        if is_built_in(args.name, engine.info):
+            raise VoiceExists(f"voice {args.name!r} belongs to the model", "name")
+        clone, sample_s = await _cloned(args.file, args.transcript, Cloning(config, engine))
+        source = "audio" if sample_s else "embedding"
+        manifest = msgspec.structs.replace(
+            manifest,
+            model=engine.info.model,
+            source=source,
+            sample_s=round(sample_s, 2),
+            transcript=args.transcript if sample_s else "",
+        )
+        _store(args, config).add(StoredVoice(manifest, clone), engine.info.num_codebooks)
+    print(f"voice {args.name} is stored")
+    return 0
+
+
+async def blend_voices(args: argparse.Namespace, config: ServerConfig) -> int:
+    store = _store(args, config)
+    first, second = (_found(store, args.owner, name) for name in (args.first, args.second))
+    manifest = msgspec.structs.replace(_manifest(args), model=first.manifest.model, source="blend")
+    store.add(StoredVoice(manifest, blend(first.clone, second.clone, args.weight)), 0)
+    print(f"voice {args.name} is stored")
+    return 0
+
+
+async def remove_voice(args: argparse.Namespace, config: ServerConfig) -> int:
+    if not _store(args, config).remove(args.owner, args.name):
+        raise InvalidRequest(f"no voice {args.name!r} is stored", "name")
+    print(f"voice {args.name} is deleted")
+    return 0
+
+
+def table(info: EngineInfo, stored: list[Manifest]) -> str:
+    """One line a voice: name, languages, description; a star marks stored ones."""
     rows = [(voice.name, ", ".join(voice.languages), voice.description) for voice in info.voices]
+    rows += [(manifest.name, "*", manifest.description) for manifest in stored]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return "\n".join(f"{name:{widths[0]}}  {spoken:{widths[1]}}  {about}".rstrip() for name, spoken, about in rows)
+
+
+async def _cloned(file: Path, transcript: str, cloning: Cloning) -> tuple[ClonedVoice, float]:
+    """The voice and the length of the recording; 0 for an embedding."""
+    data = _content(file)
+    if file.suffix == ".json":
+        return cloning.from_embedding(_numbers(data, file)), 0.0
+    return await cloning.from_upload(data, transcript)
+
+
+def _content(file: Path) -> bytes:
+    return file.read_bytes()
+
+
+def _numbers(data: bytes, file: Path) -> list[float]:
+    try:
+        return msgspec.json.decode(data, type=list[float])
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{file} is no JSON list of numbers: {error}", "file") from None
+
+
+def _manifest(args: argparse.Namespace, transcript: str = "") -> Manifest:
+    manifest = Manifest(
+        name=args.name,
+        owner=args.owner,
+        created_s=int(time.time()),
+        consent=args.consent,
+        description=args.description,
+        transcript=transcript,
+    )
+    check_manifest(manifest)
+    return manifest
+
+
+def _found(store: VoiceStore, owner: str, name: str) -> StoredVoice:
+    if (found := store.find(owner, name)) is None:
+        raise InvalidRequest(f"no voice {name!r} is stored", "voice")
+    return found
+
+
+def _store(args: argparse.Namespace, config: ServerConfig) -> VoiceStore:
+    return VoiceStore(args.folder or voices_folder(config.voices.folder), voice_limits(config))
