@@ -91,6 +91,8 @@ class GraphRunner(ModelRunner):
         inputs, tokens = program.inputs.host, program.tokens.host
         self.max_rows, self.max_tokens = len(inputs["slot"]), len(tokens["text"])
         self.row_buckets, self.token_buckets = buckets_up_to(self.max_rows), buckets_up_to(self.max_tokens)
+        if config.pinned_rows:
+            self.token_buckets = self.token_buckets[-1:]
         width = inputs["table"].shape[1]
         self.tables = BlockTables(num_slots, width)
         self.tables.rows[0] = kv.scratch_block

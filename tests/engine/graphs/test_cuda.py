@@ -1,0 +1,160 @@
+"""The graphs on a CUDA device: equal to eager code, exact in one bucket, and no row ever reads another's state."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import random_model
+from engine.api import SamplingParams, TextLayout
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kernels.choice import choose_ops
+from engine.models.qwen3_tts.pipelined import make_pipelined
+from engine.request import Request
+from tests.engine.graphs.test_pipelined import SAMPLINGS, TEXT
+from tests.engine.recorder import Recorder
+from tests.fakes.checkpoints import TINY
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FUSIBLE: dict[str, Any] = TINY | {
+    "talker": dict(hidden=128, intermediate=256, layers=2, heads=4, kv_heads=2, head_dim=32, text_hidden=64),
+    "predictor": dict(hidden=128, intermediate=256, layers=1, heads=4, kv_heads=2, head_dim=32),
+    "codec": dict(hidden=128, intermediate=128, layers=1, heads=4, kv_heads=4, head_dim=32),
+    "codec_sizes": dict(codebook_dim=64, latent_dim=64, decoder_dim=256, sliding_window=12),
+}
+"""Sizes that every kernel takes."""
+FP32_TOLERANCE = 5e-3
+"""Plain products of the prompt run in TF32."""
+
+
+def bench_of(device: torch.device, dtype: torch.dtype, **settings: Any) -> Recorder:
+    random_model.SHAPES["fusible"] = FUSIBLE
+    torch.manual_seed(0)
+    usual: dict[str, Any] = dict(
+        num_blocks=400, max_batch=8, max_requests=8, max_frames=24, graph_positions=512, loop_limit_frames=10_000
+    )
+    config = EngineConfig(**(usual | {"graphs": True} | settings))
+    with tempfile.TemporaryDirectory() as folder:
+        model, codec = random_model.build(Path(folder), "fusible", torch.float32, CPU)
+    model.talker.to(device=device, dtype=dtype)
+    codec.to(device=device, dtype=dtype)
+    for module in (model.talker, codec):
+        for child in module.modules():
+            for name in ("frame_offsets", "offsets"):
+                if name in child.__dict__:
+                    setattr(child, name, getattr(child, name).to(device))
+    predictor = model.talker.code_predictor
+    predictor.input_tables = [table.to(device=device, dtype=dtype) for table in predictor.input_tables]
+    model.device = device
+    engine: Engine = make_pipelined(model, codec, config, dtype, device)
+    engine.warm_up()
+    return Recorder(engine)
+
+
+def speak(bench: Recorder) -> list[np.ndarray]:
+    rows = []
+    for number, sampling in enumerate(SAMPLINGS):
+        layout = TextLayout.FULL if number % 2 else TextLayout.STREAMING
+        rows.append(bench.submit(text=TEXT[: 9 * number + 5], text_closed=True, layout=layout, sampling=sampling))
+        bench.step()
+    bench.run()
+    bench.check_idle()
+    return [bench.heard[row].pcm for row in rows]
+
+
+@pytest.mark.parametrize("settings", [{}, dict(fused_kernels=False), dict(fast_start=True)], ids=str)
+def test_in_fp32_the_device_says_what_the_cpu_says(settings: dict[str, Any]) -> None:
+    for cpu, cuda in zip(
+        speak(bench_of(CPU, torch.float32)), speak(bench_of(CUDA, torch.float32, **settings)), strict=True
+    ):
+        assert cpu.shape == cuda.shape
+        assert np.abs(cpu - cuda).max() < FP32_TOLERANCE
+
+
+def test_graphs_say_what_the_same_kernels_say_eagerly() -> None:
+    recorded, eager = (bench_of(CUDA, torch.bfloat16) for _ in range(2))
+    for graphs in (eager.engine.runner.frames, eager.engine.runner.prefills, eager.engine.stage.graphs):
+        graphs._captures = False
+        graphs._graphs.clear()
+    for one, other in zip(speak(recorded), speak(eager), strict=True):
+        assert np.array_equal(one, other)
+
+
+STREAMS = 256
+NUM_ROW_FRAMES = 200_000
+PINNED: dict[str, Any] = dict(
+    max_batch=STREAMS, max_requests=STREAMS, pinned_rows=STREAMS, num_blocks=STREAMS * 12, max_frames=80
+)
+
+
+def wants(number: int) -> dict[str, Any]:
+    chance = random.Random(number)
+    text = TEXT * 2
+    return dict(
+        text=text[: chance.randrange(12, 60)],
+        layout=TextLayout.STREAMING if number % 3 else TextLayout.FULL,
+        sampling=SamplingParams(seed=number, temperature=chance.choice([0.7, 1.0, 1.3])),
+        max_frames=chance.randrange(10, 80),
+    )
+
+
+def codes_of(request: Request) -> list[list[int]]:
+    return list(request.row.codes)  # type: ignore[attr-defined]
+
+
+def test_no_row_reads_another_ones_state_whatever_the_others_do() -> None:
+    """Rows come, wait, are cancelled and finish by the thousand; a sample of them alone then says the same codes."""
+    bench, chance = bench_of(CUDA, torch.bfloat16, **PINNED), random.Random(7)
+    lives: dict[int, tuple[int, Request]] = {}
+    numbers = iter(range(10**9))
+    cancelled = set()
+    num_row_frames = 0
+    while num_row_frames < NUM_ROW_FRAMES:
+        running = [epoch for epoch, heard in bench.heard.items() if heard.end is None]
+        while len(running) < STREAMS and chance.random() < 0.9:
+            number = next(numbers)
+            epoch = bench.submit(**wants(number), text_closed=False)
+            lives[epoch] = number, bench.request(epoch)
+            running.append(epoch)
+        for epoch in chance.sample(running, min(8, len(running))):
+            if chance.random() < 0.05:
+                bench.cancel(epoch)
+                cancelled.add(epoch)
+            else:
+                bench.end_input(epoch)
+        before = bench.engine.times.num_rows
+        bench.step()
+        num_row_frames += bench.engine.times.num_rows - before
+    for epoch in [epoch for epoch, heard in bench.heard.items() if heard.end is None]:
+        bench.end_input(epoch)
+    bench.run()
+    bench.check_idle()
+    whole = [epoch for epoch in lives if epoch not in cancelled]
+    assert all(np.isfinite(bench.heard[epoch].pcm).all() for epoch in whole)
+    for epoch in chance.sample(whole, min(12, len(whole))):
+        number, request = lives[epoch]
+        alone = bench_of_one(bench, number)
+        assert alone == codes_of(request)
+
+
+def bench_of_one(bench: Recorder, number: int) -> list[list[int]]:
+    """The same engine, otherwise empty."""
+    epoch = bench.submit(**wants(number), text_closed=True)
+    request = bench.request(epoch)
+    bench.run()
+    return codes_of(request)
+
+
+def test_fused_kernels_are_chosen_on_cuda() -> None:
+    assert type(choose_ops(EngineConfig(), CUDA)).__name__ == "FusedOps"
