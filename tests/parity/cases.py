@@ -13,6 +13,8 @@ TRANSCRIPT_SHORT, TRANSCRIPT_LONG = "the dog", "Hello, world! How are you today?
 MAX_NEW_TOKENS = 12
 """Of the official package: one frame more than come out."""
 AUDIO_SECONDS = {"brief": 1.0, "uneven": 1.6137}
+PENALIZED = {"repetition_penalty": 1.9, "temperature": 1.5, "max_new_tokens": 60}
+"""Long enough for ids that were penalized to come again."""
 GREEDY = {"do_sample": False, "subtalker_dosample": False}
 
 
@@ -33,6 +35,8 @@ class Case:
     official: dict[str, Any] = field(default_factory=lambda: dict(GREEDY))
     draws: bool = False
     keeps_wave: bool = False
+    min_frames: int = 0
+    """The generator tries seeds until so many come."""
 
 
 def named(task: str) -> list[Case]:
@@ -97,5 +101,6 @@ def drawn(**fields: Any) -> list[Case]:
         Case("drawn full", **fields, layout="full", official={}, draws=True),
         Case("drawn top p", **fields, official={"top_p": 0.7, "subtalker_top_p": 0.8, "top_k": 20}, draws=True),
         Case("drawn hot", **fields, official={"temperature": 1.7, "subtalker_temperature": 0.3}, draws=True),
+        Case("drawn long, penalized", **fields, layout="full", official=PENALIZED, draws=True, min_frames=25),
         Case("drawn code 0 alone", **fields, official={"subtalker_dosample": False}, draws=True),
     ]

@@ -24,7 +24,7 @@ from engine.models.qwen3_tts.model import Qwen3TTS, SpeechRow
 from engine.models.qwen3_tts.prompt import Row
 from tests.engine.recorder import Recorder
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
-from tests.parity.cases import MAX_NEW_TOKENS, Case, named
+from tests.parity.cases import MAX_NEW_TOKENS, Case
 
 VECTORS = Path(os.environ.get("VOICEWIRE_PARITY_VECTORS", Path(__file__).parent / "vectors"))
 SHAPES = {"0b6": TINY, "1b7": TINY_PROJECTED}
@@ -68,8 +68,7 @@ class Golden:
 
     def seed(self, case: Case) -> int:
         """What the official package's generator was seeded with."""
-        names = [one.name for one in named(case.task)]
-        found: int = self.about["seed"] + names.index(case.name)
+        found: int = self.about["tasks"][case.task]["seeds"][case.name]
         return found
 
     def sample(self, name: str, transcript: str) -> VoiceSample:
@@ -84,14 +83,16 @@ class Golden:
 
     def request(self, case: Case) -> dict[str, Any]:
         """The fields of the same request to the engine; the small CustomVoice drops instructions."""
+        official = dict(case.official)
+        max_new_tokens = official.pop("max_new_tokens", MAX_NEW_TOKENS)
         drops_instruct = case.task == "custom_voice" and self.size == "0b6"
         return {
             "voice": self.voice(case.audio, case.transcript) if case.audio else case.speaker,
             "language": case.language,
             "instruct": "" if drops_instruct else case.instruct,
             "layout": TextLayout(case.layout),
-            "sampling": SamplingParams(**{OFFICIAL_NAMES.get(k, k): v for k, v in case.official.items()}),
-            "max_frames": MAX_NEW_TOKENS - 1,
+            "sampling": SamplingParams(**{OFFICIAL_NAMES.get(k, k): v for k, v in official.items()}),
+            "max_frames": max_new_tokens - 1,
             "text": case.text,
             "text_closed": True,
         }

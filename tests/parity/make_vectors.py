@@ -134,6 +134,15 @@ def spoken(watched: Watched, case: Case, audio: dict[str, np.ndarray], seed: int
     return tensors
 
 
+def long_enough(watched: Watched, case: Case, audio: dict[str, np.ndarray], seed: int) -> tuple[dict[str, Tensor], int]:
+    """What is said with the first seed from ``seed`` on that says enough for what the case is about."""
+    for number in range(seed, seed + MAX_TRIES):
+        found = spoken(watched, case, audio, number)
+        if len(found["codes"]) >= case.min_frames:
+            return found, number
+    raise SystemExit(f"{case.name} of {case.task} never said {case.min_frames} frames")
+
+
 def stopped(watched: Watched, task: str, audio: dict[str, np.ndarray], seed: int) -> tuple[dict[str, Tensor], int]:
     """An utterance that the model ends itself, found by trying seeds."""
     case = Case("stop", task, speaker="ada" if task == "custom_voice" else None, official={}, draws=True)
@@ -174,9 +183,9 @@ def make_task(
         write_checkpoint(Path(folder), SHAPES[size], seed, task)
         watched, checksum = Watched(load(Path(folder))), file_sum(Path(folder))
     tensors: dict[str, Tensor] = {}
-    texts = {}
+    texts, seeds = {}, {}
     for number, case in enumerate(named(task)):
-        found = spoken(watched, case, audio, seed + number)
+        found, seeds[case.name] = long_enough(watched, case, audio, seed + number)
         tensors |= {f"{task}/{case.name}/{key}": value for key, value in found.items()}
         texts[case.name] = watched.text_ids(case.text)
     first = named(task)[0]
@@ -188,7 +197,7 @@ def make_task(
     tensors |= {f"{task}/eager/{key}": value for key, value in found.items()}
     if task == "base":
         tensors |= listened(watched.model, audio)
-    return tensors, {"checksum": checksum, "text_ids": texts, "stop_seed": stop_seed}
+    return tensors, {"checksum": checksum, "text_ids": texts, "seeds": seeds, "stop_seed": stop_seed}
 
 
 @torch.inference_mode()

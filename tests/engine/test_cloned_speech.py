@@ -1,0 +1,213 @@
+"""A recording goes in at the engine's door, and speech in its voice comes out, in a thread and in a process alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from engine.api import (
+    ClonedVoice,
+    EngineDead,
+    FinishReason,
+    InvalidRequest,
+    SamplingParams,
+    SpeechEngine,
+    SpeechRequest,
+    TextLayout,
+    VoiceSample,
+)
+from engine.client import create_engine
+from engine.config import EngineConfig
+from engine.load import load_engine
+from engine.remote import RemoteEngine
+from tests.engine.listening import listen
+from tests.engine.recorder import Recorder
+from tests.fakes.checkpoints import TINY, write_checkpoint
+
+RATE = 24_000
+TRANSCRIPT = "the dog"
+GREEDY = SamplingParams(do_sample=False, predictor_do_sample=False, min_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("base"), TINY, task="base")
+
+
+@pytest.fixture(params=["thread", "process"])
+async def engine(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[SpeechEngine]:
+    engine = create_engine(folder, device="cpu", process=request.param == "process", kv_memory_mb=8)
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+def recording(seconds: float = 1.2, transcript: str = TRANSCRIPT) -> VoiceSample:
+    sound = 0.3 * np.random.default_rng(5).standard_normal(round(seconds * RATE)).clip(-3, 3) / 3
+    return VoiceSample(pcm=sound.astype(np.float32).tobytes(), transcript=transcript)
+
+
+def request(voice: ClonedVoice, **fields: object) -> SpeechRequest:
+    spec = dict(text="Hello, world!", text_closed=True, max_frames=6, sampling=GREEDY)
+    return SpeechRequest(request_id="r", voice=voice, **(spec | fields))  # type: ignore[arg-type]
+
+
+async def test_a_recording_becomes_a_voice_that_speaks(engine: SpeechEngine) -> None:
+    info = engine.info
+    assert (info.task, info.voices, info.can_clone, info.can_encode) == ("base", (), True, True)
+    in_context, by_vector = await asyncio.gather(
+        engine.encode_voice(recording()), engine.encode_voice(recording(transcript=""))
+    )
+    assert len(in_context.embedding) == 4 * info.embedding_size
+    assert len(in_context.codes) == 15 * info.num_codebooks * 2
+    assert by_vector == msgspec.structs.replace(in_context, codes=b"", transcript="")
+    spoken = [await listen(engine.submit(request(voice))) for voice in (in_context, by_vector, in_context)]
+    assert [heard.end.reason for heard in spoken] == [FinishReason.LENGTH] * 3
+    assert all(heard.pcm.shape == (6 * 1920,) for heard in spoken)
+    np.testing.assert_allclose(spoken[0].pcm, spoken[2].pcm, atol=2e-5)
+    assert np.abs(spoken[0].pcm - spoken[1].pcm).max() > 0.01
+
+
+async def test_bad_recordings_are_refused_and_the_next_one_is_not(engine: SpeechEngine) -> None:
+    for sample in (recording(0.2), recording(31), VoiceSample(pcm=np.full(RATE, np.nan, np.float32).tobytes())):
+        with pytest.raises(InvalidRequest) as refused:
+            await engine.encode_voice(sample)
+        assert refused.value.param == "audio"
+    assert await engine.encode_voice(recording())
+
+
+async def test_live_text_waits_for_what_the_recording_outlasts_and_says_so(engine: SpeechEngine) -> None:
+    voice = await engine.encode_voice(recording())
+    stream = engine.submit(request(voice, text="", text_closed=False))
+    for letter in "a quick brown fox jumps over all those lazy dogs of the house":
+        stream.push_text(letter)
+    stream.end_input()
+    end = (await listen(stream)).end
+    assert end.reason is FinishReason.LENGTH
+    assert 1 < end.num_prompt_tokens < end.num_text_tokens
+    assert end.prompt_wait_ms is not None
+    assert end.first_audio_ms is not None
+    assert 0 <= end.prompt_wait_ms <= end.first_audio_ms
+
+
+async def test_a_voice_is_encoded_while_others_speak(engine: SpeechEngine) -> None:
+    voice = await engine.encode_voice(recording(transcript=""))
+    speaking = asyncio.create_task(listen(engine.submit(request(voice, max_frames=20))))
+    assert await engine.encode_voice(recording(3)) != voice
+    assert (await speaking).end.reason in (FinishReason.LENGTH, FinishReason.STOP)
+
+
+async def test_without_encoders_voices_must_come_encoded(folder: Path) -> None:
+    engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, voice_encoders=False)
+    await engine.start()
+    try:
+        assert (engine.info.can_clone, engine.info.can_encode) == (True, False)
+        with pytest.raises(InvalidRequest, match="cannot listen"):
+            await engine.encode_voice(recording())
+        voice = ClonedVoice(embedding=np.ones(engine.info.embedding_size, np.float32).tobytes())
+        assert (await listen(engine.submit(request(voice)))).end.reason is FinishReason.LENGTH
+    finally:
+        await engine.aclose()
+
+
+async def test_an_engine_process_that_dies_fails_the_recordings_under_way(folder: Path) -> None:
+    engine = create_engine(folder, device="cpu", process=True, kv_memory_mb=8)
+    assert isinstance(engine, RemoteEngine)
+    await engine.start()
+    try:
+        waiting = asyncio.create_task(engine.encode_voice(recording(30)))
+        await asyncio.sleep(0)
+        assert engine._process is not None
+        assert engine._process._process is not None
+        engine._process._process.kill()
+        with pytest.raises(EngineDead):
+            await waiting
+    finally:
+        await engine.aclose()
+
+
+# -- in the engine itself ------------------------------------------------------------------------------------------
+
+
+def bench_of(folder: Path, **settings: object) -> Recorder:
+    config = EngineConfig(**(dict(kv_memory_mb=8, max_requests=4, max_batch=4) | settings))  # type: ignore[arg-type]
+    return Recorder(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+
+
+def voice_of(num_frames: int, transcript: str = TRANSCRIPT) -> ClonedVoice:
+    codes = (np.arange(num_frames * TINY["books"]) * 7 % TINY["codes"]).astype(np.int16)
+    embedding = np.linspace(-1, 1, TINY["talker"]["hidden"], dtype=np.float32)
+    return ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), transcript=transcript)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "frames"),
+    [((1, 2, 4, 8), [1, 2, 4, 8, 8, 2]), ((8,), [8, 8, 8, 1]), ((1,), [1] * 25), ((2, 1, 4), [2, 1, 4, 4, 4, 4, 4, 2])],
+)
+def test_chunks_follow_the_schedule_of_the_request(folder: Path, schedule: tuple[int, ...], frames: list[int]) -> None:
+    bench = bench_of(folder)
+    sampling = SamplingParams(seed=3, min_new_tokens=25)
+    spec = dict(text="a quick brown fox", text_closed=True, max_frames=25, sampling=sampling)
+    epoch = bench.submit(voice=voice_of(5), chunk_frames=schedule, **spec)
+    bench.run()
+    bench.check_idle()
+    sounds = [chunk for chunk in bench.heard[epoch].chunks if len(chunk.pcm)]
+    assert sum(len(chunk.pcm) for chunk in sounds) == 25 * 1920
+    tail = [1920 * n for n in frames]
+    assert [len(chunk.pcm) for chunk in sounds][: len(frames) - 1] == tail[:-1]
+
+
+def test_a_schedule_never_holds_back_what_a_row_at_its_lead_has_made(folder: Path) -> None:
+    bench = bench_of(folder)
+    sampling = SamplingParams(seed=3, min_new_tokens=20)
+    spec = dict(text="a quick brown fox", text_closed=True, max_frames=20, sampling=sampling, lead_ms=200)
+    epoch = bench.submit(voice=voice_of(5), chunk_frames=(8,), **spec)
+    bench.run()
+    bench.check_idle()
+    assert len(bench.heard[epoch].pcm) == 20 * 1920
+
+
+@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+def test_a_cloned_row_that_lost_its_blocks_says_what_it_would_have_said(folder: Path, layout: TextLayout) -> None:
+    """The recording, too, is computed again after a preemption; its decoder's state is kept."""
+    sampling = SamplingParams(seed=11, min_new_tokens=40)
+    spec = dict(text="a quick brown fox", text_closed=True, max_frames=40, sampling=sampling, layout=layout)
+    spoken = []
+    for num_blocks in (200, 7):
+        bench = bench_of(folder, num_blocks=num_blocks, watermark_blocks=0, min_frame_cap=8, frames_per_text_token=5)
+        epochs = [bench.submit(voice=voice_of(9), **spec) for _ in range(3)]
+        bench.run()
+        bench.check_idle()
+        spoken.append([bench.heard[epoch].pcm for epoch in epochs])
+        assert (bench.engine.scheduler.num_preemptions > 0) == (num_blocks == 7)
+    for ample, scarce in zip(*spoken, strict=True):
+        np.testing.assert_allclose(ample, scarce, atol=2e-5)
+
+
+def test_streams_in_one_voice_share_its_prefix_and_its_primed_decoder(folder: Path) -> None:
+    bench = bench_of(folder)
+    stage, before = bench.engine.stage, len(bench.engine.prefixes)
+    for _ in range(3):
+        bench.submit(voice=voice_of(9), text="hello", text_closed=True, max_frames=3)
+        bench.run()
+    assert stage.primer.num_kept == 1  # type: ignore[attr-defined]
+    assert len(bench.engine.prefixes) == before + 1
+
+
+def test_the_windowed_stage_begins_behind_the_recording_too(folder: Path) -> None:
+    heard = []
+    for windowed in (False, True):
+        bench = bench_of(folder, windowed_decode=windowed, windowed_context_frames=25, windowed_overlap_samples=0)
+        spec = dict(text="hello there", text_closed=True, max_frames=6, sampling=GREEDY)
+        epoch = bench.submit(voice=voice_of(9), **spec)
+        bench.run()
+        heard.append(bench.heard[epoch].pcm)
+    assert heard[0].shape == heard[1].shape
+    np.testing.assert_allclose(*heard, atol=1e-3)
+    assert torch.isfinite(torch.from_numpy(heard[0])).all()
