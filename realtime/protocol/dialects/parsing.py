@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,6 +41,16 @@ def require_context_id(context: str) -> str:
         found = f"context_id has {len(context)} characters"
         raise RemoteProtocolError("invalid_event", f"{found}, at most {MAX_CONTEXT_ID_CHARS}", "context_id")
     return context
+
+
+def integer(query: Mapping[str, str], name: str) -> int | None:
+    """A whole number in a query. Raises ``RemoteProtocolError``."""
+    value = query.get(name)
+    if not value:
+        return None
+    if not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
+        raise RemoteProtocolError("invalid_request", f"{name} must be a whole number, is {value[:40]!r}", name)
+    return int(value)
 
 
 def dump(**fields: Any) -> str:

@@ -13,6 +13,12 @@ from realtime.protocol.dialects import (
     elevenlabs,
     elevenlabs_dialogue,
     elevenlabs_http,
+    inworld,
+    kyutai,
+    openai_realtime,
+    rime,
+    rime_v1,
+    vllm_omni,
 )
 from realtime.protocol.dialects.base import Dialect
 
@@ -44,4 +50,12 @@ WIRES: tuple[Wire, ...] = (
     Wire("/v1/speak", deepgram_http.SpeakOnce, "http"),
     Wire("/v2/speak", deepgram_flux.Flux, serial=True),
     Wire("/v2/speak", deepgram_http.SpeakOnce, "http"),
+    Wire("/v1/realtime", openai_realtime.OpenAIRealtime),
+    Wire("/v1/audio/speech/stream", vllm_omni.VllmOmni, serial=True),
+    Wire("/api/tts_streaming", kyutai.Kyutai),
+    Wire("/api/tts_streaming", kyutai.KyutaiOnce, "http"),
+    Wire("/ws3", rime.RimeWs3, serial=True),
+    Wire("/ws", rime_v1.RimeV1, late_key=True),
+    Wire("/tts/v1/voice:streamBidirectional", inworld.Inworld),
+    Wire("/tts/v1/voice:stream", inworld.InworldStream, "http"),
 )

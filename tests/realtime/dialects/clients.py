@@ -40,6 +40,24 @@ def _cartesia(context: str, text: str, **fields: Any) -> Messages:
     return [{"context_id": context, "transcript": text, "output_format": RAW, "voice": voice, **fields}]
 
 
+VLLM_CONFIG = {
+    "type": "session.config",
+    "response_format": "pcm",
+    "stream_audio": True,
+    "split_granularity": "sentence",
+}
+PCM_CONFIG = {"audioEncoding": "PCM", "sampleRateHertz": 24_000}
+
+
+def _status(message: dict[str, Any]) -> str | None:
+    return message.get("response", {}).get("status")
+
+
+def _result(message: dict[str, Any], turn: str) -> dict[str, Any]:
+    result = message.get("result", {})
+    return result if result.get("contextId") == turn else {}
+
+
 CLIENTS = {
     client.name: client
     for client in (
@@ -107,6 +125,50 @@ CLIENTS = {
             end=lambda turn: [{"type": "Flush"}],
             cancel=lambda turn: [{"type": "Interrupt"}],
             is_end=lambda message, turn: message["type"] in ("SpeechMetadata", "SpeechInterrupted"),
+        ),
+        VendorClient(
+            "openai realtime",
+            "/v1/realtime?model=gpt-realtime",
+            say=lambda turn, text: [{"type": "input_text_buffer.append", "delta": text}],
+            end=lambda turn: [{"type": "input_text_buffer.commit"}],
+            cancel=lambda turn: [{"type": "response.cancel"}],
+            is_end=lambda message, turn: message["type"] == "response.done",
+            audio=lambda message: _b64("delta")(message) if message["type"] == "response.output_audio.delta" else b"",
+            is_error=lambda message: message["type"] == "error" or _status(message) == "failed",
+            close_after_bad_json=None,
+        ),
+        VendorClient(
+            "vllm-omni",
+            "/v1/audio/speech/stream?",
+            say=lambda turn, text: [VLLM_CONFIG, {"type": "input.text", "text": text}],
+            end=lambda turn: [{"type": "input.done"}],
+            cancel=lambda turn: [],
+            is_end=lambda message, turn: message["type"] == "session.done",
+            close_after_bad_json=None,
+        ),
+        VendorClient(
+            "rime ws3",
+            "/ws3?speaker=zoe&modelId=coda&audioFormat=pcm&samplingRate=24000",
+            say=lambda turn, text: [{"text": text, "contextId": turn}],
+            end=lambda turn: [{"operation": "flush"}],
+            cancel=lambda turn: [{"operation": "clear"}],
+            is_end=lambda message, turn: message["type"] == "done" and message["contextId"] == turn,
+            audio=_b64("data"),
+            close_after_bad_json=None,
+        ),
+        VendorClient(
+            "inworld",
+            "/tts/v1/voice:streamBidirectional?",
+            say=lambda turn, text: [
+                {"create": {"audioConfig": PCM_CONFIG, "timestampType": "WORD"}, "contextId": turn},
+                {"send_text": {"text": text}, "contextId": turn},
+            ],
+            end=lambda turn: [{"flush_context": {}, "contextId": turn}, {"close_context": {}, "contextId": turn}],
+            cancel=lambda turn: [{"cancel_context": {}, "contextId": turn}],
+            is_end=lambda message, turn: "contextClosed" in _result(message, turn),
+            audio=lambda message: _b64("audioContent")(message.get("result", {}).get("audioChunk", {})),
+            is_error=lambda message: "error" in message or message["result"]["status"]["code"] != 0,
+            close_after_bad_json=None,
         ),
     )
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,9 +16,10 @@ from realtime.protocol.dialects.registry import WIRES, Wire
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 from tests.realtime.dialects.play import handshake, word
+from tests.realtime.dialects.right import RIGHT
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
-SUBPROTOCOLS = {"/ws": ("rime.v1.json",)}
+SUBPROTOCOLS = {"/ws": ("rime.v1.json", "rime.v1.binary")}
 IDS = ("c1", "c2", "", "x" * 300, None, 7)
 TEXTS = ("Hello there. ", " ", "", "é😀", "\ud83d", "\0", None, 5, [], "x" * 2_000)
 FLAGS = (True, False, None, 1, "true", [])
@@ -54,11 +55,28 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 class Client:
     """Sends what is right, almost right and wrong."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, right: Sequence[dict[str, Any] | bytes] = ()) -> None:
         self._rng = rng
+        self._right = right
+        """Messages of this wire that its clients really send."""
 
     def message(self) -> str | bytes:
+        if self._right and self._rng.random() < 0.6:
+            return self._known()
         return self._rng.choice((self._json, self._json, self._json, self._json, self._bent, self._cut, self._noise))()
+
+    def _known(self) -> str | bytes:
+        right = self._rng.choice(self._right)
+        if isinstance(right, bytes):
+            data = bytearray(right)
+            if data and self._rng.random() < 0.5:
+                data[self._rng.randrange(len(data))] = self._rng.randrange(256)
+            return bytes(data[: self._rng.randint(0, len(data))] if self._rng.random() < 0.2 else data)
+        fields = dict(right)
+        while self._rng.random() < 0.3:
+            name = self._rng.choice([*fields, *FIELDS])
+            fields[name] = self._rng.choice((*FIELDS.get(name, ()), None, 3, "x", [], {}, {"text": "x"}))
+        return json.dumps(fields)
 
     def _json(self) -> str:
         names = self._rng.sample(list(FIELDS), self._rng.randint(0, 7))
@@ -142,11 +160,18 @@ class Shell:
 
 def play(wire: Wire, seed: int, num_messages: int) -> None:
     rng = random.Random(seed)
-    client, query = Client(rng), {"model": "flux-zoe-en", "sync_alignment": rng.choice(("true", "false"))}
+    client, query = (
+        Client(rng, RIGHT.get(wire.path, ())),
+        {"model": "flux-zoe-en", "sync_alignment": rng.choice(("true", "false"))},
+    )
     shell: Shell | None = None
     for _ in range(num_messages):
         if shell is None or shell.num_closed or wire.carrier == "http":
-            greeting = replace(handshake({"voice_id": "zoe"}, **query), subprotocols=SUBPROTOCOLS.get(wire.path, ()))
+            offered = SUBPROTOCOLS.get(wire.path, ())
+            greeting = replace(
+                handshake({"voice_id": "zoe"}, **query, format=rng.choice(("Pcm", "PcmMessagePack", "OggOpus"))),
+                subprotocols=(rng.choice(offered),) if offered else (),
+            )
             shell = Shell(wire.dialect(greeting), rng)
             shell.carry_out(list(shell.dialect.begin()))
         message = client.message()
@@ -161,7 +186,7 @@ def play(wire: Wire, seed: int, num_messages: int) -> None:
 
 def check_nothing_is_kept(shell: Shell) -> None:
     """A dialect remembers the contexts that are open, and no others."""
-    for name in ("_contexts", "_turns"):
+    for name in ("_contexts", "_turns", "_utterances", "_lines"):
         assert set(getattr(shell.dialect, name, {})) <= set(shell.open)
 
 

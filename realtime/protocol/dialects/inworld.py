@@ -1,0 +1,263 @@
+"""Inworld's ``/tts/v1/voice:streamBidirectional``: contexts by their ids, at once; and ``/tts/v1/voice:stream``.
+
+A ``close_context`` after a flush lets the context speak to its end. One that comes while it speaks and text is left to
+flush is an interruption, and so is a second one.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import Struct, field
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+DEFAULT_RATE = 48_000
+ENCODINGS = {
+    "LINEAR16": "wav",
+    "WAV": "wav",
+    "PCM": "pcm_s16le",
+    "MP3": "mp3",
+    "OGG_OPUS": "ogg_opus",
+    "FLAC": "flac",
+    "MULAW": "mulaw",
+    "ALAW": "alaw",
+}
+CODES = {"unauthorized": 16, "overloaded": 8, "limit_exceeded": 8, "draining": 14, "engine_dead": 14}
+"""As gRPC counts; what is not here is the client's fault (3), or ours (13)."""
+OURS = ("internal_error", "session_error", "engine_error", "engine_timeout")
+NOT_FOUND = 5
+
+
+class AudioConfig(Struct, rename="camel"):
+    audio_encoding: str = "MP3"
+    sample_rate_hertz: int | None = None
+    bitrate: int | None = None
+    speaking_rate: float | None = None
+
+
+class Create(Struct, rename="camel"):
+    voice_id: str | None = None
+    audio_config: AudioConfig = field(default_factory=AudioConfig)
+    language: str | None = None
+    timestamp_type: str = ""
+
+    @property
+    def wish(self) -> on.Wish:
+        audio = self.audio_config
+        encoding = ENCODINGS.get(audio.audio_encoding.upper())
+        if encoding is None:
+            message = f"audioEncoding must be {', '.join(ENCODINGS)}, is {audio.audio_encoding[:40]!r}"
+            raise RemoteProtocolError("unsupported_format", message, "audioEncoding")
+        natural = 8_000 if encoding in ("mulaw", "alaw") else DEFAULT_RATE
+        rate, bitrate = audio.sample_rate_hertz or natural, audio.bitrate or None
+        return on.Wish(
+            voice=self.voice_id,
+            language=self.language,
+            format=on.WireFormat(encoding, rate, bitrate if encoding in ("mp3", "ogg_opus") else None),
+            speed=audio.speaking_rate or 1.0,
+            word_times=self.timestamp_type in ("WORD", "CHARACTER"),
+        )
+
+
+class Text(Struct):
+    text: str = ""
+
+
+class Said(Struct):
+    context_id: str | None = field(default=None, name="contextId")
+    create: Create | None = None
+    send_text: Text | None = None
+    flush_context: dict[str, Any] | None = None
+    close_context: dict[str, Any] | None = None
+    cancel_context: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Spoken:
+    by_character: bool
+    unflushed: bool = False
+    sounds: bool = False
+    closed: bool = False
+    last_word_ms: float = 0.0
+    base_ms: float = 0.0
+    """Times count from the end of the last word before the last flush."""
+
+
+class Inworld(on.Dialect):
+    forgiving = True
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self._contexts: dict[str, Spoken] = {}
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        said = parse_json(text_only(message), Said)
+        context = require_context_id(said.context_id or "")
+        if said.create is not None:
+            yield from self._create(context, said.create)
+        if said.send_text is not None and said.send_text.text:
+            yield from self._write(context, said.send_text.text)
+        if said.flush_context is not None:
+            yield from self._flush(context)
+        if said.close_context is not None:
+            yield from self._close(context)
+        if said.cancel_context is not None and context in self._contexts:
+            yield on.Cancel(context)
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                self._contexts[event.context].sounds = True
+                yield self._result(event.context, audioChunk={"audioContent": base64.b64encode(event.data).decode()})
+            case on.Words():
+                spoken = self._contexts[event.context]
+                spoken.last_word_ms = event.words[-1].end_ms
+                info = timestamp_info(event.words, spoken.base_ms, spoken.by_character)
+                yield self._result(event.context, audioChunk={"timestampInfo": info})
+            case on.Flushed():
+                spoken = self._contexts[event.context]
+                spoken.base_ms = spoken.last_word_ms
+                yield self._result(event.context, flushCompleted={})
+            case on.Ended():
+                yield from self._end(event)
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield on.Send(dump(error=status_of(error)))
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return {"error": status_of(error), **status_of(error)}, {}
+
+    def _create(self, context: str, create: Create) -> Iterator[on.Intent]:
+        if context in self._contexts:
+            yield self._failed(context, 6, f"Context {context[:40]!r} exists already")
+            return
+        try:
+            wish = create.wish
+        except RemoteProtocolError as error:
+            yield self._failed(context, 3, str(error))
+            return
+        self._contexts[context] = Spoken(create.timestamp_type == "CHARACTER")
+        yield self._result(context, contextCreated={})
+        yield on.Open(context, wish)
+
+    def _write(self, context: str, text: str) -> Iterator[on.Intent]:
+        spoken = self._contexts.get(context)
+        if spoken is None or spoken.closed:
+            yield self._failed(context, NOT_FOUND, "Context not found")
+            return
+        spoken.unflushed = True
+        yield on.Append(context, text)
+
+    def _flush(self, context: str) -> Iterator[on.Intent]:
+        spoken = self._contexts.get(context)
+        if spoken is None or spoken.closed:
+            yield self._failed(context, NOT_FOUND, "Context not found")
+            return
+        spoken.unflushed = False
+        yield on.Flush(context)
+
+    def _close(self, context: str) -> Iterator[on.Intent]:
+        spoken = self._contexts.get(context)
+        if spoken is None:
+            yield self._failed(context, NOT_FOUND, "Context not found")
+            return
+        interrupted = spoken.closed or (spoken.unflushed and spoken.sounds)
+        spoken.closed = True
+        yield on.Cancel(context) if interrupted else on.End(context)
+
+    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+        if self._contexts.pop(event.context, None) is None:
+            return
+        if event.error is not None and event.error.code != "text_timeout":
+            status = status_of(event.error)
+            yield self._failed(event.context, status["code"], status["message"])
+        yield self._result(event.context, contextClosed={})
+
+    def _result(self, context: str, **what: Any) -> on.Send:
+        status = {"code": 0, "message": "", "details": []}
+        return on.Send(dump(result={"contextId": context, "status": status, **what}))
+
+    def _failed(self, context: str, code: int, message: str) -> on.Send:
+        return on.Send(dump(result={"contextId": context, "status": {"code": code, "message": message, "details": []}}))
+
+
+def status_of(error: ErrorBody) -> dict[str, Any]:
+    code = CODES.get(error.code, 13 if error.code in OURS else 3)
+    return {"code": code, "message": error.message, "details": []}
+
+
+def timestamp_info(words: tuple[on.TimedWord, ...], base_ms: float, by_character: bool) -> dict[str, Any]:
+    def seconds(ms: float) -> float:
+        return round((ms - base_ms) / 1000, 3)
+
+    if not by_character:
+        return {
+            "wordAlignment": {
+                "words": [word.text for word in words],
+                "wordStartTimeSeconds": [seconds(word.start_ms) for word in words],
+                "wordEndTimeSeconds": [seconds(word.end_ms) for word in words],
+            }
+        }
+    characters, starts, ends = [], [], []
+    for word in words:
+        characters += [*word.text, " "]
+        starts += [seconds(word.start_ms), *map(seconds, word.char_ends_ms)]
+        ends += [*map(seconds, word.char_ends_ms), seconds(word.end_ms)]
+    return {
+        "characterAlignment": {
+            "characters": characters,
+            "characterStartTimeSeconds": starts,
+            "characterEndTimeSeconds": ends,
+        }
+    }
+
+
+class Body(Create, rename="camel"):
+    text: str = ""
+
+
+class InworldStream(on.Dialect):
+    """POST: a text in, a JSON object a line out."""
+
+    media_type = "application/json"
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self._by_character = False
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        body = parse_json(message, Body)
+        if not body.text.strip():
+            raise RemoteProtocolError("invalid_request", "text is empty", "text")
+        self._by_character = body.timestamp_type == "CHARACTER"
+        yield on.Open("", body.wish)
+        yield on.Append("", body.text, last=True)
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield self._line(audioContent=base64.b64encode(event.data).decode())
+            case on.Words():
+                yield self._line(timestampInfo=timestamp_info(event.words, 0.0, self._by_character))
+            case on.Ended(error=None):
+                yield on.Close()
+            case on.Ended(error=ErrorBody() as error):
+                yield on.Abort(error)
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield on.Abort(error)
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return status_of(error), {}
+
+    def _line(self, **result: Any) -> on.Send:
+        return on.Send(dump(result=result) + "\n")

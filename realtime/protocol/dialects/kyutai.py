@@ -1,0 +1,159 @@
+"""Kyutai's ``/api/tts_streaming`` (moshi-server): one text a connection, words in, PCM or Ogg Opus out, as MessagePack
+or bare."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.parsing import integer, parse_json
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+SAMPLE_RATE = 24_000
+STEP_BYTES = 4 * 1_920
+"""PCM leaves in steps of 80 ms."""
+FORMATS = {"Pcm": "pcm_f32le", "PcmMessagePack": "pcm_f32le", "OggOpus": "ogg_opus", "OggOpusMessagePack": "ogg_opus"}
+END_OF_TEXT = b"\0"
+CONTEXT = ""
+NO_CAPACITY = ("overloaded", "limit_exceeded", "too_many_connections", "draining")
+
+
+class Said(Struct):
+    type: str
+    text: str = ""
+
+
+class Kyutai(on.Dialect):
+    """Each message of text is a word, or some; white space goes between them."""
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        kind = handshake.query.get("format", "OggOpus")
+        if kind not in FORMATS:
+            raise RemoteProtocolError("unsupported_format", f"format must be {', '.join(FORMATS)}", "format")
+        self._packed = kind.endswith("MessagePack")
+        self._is_pcm = FORMATS[kind] == "pcm_f32le"
+        self._held = b""
+        self._ended = False
+        self.wish = on.Wish(
+            voice=handshake.query.get("voice"),
+            format=on.WireFormat(FORMATS[kind], SAMPLE_RATE),
+            seed=integer(handshake.query, "seed"),
+            word_times=self._packed,
+        )
+
+    def begin(self) -> Iterator[on.Intent]:
+        assert self.wish is not None
+        yield on.Open(CONTEXT, self.wish)
+        if self._packed:
+            yield self._pack("Ready")
+
+    def receive(self, message: on.Message) -> Iterable[on.Intent]:
+        if isinstance(message, str):
+            return self._speak(message)
+        if message == END_OF_TEXT:
+            return self._end()
+        said = _unpacked(message)
+        match said.type:
+            case "Text":
+                return self._speak(said.text)
+            case "Eos":
+                return self._end()
+            case "Voice":
+                return ()
+        raise RemoteProtocolError("unknown_event", f"type must be Text, Voice or Eos, is {said.type[:40]!r}", "type")
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield from self._sound(event.data)
+            case on.Words() if self._packed:
+                for word in event.words:
+                    times = {"start_s": word.start_ms / 1000, "stop_s": word.end_ms / 1000}
+                    yield self._pack("Text", text=word.text, **times)
+            case on.Ended():
+                yield from self._rest()
+                if event.error is not None and event.error.code != "text_timeout":
+                    yield from self.fail(event.error, None)
+                yield on.Close()
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        if self._packed:
+            yield self._pack("Error", message="no free channels" if error.code in NO_CAPACITY else error.message)
+
+    def _speak(self, text: str) -> Iterator[on.Intent]:
+        if text and not self._ended:
+            yield on.Append(CONTEXT, text if text[-1].isspace() else text + " ")
+
+    def _end(self) -> Iterator[on.Intent]:
+        self._ended = True
+        yield on.End(CONTEXT)
+
+    def _sound(self, data: bytes) -> Iterator[on.Intent]:
+        if not self._is_pcm:
+            yield self._pack("OggOpus", data=data) if self._packed else on.Send(data)
+            return
+        self._held += data
+        whole = len(self._held) // STEP_BYTES * STEP_BYTES
+        for at in range(0, whole, STEP_BYTES):
+            yield self._step(self._held[at : at + STEP_BYTES])
+        self._held = self._held[whole:]
+
+    def _rest(self) -> Iterator[on.Intent]:
+        """The last step is filled up with silence."""
+        if self._held:
+            yield self._step(self._held.ljust(STEP_BYTES, b"\0"))
+        self._held = b""
+
+    def _step(self, data: bytes) -> on.Send:
+        return self._pack("Audio", pcm=array("f", data).tolist()) if self._packed else on.Send(data)
+
+    def _pack(self, kind: str, **fields: Any) -> on.Send:
+        return on.Send(msgspec.msgpack.encode({"type": kind, **fields}))
+
+
+def _unpacked(message: bytes) -> Said:
+    try:
+        return msgspec.msgpack.decode(message, type=Said)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError("invalid_event", str(error)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise RemoteProtocolError("invalid_event", f"not a MessagePack message: {error}") from None
+
+
+class Body(Struct):
+    text: str
+    voice: str | list[str] | None = None
+    seed: int | None = None
+
+
+class KyutaiOnce(on.Dialect):
+    """POST on the same path: a text in, a WAV stream out."""
+
+    media_type = "audio/wav"
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        body = parse_json(message, Body)
+        if not body.text.strip():
+            raise RemoteProtocolError("invalid_request", "text is empty", "text")
+        voice = body.voice if isinstance(body.voice, str) else next(iter(body.voice or ()), None)
+        yield on.Open(CONTEXT, on.Wish(voice=voice, format=on.WireFormat("wav", SAMPLE_RATE), seed=body.seed))
+        yield on.Append(CONTEXT, body.text, last=True)
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield on.Send(event.data)
+            case on.Ended(error=None):
+                yield on.Close()
+            case on.Ended(error=ErrorBody() as error):
+                yield on.Abort(error)
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield on.Abort(error)

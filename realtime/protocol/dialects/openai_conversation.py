@@ -1,0 +1,163 @@
+"""What OpenAI Realtime remembers of a conversation: its items, in order, and the replies that are being spoken."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from realtime.protocol.dialects.openai_words import Item, error_fields
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+MAX_ITEMS = 256
+MAX_CHARS = 200_000
+"""Of all items together. Older ones are forgotten."""
+
+
+@dataclass(slots=True)
+class Reply:
+    context: str
+    response_id: str
+    item_id: str
+    in_conversation: bool
+    metadata: dict[str, Any] | None = None
+    text: str = ""
+    told_chars: int = 0
+    takes_text: bool = False
+
+    def item(self, status: str) -> dict[str, Any]:
+        part = {"type": "output_audio", "transcript": self.text}
+        content = [] if status == "in_progress" else [part]
+        return {
+            "id": self.item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
+
+    def told(self, status: str, item: dict[str, Any] | None = None, error: ErrorBody | None = None) -> dict[str, Any]:
+        details: dict[str, Any] | None = None
+        if status == "cancelled":
+            details = {"type": "cancelled", "reason": "client_cancelled"}
+        elif error is not None:
+            fields = error_fields(error)
+            details = {"type": "failed", "error": {name: fields[name] for name in ("type", "code", "message")}}
+        return {
+            "object": "realtime.response",
+            "id": self.response_id,
+            "status": status,
+            "status_details": details,
+            "output": [] if item is None else [item],
+            "output_modalities": ["audio"],
+            "metadata": self.metadata,
+            "usage": None if status == "in_progress" else _usage(len(self.text)),
+        }
+
+
+def _usage(num_chars: int) -> dict[str, Any]:
+    """Counted in characters: no model of language has read or written them."""
+    return {"total_tokens": 2 * num_chars, "input_tokens": num_chars, "output_tokens": num_chars}
+
+
+class Conversation:
+    def __init__(self, seed: str) -> None:
+        self._seed = seed[:16]
+        self._items: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._unspoken: dict[str, Item] = {}
+        """The user's, since the last response."""
+        self._replies: dict[str, Reply] = {}
+        self._contexts: dict[str, str] = {}
+        """Of items that are replies."""
+        self._num_ids = 0
+
+    @property
+    def speaking(self) -> Reply | None:
+        """The reply that the conversation waits for."""
+        return next((reply for reply in self._replies.values() if reply.in_conversation), None)
+
+    def reply(self, context: str) -> Reply | None:
+        return self._replies.get(context)
+
+    def replies(self, response_id: str | None) -> list[Reply]:
+        """The active one of that id; without an id, that of the conversation."""
+        if response_id is None:
+            return [] if self.speaking is None else [self.speaking]
+        return [reply for reply in self._replies.values() if reply.response_id == response_id]
+
+    def add(self, item: Item, previous_item_id: str | None) -> tuple[str, str | None]:
+        """Its id and that of the item before it. Raises ``RemoteProtocolError``."""
+        item_id = item.id or self._new_id("item")
+        if item_id in self._items:
+            raise RemoteProtocolError("item_already_exists", f"item {item_id[:40]!r} exists already", "item.id")
+        if previous_item_id not in (None, "root"):
+            self.item(previous_item_id or "")
+        content = [{"type": part.type, "text": part.text} for part in item.content]
+        about = {"id": item_id, "object": "realtime.item", "type": item.type, "status": "completed"}
+        before = self._keep(item_id, {**about, "role": item.role, "content": content})
+        if item.role == "user" and item.type == "message":
+            self._unspoken[item_id] = item
+        return item_id, before if previous_item_id is None else previous_item_id
+
+    def item(self, item_id: str) -> dict[str, Any]:
+        """Raises ``RemoteProtocolError``."""
+        if item_id not in self._items:
+            raise RemoteProtocolError("item_not_found", f"item {item_id[:40]!r} is unknown", "item_id")
+        return self._items[item_id]
+
+    def delete(self, item_id: str) -> None:
+        del self._items[item_id]
+        self._unspoken.pop(item_id, None)
+        self._contexts.pop(item_id, None)
+
+    def unspoken(self, take: bool) -> list[Item]:
+        items = list(self._unspoken.values())
+        if take:
+            self._unspoken.clear()
+        return items
+
+    def begin(self, in_conversation: bool, metadata: dict[str, Any] | None) -> Reply:
+        context = self._new_id("ctx")
+        reply = Reply(context, self._new_id("resp"), self._new_id("item"), in_conversation, metadata)
+        self._replies[context] = reply
+        return reply
+
+    def add_reply(self, reply: Reply) -> str | None:
+        self._contexts[reply.item_id] = reply.context
+        return self._keep(reply.item_id, reply.item("in_progress"))
+
+    def end(self, reply: Reply) -> None:
+        del self._replies[reply.context]
+
+    def update(self, reply: Reply, item: dict[str, Any]) -> None:
+        if reply.item_id in self._items:
+            self._items[reply.item_id] = item
+
+    def context_of(self, item_id: str) -> str | None:
+        return self._contexts.get(item_id)
+
+    def note_heard(self, context: str, heard: str) -> None:
+        for item_id, other in self._contexts.items():
+            if other == context and item_id in self._items:
+                self._items[item_id] = {
+                    **self._items[item_id],
+                    "content": [{"type": "output_audio", "transcript": heard}],
+                }
+
+    def _keep(self, item_id: str, item: dict[str, Any]) -> str | None:
+        before = next(reversed(self._items), None)
+        self._items[item_id] = item
+        while len(self._items) > MAX_ITEMS or (len(self._items) > 1 and self._num_chars > MAX_CHARS):
+            self.delete(next(iter(self._items)))
+        return before
+
+    @property
+    def _num_chars(self) -> int:
+        parts = (part for item in self._items.values() for part in item["content"])
+        return sum(len(part.get("text") or part.get("transcript") or "") for part in parts)
+
+    def _new_id(self, kind: str) -> str:
+        self._num_ids += 1
+        return f"{kind}_{self._seed}{self._num_ids:06}"

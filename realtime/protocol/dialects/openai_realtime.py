@@ -1,0 +1,212 @@
+"""OpenAI Realtime, GA form, the part where text goes in and speech comes out: a response *speaks* the text of its input
+items, or of the user's items since the last response. Nobody thinks of an answer here.
+
+Token by token: ``input_text_buffer.append`` with ``delta`` begins a response and goes on with it, and
+``input_text_buffer.commit`` ends its text. These two events are ours.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.openai_conversation import Conversation, Reply
+from realtime.protocol.dialects.openai_words import Asked, Said, error_fields, first_session, merged, wish_of
+from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+MAX_EVENT_ID_CHARS = 512
+IGNORED = ("input_audio_buffer.append", "input_audio_buffer.commit", "output_audio_buffer.clear")
+AUDIO_PART = {"type": "output_audio", "transcript": ""}
+
+
+class OpenAIRealtime(on.Dialect):
+    forgiving = True
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        session_id = f"sess_{handshake.request_id}"
+        self._session = first_session(session_id, handshake.query.get("model", "voicewire"))
+        self._conversation = Conversation(handshake.request_id)
+        self._num_events = 0
+        self._client_event: str | None = None
+
+    def begin(self) -> Iterator[on.Intent]:
+        yield self._send("session.created", session=self._session)
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        self._client_event = None
+        said = parse_json(text_only(message), Said)
+        self._client_event = (said.event_id or "")[:MAX_EVENT_ID_CHARS] or None
+        match said.type:
+            case "session.update":
+                yield from self._update(said.session or {})
+            case "conversation.item.create":
+                yield from self._add(said)
+            case "conversation.item.retrieve" | "conversation.item.delete" | "conversation.item.truncate":
+                yield from self._touch_item(said)
+            case "response.create":
+                yield from self._create(said.response or Asked())
+            case "response.cancel":
+                yield from self._cancel(said.response_id)
+            case "input_text_buffer.append":
+                yield from self._append(said.delta)
+            case "input_text_buffer.commit":
+                yield from self._commit()
+            case "input_audio_buffer.clear":
+                yield self._send("input_audio_buffer.cleared")
+            case kind if kind not in IGNORED:
+                raise RemoteProtocolError("unknown_event", f"type {kind[:60]!r} is unknown here", "type")
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        if isinstance(event, on.Recalled):
+            self._conversation.note_heard(event.context, event.heard)
+            return
+        if isinstance(event, on.Silent) or (reply := self._conversation.reply(event.context)) is None:
+            return
+        match event:
+            case on.Audio():
+                yield self._delta(reply, "response.output_audio.delta", base64.b64encode(event.data).decode())
+            case on.Words():
+                last = event.words[-1]
+                yield from self._tell_text(reply, last.raw_start + len(last.text))
+            case on.Ended():
+                yield from self._end(reply, event)
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield self._send("error", error=error_fields(error, self._client_event))
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        fields = error_fields(error)
+        return {"error": {name: fields[name] for name in ("message", "type", "param", "code")}}, {}
+
+    def _update(self, update: dict[str, Any]) -> Iterator[on.Intent]:
+        session = merged(self._session, update)
+        wish_of(session, None)
+        self._session = session
+        yield self._send("session.updated", session=self._session)
+
+    def _add(self, said: Said) -> Iterator[on.Intent]:
+        if said.item is None:
+            raise RemoteProtocolError("invalid_event", "item is missing", "item")
+        if said.item.id is not None:
+            require_context_id(said.item.id)
+        item_id, before = self._conversation.add(said.item, said.previous_item_id)
+        yield from self._tell_item(self._conversation.item(item_id), before)
+
+    def _tell_item(self, item: dict[str, Any], before: str | None) -> Iterator[on.Intent]:
+        for kind in ("conversation.item.added", "conversation.item.done"):
+            yield self._send(kind, previous_item_id=before, item=item)
+
+    def _touch_item(self, said: Said) -> Iterator[on.Intent]:
+        item_id = said.item_id or ""
+        item = self._conversation.item(item_id)
+        match said.type.rpartition(".")[2]:
+            case "retrieve":
+                yield self._send("conversation.item.retrieved", item=item)
+            case "delete":
+                self._conversation.delete(item_id)
+                yield self._send("conversation.item.deleted", item_id=item_id)
+            case _:
+                yield from self._truncate(item_id, said)
+
+    def _truncate(self, item_id: str, said: Said) -> Iterator[on.Intent]:
+        """Of a reply: what was heard by then becomes its text; one that still speaks is cut."""
+        context = self._conversation.context_of(item_id)
+        if context is not None and self._conversation.reply(context) is not None:
+            yield on.Cancel(context, said.audio_end_ms)
+        elif context is not None:
+            yield on.Recall(context, said.audio_end_ms)
+        place = {"content_index": said.content_index, "audio_end_ms": said.audio_end_ms}
+        yield self._send("conversation.item.truncated", item_id=item_id, **place)
+
+    def _create(self, asked: Asked) -> Iterator[on.Intent]:
+        in_conversation = asked.conversation != "none"
+        if in_conversation and self._conversation.speaking is not None:
+            message = "the conversation has an active response"
+            raise RemoteProtocolError("conversation_already_has_active_response", message)
+        wish = wish_of(self._session, asked)
+        items = asked.input if asked.input is not None else self._conversation.unspoken(take=in_conversation)
+        reply = self._conversation.begin(in_conversation, asked.metadata)
+        yield from self._begin(reply, wish)
+        reply.text = " ".join(text for item in items if (text := item.text.strip()))
+        yield on.Append(reply.context, reply.text, last=True)
+
+    def _append(self, delta: str) -> Iterator[on.Intent]:
+        reply = self._conversation.speaking
+        if reply is None:
+            wish = wish_of(self._session, None)
+            reply = self._conversation.begin(True, None)
+            reply.takes_text = True
+            yield from self._begin(reply, wish)
+        elif not reply.takes_text:
+            message = "the conversation has an active response, whose text is whole"
+            raise RemoteProtocolError("conversation_already_has_active_response", message)
+        if not reply.text:
+            delta = delta.lstrip()
+        reply.text += delta
+        yield on.Append(reply.context, delta)
+
+    def _commit(self) -> Iterator[on.Intent]:
+        reply = self._conversation.speaking
+        if reply is None or not reply.takes_text:
+            raise RemoteProtocolError("input_text_buffer_commit_empty", "no text was appended")
+        reply.takes_text = False
+        yield self._send("input_text_buffer.committed", response_id=reply.response_id)
+        yield on.End(reply.context)
+
+    def _cancel(self, response_id: str | None) -> Iterator[on.Intent]:
+        replies = self._conversation.replies(response_id)
+        if not replies:
+            raise RemoteProtocolError("response_cancel_not_active", "no active response is found", "response_id")
+        for reply in replies:
+            yield on.Cancel(reply.context)
+
+    def _begin(self, reply: Reply, wish: on.Wish) -> Iterator[on.Intent]:
+        yield self._send("response.created", response=reply.told("in_progress"))
+        item = reply.item("in_progress")
+        place = {"response_id": reply.response_id, "output_index": 0}
+        yield self._send("response.output_item.added", **place, item=item)
+        if reply.in_conversation:
+            before = self._conversation.add_reply(reply)
+            yield self._send("conversation.item.added", previous_item_id=before, item=item)
+        yield self._send("response.content_part.added", **self._place(reply), part=AUDIO_PART)
+        yield on.Open(reply.context, wish)
+
+    def _tell_text(self, reply: Reply, end: int) -> Iterator[on.Intent]:
+        """The transcript goes on to a place in the text."""
+        if delta := reply.text[reply.told_chars : end]:
+            reply.told_chars = end
+            yield self._delta(reply, "response.output_audio_transcript.delta", delta)
+
+    def _end(self, reply: Reply, event: on.Ended) -> Iterator[on.Intent]:
+        self._conversation.end(reply)
+        if event.status == "completed":
+            yield from self._tell_text(reply, len(reply.text))
+        else:
+            reply.text = event.heard
+        place, part = self._place(reply), {**AUDIO_PART, "transcript": reply.text}
+        done = "completed" if event.status == "completed" else "incomplete"
+        item = reply.item(done)
+        yield self._send("response.output_audio.done", **place)
+        yield self._send("response.output_audio_transcript.done", **place, transcript=reply.text)
+        yield self._send("response.content_part.done", **place, part=part)
+        yield self._send("response.output_item.done", response_id=reply.response_id, output_index=0, item=item)
+        if reply.in_conversation:
+            self._conversation.update(reply, item)
+            yield self._send("conversation.item.done", previous_item_id=None, item=item)
+        yield self._send("response.done", response=reply.told(event.status, item, event.error))
+
+    def _place(self, reply: Reply) -> dict[str, Any]:
+        return {"response_id": reply.response_id, "item_id": reply.item_id, "output_index": 0, "content_index": 0}
+
+    def _delta(self, reply: Reply, kind: str, delta: str) -> on.Send:
+        return self._send(kind, **self._place(reply), delta=delta)
+
+    def _send(self, kind: str, **fields: Any) -> on.Send:
+        self._num_events += 1
+        return on.Send(dump(type=kind, event_id=f"event_{self.handshake.request_id[:12]}{self._num_events}", **fields))

@@ -1,0 +1,153 @@
+"""Rime's ``/ws3``: texts by context ids into one line of speech, JSON out with audio and the times of words.
+
+Times count as the client adds them up. With ``segment`` in the address they run over the whole context (LiveKit takes
+them as they are); without it each message of times begins where the last word of the one before ended (pipecat adds up
+what it gets).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.parsing import dump, integer, parse_json, require_context_id, text_only
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+DEFAULT_RATE = 24_000
+FORMATS = {
+    "pcm": ("pcm_s16le", DEFAULT_RATE),
+    "wav": ("wav", DEFAULT_RATE),
+    "mp3": ("mp3", DEFAULT_RATE),
+    "ogg": ("ogg_opus", DEFAULT_RATE),
+    "opus": ("ogg_opus", DEFAULT_RATE),
+    "mulaw": ("mulaw", 8_000),
+    "ulaw": ("mulaw", 8_000),
+    "alaw": ("alaw", 8_000),
+}
+
+
+class Said(Struct, rename={"context_id": "contextId"}):
+    text: str | None = None
+    context_id: str | None = None
+    operation: Literal["flush", "clear", "eos"] | None = None
+
+
+@dataclass(slots=True)
+class Line:
+    """One generation: what is said under a context id up to a flush."""
+
+    context_id: str | None
+    ended: bool = False
+    cleared: bool = False
+    base_ms: float = 0.0
+    """Times count from here."""
+
+
+class RimeWs3(on.Dialect):
+    """Generations are spoken one after the other."""
+
+    forgiving = True
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        query = handshake.query
+        kind = query.get("audioFormat", "pcm").lower()
+        if kind not in FORMATS:
+            raise RemoteProtocolError("unsupported_format", f"audioFormat must be {', '.join(FORMATS)}", "audioFormat")
+        encoding, rate = FORMATS[kind]
+        self._absolute = "segment" in query
+        self.wish = on.Wish(
+            voice=query.get("speaker"),
+            language=query.get("lang", "")[:2] or None,
+            format=on.WireFormat(encoding, integer(query, "samplingRate") or rate),
+            word_times=True,
+        )
+        self._lines: dict[str, Line] = {}
+        self._num_lines = 0
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        said = parse_json(text_only(message), Said)
+        if said.context_id is not None:
+            require_context_id(said.context_id)
+        if said.text or (said.text is not None and said.context_id):
+            yield from self._speak(said.text, said.context_id)
+        match said.operation:
+            case "flush":
+                yield from self._flush(said.context_id)
+            case "clear":
+                yield from self._clear(said.context_id)
+            case "eos":
+                yield from self._flush(None)
+                yield on.Finish()
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield self._send("chunk", event.context, data=base64.b64encode(event.data).decode())
+            case on.Words():
+                yield self._timestamps(event)
+            case on.Ended():
+                yield from self._end(event)
+            case on.Silent():
+                yield on.Close()
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield on.Send(dump(type="error", message=error.message, contextId=None))
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return {"type": "error", "message": error.message}, {}
+
+    def _open(self, context_id: str | None) -> list[str]:
+        """Lines that still take text: those of a context, or all."""
+        lines = self._lines.items()
+        return [name for name, line in lines if not line.ended and context_id in (None, line.context_id)]
+
+    def _speak(self, text: str, context_id: str | None) -> Iterator[on.Intent]:
+        lines = [name for name in self._open(None) if self._lines[name].context_id == context_id]
+        name = lines[-1] if lines else str(self._num_lines)
+        if not lines:
+            self._num_lines += 1
+            self._lines[name] = Line(context_id)
+            assert self.wish is not None
+            yield on.Open(name, self.wish)
+        yield on.Append(name, text)
+
+    def _flush(self, context_id: str | None) -> Iterator[on.Intent]:
+        for name in self._open(context_id):
+            self._lines[name].ended = True
+            yield on.End(name)
+
+    def _clear(self, context_id: str | None) -> Iterator[on.Intent]:
+        lines = [name for name, line in self._lines.items() if context_id in (None, line.context_id)]
+        for name in reversed(lines):
+            self._lines[name].ended = self._lines[name].cleared = True
+            yield on.Cancel(name)
+
+    def _timestamps(self, event: on.Words) -> on.Send:
+        line = self._lines[event.context]
+        base_ms = 0.0 if self._absolute else line.base_ms
+        line.base_ms = event.words[-1].end_ms
+        times = {
+            "words": [word.text for word in event.words],
+            "start": [round((word.start_ms - base_ms) / 1000, 3) for word in event.words],
+            "end": [round((word.end_ms - base_ms) / 1000, 3) for word in event.words],
+        }
+        return self._send("timestamps", event.context, word_timestamps=times)
+
+    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+        if event.context not in self._lines:
+            return
+        if event.error is not None and event.error.code != "text_timeout":
+            yield self._send("error", event.context, message=event.error.message)
+        yield self._send("done", event.context)
+        del self._lines[event.context]
+
+    def _send(self, kind: str, name: str, **fields: Any) -> on.Send:
+        return on.Send(dump(type=kind, **fields, contextId=self._lines[name].context_id))

@@ -1,0 +1,255 @@
+"""vLLM-Omni's ``/v1/audio/speech/stream``: a configuration, then utterances one after the other.
+
+An utterance is one sentence of its protocol. With ``split_granularity`` ``none`` it is spoken when all its text is
+there, otherwise while it is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+
+SAMPLE_RATE = 24_000
+MAX_HELD_CHARS = 10_000
+"""Of an utterance whose text is gathered first, or whose audio is: ten minutes of it are 30 MB."""
+ENCODINGS = {
+    "wav": "pcm_s16le",
+    "pcm": "pcm_s16le",
+    "flac": "flac",
+    "mp3": "mp3",
+    "aac": "aac",
+    "opus": "ogg_opus",
+}
+
+
+class Said(Struct):
+    type: str
+    text: str = ""
+    voice: str | None = None
+    speaker: str | None = None
+    language: str | None = None
+    instructions: str | None = None
+    response_format: Literal["wav", "pcm", "flac", "mp3", "aac", "opus"] | None = None
+    speed: float | None = None
+    stream_audio: bool | None = None
+    word_timestamps: bool | None = None
+    seed: int | None = None
+    split_granularity: Literal["none", "sentence", "clause"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What holds until the client says otherwise."""
+
+    response_format: str = "wav"
+    stream_audio: bool = False
+    word_timestamps: bool = False
+    split_granularity: str = "none"
+    voice: str | None = None
+    language: str | None = None
+    instructions: str = ""
+    speed: float = 1.0
+    seed: int | None = None
+
+    def changed(self, said: Said) -> Config:
+        known = {name: getattr(said, name) for name in self.__slots__}
+        given = {name: value for name, value in known.items() if value is not None}
+        changed = Config(**{name: given.get(name, getattr(self, name)) for name in self.__slots__})
+        if changed.word_timestamps and not changed.stream_audio:
+            raise RemoteProtocolError("invalid_request", "word_timestamps needs stream_audio", "word_timestamps")
+        if changed.stream_audio and changed.response_format != "pcm":
+            message = f"stream_audio needs response_format pcm, is {changed.response_format}"
+            raise RemoteProtocolError("invalid_request", message, "response_format")
+        return changed
+
+    @property
+    def streams(self) -> bool:
+        """In and out, so that nothing of it is held."""
+        return self.stream_audio and self.split_granularity != "none"
+
+    @property
+    def wish(self) -> on.Wish:
+        return on.Wish(
+            voice=self.voice,
+            language=None if self.language in (None, "Auto", "auto") else self.language,
+            format=on.WireFormat(ENCODINGS[self.response_format], SAMPLE_RATE),
+            seed=self.seed,
+            speed=self.speed,
+            instruct=self.instructions,
+            word_times=self.word_timestamps,
+        )
+
+
+@dataclass(slots=True)
+class Utterance:
+    config: Config
+    text: str = ""
+    opened: bool = False
+    started: bool = False
+    audio: list[bytes] = field(default_factory=list)
+    """Until its end, unless it is streamed."""
+    num_bytes: int = 0
+    num_chunks: int = 0
+    words: list[dict[str, Any]] = field(default_factory=list)
+
+
+class VllmOmni(on.Dialect):
+    forgiving = True
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self._config = Config()
+        self._utterances: dict[str, Utterance] = {}
+        """In order; text goes to the last while it is ``_writing``."""
+        self._writing: str | None = None
+        self._num_utterances = 0
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        said = parse_json(text_only(message), Said)
+        match said.type:
+            case "session.config":
+                self._configure(said)
+            case "input.text":
+                yield from self._write(said.text)
+            case "input.done":
+                yield from self._end_utterance()
+            case "session.close":
+                yield from self._end_utterance() if self._writing is not None else ()
+                yield on.Finish()
+            case _:
+                message = f"type must be session.config, input.text, input.done or session.close, is {said.type[:40]!r}"
+                raise RemoteProtocolError("unknown_event", message, "type")
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield from self._sound(event)
+            case on.Words():
+                told = self._utterances[event.context].words
+                told += [{"word": word.text, "start_ms": word.start_ms, "end_ms": word.end_ms} for word in event.words]
+            case on.Ended():
+                yield from self._end(event)
+            case on.Silent():
+                yield on.Close()
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield self._send("error", message=error.message)
+
+    def _configure(self, said: Said) -> None:
+        if said.speaker and not said.voice:
+            said.voice = said.speaker
+        if self._writing is not None:
+            raise RemoteProtocolError("invalid_event", "session.config within an utterance", "type")
+        self._config = self._config.changed(said)
+
+    def _write(self, text: str) -> Iterator[on.Intent]:
+        if self._writing is None:
+            self._writing = str(self._num_utterances)
+            self._num_utterances += 1
+            self._utterances[self._writing] = Utterance(self._config)
+            yield on.Open(self._writing, self._config.wish)
+        utterance = self._utterances.get(self._writing)
+        if utterance is None:
+            return
+        if not utterance.started:
+            utterance.text += text
+        if len(utterance.text) > MAX_HELD_CHARS and not utterance.config.streams:
+            message = f"an utterance without stream_audio and split_granularity may have {MAX_HELD_CHARS} characters"
+            raise RemoteProtocolError("request_too_long", message, "text")
+        if utterance.config.split_granularity != "none":
+            yield on.Append(self._writing, text)
+
+    def _end_utterance(self) -> Iterator[on.Intent]:
+        if self._writing is None:
+            yield from self._write("")
+        context, self._writing = self._writing, None
+        assert context is not None
+        utterance = self._utterances.get(context)
+        if utterance is not None and utterance.config.split_granularity == "none":
+            yield on.Append(context, utterance.text, last=True)
+        else:
+            yield on.End(context)
+
+    def _sound(self, event: on.Audio) -> Iterator[on.Intent]:
+        utterance = self._utterances[event.context]
+        utterance.num_bytes += len(event.data)
+        if not utterance.config.stream_audio:
+            utterance.audio.append(event.data)
+            return
+        yield from self._start(event.context)
+        if utterance.config.word_timestamps:
+            yield self._chunk(event.context, event.data, event.start_ms, event.end_ms, None)
+        else:
+            yield on.Send(event.data)
+
+    def _start(self, context: str) -> Iterator[on.Intent]:
+        utterance = self._utterances[context]
+        if not utterance.started:
+            utterance.started = True
+            kind = utterance.config.response_format
+            about = {"sentence_text": utterance.text, "format": kind, "sample_rate": SAMPLE_RATE}
+            yield self._send("audio.start", **self._place(context), **about)
+
+    def _chunk(
+        self, context: str, data: bytes, start_ms: float, end_ms: float, words: list[dict[str, Any]] | None
+    ) -> on.Send:
+        utterance = self._utterances[context]
+        number, utterance.num_chunks = utterance.num_chunks, utterance.num_chunks + 1
+        return self._send(
+            "audio.chunk",
+            **self._place(context),
+            chunk_id=number,
+            chunk_start_ms=start_ms,
+            chunk_end_ms=end_ms,
+            sample_rate=SAMPLE_RATE,
+            audio_b64=base64.b64encode(data).decode(),
+            timestamps=words,
+        )
+
+    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+        utterance = self._utterances.get(event.context)
+        if utterance is None:
+            return
+        failed = event.error is not None and event.error.code != "text_timeout"
+        spoken = utterance.num_bytes > 0
+        if failed and event.error is not None:
+            yield self._send("error", message=event.error.message, partial_audio=utterance.started)
+        elif spoken:
+            yield from self._start(event.context)
+            if utterance.audio:
+                yield on.Send(_file(utterance))
+            if utterance.config.word_timestamps:
+                yield self._chunk(event.context, b"", event.audio_ms, event.audio_ms, utterance.words)
+        if utterance.started:
+            yield self._send("audio.done", **self._place(event.context), total_bytes=utterance.num_bytes, error=failed)
+        yield self._send("session.done", utterance_index=int(event.context), total_sentences=int(utterance.started))
+        self._utterances.pop(event.context)
+        if self._writing == event.context:
+            self._writing = None
+
+    def _place(self, context: str) -> dict[str, int]:
+        return {"utterance_index": int(context), "sentence_index": 0}
+
+    def _send(self, kind: str, **fields: Any) -> on.Send:
+        return on.Send(dump(type=kind, **fields))
+
+
+def _file(utterance: Utterance) -> bytes:
+    data = b"".join(utterance.audio)
+    return wav_header(len(data)) + data if utterance.config.response_format == "wav" else data
+
+
+def wav_header(num_bytes: int) -> bytes:
+    """Of 16-bit mono PCM at ``SAMPLE_RATE``."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16)
+    return struct.pack("<4sI4s", b"RIFF", 36 + num_bytes, b"WAVE") + form + struct.pack("<4sI", b"data", num_bytes)

@@ -1,0 +1,92 @@
+"""Messages that the clients of a wire really send, by its address: what a fuzzer bends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from realtime.protocol.dialects.protobuf import encode
+from realtime.protocol.dialects.rime_envelope import REQUEST
+
+_ITEM = {"id": "i1", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}
+_AUDIO = {"output": {"voice": "marin", "format": {"type": "audio/pcmu"}, "speed": 1.0}, "input": {"format": {}}}
+_CREATE = {
+    "voiceId": "zoe",
+    "audioConfig": {"audioEncoding": "PCM", "sampleRateHertz": 24_000},
+    "timestampType": "WORD",
+}
+_START = {
+    "speaker": "zoe",
+    "text": "",
+    "audioParameters": {"audioFormat": "audio/pcm", "samplingRate": 24_000, "timeScaleFactor": 1.5},
+    "splitStrategy": "SPLIT_STRATEGY_ACCUMULATE_SENTENCE",
+    "timestamps": {"enable": True},
+}
+
+
+def _pack(kind: str, **fields: object) -> bytes:
+    return msgspec.msgpack.encode({"type": kind, **fields})
+
+
+RIGHT: dict[str, tuple[dict[str, Any] | bytes, ...]] = {
+    "/v1/realtime": (
+        {"type": "session.update", "event_id": "e1", "session": {"type": "realtime", "audio": _AUDIO}},
+        {"type": "conversation.item.create", "item": _ITEM, "previous_item_id": "root"},
+        {"type": "conversation.item.create", "item": _ITEM | {"id": None}},
+        {"type": "conversation.item.delete", "item_id": "i1"},
+        {"type": "conversation.item.retrieve", "item_id": "i1"},
+        {"type": "conversation.item.truncate", "item_id": "i1", "content_index": 0, "audio_end_ms": 500},
+        {"type": "response.create", "response": {"metadata": {"a": "b"}, "output_modalities": ["audio"]}},
+        {"type": "response.create", "response": {"conversation": "none", "input": [_ITEM], "audio": _AUDIO}},
+        {"type": "response.cancel"},
+        {"type": "response.cancel", "response_id": "resp_1"},
+        {"type": "input_text_buffer.append", "delta": "Hel"},
+        {"type": "input_text_buffer.commit"},
+        {"type": "input_audio_buffer.append", "audio": "AAAA"},
+        {"type": "input_audio_buffer.clear"},
+    ),
+    "/v1/audio/speech/stream": (
+        {"type": "session.config", "response_format": "pcm", "stream_audio": True, "word_timestamps": True},
+        {"type": "session.config", "split_granularity": "sentence", "speed": 1.0, "seed": 3, "voice": "zoe"},
+        {"type": "session.config", "response_format": "wav", "stream_audio": False, "word_timestamps": False},
+        {"type": "input.text", "text": "Hello there. "},
+        {"type": "input.text", "text": "Hello there. "},
+        {"type": "input.done"},
+        {"type": "session.close"},
+    ),
+    "/api/tts_streaming": (
+        _pack("Text", text="Hello"),
+        _pack("Voice", embeddings=[0.5], shape=[1]),
+        _pack("Eos"),
+        b"\0",
+    ),
+    "/ws3": (
+        {"text": "Hello there. ", "contextId": "c1"},
+        {"text": "More. "},
+        {"operation": "flush"},
+        {"operation": "flush", "contextId": "c1"},
+        {"operation": "clear"},
+        {"operation": "eos"},
+    ),
+    "/ws": (
+        {"contextId": "c1", "start": _START},
+        {"contextId": "c2", "start": {"text": "All of it."}},
+        {"contextId": "c1", "text": "Hello "},
+        {"contextId": "c1", "end": {}},
+        {"contextId": "c1", "cancel": {}},
+        {"config": {"authorization": "Api-Key k", "defaults": _START}},
+        encode({"context_id": "c1", "start": {"speaker": "zoe"}}, REQUEST),
+        encode({"context_id": "c1", "text": "Hello "}, REQUEST),
+    ),
+    "/tts/v1/voice:streamBidirectional": (
+        {"create": _CREATE, "contextId": "c1"},
+        {"create": _CREATE | {"timestampType": "CHARACTER"}, "contextId": "c2"},
+        {"send_text": {"text": "Hello there. "}, "contextId": "c1"},
+        {"send_text": {"text": ""}},
+        {"flush_context": {}, "contextId": "c1"},
+        {"close_context": {}, "contextId": "c1"},
+        {"cancel_context": {}, "contextId": "c2"},
+    ),
+    "/tts/v1/voice:stream": (_CREATE | {"text": "Hello there."},),
+}
