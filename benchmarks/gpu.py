@@ -66,9 +66,7 @@ def fill(engine: Engine, rows: int, text: str, frames: int) -> None:
     """Until ``rows`` speak."""
     for epoch in range(len(engine.requests), rows):
         sampling = SamplingParams(seed=epoch, min_new_tokens=NO_END)
-        spec = SpeechRequest(
-            request_id=str(epoch), text=text, text_closed=True, sampling=sampling, max_frames=frames
-        )
+        spec = SpeechRequest(request_id=str(epoch), text=text, text_closed=True, sampling=sampling, max_frames=frames)
         engine.submit(spec, epoch)
     while any(request.num_frames < 2 for request in engine.requests.values()):
         engine.step()
@@ -145,7 +143,9 @@ class Listener:
         self.num_chunks += 1
 
 
-async def listen(engine: SpeechEngine, listener: Listener, spec: SpeechRequest, pieces: list[str], pace_s: float) -> None:
+async def listen(
+    engine: SpeechEngine, listener: Listener, spec: SpeechRequest, pieces: list[str], pace_s: float
+) -> None:
     """``asked_s`` is when the second word was sent: it makes the first final."""
     listener.asked_s = time.perf_counter()
     stream = engine.submit(spec)

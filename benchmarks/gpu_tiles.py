@@ -103,7 +103,9 @@ def linear_shapes(rows: int) -> Iterator[Shape]:
             yield block_m, block_n, block_k, warps, stages
 
 
-def compare(name: str, candidates: Iterator[Shape], rule: str, run: Callable[[], None], work: float, moved: float) -> None:
+def compare(
+    name: str, candidates: Iterator[Shape], rule: str, run: Callable[[], None], work: float, moved: float
+) -> None:
     """Times under the rule and under each candidate in its place."""
     own: Any = getattr(fused, rule)
     now = timed(run)

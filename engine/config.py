@@ -74,6 +74,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA."""
     graph_positions: int = 5_120
     """The longest row that the graphs' block tables hold."""
+    admission_share: float = 0.95
+    """A request is refused when a step with one more row would take more than this share of a frame's time."""
     fast_start: bool = False
     """Record graphs when they are first needed instead of at start."""
     fused_kernels: bool = True

@@ -100,8 +100,7 @@ class Engine:
         """Queue a request. A bad one ends at once, with its terminal event."""
         seed = secrets.randbits(48) if spec.sampling.seed is None else spec.sampling.seed
         try:
-            if len(self.requests) >= self.config.max_requests + self.config.max_waiting:
-                raise EngineOverloaded(f"{len(self.requests)} requests are active in the engine", OVERLOAD_RETRY_MS)
+            self.check_room()
             request = self.new_request(spec, epoch, seed)
         except Exception as error:
             code, message = as_reported(error)
@@ -114,6 +113,11 @@ class Engine:
             self.push_text(epoch, spec.text)
         if spec.text_closed:
             self.end_input(epoch)
+
+    def check_room(self) -> None:
+        """Raises ``EngineOverloaded`` when there is none for one more request."""
+        if len(self.requests) >= self.config.max_requests + self.config.max_waiting:
+            raise EngineOverloaded(f"{len(self.requests)} requests are active in the engine", OVERLOAD_RETRY_MS)
 
     def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
         check_sampling(spec.sampling)

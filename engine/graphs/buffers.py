@@ -80,4 +80,3 @@ class Done:
         """Let the current stream wait for it, and the host not."""
         if self._event is not None:
             self._event.wait()
-

@@ -37,6 +37,8 @@ class GraphSet:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._has_run: set[Hashable] = set()
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self._stream = torch.cuda.Stream(device) if self._captures else None
+        """Of its own to record on: the scratch memory of products goes by stream, and two sets may run at once."""
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -49,7 +51,7 @@ class GraphSet:
     def _record(self, *key: int) -> None:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             self._run(*key)
         self._graphs[key] = graph
 

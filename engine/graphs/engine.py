@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from engine.admission import StepModel
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.engine import STALL_RETRY_S, Engine
+from engine.errors import OVERLOAD_RETRY_MS, EngineOverloaded
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecode
 from engine.graphs.runner import GraphRunner
@@ -42,6 +44,7 @@ class PipelinedEngine(Engine):
     ) -> None:
         super().__init__(model, stage, config, **settings)
         self.runner = make_runner(model, self.kv, self.prefixes, config)
+        self.step_model = StepModel()
 
     @property
     def capacity(self) -> int:
@@ -54,7 +57,9 @@ class PipelinedEngine(Engine):
             start = time.perf_counter()
             for number, (graphs, key) in enumerate(self.recordings(), 1):
                 graphs.capture(*key)
-                log.debug("graph %d of %d: %s, %.1f s", number, len(self.recordings()), key, time.perf_counter() - start)
+                log.debug(
+                    "graph %d of %d: %s, %.1f s", number, len(self.recordings()), key, time.perf_counter() - start
+                )
             log.info("%d graphs in %.1f s", len(self.recordings()), time.perf_counter() - start)
         super().warm_up()
 
@@ -66,6 +71,14 @@ class PipelinedEngine(Engine):
             *((runner.prefills, (tokens,)) for tokens in reversed(runner.token_buckets)),
             *((stage.graphs, key) for key in reversed(stage.call_shapes)),
         ]
+
+    def check_room(self) -> None:
+        super().check_room()
+        frame_s = self.config.admission_share * self.scheduler.frame_s
+        if self.requests and not self.step_model.carries(len(self.requests) + 1, frame_s):
+            raise EngineOverloaded(
+                f"one more than {len(self.requests)} requests would be heard with gaps", OVERLOAD_RETRY_MS
+            )
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -83,7 +96,10 @@ class PipelinedEngine(Engine):
         got_somewhere = len(batch) or chunks or self.stage.busy or self.released or self.pool.num_quarantined
         self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
         self.settle()
-        self.account(len(batch), time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.account(len(batch), seconds)
+        if not batch.prefills:
+            self.step_model.note(len(batch), seconds)
 
     def promise(self, batch: Batch) -> None:
         for work in batch.works:

@@ -42,7 +42,13 @@ def bench_of(device: torch.device, dtype: torch.dtype, **settings: Any) -> Recor
     random_model.SHAPES["fusible"] = FUSIBLE
     torch.manual_seed(0)
     usual: dict[str, Any] = dict(
-        num_blocks=400, max_batch=8, max_requests=8, max_frames=24, graph_positions=512, loop_limit_frames=10_000
+        num_blocks=400,
+        max_batch=8,
+        max_requests=8,
+        max_frames=24,
+        graph_positions=512,
+        loop_limit_frames=10_000,
+        admission_share=1e3,
     )
     config = EngineConfig(**(usual | {"graphs": True} | settings))
     with tempfile.TemporaryDirectory() as folder:
