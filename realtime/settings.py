@@ -32,7 +32,7 @@ def speech_settings(given: ev.Settings, base: SpeechSettings, default_lead_ms: i
     seed = {} if given.seed is None else {"seed": given.seed}
     return replace(
         base,
-        **_given(given, "voice", "language", "instruct", "word_times", "max_frames", "chunk_frames"),
+        **_given(given, "voice", "language", "instruct", "speed", "word_times", "max_frames", "chunk_frames"),
         layout=base.layout if given.text_layout is None else TextLayout(given.text_layout),
         format=_format(given.format, base.format),
         lead_ms=_lead_ms(given, base.lead_ms, default_lead_ms),
@@ -51,6 +51,7 @@ def wire_settings(speech: SpeechSettings) -> ev.Settings:
         pace="burst" if speech.lead_ms is None else "lead",
         lead_ms=speech.lead_ms,
         word_times=speech.word_times or None,
+        speed=None if speech.speed == 1.0 else speech.speed,
         text_layout=speech.layout.value,
         max_frames=speech.max_frames,
         chunk_frames=speech.chunk_frames or None,

@@ -27,7 +27,9 @@ class ResponseAudio:
     ``Response.pre_skip_samples`` of an Opus response come before the speech."""
     num_samples: int
     packets: tuple[bytes, ...]
-    """Opus: one packet each of 20 ms. Other encodings: one run of bytes, a whole number of samples."""
+    """Opus: one packet each of 20 ms. Encodings without a container: one run of bytes, a whole number of samples. All
+    others: pieces of one stream; where the format holds sound back, it is counted with the piece that it comes out in,
+    and the end of the stream may be a piece of 0 samples."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     lead_ms: int | None = None
     word_times: bool | None = None
     """Whether ``response.words`` are told."""
+    speed: float | None = None
     text_layout: Layout | None = None
     max_frames: int | None = None
     chunk_frames: ChunkFrames | None = None

@@ -50,6 +50,7 @@ SETTINGS = st.builds(
     pace=st.none() | st.sampled_from(["lead", "burst"]),
     lead_ms=st.none() | INT64,
     word_times=st.none() | st.booleans(),
+    speed=st.none() | NUMBER,
     text_layout=st.none() | st.sampled_from(["auto", "streaming", "full"]),
     max_frames=st.none() | INT64,
     chunk_frames=st.none() | st.lists(INT64, max_size=16).map(tuple),
