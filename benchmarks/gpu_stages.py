@@ -16,6 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def milliseconds(run: Callable[[], object], device: torch.device, repeats: int) 
         replay()
         mark.record()
     torch.cuda.synchronize()
-    times = sorted(a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False))
+    times = sorted(a.elapsed_time(b) for a, b in pairwise(marks))
     return times[len(times) // 2]
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from benchmarks.gpu_stages import milliseconds, numbers
 from engine.kernels import fused

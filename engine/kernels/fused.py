@@ -199,9 +199,7 @@ class FusedOps(PlainOps):
             return super().draw(logits, settings, codebook)
         return self.launch_draw(logits, settings, codebook)
 
-    def draw_next(
-        self, logits: Tensor, settings: DrawSettings, codebook: int, table: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def draw_next(self, logits: Tensor, settings: DrawSettings, codebook: int, table: Tensor) -> tuple[Tensor, Tensor]:
         if "draw" not in self.on or table.shape[0] < logits.shape[1]:
             return super().draw_next(logits, settings, codebook, table)
         following = table.new_empty(logits.shape[0], table.shape[1])

@@ -178,9 +178,7 @@ class PlainOps:
         noise = exponential(settings.seed, settings.place | codebook, settings.frame, ids)
         return torch.where(greedy, logits.argmax(-1), (scaled.softmax(-1) / noise).argmax(-1))
 
-    def draw_next(
-        self, logits: Tensor, settings: DrawSettings, codebook: int, table: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def draw_next(self, logits: Tensor, settings: DrawSettings, codebook: int, table: Tensor) -> tuple[Tensor, Tensor]:
         """``draw``, and the rows of ``table`` [V, H] that were drawn."""
         codes = self.draw(logits, settings, codebook)
         return codes, table[codes]
@@ -256,7 +254,7 @@ class PlainOps:
         pcm.copy_((torch.stack(taps).sum(0) + bias).clamp(-1.0, 1.0))
 
     def load_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
-        """Fill the head of every padded buffer from ``state`` [slots, F]; rows marked ``fresh`` [B] begin with zeros."""
+        """Fill the head of every padded buffer from ``state`` [slots, F]; rows that are ``fresh`` begin with zeros."""
         own = state[slots].masked_fill(fresh[:, None], 0)
         for pad in pads.layers:
             pad.buffer[:, : pad.context] = own[:, pad.offset : pad.offset + pad.size].view(-1, pad.context, pad.width)

@@ -39,7 +39,7 @@ def conv_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in range(0, TAPS * C, BLOCK_K):
         x = tl.load(x_at + (k // C) * dilation * C + k % C, mask=in_rows, other=0.0)
-        if EVEN_N:
+        if EVEN_N:  # noqa: SIM108 - Triton decides on it when it compiles
             weight = tl.load(weight_at + k * N)
         else:
             weight = tl.load(weight_at + k * N, mask=in_columns, other=0.0)

@@ -11,7 +11,8 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["num_rows"])
 def linear_kernel(
-    x_ptr, weight_ptr, norm_ptr, out_ptr, num_rows, eps, N, K, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
+    x_ptr, weight_ptr, norm_ptr, out_ptr, num_rows, eps, N, K,
+    NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     EXACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [rows, N] = f(norm(x [rows, K]) weight^T); with SWIGLU weight is [2 N, K]; with ADD out is added to."""

@@ -7,7 +7,7 @@ whose head is its past, and writes what the next layer reads, activated, into th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -246,8 +246,8 @@ class CodecProgram:
     def run(self, num_rows: int, num_frames: int) -> None:
         """``num_frames`` frames of each of the first ``num_rows`` of ``slots`` to ``pcm`` and ``finite``.
 
-        ``sources`` and ``starts`` say where in the ring a row's first frame lies, ``first`` how many frames its slot has
-        decoded before.
+        ``sources`` and ``starts`` say where in the ring a row's first frame lies, ``first`` how many frames its slot
+        has decoded before.
         """
         slots, first = self.slots[:num_rows], self.first[:num_rows]
         plan = self.plan(num_rows, num_frames)
@@ -279,7 +279,7 @@ class CodecProgram:
             flat = ops.add_linear(flat, gated, layer.down)
         return ops.norm(flat, self.codec.pre_transformer.norm.weight, eps).view_as(x)
 
-    def run_upsampling(self, x: Tensor, pads: Sequence[Pad]) -> Pad:
+    def run_upsampling(self, x: Tensor, pads: Iterator[Pad]) -> Pad:
         """Two times twice as many positions -> the buffer of the wave decoder's head."""
         ops = self.ops
         eps = self.codec.upsample[0][1].norm.eps
@@ -298,7 +298,7 @@ class CodecProgram:
         assert after is not None
         return after
 
-    def run_blocks(self, pad: Pad, pads: Sequence[Pad]) -> Pad:
+    def run_blocks(self, pad: Pad, pads: Iterator[Pad]) -> Pad:
         """The wave decoder, head to last block -> the buffer of its tail."""
         ops, length = self.ops, pad.fresh.shape[1]
         after = next(pads)

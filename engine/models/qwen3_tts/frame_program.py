@@ -61,7 +61,9 @@ class FrameProgram:
     def _make_tables(self) -> None:
         """Embedding tables with a row of zeros at the end, for rows that have no codec side."""
         talker, predictor = self.talker, self.talker.code_predictor
-        assert talker.text_table is not None and talker.frame_table is not None and predictor.input_tables is not None
+        assert talker.text_table is not None
+        assert talker.frame_table is not None
+        assert predictor.input_tables is not None
         self.text_table = talker.text_table
         self.frame_table = F.pad(talker.frame_table, (0, 0, 0, 1))
         self.no_codec = talker.frame_table.shape[0]
@@ -154,6 +156,7 @@ class FrameProgram:
 
     def finish_layer(self, layer: DecoderLayer, x: Tensor, attended: Tensor) -> Tensor:
         ops, after, mlp = self.ops, layer.post_attention_layernorm, layer.mlp
+        assert mlp.gate_up_proj is not None
         x = ops.add_linear(x, attended, layer.self_attn.o_proj.weight)
         gated = ops.norm_swiglu(x, after.weight, after.eps, mlp.gate_up_proj.weight)
         return ops.add_linear(x, gated, mlp.down_proj.weight)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
+from engine.cache.kv_cache import PagedKV
+from engine.kernels.plain import PlainOps
 from engine.models.base import Audio, Failed, Outcome, Row, Stop
 from engine.models.qwen3_tts.frame_program import FrameProgram
 from engine.models.qwen3_tts.model import Qwen3TTS, SpeechRow
@@ -21,8 +25,8 @@ def signed(seed: int) -> int:
 
 
 class FrameRows(FrameProgram):
-    def __init__(self, model: Qwen3TTS, *args: Any, **sizes: int) -> None:
-        super().__init__(model.config, model.talker, *args, **sizes)
+    def __init__(self, model: Qwen3TTS, kv: PagedKV, ops: PlainOps, ring: Tensor, **sizes: int) -> None:
+        super().__init__(model.config, model.talker, kv, ops, ring, **sizes)
         self.guard_eos = model.guard_eos
         self.book_offsets: list[int] = self.offsets.tolist()
         self.eos = model.config.talker.control.eos

@@ -180,11 +180,14 @@ def test_first_draws_penalise_ban_and_remember(fused: Any) -> None:
     found, finite = fused.draw_first(logits, settings, seens[0], *args)
     wanted, expected = PLAIN.draw_first(logits, settings, seens[1], *args)
     good = torch.arange(rows, device=DEVICE) != 7
-    assert torch.equal(finite, expected) and torch.equal(finite, good)
+    assert torch.equal(finite, expected)
+    assert torch.equal(finite, good)
     assert torch.equal(found[good], wanted[good])
-    assert (found[good & ~banned] == eos).all() and (found[banned] < num_codes).all()
+    assert (found[good & ~banned] == eos).all()
+    assert (found[banned] < num_codes).all()
     assert torch.equal(seens[0][slots[good]], seens[1][slots[good]])
-    assert (found >= 0).all() and (found < width).all()
+    assert (found >= 0).all()
+    assert (found < width).all()
 
 
 @pytest.mark.parametrize(("taps", "dilation", "streams", "length"), [(7, 9, 2, 40), (2, 1, 1, 5), (1, 1, 3, 90)])
