@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.api import (
+    CheckpointReport,
     ClonedVoice,
     EngineDead,
     EngineInfo,
@@ -77,9 +78,13 @@ class LocalEngine:
         from engine.loop import EngineLoop
 
         assert self._loaded is not None
-        engine = await asyncio.to_thread(self._loaded.make_engine)
-        self._loop = EngineLoop(engine, self._deliver, self._died)
-        self._loop.start()
+        loop = EngineLoop(self._loaded.make_engine, self._deliver, self._died)
+        try:
+            await asyncio.to_thread(loop.start)
+        except asyncio.CancelledError:
+            loop.stop()
+            raise
+        self._loop = loop
 
     def submit(self, request: SpeechRequest) -> EngineStream:
         if self._loop is None:
@@ -160,7 +165,8 @@ def create_engine(
     process: bool | None = None,
     **settings: Any,
 ) -> SpeechEngine:
-    """An engine over the checkpoint folder ``model``, or the embedded voice; call ``start`` to load it.
+    """An engine over the checkpoint folder ``model``, a model of the hub by OWNER/NAME[@REVISION], or the embedded
+    voice; call ``start`` to load it.
 
     ``device``: auto, cpu, cuda or cuda:N. ``dtype``: auto (fp32 on CPU, bf16 on CUDA), float32 or bfloat16.
     ``process``: whether the loop gets a process of its own; by default on CUDA, where a busy Python thread beside it
@@ -197,6 +203,17 @@ def connect_engine(address: Path) -> SpeechEngine:
     from engine.remote import RemoteEngine
 
     return RemoteEngine(address)
+
+
+def inspect_checkpoint(model: Path) -> CheckpointReport:
+    """What a folder holds, or a model of the hub: every file, key and tensor checked, no weight read.
+
+    Raises ``CheckpointError``.
+    """
+    from engine.models.registry import inspect_model
+    from engine.weights.hub import resolve_folder
+
+    return inspect_model(resolve_folder(model))
 
 
 def _engine_config(settings: dict[str, Any]) -> EngineConfig:

@@ -30,7 +30,18 @@ from engine.config import EngineConfig
 from engine.encoding import EncodingThread
 from engine.errors import EngineError, EngineOverloaded, InvalidRequest
 from engine.loop import EngineLoop
-from engine.wire import LENGTH, MAX_MESSAGE_BYTES, READY, Events, Hello, Stats, decode_command, encode, pack_event
+from engine.wire import (
+    LENGTH,
+    MAX_MESSAGE_BYTES,
+    PROGRESS,
+    READY,
+    Events,
+    Hello,
+    Stats,
+    decode_command,
+    encode,
+    pack_event,
+)
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -84,7 +95,7 @@ class Host:
 
     def __init__(
         self,
-        engine: Engine,
+        make_engine: Callable[[], Engine],
         info: EngineInfo,
         config: EngineConfig,
         encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None,
@@ -94,7 +105,7 @@ class Host:
         self.hello = encode(Hello(info, config.max_text_chars, capacity))
         self.gateways: dict[int, Gateway] = {}
         self.numbers = itertools.count(1)
-        self.loop = EngineLoop(engine, self.deliver, self.died)
+        self.loop = EngineLoop(make_engine, self.deliver, self.died)
 
     def deliver(self, events: list[Emitted]) -> None:
         """Called on the engine's thread."""
@@ -113,8 +124,11 @@ class Host:
         """A dead loop ends the process: whoever started it starts a new one."""
         os._exit(70)
 
-    def serve(self, listener: socket.socket) -> None:
+    def start(self) -> None:
+        """Returns when the engine stands."""
         self.loop.start()
+
+    def serve(self, listener: socket.socket) -> None:
         threading.Thread(target=self._report_stats, name="voicewire-stats", daemon=True).start()
         while True:
             connection, _ = listener.accept()
@@ -206,6 +220,17 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes | None:
     return b"".join(parts)
 
 
+class TellProgress(logging.Handler):
+    """Loading is told to whoever started this process, line by line, and not here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        logging.getLogger("engine.weights").propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(PROGRESS + record.getMessage(), flush=True)
+
+
 def end_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
@@ -214,13 +239,15 @@ def end_with_parent() -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("engine.weights").setLevel(logging.INFO)
+    logging.getLogger("engine.weights").addHandler(TellProgress())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which first lets what is spoken end
     settings = json.loads(sys.argv[1])
     threading.Thread(target=end_with_parent, name="voicewire-parent-watch", daemon=True).start()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from engine.load import load_engine
 
-    config = EngineConfig(**settings["config"])
+    config = msgspec.convert(settings["config"], EngineConfig)
     try:
         loaded = load_engine(
             Path(settings["folder"]), config, settings["device"], settings["dtype"], settings["is_embedded"]
@@ -231,7 +258,8 @@ def main() -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(settings["socket"])
     listener.listen()
-    host = Host(loaded.make_engine(), loaded.info, config, loaded.encode_voice)
+    host = Host(loaded.make_engine, loaded.info, config, loaded.encode_voice)
+    host.start()
     print(READY, flush=True)
     host.serve(listener)
 

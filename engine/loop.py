@@ -6,8 +6,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from engine.allocator import give_back
 from engine.api import EngineStats, SpeechRequest
 from engine.commands import Cancel, Command, Emitted, EndInput, Prefetch, PushText, ReportPlayback, Submit
 
@@ -15,27 +17,37 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 MAX_WAIT_S = 60.0
+TIDY_AFTER_S = 0.5
+"""Once nothing has been asked for so long, free memory is handed back to the system."""
 
 log = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Runs one ``Engine`` until ``stop`` or until it raises; ``deliver`` and ``died`` are called on its thread."""
+    """Runs one ``Engine`` until ``stop`` or until it raises; ``deliver`` and ``died`` are called on its thread.
+
+    The engine is made on that thread, too: what the math library compiles while it warms up, it keeps by thread.
+    """
+
+    engine: Engine
 
     def __init__(
         self,
-        engine: Engine,
+        make_engine: Callable[[], Engine],
         deliver: Callable[[list[Emitted]], None],
         died: Callable[[BaseException], None],
     ) -> None:
-        self.engine, self.deliver, self.died = engine, deliver, died
+        self._make_engine, self.deliver, self.died = make_engine, deliver, died
+        self._made: Future[None] = Future()
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="voicewire-engine", daemon=True)
 
     def start(self) -> None:
+        """Returns when the engine stands; raises what kept it from that."""
         self._thread.start()
+        self._made.result()
 
     def send(self, command: Command) -> None:
         with self._wake:
@@ -56,6 +68,12 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            self.engine = self._make_engine()
+        except BaseException as error:
+            self._made.set_exception(error)
+            return
+        self._made.set_result(None)
+        try:
             while self._wait_for_work():
                 self._obey()
                 self.engine.step()
@@ -66,11 +84,21 @@ class EngineLoop:
 
     def _wait_for_work(self) -> bool:
         """Sleep while nothing can move; False once the loop is to end."""
+        if not self._sleep(TIDY_AFTER_S):
+            give_back()
+            self._sleep(None)
+        return not self._stopping
+
+    def _sleep(self, patience_s: float | None) -> bool:
+        """Until something can move. False when only a command could have moved it, and none came for so long."""
         with self._wake:
             while not (self._stopping or self._commands or self.engine.has_work):
                 wake_s = self.engine.next_wake_s()
-                self._wake.wait(None if wake_s is None else min(max(wake_s - self.engine.clock(), 0.0), MAX_WAIT_S))
-            return not self._stopping
+                if wake_s is not None:
+                    self._wake.wait(min(max(wake_s - self.engine.clock(), 0.0), MAX_WAIT_S))
+                elif not self._wake.wait(patience_s):
+                    return False
+        return True
 
     def _obey(self) -> None:
         while self._commands:

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.api import SpeechEngine
+from engine.api import CheckpointReport, SpeechEngine
+
+MODEL_HELP = "checkpoint folder, or OWNER/NAME of a model on the hub (default: the voice that comes with voicewire)"
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="checkpoint folder (default: the voice that comes with voicewire)"
-    )
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help=MODEL_HELP)
 
 
 def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
@@ -38,10 +38,17 @@ def connect_engine(address: Path) -> SpeechEngine:
     return make_connected_engine(address)
 
 
+def inspect_checkpoint(model: Path) -> CheckpointReport:
+    """What a folder, or a model of the hub, holds; nothing is loaded. Raises ``CheckpointError``."""
+    from engine.client import inspect_checkpoint as inspect
+
+    return inspect(model)
+
+
 @asynccontextmanager
 async def local_engine(model: Path | None) -> AsyncIterator[SpeechEngine]:
     """An engine in this process, started; ``None`` takes the embedded voice. Raises ``CheckpointError``."""
-    engine = make_engine(model)
+    engine = make_engine(model, fast_start=True)
     try:
         await engine.start()
         yield engine

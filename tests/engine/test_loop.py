@@ -1,0 +1,133 @@
+"""The engine's thread by itself: where its engine is made, what stops it, and what one bad command costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine import loop as loop_module
+from engine.api import Finished, FinishReason, SpeechRequest
+from engine.commands import Cancel, Emitted, PushText, Released, Submit
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.loop import EngineLoop
+from tests.engine.test_engine import LIMITS
+from tests.fakes.shaped import Shape
+
+WAIT_S = 20.0
+
+
+class Heard:
+    """What a loop delivered, and how it died."""
+
+    def __init__(self) -> None:
+        self.events: list[Emitted] = []
+        self.died_of: list[BaseException] = []
+        self._more = threading.Condition()
+
+    def deliver(self, events: list[Emitted]) -> None:
+        with self._more:
+            self.events += events
+            self._more.notify_all()
+
+    def until_released(self, epoch: int) -> Finished:
+        with self._more:
+            assert self._more.wait_for(
+                lambda: any(e == epoch and isinstance(x, Released) for e, x in self.events), WAIT_S
+            )
+            (end,) = (event for e, event in self.events if e == epoch and isinstance(event, Finished))
+        return end
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def make_engine(shape: Shape) -> Callable[[], Engine]:
+    config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_requests=4, max_batch=4)))
+    return lambda: Engine(shape.make_model(), shape.make_stage(config), config)
+
+
+@pytest.fixture
+def given_back(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Counts how often; to be asked for before ``loop``."""
+    given_back = threading.Semaphore(0)
+    monkeypatch.setattr(loop_module, "TIDY_AFTER_S", 0.01)
+    monkeypatch.setattr(loop_module, "give_back", given_back.release)
+    return given_back
+
+
+@pytest.fixture
+def loop(make_engine: Callable[[], Engine], heard: Heard) -> Iterator[EngineLoop]:
+    loop = EngineLoop(make_engine, heard.deliver, heard.died_of.append)
+    loop.start()
+    yield loop
+    loop.stop()
+    loop.join()
+
+
+def request(name: str = "r", text: str = "hello there", text_closed: bool = True) -> SpeechRequest:
+    return SpeechRequest(request_id=name, text=text, text_closed=text_closed)
+
+
+def test_the_engine_is_made_on_the_thread_that_runs_it(make_engine: Callable[[], Engine], heard: Heard) -> None:
+    threads = []
+
+    def make() -> Engine:
+        threads.append(threading.current_thread().name)
+        return make_engine()
+
+    loop = EngineLoop(make, heard.deliver, heard.died_of.append)
+    loop.start()
+    loop.stop()
+    loop.join()
+    assert threads == ["voicewire-engine"]
+
+
+def test_an_engine_that_cannot_be_made_is_the_starters_error(heard: Heard) -> None:
+    def make() -> Engine:
+        raise MemoryError("no room")
+
+    loop = EngineLoop(make, heard.deliver, heard.died_of.append)
+    with pytest.raises(MemoryError, match="no room"):
+        loop.start()
+    loop.join()
+    assert not heard.died_of, "it never ran"
+
+
+def test_a_command_that_raises_costs_its_request_alone(
+    loop: EngineLoop, heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def push_text(epoch: int, text: str) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(loop.engine, "push_text", push_text)
+    loop.send(Submit(1, request("one", text="", text_closed=False)))
+    loop.send(PushText(1, "my secret"))
+    end = heard.until_released(1)
+    assert (end.reason, end.code) == (FinishReason.ERROR, "engine_error")
+    loop.send(PushText(77, "of no request at all"))
+    monkeypatch.undo()
+    loop.send(Submit(2, request("two")))
+    assert heard.until_released(2).code is None
+    assert not heard.died_of
+    assert "secret" not in caplog.text
+    stats = loop.stats()
+    assert (stats.blocks_free, stats.slots_free) == (stats.blocks_total, stats.slots_total)
+
+
+def test_free_memory_is_given_back_once_in_each_pause(
+    given_back: threading.Semaphore, loop: EngineLoop, heard: Heard
+) -> None:
+    for epoch in (1, 2):
+        assert given_back.acquire(timeout=WAIT_S)
+        loop.send(Submit(epoch, request()))
+        assert heard.until_released(epoch).code is None
+    assert given_back.acquire(timeout=WAIT_S)
+    loop.send(Cancel(99))
+    assert given_back.acquire(timeout=WAIT_S)
+    assert not given_back.acquire(timeout=0.1), "nothing came, so there was nothing to give back"
