@@ -29,6 +29,7 @@ from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
 from engine.commands import Emitted, Released
 from engine.config import EngineConfig
+from engine.decode.batcher import CALL_ROWS
 from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, RequestTooLong
 from engine.guards import LoopGuard, SilenceGuard
 from engine.model_runner import ModelRunner, Result
@@ -41,6 +42,7 @@ from engine.validation import check_chunk_frames, check_sampling
 PROMPT_END_ROWS = 2
 """Positions after the text in a full-text prompt."""
 STALL_RETRY_S = 0.01
+MAX_WARM_UP_S = 2.0
 CPU_KV_BYTES = 512 * 2**20
 NO_PCM = np.zeros(0, dtype=np.float32)
 
@@ -401,10 +403,19 @@ class Engine:
             raise AssertionError(f"idle, yet {self.pool.num_held} blocks and {slots} slots are held")
 
     def warm_up(self) -> None:
-        """Speak two frames to nobody: first uses are slow, and a fault of the device shows before any listener."""
-        self.submit(SpeechRequest(request_id="warm-up", text="a", text_closed=True, max_frames=2), epoch=0)
-        while self.has_work:
-            self.step()
+        """Speak two frames to nobody: first uses are slow, and a fault of the device shows before any listener.
+
+        Then to more and more at once, about longer and longer texts, unless a fast start is wanted or it drags on.
+        """
+        start = time.perf_counter()
+        for num_rows in CALL_ROWS:
+            spec = SpeechRequest(request_id="warm-up", text="a " * num_rows, text_closed=True, max_frames=2)
+            for epoch in range(min(num_rows, self.config.max_requests)):
+                self.submit(spec, epoch)
+            while self.has_work:
+                self.step()
+            if self.config.fast_start or time.perf_counter() - start > MAX_WARM_UP_S:
+                break
         self.events.clear()
         self.times.reset()
         self.num_finished = 0
