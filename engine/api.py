@@ -29,6 +29,7 @@ from engine.errors import (
 __all__ = [
     "SAMPLING_RANGES",
     "CheckpointError",
+    "CheckpointReport",
     "ClonedVoice",
     "EngineDead",
     "EngineError",
@@ -261,6 +262,18 @@ class EngineInfo(msgspec.Struct, frozen=True):
     min_sample_s: float = 1.0
     """The shortest recording that ``encode_voice`` takes."""
     max_sample_s: float = 30.0
+
+
+class CheckpointReport(msgspec.Struct, frozen=True):
+    """What a checkpoint folder holds, told without loading it."""
+
+    model: str
+    task: str
+    voices: tuple[str, ...]
+    languages: tuple[str, ...]
+    takes_instruct: bool
+    megabytes: dict[str, float]
+    """Of the tensors of each part, as they lie in the files."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):

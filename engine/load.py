@@ -17,6 +17,7 @@ from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.models.base import AudioShape, SpeechModel
 from engine.models.registry import load_model
+from engine.weights.hub import resolve_folder
 
 CPU_THREADS = 1
 """Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73."""
@@ -62,7 +63,7 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
     dtype = choose_dtype(dtype_name, device)
     if device.type == "cpu":
         torch.set_num_threads(CPU_THREADS)
-    stages = load_model(folder, config, device, dtype)
+    stages = load_model(resolve_folder(folder), config, device, dtype)
 
     def make_engine() -> Engine:
         if stages.make_pipelined is not None and wants_graphs(config):

@@ -34,7 +34,7 @@ from engine.commands import Command, Encoded, EncodeVoice, Prefetch
 from engine.config import EngineConfig
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
-from engine.wire import LENGTH, READY, Events, Hello, Message, Stats, decode_message, encode, unpack_event
+from engine.wire import LENGTH, PROGRESS, READY, Events, Hello, Message, Stats, decode_message, encode, unpack_event
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +89,16 @@ class EngineProcess:
             stdout=asyncio.subprocess.PIPE,
         )
         assert self._process.stdout
-        answer = (await self._process.stdout.readline()).decode().strip()
+        answer = await self._read_line(self._process.stdout)
+        while answer.startswith(PROGRESS):
+            log.info("%s", answer.removeprefix(PROGRESS))
+            answer = await self._read_line(self._process.stdout)
         if answer != READY:
             raise CheckpointError(answer or "the engine process ended before it was ready")
+
+    @staticmethod
+    async def _read_line(stdout: asyncio.StreamReader) -> str:
+        return (await stdout.readline()).decode().strip()
 
     async def stop(self) -> None:
         await self._end()

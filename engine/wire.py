@@ -19,6 +19,8 @@ from engine.commands import Command, Emitted, Encoded, Released
 LENGTH = struct.Struct(">I")
 READY = "ready"
 """What the engine's process prints once it listens; anything else in its place is why it cannot."""
+PROGRESS = "progress: "
+"""Begins the lines before that."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.api import CheckpointReport
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 
@@ -22,7 +23,21 @@ def load_model(folder: Path, config: EngineConfig, device: torch.device, dtype: 
         from engine.models.qwen3_tts.load import load_stages
 
         return load_stages(folder, config, device, dtype)
-    raise CheckpointError(f"{folder / 'config.json'}: model_type is {family!r}; known: qwen3_tts")
+    raise _unknown_family(folder, family)
+
+
+def inspect_model(folder: Path) -> CheckpointReport:
+    """What the folder holds, all of it checked and none of it loaded. Raises ``CheckpointError``."""
+    family = _model_type(folder)
+    if family == "qwen3_tts":
+        from engine.models.qwen3_tts.inspect import inspect
+
+        return inspect(folder)
+    raise _unknown_family(folder, family)
+
+
+def _unknown_family(folder: Path, family: object) -> CheckpointError:
+    return CheckpointError(f"{folder / 'config.json'}: model_type is {family!r}; known: qwen3_tts")
 
 
 def _model_type(folder: Path) -> object:

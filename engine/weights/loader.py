@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,10 @@ from torch.overrides import TorchFunctionMode
 from engine.errors import CheckpointError
 
 INDEX_SUFFIX = ".index.json"
+VALUE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+TOLD_EVERY_BYTES = 256 * 2**20
+
+log = logging.getLogger(__name__)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -41,10 +47,12 @@ def iterate_tensors(folder: Path, prefix: str, wanted: Container[str]) -> Iterat
             yield name, tensors.get_tensor(prefix + name)
 
 
-def iterate_shapes(folder: Path, prefix: str) -> Iterator[tuple[str, list[int]]]:
-    """Every tensor whose name starts with ``prefix``, the prefix taken off. Raises as ``iterate_tensors``."""
+def iterate_shapes(folder: Path, prefix: str) -> Iterator[tuple[str, list[int], int]]:
+    """Name, shape and bytes of every tensor named ``prefix`` + something. Raises as ``iterate_tensors``."""
     for tensors, name in _iterate_names(folder, prefix):
-        yield name, tensors.get_slice(prefix + name).get_shape()
+        entry = tensors.get_slice(prefix + name)
+        shape = entry.get_shape()
+        yield name, shape, math.prod(shape) * VALUE_BYTES.get(entry.get_dtype(), 4)
 
 
 def _iterate_names(folder: Path, prefix: str) -> Iterator[tuple[Any, str]]:
@@ -56,6 +64,22 @@ def _iterate_names(folder: Path, prefix: str) -> Iterator[tuple[Any, str]]:
                         yield tensors, name[len(prefix) :]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: cannot be read: {error}") from None
+
+
+class Reading:
+    """Tells in the log how far the reading of ``num_bytes`` has come; of less than a step nothing is told."""
+
+    def __init__(self, what: str, num_bytes: int) -> None:
+        self.what, self.num_bytes = what, num_bytes
+        self._num_read = self._num_told = 0
+
+    def take(self, tensor: Tensor) -> Tensor:
+        self._num_read += tensor.nbytes
+        is_end = self._num_read >= self.num_bytes > TOLD_EVERY_BYTES
+        if self._num_read - self._num_told >= TOLD_EVERY_BYTES or is_end:
+            self._num_told = self._num_read
+            log.info("reading %s: %d of %d MB", self.what, self._num_read // 10**6, self.num_bytes // 10**6)
+        return tensor
 
 
 class _NoInitialValues(TorchFunctionMode):
@@ -75,25 +99,29 @@ def uninitialized() -> TorchFunctionMode:
     return _NoInitialValues()
 
 
-def check_weights(module: nn.Module, folder: Path, prefix: str, passed_over: str | None = None) -> None:
-    """Hold the headers in ``folder`` against ``module``; no tensor is read.
+def check_weights(module: nn.Module, folder: Path, prefix: str, passed_over: str | None = None) -> int:
+    """Hold the headers in ``folder`` against ``module``; no tensor is read. Returns the bytes of what is wanted.
 
     Raises ``CheckpointError`` naming the first unknown, misshapen or missing tensor. Unknown ones that begin with
     ``passed_over`` are fine.
     """
     expected = module.state_dict()
-    found = set()
-    for name, shape in iterate_shapes(folder, prefix):
+    found: set[str] = set()
+    num_bytes = 0
+    for name, shape, size_bytes in iterate_shapes(folder, prefix):
         if name not in expected:
             if passed_over is None or not name.startswith(passed_over):
                 raise CheckpointError(f"{folder}: unknown tensor {prefix}{name}")
-        elif shape != list(expected[name].shape):
+            continue
+        if shape != list(expected[name].shape):
             shapes = f"{shape}; the config asks for {list(expected[name].shape)}"
             raise CheckpointError(f"{folder}: tensor {prefix}{name} has shape {shapes}")
         found.add(name)
+        num_bytes += size_bytes
     missing = sorted(expected.keys() - found)
     if missing:
         raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, first {prefix}{missing[0]}")
+    return num_bytes
 
 
 def load_weights(
@@ -105,7 +133,10 @@ def load_weights(
     passed_over: str | None = None,
 ) -> None:
     """Fill ``module`` from ``folder``, tensor by tensor. Raises as ``check_weights``, before anything is read."""
-    check_weights(module, folder, prefix, passed_over)
+    reading = Reading(f"{folder.name}/{prefix}*", check_weights(module, folder, prefix, passed_over))
     wanted = module.state_dict().keys()
-    found = {name: tensor.to(device=device, dtype=dtype) for name, tensor in iterate_tensors(folder, prefix, wanted)}
+    found = {
+        name: reading.take(tensor).to(device=device, dtype=dtype)
+        for name, tensor in iterate_tensors(folder, prefix, wanted)
+    }
     module.load_state_dict(found, assign=True)

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from safetensors import safe_open
 
+from engine.api import CheckpointError, CheckpointReport
 from realtime.commands.output import PLAYERS, find_player
-from realtime.local_engine import add_model_argument
+from realtime.local_engine import add_model_argument, inspect_checkpoint
 from sessions.audio.opus_library import OpusUnavailable, describe
 
 INDEX = "model.safetensors.index.json"
@@ -87,18 +88,29 @@ def embedded_voice() -> Path:
 
 
 def checkpoint(folder: Path) -> Finding:
-    name = "config.json"
+    """The files first, which needs no torch, then every key and tensor."""
+    name, remedy = "config.json", "name another folder with --model"
     try:
         for name in checkpoint_files(folder):
             check_readable(folder / name)
     except Exception as error:
-        return Finding("checkpoint", False, f"{name}: {error}", "name another folder with --model")
-    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return Finding("checkpoint", True, f"{folder}, {num_bytes / 1e6:.0f} MB")
+        return Finding("checkpoint", False, f"{name}: {error}", remedy)
+    try:
+        return Finding("checkpoint", True, f"{folder}: {told(inspect_checkpoint(folder))}")
+    except (CheckpointError, ImportError) as error:
+        return Finding("checkpoint", False, str(error), remedy)
+
+
+def told(report: CheckpointReport) -> str:
+    """One line of what a checkpoint can do and what it weighs."""
+    parts = ", ".join(f"{name} {megabytes:g} MB" for name, megabytes in report.megabytes.items())
+    voices = f"voices {', '.join(report.voices)}" if report.voices else "no voices of its own"
+    instruct = "takes instructions" if report.takes_instruct else "takes no instructions"
+    return f"{report.model}; {parts}; {voices}; languages auto, {', '.join(report.languages)}; {instruct}"
 
 
 def checkpoint_files(folder: Path) -> Iterator[str]:
-    """What every checkpoint holds; weights are one file, or an index and the shards it names."""
+    """What every checkpoint folder holds; weights are one file, or an index and the shards it names."""
     for room in ("", "speech_tokenizer/"):
         yield f"{room}config.json"
         if not (folder / room / INDEX).exists():

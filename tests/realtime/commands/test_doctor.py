@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import json
 import shutil
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from realtime.cli import main
 from realtime.commands import doctor
 from realtime.commands.doctor import Finding, checkpoint, line, package, program
+from tests.fakes.checkpoints import write_checkpoint
 
 CHECKPOINT_FILES = (
     "config.json",
@@ -18,17 +19,14 @@ CHECKPOINT_FILES = (
 )
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), task="base")
+
+
 @pytest.fixture
-def folder(tmp_path):
-    """A folder that could be a checkpoint, as far as its files can be read."""
-    for name in CHECKPOINT_FILES:
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        if path.suffix == ".json":
-            path.write_text("{}")
-        else:
-            save_file({"weight": np.zeros(100, np.float32)}, path)
-    return tmp_path
+def folder(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "checkpoint")
 
 
 def test_a_healthy_machine_ends_with_0_and_every_part_in_its_line(folder, capsys):
@@ -79,3 +77,45 @@ def test_a_missing_shard_is_named(tmp_path):
     finding = doctor.checkpoint(tmp_path / "voice")
     assert not finding.present
     assert "model-00002-of-00002.safetensors" in finding.detail
+
+
+def test_what_a_checkpoint_can_do_and_weighs_is_told_part_by_part(folder):
+    detail = checkpoint(folder).detail
+    for part in ("qwen3-tts 0b6 base", "talker", "codec decoder", "speaker encoder", "codec encoder", " MB"):
+        assert part in detail
+    for word in ("no voices of its own", "languages auto, english, chinese, german", "takes no instructions"):
+        assert word in detail
+
+
+def test_a_tensor_that_is_missing_or_misshapen_is_named_without_loading_any(folder):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "speaker_encoder.fc.bias"
+    save_file(tensors | {name: tensors[name][:-1]}, file)
+    assert f"tensor {name} has shape [47]; the config asks for [48]" in checkpoint(folder).detail
+    del tensors[name]
+    save_file(tensors, file)
+    assert f"1 tensors are missing, first {name}" in checkpoint(folder).detail
+    save_file(
+        tensors
+        | {
+            name: load_file(file)["speaker_encoder.fc.weight"][:, 0, 0],
+            "talker.more": tensors["talker.model.norm.weight"],
+        },
+        file,
+    )
+    assert "unknown tensor talker.more" in checkpoint(folder).detail
+    assert not checkpoint(folder).present
+
+
+def test_a_configuration_of_another_kind_is_told_by_key_and_value(folder):
+    config = json.loads((folder / "config.json").read_text())
+    for changes, told in (
+        ({"tts_model_type": "sing"}, "'tts_model_type' is 'sing'"),
+        ({"model_type": "qwen2"}, "model_type is 'qwen2'"),
+        ({"talker_config": config["talker_config"] | {"hidden_act": "gelu"}}, "'hidden_act' is 'gelu'"),
+        ({"speaker_encoder_config": {"enc_dim": 7, "sample_rate": 24000}}, "the speaker vector differs"),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        assert told in checkpoint(folder).detail
+        assert main(["doctor", "--model", str(folder)]) == 1

@@ -1,0 +1,36 @@
+"""A model by the name it has on the hub, brought to a folder. No torch."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from engine.errors import CheckpointError
+
+HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+FILES = ["*.json", "*.safetensors", "merges.txt"]
+
+log = logging.getLogger(__name__)
+
+
+def resolve_folder(model: Path) -> Path:
+    """The folder ``model``, or what the hub has under OWNER/NAME or OWNER/NAME@REVISION.
+
+    Raises ``CheckpointError`` when there is no such folder and the hub does not give the model, or is out of reach.
+    """
+    named = HUB_ID.fullmatch(str(model))
+    if model.exists() or named is None:
+        return model
+    log.info("%s is no folder here; asking the hub for it", model)
+    try:
+        return _fetch(named["repo"], named["revision"])
+    except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}"
+        raise CheckpointError(f"{model} is no folder here, and the hub did not give it: {reason}") from None
+
+
+def _fetch(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(repo, revision=revision, allow_patterns=FILES))
