@@ -227,10 +227,12 @@ class Flux(on.Dialect):
     def _end(self, event: on.Ended) -> Iterator[on.Intent]:
         turn = self._turns.pop(event.context)
         if turn.dropped or not turn.started:
+            if event.error is not None and not turn.dropped:
+                yield self._error(event.error)
             return
         turn.audio_ms = event.audio_ms
         if turn.interrupted:
-            yield from self._tell_interrupted(turn, event.heard, event.remaining, event.played_ms)
+            yield from self._tell_interrupted(turn, event.heard, event.remaining)
         else:
             self._played_ms += event.audio_ms
             self._last = event.context, turn
@@ -252,10 +254,11 @@ class Flux(on.Dialect):
             yield self._warn("NO_ACTIVE_SPEECH", "everything was played")
         else:
             self._played_ms = turn.start_ms
-            yield from self._tell_interrupted(turn, event.heard, event.remaining, event.played_ms)
+            yield from self._tell_interrupted(turn, event.heard, event.remaining)
 
-    def _tell_interrupted(self, turn: Turn, heard: str, remaining: str, played_ms: float) -> Iterator[on.Intent]:
-        told_ms = turn.start_ms + played_ms if turn.offset_ms is None else turn.offset_ms
+    def _tell_interrupted(self, turn: Turn, heard: str, remaining: str) -> Iterator[on.Intent]:
+        """Without an offset, what was sent counts as played."""
+        told_ms = turn.start_ms + turn.audio_ms if turn.offset_ms is None else turn.offset_ms
         texts = {} if turn.offset_ms is None else {"text_spoken": heard, "text_remaining": remaining}
         self._played_ms = self._least_offset_ms = told_ms
         self._last = None

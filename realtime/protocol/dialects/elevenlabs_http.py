@@ -37,9 +37,11 @@ class Body(Struct):
 class Stream(on.Dialect):
     """``/v1/text-to-speech/{voice_id}`` and ``.../stream``: bytes of the format that the query asks for."""
 
+    has_times = False
+
     def __init__(self, handshake: on.Handshake) -> None:
         super().__init__(handshake)
-        self.wish = wish_of(handshake.query, handshake.path.get("voice_id"))
+        self.wish = replace(wish_of(handshake.query, handshake.path.get("voice_id")), word_times=self.has_times)
         self.media_type = MEDIA_TYPES[self.wish.format.encoding]
 
     def headers(self) -> dict[str, str]:
@@ -102,6 +104,8 @@ class DialogueStream(Stream):
 
 class StreamWithTimestamps(Stream):
     """``.../stream/with-timestamps``: a JSON object a line, audio and the times of characters in it."""
+
+    has_times = True
 
     def __init__(self, handshake: on.Handshake) -> None:
         super().__init__(handshake)

@@ -216,7 +216,7 @@ def test_flux_interruptions_drop_what_waits() -> None:
     assert interrupt(play) == [on.Cancel("1"), on.Cancel("0", None)]
     assert play.tell(on.Ended("1", "cancelled")) == []
     (told,) = play.tell(on.Ended("0", "cancelled", audio_ms=300.0, played_ms=120.0))
-    assert told == {"type": "SpeechInterrupted", "audio_played_ms": 120, "metadata": metadata(first, 300)}
+    assert told == {"type": "SpeechInterrupted", "audio_played_ms": 300, "metadata": metadata(first, 300)}
 
 
 @pytest.mark.parametrize(("remaining", "kind"), [("there.", "SpeechInterrupted"), ("", "Warning")])
@@ -250,6 +250,15 @@ def test_flux_says_goodbye_with_the_sum() -> None:
         7,
     )
     assert close == on.Close(1000)
+
+
+def test_flux_turns_that_cannot_even_wait_are_told() -> None:
+    play = flux()
+    started(play)
+    flush(play)
+    speak(play)
+    assert [told["type"] for told in play.tell(failed("1", "limit_exceeded"))] == ["Error"]
+    assert flush(play)[0]["code"] == "NO_ACTIVE_SPEECH"
 
 
 def test_flux_failures_end_the_turn() -> None:

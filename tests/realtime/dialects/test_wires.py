@@ -11,9 +11,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from realtime.protocol import events as ev
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.clients import CLIENTS, RAW, VendorClient, read
-from tests.realtime.live import QUICK, WAIT_S, Live, live_server
+from tests.realtime.live import QUICK, WAIT_S, Live, live_server, speak
 
 KEY = "a-key-of-enough-characters"
 TEXT = "Hello there, how are you today?"
@@ -83,6 +84,17 @@ async def test_two_turns_on_a_socket(live: Live, client: VendorClient) -> None:
             assert len(await turn(socket, client, name)) > LEAST_BYTES
         if client.one_turn:
             assert (await hear_to_the_close(socket, client))[0] == 1000
+
+
+@every
+async def test_the_sound_is_that_of_the_native_wire(client: VendorClient) -> None:
+    async with live_server(FakeSpeechEngine(QUICK)) as live:
+        async with live.session() as native:
+            pcm = ev.Format(encoding="pcm_s16le", sample_rate=24_000)
+            spoken = await speak(native, TEXT, format=pcm)
+            expected = b"".join(packet for message in spoken.audio for packet in message.packets)
+        async with dial(live, client) as socket:
+            assert (await turn(socket, client, "t1"))[: len(expected)] == expected
 
 
 @every
