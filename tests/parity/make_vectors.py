@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import importlib.machinery
 import json
 import sys
@@ -48,9 +49,7 @@ def official_model() -> Any:
         sys.modules[name] = module
         if parent:
             setattr(sys.modules[parent], child, module)
-    from qwen_tts import Qwen3TTSModel
-
-    return Qwen3TTSModel
+    return importlib.import_module("qwen_tts").Qwen3TTSModel
 
 
 def load(folder: Path) -> Any:
