@@ -88,14 +88,14 @@ export class SpokenResponse extends Emitter {
   push(text, at_ms = performance.now()) {
     this.text += text;
     if (/\S\s/u.test(this.text)) this.#final_ms ??= at_ms;
-    this.underruns.sent(at_ms, false);
+    this.underruns.sent();
     this.#send({ type: "text.append", response_id: this.id, text });
   }
 
   /** Speak all text so far to its end without waiting for more. */
   flush() {
     this.#final_ms ??= performance.now();
-    this.underruns.sent(performance.now(), false);
+    this.underruns.sent();
     this.#send({ type: "text.flush", response_id: this.id });
   }
 
@@ -111,7 +111,7 @@ export class SpokenResponse extends Emitter {
     this.text += text;
     this.text_ended = end;
     if (end) this.#final_ms ??= at_ms;
-    this.underruns.sent(at_ms, end);
+    this.underruns.sent();
   }
 
   /**

@@ -1,11 +1,8 @@
 /** Whose fault it was that the sound ran dry. Pure: times are passed in, in milliseconds of one clock. */
 
-/** Speech lags the text it is made from by about so much. */
-const TEXT_SLACK_MS = 500;
-
 /**
- * `text`: it had not been written yet. `server`: it had, and no audio came, from the engine or over the network.
- * `page`: the audio had come and was not decoded in time.
+ * `text`: audio came again only after more text was sent. `server`: no text had been lacking, and no audio came, from the
+ * engine or over the network. `page`: the audio had come and was not decoded in time.
  *
  * @typedef {"text" | "server" | "page"} Cause
  */
@@ -14,23 +11,26 @@ export class Underruns {
   constructor() {
     /** @type {Record<Cause, number>} */
     this.counts = { text: 0, server: 0, page: 0 };
-    /** @type {{position: number, at_ms: number}[]} audio messages: where each ends, and when it came */
+    /**
+     * Audio messages: where each ends, when it came, and whether text was sent since the one before it.
+     *
+     * @type {{position: number, at_ms: number, after_text: boolean}[]}
+     */
     this.arrivals = [];
-    this.text_ms = -Infinity;
-    this.ended_ms = Infinity;
+    this.text_was_sent = false;
     /** @type {{position: number, at_ms: number} | null} */
     this.dry = null;
   }
 
-  /** Text, a flush or the end was sent. @param {number} at_ms @param {boolean} ended */
-  sent(at_ms, ended) {
-    this.text_ms = at_ms;
-    if (ended) this.ended_ms = Math.min(this.ended_ms, at_ms);
+  /** Text, a flush or the end was sent. */
+  sent() {
+    this.text_was_sent = true;
   }
 
-  /** @param {number} end_position of all audio that has come @param {number} at_ms */
-  received(end_position, at_ms) {
-    this.arrivals.push({ position: end_position, at_ms });
+  /** @param {number} position where all audio that has come ends @param {number} at_ms */
+  received(position, at_ms) {
+    this.arrivals.push({ position, at_ms, after_text: this.text_was_sent });
+    this.text_was_sent = false;
   }
 
   /** @param {number} position @param {number} at_ms */
@@ -43,23 +43,17 @@ export class Underruns {
     const dry = this.dry;
     this.dry = null;
     if (dry === null) return null;
-    const found = this.arrivals.findIndex((arrival) => arrival.position > dry.position);
-    const came_ms = this.arrivals[found]?.at_ms ?? Infinity;
+    const found = this.arrivals.findIndex(({ position }) => position > dry.position);
     this.arrivals.splice(0, Math.max(0, found));
-    const cause = this.#causeOf(dry.at_ms, came_ms);
+    const cause = this.#causeOf(dry.at_ms);
     this.counts[cause] += 1;
     return cause;
   }
 
-  get total() {
-    return this.counts.text + this.counts.server + this.counts.page;
-  }
-
-  /** @param {number} dry_ms @param {number} came_ms @returns {Cause} */
-  #causeOf(dry_ms, came_ms) {
-    if (came_ms <= dry_ms) return "page";
-    const was_open = this.ended_ms > dry_ms - TEXT_SLACK_MS;
-    const text_was_late = this.text_ms > dry_ms - TEXT_SLACK_MS;
-    return was_open && text_was_late ? "text" : "server";
+  /** @param {number} dry_ms @returns {Cause} */
+  #causeOf(dry_ms) {
+    const [{ at_ms, after_text }] = this.arrivals;
+    if (at_ms <= dry_ms) return "page";
+    return after_text ? "text" : "server";
   }
 }

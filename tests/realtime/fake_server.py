@@ -14,6 +14,7 @@ from tests.fakes.engine import FakeScript, FakeSpeechEngine
 
 def main() -> None:
     flags, script = (json.loads(text) for text in sys.argv[1:3])
+    script["stalls_s"] = {int(frame): stall_s for frame, stall_s in script.get("stalls_s", {}).items()}
     config = load_config(flags=flags)
     configure_logs(config.log)
     app = create_app(config, FakeSpeechEngine(FakeScript(**script), num_slots=512))

@@ -20,7 +20,7 @@
  * What happened, and when: `frame` is the number of the output sample at which it did, `position` the number of this
  * response's samples played by then.
  *
- * @typedef {{kind: "started" | "underrun" | "drained" | "stopped", frame: number, position: number}} PlayoutEvent
+ * @typedef {{kind: "started" | "skipped" | "underrun" | "drained" | "stopped", frame: number, position: number}} PlayoutEvent
  */
 
 /** @param {number} rate samples a second @returns {JitterSettings} */
@@ -62,6 +62,10 @@ export class JitterBuffer {
   /** Samples in hand. */
   get buffered() {
     return Math.min(this.pushed, this.total) - this.position;
+  }
+
+  get sounding() {
+    return this.state === "playing" || this.state === "dry" || (this.state === "stopping" && this.fade_left > 0);
   }
 
   /** Whether all samples there will ever be have come. */

@@ -19,6 +19,8 @@ export class Mixer {
     /** @type {Map<number, {buffer: JitterBuffer, peak: number}>} */
     this.voices = new Map();
     this.scratch = new Float32Array(0);
+    /** The frame that should come next. */
+    this.next_frame = -1;
   }
 
   /** Commands for a voice that is over are passed over. @param {MixerCommand} command */
@@ -39,6 +41,8 @@ export class Mixer {
     /** @type {VoiceEvent[]} */
     const happened = [];
     output.fill(0);
+    if (frame !== this.next_frame) happened.push(...this.#skips(frame));
+    this.next_frame = frame + output.length;
     if (this.scratch.length !== output.length) this.scratch = new Float32Array(output.length);
     for (const [voice, entry] of this.voices) {
       const own = this.scratch.fill(0);
@@ -51,6 +55,17 @@ export class Mixer {
     }
     for (let index = 0; index < output.length; index += 1) output[index] = bend(output[index]);
     return happened;
+  }
+
+  /** Devices leave frames out, above all while they start: what sounds is that much later. @param {number} frame */
+  #skips(frame) {
+    const sounding = [...this.voices].filter(([, { buffer }]) => buffer.sounding);
+    return sounding.map(([voice, { buffer }]) => ({
+      kind: /** @type {const} */ ("skipped"),
+      frame,
+      position: buffer.position,
+      voice,
+    }));
   }
 
   /** How each voice stands; peaks since the last time. @param {number} frame @returns {VoiceLevel[]} */

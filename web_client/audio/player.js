@@ -82,11 +82,11 @@ export class Player extends Emitter {
 }
 
 /**
- * What one response sounds like. Emits `started`, `underrun`, `drained`, `stopped` with the frame and the position at
+ * What one response sounds like. Emits `started`, `skipped` (the device left frames out), `underrun`, `drained`, `stopped` with the frame and the position at
  * which it happened, then `over` once; and levels now and then.
  *
  * @typedef {import("./jitter_buffer.js").PlayoutEvent} Happened
- * @extends {Emitter<{started: Happened, underrun: Happened, drained: Happened, stopped: Happened, over: Happened,
+ * @extends {Emitter<{started: Happened, skipped: Happened, underrun: Happened, drained: Happened, stopped: Happened, over: Happened,
  *   level: import("./mixer.js").VoiceLevel}>}
  */
 export class PlayerVoice extends Emitter {
@@ -133,7 +133,7 @@ export class PlayerVoice extends Emitter {
 
   /** Samples that have come out of the loudspeaker by now. */
   get heard_samples() {
-    return Math.max(0, this.#timeline.positionAt(this.player.heardFrame()));
+    return Math.max(0, this.#timeline.positionAt(this.over ? Infinity : this.player.heardFrame()));
   }
 
   /** @param {Happened} event */

@@ -16,6 +16,8 @@ const AHEAD_HIDDEN_S = 1.5;
 /** ... and given up on only when there is so little left. */
 const MARGIN_S = 0.04;
 
+/** @typedef {import("./jitter_buffer.js").PlayoutEvent} Happened */
+
 class ScheduledVoice {
   /** @param {AudioContext} context @param {import("./jitter_buffer.js").JitterSettings} settings */
   constructor(context, settings) {
@@ -28,14 +30,16 @@ class ScheduledVoice {
     this.peak = 0;
     /** @type {Set<AudioBufferSourceNode>} */
     this.sources = new Set();
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.ending = undefined;
   }
 
-  /** Schedule what can be. @param {number} ahead_s @returns {import("./jitter_buffer.js").PlayoutEvent[]} */
+  /** Schedule what can be. @param {number} ahead_s @returns {Happened[]} */
   advance(ahead_s) {
     const { sampleRate: rate, currentTime } = this.context;
     const now = Math.ceil(currentTime * rate);
     const block = Math.round(BLOCK_S * rate);
-    /** @type {import("./jitter_buffer.js").PlayoutEvent[]} */
+    /** @type {Happened[]} */
     const happened = [];
     this.next_frame = Math.max(this.next_frame, now + block / 2);
     while (this.buffer.state !== "over" && this.next_frame < now + this.#horizon_s(block, ahead_s) * rate) {
@@ -74,7 +78,7 @@ class ScheduledVoice {
     this.peak = audio.getChannelData(0).reduce((peak, sample) => Math.max(peak, Math.abs(sample)), this.peak);
   }
 
-  /** @returns {import("./jitter_buffer.js").PlayoutEvent} */
+  /** @returns {Happened} */
   stop() {
     const { currentTime: now_s, sampleRate: rate } = this.context;
     const silent_s = now_s + this.buffer.settings.fade_samples / rate;
@@ -107,7 +111,7 @@ export class ScheduledOutput extends Emitter {
     }
     const voice = this.#voices.get(command.voice);
     if (voice === undefined) return;
-    if (command.type === "stop") this.#tell(command.voice, [voice.stop()]);
+    if (command.type === "stop") this.#end(command.voice, voice.stop());
     else if (command.type === "end") voice.buffer.end(command.total);
     else voice.buffer.push(command.pcm);
     this.#advance(command.voice, voice);
@@ -131,14 +135,26 @@ export class ScheduledOutput extends Emitter {
   /** @param {number} number @param {ScheduledVoice} voice */
   #advance(number, voice) {
     if (this.context.state !== "running" || !this.#voices.has(number)) return;
-    this.#tell(number, voice.advance(globalThis.document?.hidden ? AHEAD_HIDDEN_S : AHEAD_S));
+    this.#tell(number, voice, voice.advance(globalThis.document?.hidden ? AHEAD_HIDDEN_S : AHEAD_S));
   }
 
-  /** @param {number} number @param {import("./jitter_buffer.js").PlayoutEvent[]} happened */
-  #tell(number, happened) {
+  /** @param {number} number @param {ScheduledVoice} voice @param {Happened[]} happened */
+  #tell(number, voice, happened) {
     for (const event of happened) {
-      if (event.kind === "stopped" || event.kind === "drained") this.#voices.delete(number);
-      this.emit("happened", { ...event, voice: number });
+      if (event.kind === "drained") voice.ending = this.#when(event.frame, () => this.#end(number, event));
+      else this.emit("happened", { ...event, voice: number });
     }
+  }
+
+  /** @param {number} number @param {Happened} event */
+  #end(number, event) {
+    clearTimeout(this.#voices.get(number)?.ending);
+    this.#voices.delete(number);
+    this.emit("happened", { ...event, voice: number });
+  }
+
+  /** Sound is scheduled ahead: its end is told when it has come. @param {number} frame @param {() => void} tell */
+  #when(frame, tell) {
+    return setTimeout(tell, 1000 * (frame / this.context.sampleRate - this.context.currentTime));
   }
 }

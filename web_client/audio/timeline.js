@@ -9,8 +9,8 @@ export class Timeline {
   /** @param {import("./jitter_buffer.js").PlayoutEvent} event */
   note({ kind, frame, position }) {
     const last = this.runs.at(-1);
-    if (kind === "started") this.runs.push({ frame, position, end: Infinity });
-    else if (last !== undefined) last.end = position;
+    if (last !== undefined && kind !== "started") last.end = position;
+    if (kind === "started" || kind === "skipped") this.runs.push({ frame, position, end: Infinity });
   }
 
   /** Samples played when output frame `frame` is reached. @param {number} frame */

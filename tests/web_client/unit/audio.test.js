@@ -44,6 +44,23 @@ test("voices add up, and one alone stays as it is", () => {
   assert.equal(mixer.voices.size, 0);
 });
 
+test("frames that the device leaves out are told of the voices that sound", () => {
+  const mixer = new Mixer();
+  for (const voice of [1, 2]) mixer.obey({ type: "open", voice, settings: SETTINGS });
+  mixer.obey({ type: "push", voice: 1, pcm: tone(20_000) });
+  const happened = [0, 128, 1_024, 1_152].flatMap((frame) => mixer.render(new Float32Array(128), frame));
+  assert.deepEqual(happened, [
+    { kind: "started", frame: 0, position: 0, voice: 1 },
+    { kind: "skipped", frame: 1_024, position: 256, voice: 1 },
+  ]);
+  const timeline = new Timeline();
+  for (const event of happened) timeline.note(event);
+  assert.deepEqual(
+    [100, 256, 1_000, 1_024, 1_100].map((frame) => timeline.positionAt(frame)),
+    [100, 256, 256, 256, 332],
+  );
+});
+
 test("commands for a voice that is not there are passed over", () => {
   const mixer = new Mixer();
   for (const type of ["push", "end", "stop"]) mixer.obey({ type, voice: 9, pcm: tone(5), total: 1 });

@@ -3,34 +3,47 @@ import test from "node:test";
 
 import { Underruns } from "../../../web_client/underruns.js";
 
-/** Sound of 1,000 samples, dry at 2,000 ms; the next audio comes at `came_ms`. */
-function gap({ text_ms, ended_ms = null, came_ms }) {
+/** A reply whose sound runs dry at 2,000 ms; what happened is told in order: text at a time, or audio at a time. */
+function gap(...happened) {
   const underruns = new Underruns();
-  underruns.sent(0, false);
-  underruns.received(1_000, 900);
-  if (came_ms <= 2_000) underruns.received(2_000, came_ms);
-  if (text_ms !== undefined) underruns.sent(text_ms, false);
-  if (ended_ms !== null) underruns.sent(ended_ms, true);
-  underruns.ranDry(1_000, 2_000);
-  if (came_ms > 2_000) underruns.received(2_000, came_ms);
+  let position = 0;
+  for (const [what, at_ms] of happened) {
+    if (what === "text") underruns.sent();
+    else if (what === "audio") underruns.received((position += 1_000), at_ms);
+    else underruns.ranDry(position === 2_000 ? 1_000 : position, at_ms);
+  }
   return underruns.resumed();
 }
 
-for (const [what, given, cause] of [
-  ["the text came late", { text_ms: 2_300, came_ms: 2_400 }, "text"],
-  ["the text had just come", { text_ms: 1_800, came_ms: 2_100 }, "text"],
-  ["the text was there long before", { text_ms: 1_000, came_ms: 2_400 }, "server"],
-  ["the text had ended long before", { ended_ms: 1_000, came_ms: 2_400 }, "server"],
-  ["the end of the text came late", { ended_ms: 2_300, came_ms: 2_400 }, "text"],
-  ["the audio was there", { text_ms: 2_300, came_ms: 1_990 }, "page"],
+for (const [what, cause, ...happened] of [
+  [
+    "audio came again after text had",
+    "text",
+    ["text", 0],
+    ["audio", 900],
+    ["dry", 2_000],
+    ["text", 2_300],
+    ["audio", 2_400],
+  ],
+  [
+    "text had come while there was sound",
+    "text",
+    ["text", 0],
+    ["audio", 900],
+    ["text", 1_500],
+    ["dry", 2_000],
+    ["audio", 2_100],
+  ],
+  ["all text was there before", "server", ["text", 0], ["text", 100], ["audio", 900], ["dry", 2_000], ["audio", 2_400]],
+  ["the audio was there", "page", ["text", 0], ["audio", 900], ["audio", 1_990], ["dry", 2_000]],
 ]) {
-  test(what, () => assert.equal(gap(given), cause));
+  test(what, () => assert.equal(gap(...happened), cause));
 }
 
 test("sound that never comes back was the end", () => {
   const underruns = new Underruns();
   underruns.ranDry(1_000, 2_000);
-  assert.equal(underruns.total, 0);
+  assert.deepEqual(underruns.counts, { text: 0, server: 0, page: 0 });
   assert.equal(new Underruns().resumed(), null);
 });
 

@@ -1,0 +1,155 @@
+"""What comes out of the page, sample for sample, heard by an ear in its audio thread."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soxr
+
+from tests.web_client.conftest import QUICK, samples
+
+RATE = 48_000
+TONE_HZ = 160.0
+"""Of the fake engine's first voice, in its first segment."""
+LEVEL = 0.3
+CLICK = 0.01
+"""Four times what Opus adds to a tone."""
+VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "audio" / "opus_24k.json").read_text())
+TEXT = "word " * 6
+"""1.2 s."""
+PCM = {"format": {"encoding": "pcm_s16le"}}
+SLOW_START = QUICK | {"real_time_factor": 0.5, "stalls_s": {"2": 0.35}}
+"""After 160 ms of sound nothing comes for 350 ms; then it catches up."""
+TOO_SLOW = QUICK | {"real_time_factor": 1.25}
+
+
+def hear(page: Any, text: str = TEXT, **order: Any) -> dict[str, Any]:
+    return page.evaluate("async (order) => (await import('/harness.js')).hear(order)", {"text": text, **order})
+
+
+def sound(told: dict[str, Any]) -> np.ndarray:
+    """All samples between the first one played and the last."""
+    tap = told["tap"]
+    assert tap["whole"]
+    first, last = (told["events"][at]["frame"] - tap["frame"] for at in (0, -1))
+    return samples(tap["pcm"])[first:last]
+
+
+def kinds(told: dict[str, Any]) -> list[str]:
+    return [event["kind"] for event in told["events"]]
+
+
+def clicks(pcm: np.ndarray, frequency_hz: float = TONE_HZ) -> int:
+    """Places where the tone does not go on as a tone does."""
+    turn = 2 * np.cos(2 * np.pi * frequency_hz / RATE)
+    residual = pcm[2:] - turn * pcm[1:-1] + pcm[:-2]
+    found = np.flatnonzero(np.abs(residual) > CLICK)
+    return int(np.count_nonzero(np.diff(found, prepend=-RATE) > RATE // 100))
+
+
+def silences(pcm: np.ndarray) -> int:
+    """Runs of nothing, longer than 2 ms."""
+    edges = np.flatnonzero(np.diff((np.abs(pcm) < 1e-5).astype(int), prepend=0, append=0))
+    return int(np.count_nonzero(edges[1::2] - edges[::2] > RATE // 500))
+
+
+def assert_whole(told: dict[str, Any]) -> None:
+    """Every sample that was sent was heard once, at its place, and nothing between."""
+    sent = told["done"]["audio_samples"] * RATE // 24_000
+    assert (told["status"], kinds(told)) == ("completed", ["started", "drained"])
+    assert told["events"][-1]["position"] == sent == len(sound(told)) == told["recorded"]
+    assert (clicks(sound(told)[:-1]), silences(sound(told))) == (0, 0)
+    assert np.sqrt(np.mean(sound(told) ** 2)) == pytest.approx(LEVEL / np.sqrt(2), rel=0.03)
+    assert told["played_ms"] == pytest.approx(told["done"]["audio_ms"], abs=1e-6)
+
+
+@pytest.fixture
+def page(open_page, quick):
+    return open_page(f"{quick}/blank.html")
+
+
+@pytest.mark.parametrize("kind", ["webcodecs", "wasm"])
+def test_both_decoders_give_what_libopus_gives_and_where(page, kind):
+    arguments = {"vector": VECTOR, "kind": kind}
+    told = page.evaluate("async (order) => (await import('/harness.js')).decode(order)", arguments)
+    assert told["chosen"] == kind
+    expected = soxr.resample(samples_of_vector(), 24_000, RATE, quality="VHQ")
+    found = samples(told["pcm"])[: len(expected)]
+    noise = np.sum((found - expected) ** 2) / np.sum(expected**2)
+    assert noise < 0.01, f"{10 * np.log10(noise):.1f} dB"
+    shifted = np.sum((found[2:] - expected[:-2]) ** 2) / np.sum(expected**2)
+    assert shifted > 4 * noise, "a shift by two samples would not be noticed"
+
+
+def samples_of_vector() -> np.ndarray:
+    return np.frombuffer(base64.b64decode(VECTOR["pcm_s16le_base64"]), "<i2").astype(np.float32) / 32_768
+
+
+@pytest.mark.parametrize("decoder", ["webcodecs", "wasm"])
+@pytest.mark.parametrize("pace", ["lead", "burst"])
+def test_opus_is_heard_without_a_glitch(page, decoder, pace):
+    told = hear(page, options={"decoder": decoder}, settings={"pace": pace})
+    assert (told["opus"], told["output"]) == (decoder, "worklet")
+    assert_whole(told)
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        "pcm_s16le/24000",
+        "mulaw/8000",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pcm_s16le/16000", "pcm_s16le/44100", "alaw/8000")),
+    ],
+)
+def test_other_formats_are_heard_as_well(page, format):
+    encoding, rate = format.split("/")
+    settings = {"format": {"encoding": encoding, "sample_rate": int(rate)}}
+    told = hear(page, "word " * 4, settings=settings)
+    assert kinds(told) == ["started", "drained"]
+    assert told["events"][-1]["position"] == pytest.approx(told["done"]["audio_samples"] * RATE / int(rate), abs=1)
+    assert (clicks(sound(told)[:-1]), silences(sound(told))) == (0, 0)
+
+
+def test_scheduled_buffers_give_the_same_samples(page):
+    assert_whole(hear(page, options={"output": "scheduled", "decoder": "wasm"}))
+
+
+def test_text_that_arrives_in_pieces_is_heard_whole(page):
+    assert_whole(hear(page, deltas=[f"word{n} " for n in range(10)], gap_ms=10))
+
+
+@pytest.mark.parametrize("settings", [{}, PCM])
+def test_lost_packets_are_detected(page, settings):
+    told = hear(page, drop=4, settings=settings)
+    assert told["events"][-1]["position"] < told["done"]["audio_samples"] * 2
+    assert (clicks(sound(told)[:-1]) > 3) == (settings == PCM), "Opus bridges what is lost"
+
+
+def test_jitter_within_the_prebuffer_is_not_heard(open_page, serve):
+    page = open_page(serve(SLOW_START) + "/blank.html")
+    assert_whole(hear(page, options={"prebuffer_ms": 800}))
+    told = hear(page, options={"prebuffer_ms": 20})
+    assert kinds(told) == ["started", "underrun", "started", "drained"]
+    assert told["statistics"]["underruns"] == {"text": 0, "server": 1, "page": 0}
+    assert silences(sound(told)) == 1
+    assert clicks(sound(told)[:-1]) == 0, "the gap has fades at both ends"
+    assert told["events"][-1]["position"] == told["done"]["audio_samples"] * 2, "and nothing is lost"
+
+
+def test_a_server_that_is_too_slow_is_detected(open_page, serve):
+    told = hear(open_page(serve(TOO_SLOW) + "/blank.html"), 2 * TEXT)
+    gaps = kinds(told).count("started") - 1
+    assert told["statistics"]["underruns"]["server"] == gaps == silences(sound(told)) > 1
+    assert told["events"][-1]["position"] == told["done"]["audio_samples"] * 2
+
+
+def test_text_that_is_late_is_told_from_a_server_that_is(page):
+    told = hear(page, deltas=["Some words to begin with. ", "And more, much later. "], gap_ms=1_800)
+    underruns = told["statistics"]["underruns"]
+    assert underruns["text"] == kinds(told).count("started") - 1 > 0
+    assert (underruns["server"], underruns["page"]) == (0, 0)
