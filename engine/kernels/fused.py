@@ -20,7 +20,7 @@ from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, past
 from engine.kernels.triton_linear import linear_kernel, norm_kernel, swiglu_kernel
 from engine.kernels.triton_sampling import draw_kernel
 
-KERNELS = ("linear", "norm", "swiglu", "paged", "frame", "ring", "draw", "conv", "depthwise", "tail", "pasts")
+KERNELS = ("linear", "norm", "swiglu", "paged", "frame", "ring", "draw", "conv", "depthwise", "tail", "pasts", "overlap")
 MAX_FUSED_ROWS = 64
 """Above this cuBLAS wins and norms stand alone."""
 LINEAR_K = 128
@@ -39,6 +39,8 @@ class FusedOps(PlainOps):
             raise ValueError(f"unknown kernel {unknown[0]!r}; known: {', '.join(KERNELS)}")
         self.on = set(KERNELS) - set(off)
         self.max_fused_rows = MAX_FUSED_ROWS
+        early = "overlap" in self.on and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+        self.overlap = dict(EARLY=early, launch_pdl=early)
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -48,7 +50,8 @@ class FusedOps(PlainOps):
         out = torch.empty_like(x)
         size = x.shape[-1]
         block = power_of_two(size)
-        norm_kernel[(x.numel() // size,)](x, weight, out, eps, H=size, BLOCK=block, num_warps=4 if block <= 2048 else 8)
+        warps = 4 if block <= 2048 else 8
+        norm_kernel[(x.numel() // size,)](x, weight, out, eps, H=size, BLOCK=block, **self.overlap, num_warps=warps)
         return out
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
@@ -56,7 +59,7 @@ class FusedOps(PlainOps):
             return super().swiglu(gate_up)
         width = gate_up.shape[-1] // 2
         out = gate_up.new_empty(*gate_up.shape[:-1], width)
-        swiglu_kernel[(out.numel() // width, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024)
+        swiglu_kernel[(out.numel() // width, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024, **self.overlap)
         return out
 
     def fits(self, x: Tensor, num_out: int) -> bool:
@@ -76,7 +79,7 @@ class FusedOps(PlainOps):
         linear_kernel[(num_out // block_n, triton.cdiv(rows, block_m))](
             x, weight, x if norm is None else norm, out, rows, eps,
             N=num_out, K=size, NORM=norm is not None, SWIGLU=swiglu, ADD=add, EXACT=x.dtype == torch.float32,
-            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, **self.overlap, num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
     def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -122,11 +125,12 @@ class FusedOps(PlainOps):
         if together:
             paged_write_kernel[(rows, heads)](
                 qkv, norms[1], *rope, cache, tables, positions, eps, cache.stride(0), tables.stride(0),
-                **shape, num_warps=1,
+                **shape, **self.overlap, num_warps=1,
             )  # fmt: skip
         paged_kernel[(rows, heads)](
             qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
-            **shape, BLOCK=64, WRITE=not together, EXACT=qkv.dtype == torch.float32, num_warps=4, num_stages=3,
+            **shape, BLOCK=64, WRITE=not together, EXACT=qkv.dtype == torch.float32,
+            **self.overlap, num_warps=4, num_stages=3,
         )  # fmt: skip
         return out
 
@@ -148,7 +152,7 @@ class FusedOps(PlainOps):
         frame_kernel[(rows, heads)](
             qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
             HEADS=heads, GROUP=group, D=size, SIZE=length, TOKENS=num_tokens, EXACT=qkv.dtype == torch.float32,
-            num_warps=2,
+            **self.overlap, num_warps=2,
         )  # fmt: skip
         return out
 
@@ -169,7 +173,7 @@ class FusedOps(PlainOps):
         ring_kernel[(slots.shape[0], heads)](
             qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
             HEADS=heads, D=size, RING=length, BLOCK=max(16, power_of_two(length)), TOKENS=num_tokens,
-            EXACT=qkv.dtype == torch.float32, num_warps=4,
+            EXACT=qkv.dtype == torch.float32, **self.overlap, num_warps=4,
         )  # fmt: skip
         return out
 
@@ -190,7 +194,8 @@ class FusedOps(PlainOps):
             settings.frame, codebook, out, seen, slots, penalty, forget, banned, finite, num_codes, eos,
             none if table is None else table, none if following is None else following, WIDTH=size,
             V=width, BLOCK=power_of_two(width), BITS=16 if is_bf16 else 32, FIRST=bool(first),
-            NEXT=table is not None, WIDTH_BLOCK=power_of_two(size), num_warps=8 if width > 2048 else 4,
+            NEXT=table is not None, WIDTH_BLOCK=power_of_two(size), **self.overlap,
+            num_warps=8 if width > 2048 else 4,
         )  # fmt: skip
         return out
 
@@ -255,7 +260,7 @@ class FusedOps(PlainOps):
             C=channels, TAPS=taps, N=num_out, RESIDUAL=residual is not None, RAW=raw is not None,
             ACT=0 if act is None else 3 if gelu else 2 if waves else 1, EXACT=x.dtype == torch.float32,
             EVEN_N=num_out % block_n == 0, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-            num_warps=warps, num_stages=stages,
+            **self.overlap, num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
     def depthwise_norm(
@@ -268,7 +273,7 @@ class FusedOps(PlainOps):
         out = x.new_empty(streams, length, channels)
         depthwise_norm_kernel[(streams * length,)](
             x, weight, bias, *norm, out, length, x.stride(0), eps,
-            C=channels, BLOCK=power_of_two(channels), TAPS=weight.shape[0], num_warps=4,
+            C=channels, BLOCK=power_of_two(channels), TAPS=weight.shape[0], **self.overlap, num_warps=4,
         )  # fmt: skip
         return out
 
@@ -280,7 +285,7 @@ class FusedOps(PlainOps):
         channels = x.shape[2]
         tail_kernel[(triton.cdiv(streams * length, 64),)](
             x, weight, bias, pcm, streams * length, length, x.stride(0), pcm.stride(0),
-            C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, num_warps=4,
+            C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, **self.overlap, num_warps=4,
         )  # fmt: skip
 
     def load_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
@@ -298,7 +303,7 @@ class FusedOps(PlainOps):
     def launch_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool) -> None:
         pasts_kernel[(pads.chunks.shape[0], slots.shape[0])](
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
-            LOAD=load, BLOCK=PadPlan.CHUNK, num_warps=4,
+            LOAD=load, BLOCK=PadPlan.CHUNK, **self.overlap, num_warps=4,
         )  # fmt: skip
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.kernels.triton_overlap import begin, prefetch
+
 
 @triton.jit(do_not_specialize=["num_rows"])
 def linear_kernel(
     x_ptr, weight_ptr, norm_ptr, out_ptr, num_rows, eps, N, K,
     NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     EXACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """out [rows, N] = f(norm(x [rows, K]) weight^T); with SWIGLU weight is [2 N, K]; with ADD out is added to."""
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
@@ -23,6 +26,13 @@ def linear_kernel(
     in_rows = rows[:, None] < num_rows
     x_at = x_ptr + rows[:, None].to(tl.int64) * K + steps[None]
     weight_at = weight_ptr + columns[None].to(tl.int64) * K + steps[:, None]
+    if EARLY:
+        lines = weight_ptr + columns[:, None].to(tl.int64) * K + tl.arange(0, 8)[None] * 64
+        for k in range(0, K, 512):
+            prefetch(lines + k, EARLY)
+            if SWIGLU:
+                prefetch(lines + N * K + k, EARLY)
+    begin(EARLY)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     total_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
@@ -51,7 +61,8 @@ def linear_kernel(
 
 
 @triton.jit
-def norm_kernel(x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr):
+def norm_kernel(x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * H + at, mask=at < H, other=0.0).to(tl.float32)
@@ -62,8 +73,9 @@ def norm_kernel(x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def swiglu_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def swiglu_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """x [rows, 2 * width] -> out [rows, width]."""
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
