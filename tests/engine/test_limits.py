@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ FRAME = 1920
 @pytest.fixture
 def make_bench(tiny_folder: Path) -> MakeBench:
     def make(**settings: Any) -> Recorder:
-        config = EngineConfig(**(dict(num_blocks=64, max_batch=4, max_requests=4, max_frames=60) | settings))
-        _, make_engine = load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False)
-        return Recorder(make_engine())
+        usual = dict(num_blocks=64, max_batch=4, max_requests=4, max_frames=60, fast_start=True)
+        plain = dict(cpu_kernels=False)  # modules whose weights can be set
+        config = EngineConfig(**(usual | plain | settings))
+        return Recorder(load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False).make_engine())
 
     return make
 
@@ -181,10 +183,21 @@ def test_text_without_anything_visible_ends_in_an_error(make_bench: MakeBench, t
 
 
 def test_a_text_of_100_000_characters_is_refused_at_the_door(make_bench: MakeBench, tiny_folder: Path) -> None:
-    info, _ = load_engine(tiny_folder, EngineConfig(num_blocks=8), "cpu", "float32", is_embedded=False)
+    info = load_engine(tiny_folder, EngineConfig(num_blocks=8), "cpu", "float32", is_embedded=False).info
     spec = SpeechRequest(request_id="r", text="hello " * 20_000, text_closed=True)
     with pytest.raises(RequestTooLong, match="text has 120000 characters; one request takes 20000"):
         check_request(spec, info, EngineConfig().max_text_chars)
+
+
+def test_an_instruction_longer_than_the_cache_is_refused_with_limit_and_value(make_bench: MakeBench) -> None:
+    bench = make_bench(num_blocks=20)
+    assert say(bench, instruct="Speak calmly.").reason is not FinishReason.ERROR
+    end = say(bench, instruct="calmly " * 200).end
+    assert end
+    assert end.code == "request_too_long"
+    assert end.message
+    assert re.fullmatch(r"voice and instruct need \d{3,} positions; the cache holds 320", end.message)
+    assert say(bench).reason is not FinishReason.ERROR, "nothing of it is left behind"
 
 
 def test_a_text_that_grows_too_long_ends_in_an_error_with_limit_and_value(make_bench: MakeBench) -> None:
