@@ -10,6 +10,7 @@ from typing import Any
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.cartesia_words import GenerationRequest, error_fields, word_timestamps
+from realtime.protocol.dialects.joining import joined
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -24,6 +25,7 @@ class Spoken:
     cancelled: bool = False
     """Not a word more: clients take what comes of an unknown context for the answer to another."""
     num_flushed: int = 0
+    last_text: str = ""
 
 
 class Cartesia(on.Dialect):
@@ -83,7 +85,8 @@ class Cartesia(on.Dialect):
         yield from self._write(context, spoken, asked)
 
     def _write(self, context: str, spoken: Spoken, asked: GenerationRequest) -> Iterator[on.Intent]:
-        text, spoken.closed = asked.transcript or "", not asked.continues
+        text = joined(spoken.last_text, asked.transcript or "")
+        spoken.last_text, spoken.closed = text or spoken.last_text, not asked.continues
         if asked.flush:
             yield on.Append(context, text)
             yield on.Flush(context)

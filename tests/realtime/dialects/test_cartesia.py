@@ -48,6 +48,13 @@ def test_a_text_in_pieces() -> None:
     assert play.tell(on.Ended("c1")) == [{"type": "done", "context_id": "c1", "done": True, "status_code": 200}]
 
 
+def test_sentences_without_a_space_between_them_get_one() -> None:
+    """As pipecat sends them."""
+    play = cartesia()
+    ask(play, "How are you?", **{"continue": True})
+    assert ask(play, "It is nice.", **{"continue": True}) == [on.Append("c1", " It is nice.")]
+
+
 def test_one_request_is_a_whole_text() -> None:
     assert ask(cartesia(), "Hello.")[1] == on.Append("c1", "Hello.", last=True)
 
