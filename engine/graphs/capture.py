@@ -51,7 +51,7 @@ class GraphSet:
     def _record(self, *key: int) -> None:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             self._run(*key)
         self._graphs[key] = graph
 

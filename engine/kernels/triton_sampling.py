@@ -70,10 +70,12 @@ def draw_kernel(
     top_k = tl.load(top_k_ptr + row)
     limit = tl.zeros([1], tl.uint32)
     if top_k > 0:
-        for step in tl.static_range(BITS):
-            higher = limit | (1 << (BITS - 1 - step))
+        bit = tl.full([1], 1 << (BITS - 1), tl.uint32)
+        for _ in range(BITS):
+            higher = limit | bit
             enough = tl.sum((inside & (keys >= higher)).to(tl.int32), 0) >= top_k
             limit = tl.where(enough, higher, limit)
+            bit = bit >> 1
     kept = inside & (keys >= limit)
     temperature = tl.load(temperature_ptr + row)
     scaled = tl.where(kept, logits / tl.where(temperature == 0.0, 1.0, temperature), float("-inf"))
@@ -83,10 +85,12 @@ def draw_kernel(
         wanted = top_p * tl.sum(shares, 0)
         beyond = tl.zeros([1], tl.uint32)
         any_beyond = tl.sum(tl.where(keys > 0, shares, 0.0), 0) >= wanted
-        for step in tl.static_range(BITS):
-            higher = beyond | (1 << (BITS - 1 - step))
+        bit = tl.full([1], 1 << (BITS - 1), tl.uint32)
+        for _ in range(BITS):
+            higher = beyond | bit
             enough = tl.sum(tl.where(keys > higher, shares, 0.0), 0) >= wanted
             beyond = tl.where(enough, higher, beyond)
+            bit = bit >> 1
         cut = tl.where(keys <= beyond, float("-inf"), scaled)
         scaled = tl.where(any_beyond, cut, scaled)
     place = tl.load(place_ptr + row) | codebook
