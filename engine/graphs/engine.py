@@ -62,6 +62,7 @@ class PipelinedEngine(Engine):
                 )
             log.info("%d graphs in %.1f s", len(self.recordings()), time.perf_counter() - start)
         super().warm_up()
+        self.step_model = StepModel()
 
     def recordings(self) -> list[tuple[GraphSet, tuple[int, ...]]]:
         """Largest first: the smaller ones then fit in the memory of the larger."""
