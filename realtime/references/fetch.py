@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from urllib.parse import urljoin
 import h11
 
 from engine.api import InvalidRequest
-from realtime.references.addresses import Network, Target, check_addresses, parse_url, refused
+from realtime.references.addresses import Address, Network, Target, check_addresses, parse_url, refused
 from realtime.version import VERSION
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -103,13 +104,21 @@ class Fetcher:
 
     async def _hop(self, target: Target) -> bytes | Moved:
         found = await self.resolve(target.host, target.port)
-        address = check_addresses(found, self.rules.networks)[0]
-        tls = self.tls if target.scheme == "https" else None
-        reader, writer = await self.connect(str(address), target, tls)
+        reader, writer = await self._connect(check_addresses(found, self.rules.networks), target)
         try:
             return await self._ask(target, reader, writer)
         finally:
             writer.transport.abort()
+
+    async def _connect(
+        self, addresses: Sequence[Address], target: Target
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To the first that answers. Raises ``OSError``."""
+        tls = self.tls if target.scheme == "https" else None
+        for address in addresses[:-1]:
+            with suppress(OSError):
+                return await self.connect(str(address), target, tls)
+        return await self.connect(str(addresses[-1]), target, tls)
 
     async def _ask(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | Moved:
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -54,7 +54,13 @@ class Order:
     """Codec frames of the recording that an in-context voice brings along; they count as input."""
 
 
-async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller) -> Order:
+class Listener(Protocol):
+    """Makes a voice of a reference."""
+
+    async def from_reference(self, reference: str, transcript: str) -> ClonedVoice: ...
+
+
+async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller, listener: Listener | None = None) -> Order:
     """What can be told without listening to a recording is told first. Raises ``Refused`` or ``InvalidRequest``."""
     _check_text(body, server)
     how = delivery(body)
@@ -63,7 +69,7 @@ async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller) -> Or
     _check_reference(body)
     name, warning = _voice_name(body, server, caller)
     stored = None if name is None else find_voice(server.voices, caller.name, name)
-    clone = await _clone(body, server) or _by_embedding_alone(body, stored)
+    clone = await _clone(body, server, listener or server.cloning) or _by_embedding_alone(body, stored)
     heard = clone or (None if stored is None else stored.clone)
     return Order(
         body.input,
@@ -188,13 +194,13 @@ def _check_reference(body: SpeechBody) -> None:
         raise InvalidRequest(message, "ref_text")
 
 
-async def _clone(body: SpeechBody, server: SpeechServer) -> ClonedVoice | None:
+async def _clone(body: SpeechBody, server: SpeechServer, listener: Listener) -> ClonedVoice | None:
     if body.speaker_embedding is not None:
         return server.cloning.from_embedding(body.speaker_embedding)
     if body.ref_audio is None:
         return None
     transcript = "" if body.x_vector_only_mode else (body.ref_text or "").strip()
-    return await server.cloning.from_reference(body.ref_audio, transcript)
+    return await listener.from_reference(body.ref_audio, transcript)
 
 
 def _by_embedding_alone(body: SpeechBody, stored: StoredVoice | None) -> ClonedVoice | None:

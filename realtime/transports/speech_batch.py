@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.api import EngineError
+from engine.api import ClonedVoice, EngineError, InvalidRequest
 from realtime.auth import Caller
 from realtime.errors import Refused, describe, rule_for
 from realtime.server import SpeechServer
 from realtime.speech_api.body import body_of, parse_object
-from realtime.speech_api.order import begin, order_of
+from realtime.speech_api.order import Listener, begin, order_of
 from realtime.speech_api.usage import usage
 from realtime.transports.http import server_of
 from realtime.transports.speech import ended_by_leaving, read_body, whole
@@ -25,6 +26,37 @@ from sessions.session import Session
 MAX_ITEMS = 32
 OF_STREAMS = ("stream", "stream_format")
 """A batch is sent as a whole; these are passed over."""
+
+
+class HeardOnce:
+    """Items that name the same recording share what was made of it, be it a voice or an error."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._made: dict[tuple[str, str], ClonedVoice | InvalidRequest] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def from_reference(self, reference: str, transcript: str) -> ClonedVoice:
+        key = (reference, transcript)
+        async with self._one_at_a_time:
+            if key not in self._made:
+                try:
+                    self._made[key] = await self._listener.from_reference(reference, transcript)
+                except InvalidRequest as error:
+                    self._made[key] = error
+            made = self._made[key]
+        if isinstance(made, InvalidRequest):
+            raise made
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    server: SpeechServer
+    caller: Caller
+    session: Session
+    listener: HeardOnce
+    at_once: asyncio.Semaphore
 
 
 async def speech_batch(request: Request) -> Response:
@@ -37,11 +69,9 @@ async def speech_batch(request: Request) -> Response:
     session = server.open_session(caller)
     async with ended_by_leaving(request, session):
         at_once = asyncio.Semaphore(server.config.limits.max_active_responses_per_session)
+        batch = Batch(server, caller, session, HeardOnce(server.cloning), at_once)
         async with asyncio.TaskGroup() as tasks:
-            spoken = [
-                tasks.create_task(_speak(index, item, session, server, caller, at_once))
-                for index, item in enumerate(items)
-            ]
+            spoken = [tasks.create_task(_speak(index, item, batch)) for index, item in enumerate(items)]
     session.detach()
     return JSONResponse(_summary([task.result() for task in spoken]))
 
@@ -55,21 +85,20 @@ def _items(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [body | item if isinstance(item, dict) else {"input": None} for item in items]
 
 
-async def _speak(
-    index: int, item: dict[str, Any], session: Session, server: SpeechServer, caller: Caller, at_once: asyncio.Semaphore
-) -> dict[str, Any]:
-    async with at_once:
+async def _speak(index: int, item: dict[str, Any], batch: Batch) -> dict[str, Any]:
+    async with batch.at_once:
         try:
-            return {"index": index, "status": "success"} | await _spoken(item, session, server, caller)
+            return {"index": index, "status": "success"} | await _spoken(item, batch)
         except (Refused, SessionError, EngineError) as error:
             return {"index": index, "status": "error"} | _error(error)
 
 
-async def _spoken(item: dict[str, Any], session: Session, server: SpeechServer, caller: Caller) -> dict[str, Any]:
+async def _spoken(item: dict[str, Any], batch: Batch) -> dict[str, Any]:
+    if batch.session.detached.is_set():
+        raise Refused("session_closed", "the client has left")
     fields = {name: value for name, value in item.items() if name not in OF_STREAMS}
-    order = await order_of(body_of(fields), server, caller)
-    response = begin(order, session)
-    data, done = await whole(response)
+    order = await order_of(body_of(fields), batch.server, batch.caller, batch.listener)
+    data, done = await whole(begin(order, batch.session))
     told = {
         "audio_data": base64.b64encode(data).decode(),
         "media_type": order.media_type,

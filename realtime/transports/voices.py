@@ -6,6 +6,7 @@ Forms and answers are those of vLLM-Omni and SGLang; ``/v1/voices`` tells the sa
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -23,6 +24,8 @@ from realtime.transports.http import server_of
 from realtime.transports.uploads import Form, read_form
 from sessions.voices.naming import find_voice, is_built_in
 from sessions.voices.voice import SHARED, Manifest, StoredVoice, check_manifest
+
+log = logging.getLogger("voicewire.voices")
 
 AUDIO_FIELDS = ("audio_sample", "audio", "file")
 EMBEDDING_FIELD = "speaker_embedding"
@@ -66,7 +69,11 @@ async def add_voice(request: Request) -> Response:
         _check_free(server, manifest)
         clone, manifest = await _cloned(server, form, manifest)
     num_codebooks = server.engine.info.num_codebooks
-    await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone), num_codebooks)
+    try:
+        await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone), num_codebooks)
+    except OSError:
+        log.exception("a voice could not be stored")
+        raise Refused("internal_error", "the voice could not be stored") from None
     return JSONResponse({"success": True, "voice": _told(manifest)})
 
 
@@ -136,19 +143,20 @@ def _numbers(text: str) -> list[float]:
 
 
 def _told(manifest: Manifest) -> dict[str, Any]:
-    """What its owner is told of a stored voice."""
+    """What may be told of a stored voice: of one that all share, neither who agreed nor what was said."""
+    is_shared = manifest.owner == SHARED
     told = {
         "name": manifest.name,
-        "consent": manifest.consent,
         "created_at": manifest.created_s,
         "model": manifest.model,
         "source": manifest.source,
         "in_context": bool(manifest.transcript),
-        "shared": manifest.owner == SHARED,
+        "shared": is_shared,
     }
     more = {
         "sample_s": manifest.sample_s,
-        "ref_text": manifest.transcript,
+        "consent": "" if is_shared else manifest.consent,
+        "ref_text": "" if is_shared else manifest.transcript,
         "speaker_description": manifest.description,
     }
     return told | {field: value for field, value in more.items() if value}

@@ -10,11 +10,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 from engine.api import InvalidRequest
@@ -29,6 +31,8 @@ BEING_WRITTEN = ".being-written"
 LOCK = ".lock"
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 MAX_CACHED_VOICES = 256
+MAX_WAIT_S = 10.0
+LOOK_AGAIN_S = 0.005
 
 Version = tuple[int, int, int]
 """Tells one file from another that took its name: inode, size, time of change."""
@@ -73,7 +77,8 @@ class VoiceStore:
     def add(self, voice: StoredVoice, num_codebooks: int) -> None:
         """When this returns, the voice outlives a crash of this machine.
 
-        Raises ``VoiceExists``, ``LimitExceeded`` or ``OSError``; then nothing has changed.
+        Raises ``VoiceExists``, ``LimitExceeded`` or ``OSError``, of which ``TimeoutError`` is one; then nothing has
+        changed.
         """
         manifest = voice.manifest
         path = self._path(manifest.owner, manifest.name)
@@ -131,7 +136,7 @@ class VoiceStore:
     def _writing(self) -> Iterator[None]:
         self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         with open(self._folder / LOCK, "wb", opener=_open_private) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock)
             for half in self._folder.glob(f"*/*{BEING_WRITTEN}"):
                 half.unlink(missing_ok=True)
             yield
@@ -176,6 +181,18 @@ def _version(path: Path) -> Version | None:
 
 def _version_of(status: os.stat_result) -> Version:
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Raises ``TimeoutError`` when another process has stopped in mid-work."""
+    give_up_s = time.monotonic() + MAX_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"another process has been writing for {MAX_WAIT_S:g} s") from None
+            time.sleep(LOOK_AGAIN_S)
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from pathlib import Path
 
 import pytest
 
+from sessions.audio.wav import wav_file
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript
+from tests.realtime.cloning import cloning_engine
 from tests.realtime.live import Live, live_server, until
 from tests.sessions.audio.formats.decoding import decode
+from tests.sessions.audio.recordings.files import tone
 
 PATH = "/v1/audio/speech/batch"
 
@@ -91,6 +95,19 @@ async def test_32_items_are_spoken_a_few_at_once(live: Live) -> None:
     await asyncio.wait([watching])
     assert told["succeeded"] == 32
     assert 1 < most <= live.speech.config.limits.max_active_responses_per_session
+
+
+@pytest.mark.parametrize("audio", [wav_file(tone(1.5, 16_000), 16_000), b"not audio"])
+async def test_a_recording_for_all_is_heard_once(tmp_path: Path, audio: bytes) -> None:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_encodings=1) as live:
+        reference = f"data:audio/wav;base64,{base64.b64encode(audio).decode()}"
+        items = [{"input": f"Text number {number}."} for number in range(12)]
+        _, told = await post(live, items=items, task_type="Base", ref_audio=reference, ref_text="Said.")
+        is_audio = audio[:4] == b"RIFF"
+        assert told["succeeded"] == (12 if is_audio else 0)
+        assert len(live.engine.samples) == is_audio
+        if not is_audio:
+            assert {result["error"]["param"] for result in told["results"]} == {"ref_audio"}
 
 
 async def test_a_client_that_leaves_frees_every_slot() -> None:

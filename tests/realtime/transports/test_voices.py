@@ -235,7 +235,9 @@ async def test_keys_have_voices_of_their_own(tmp_path: Path) -> None:
         assert (await get(live, PATH, ALICE))[1]["voices"] == ["ada", "ben", "ann", "narrator"]
         assert (await get(live, PATH, BOB))[1]["voices"] == ["ada", "ben", "narrator"]
         assert (await get(live, f"{PATH}/ann", BOB))[0] == 404
-        assert (await get(live, f"{PATH}/narrator", BOB))[1]["shared"] is True
+        shared = (await get(live, f"{PATH}/narrator", BOB))[1]
+        assert shared["shared"] is True
+        assert "consent" not in shared
         assert (await delete(live, "ann", BOB))[0] == 404
         assert (await delete(live, "narrator", BOB))[0] == 403
         assert (await delete(live, "ada", ALICE))[0] == 403
@@ -279,6 +281,19 @@ async def test_a_model_that_does_not_clone_says_so(tmp_path: Path) -> None:
             status, told = await add(live, audio=audio, **fields)
             assert (status, told["error"]["code"]) == (400, "invalid_request")
             assert "a fake base does not" in told["error"]["message"]
+
+
+async def test_a_disk_that_fails_is_our_fault(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", fail)
+    status, told = await add(live, audio=None, speaker_embedding=NUMBERS)
+    assert (status, told["error"]["code"]) == (500, "internal_error")
+    assert "no space left" not in told["error"]["message"]
+    assert (await get(live, PATH))[1]["uploaded_voices"] == []
 
 
 async def test_a_restart_keeps_the_voices(tmp_path: Path) -> None:

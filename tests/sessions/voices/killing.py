@@ -12,11 +12,12 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 from sessions.voices.store import BEING_WRITTEN, VoiceStore
 from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
 
-MAX_LIFE_S = 0.02
+MAX_DELAY_S = 0.002
 
 
 def write_until_killed(folder: Path, number: int, told: int) -> None:
@@ -25,6 +26,19 @@ def write_until_killed(folder: Path, number: int, told: int) -> None:
         name = f"v{number}-{serial}"
         store.add(voice(name), NUM_CODEBOOKS)
         os.write(told, f"{name}\n".encode())
+
+
+def wait(folder: Path, number: int, pipe: BinaryIO) -> list[str]:
+    """Every eighth writer may store a voice, every eighth is killed wherever it is, the others in mid-write."""
+    if number % 8 == 0:
+        return [pipe.readline().decode().strip()]
+    while number % 8 > 1 and not halves(folder, f"v{number}-"):
+        time.sleep(0.0002)
+    return []
+
+
+def halves(folder: Path, name: str = "") -> list[Path]:
+    return list(folder.glob(f"*/{name}*{BEING_WRITTEN}"))
 
 
 def main(folder: Path, num_kills: int) -> None:
@@ -39,12 +53,13 @@ def main(folder: Path, num_kills: int) -> None:
             finally:
                 os._exit(1)
         os.close(told)
-        time.sleep(dice.uniform(0, MAX_LIFE_S))
-        os.kill(writer, signal.SIGKILL)
-        os.waitpid(writer, 0)
         with os.fdopen(reading, "rb") as pipe:
+            told_by_writers += wait(folder, number, pipe)
+            time.sleep(dice.uniform(0, MAX_DELAY_S))
+            os.kill(writer, signal.SIGKILL)
+            os.waitpid(writer, 0)
             told_by_writers += pipe.read().decode().split()
-        num_halves += bool(list(folder.glob(f"*/*{BEING_WRITTEN}")))
+        num_halves += bool(halves(folder, f"v{number}-"))
     print(json.dumps({"stored": told_by_writers, "num_halves": num_halves}))
 
 

@@ -22,7 +22,8 @@ def test_200_kills_in_mid_write(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     store = VoiceStore(tmp_path)
     names = [manifest.name for manifest in store.list("alice")]
-    assert told["num_halves"] > 5, "the kills came when nothing was being written"
+    assert told["num_halves"] > 20, "the kills came when nothing was being written"
+    assert len(told["stored"]) >= NUM_KILLS // 8
     assert set(told["stored"]) <= set(names)
     assert len(names) - len(told["stored"]) <= NUM_KILLS, "at most one a writer had no time to say so"
     for name in names:

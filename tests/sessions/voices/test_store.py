@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,6 +139,19 @@ def test_a_disk_that_fails_leaves_nothing(store: VoiceStore, monkeypatch: pytest
         add(store, "ann")
     assert store.list("alice") == []
     assert not list(tmp_path.rglob(f"*{BEING_WRITTEN}"))
+
+
+def test_a_writer_that_has_stopped_does_not_stop_all_others(
+    store: VoiceStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sessions.voices.store.MAX_WAIT_S", 0.05)
+    add(store, "ann")
+    with (tmp_path / "voices" / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match="another process"):
+            add(store, "ben")
+        assert [manifest.name for manifest in store.list("alice")] == ["ann"]
+    add(store, "ben")
 
 
 def test_what_is_no_voice_is_left_out(store: VoiceStore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
