@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
@@ -36,6 +37,12 @@ PIPECAT = {
     "deepgram": ("sentence", "token", "interrupt"),
     "deepgram_http": ("sentence",),
     "deepgram_flux": ("token", "interrupt"),
+    "openai": ("sentence",),
+    "realtime": ("items",),
+    "rime": ("sentence", "token", "interrupt"),
+    "rime_v1": ("sentence", "token", "interrupt"),
+    "rime_v1_json": ("token",),
+    "inworld": ("sentence", "token", "interrupt"),
 }
 LIVEKIT = {
     "elevenlabs": ("stream", "cancel", "synthesize"),
@@ -45,12 +52,20 @@ LIVEKIT = {
     "cartesia": ("stream", "cancel", "synthesize"),
     "deepgram": ("stream", "cancel", "synthesize"),
     "deepgram_v2": ("stream", "cancel", "synthesize"),
+    "openai": ("synthesize",),
+    "openai_tts1": ("synthesize",),
+    "realtime": ("items", "interrupt"),
+    "rime": ("stream", "cancel"),
+    "rime_v1": ("stream", "cancel"),
+    "inworld": ("stream", "cancel", "synthesize"),
 }
 VENDORS = {
     "elevenlabs": ("realtime", "realtime_mp3", "stream", "convert", "timestamps"),
     "cartesia": ("websocket", "flush", "cancel", "contexts", "bytes", "sse", "float"),
     "deepgram": ("v1", "clear", "http", "v2", "v2_interrupt"),
 }
+REALTIME = {"openai": ("items", "tokens", "interrupt")}
+KYUTAI = {"kyutai": ("words", "interrupt")}
 TIMED = {
     ("pipecat", "elevenlabs"),
     ("pipecat", "elevenlabs_dialogue"),
@@ -61,18 +76,24 @@ TIMED = {
     ("livekit", "elevenlabs_opus"),
     ("livekit", "elevenlabs_v3"),
     ("livekit", "cartesia"),
+    ("livekit", "rime"),
+    ("livekit", "inworld"),
+    ("pipecat", "rime"),
+    ("pipecat", "inworld"),
+    ("kyutai", "kyutai"),
 }
 TIMED_MODES = {"websocket", "flush", "cancel", "contexts", "timestamps"}
 
 
 def runs() -> Iterator[tuple[str, str, str]]:
-    for environment, services in (("pipecat", PIPECAT), ("livekit", LIVEKIT), ("vendor", VENDORS)):
+    families = {"pipecat": PIPECAT, "livekit": LIVEKIT, "vendor": VENDORS, "realtime": REALTIME, "kyutai": KYUTAI}
+    for environment, services in families.items():
         yield from ((environment, service, mode) for service, modes in services.items() for mode in modes)
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Server]:
-    with server(SCRIPT, auth__api_keys=f"agent:{KEY}") as started:
+    with server(SCRIPT, auth__api_keys=f"agent:{KEY}", speech__aligner="even") as started:
         yield started
 
 
@@ -111,6 +132,22 @@ def test_elevenlabs_over_tls(tmp_path: Path) -> None:
     assert all(turn["peak"] > LEAST_PEAK for turn in told["turns"])
 
 
+def test_openai_in_javascript_over_tls(tmp_path: Path) -> None:
+    modules = ENVIRONMENTS / "node" / "node_modules"
+    if not modules.exists():
+        pytest.skip("no environment node: tests/sdk/run makes it")
+    certificate, key = self_signed(tmp_path)
+    script = Path(shutil.copy(CLIENTS / "realtime_client.mjs", tmp_path))
+    (tmp_path / "node_modules").symlink_to(modules)
+    with server(
+        SCRIPT, auth__api_keys=f"agent:{KEY}", listen__tls_certificate=str(certificate), listen__tls_key=str(key)
+    ) as started:
+        command = ["node", script, "openai", started.url.replace("ws", "https", 1), "items"]
+        told = finished(command, NODE_EXTRA_CA_CERTS=str(certificate))
+    assert len(told["turns"]) == 2
+    assert all(turn["peak"] > LEAST_PEAK and turn["duration_s"] > 1 for turn in told["turns"])
+
+
 def self_signed(folder: Path) -> tuple[Path, Path]:
     certificate, key = folder / "cert.pem", folder / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=voicewire"
@@ -120,11 +157,16 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
 
 
 def run(environment: str, service: str, url: str, mode: str, **variables: str) -> dict:
-    folder = {"vendor": "sdks"}.get(environment, environment)
+    folder = {"vendor": "sdks", "realtime": "sdks"}.get(environment, environment)
     python = ENVIRONMENTS / folder / "bin" / "python"
     if not python.exists():
         pytest.skip(f"no environment {folder}: tests/sdk/run makes it")
     command = [python, CLIENTS / f"{environment}_client.py", service, url, mode]
+    return finished(command, **variables)
+
+
+def finished(command: list[str | Path], **variables: str) -> dict:
+    """The last line that a client prints."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False, env=os.environ | variables
     )

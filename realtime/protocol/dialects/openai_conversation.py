@@ -99,7 +99,8 @@ class Conversation:
         before = self._keep(item_id, {**about, "role": item.role, "content": content})
         if item.role == "user" and item.type == "message":
             self._unspoken[item_id] = item
-        return item_id, before if previous_item_id is None else previous_item_id
+        told = {None: before, "root": None}
+        return item_id, told.get(previous_item_id, previous_item_id)
 
     def item(self, item_id: str) -> dict[str, Any]:
         """Raises ``RemoteProtocolError``."""

@@ -58,6 +58,8 @@ def test_an_item_is_kept_and_told():
     assert types(told) == ["conversation.item.added", "conversation.item.done"]
     assert (told[0]["item"]["id"], told[0]["previous_item_id"]) == ("mine", None)
     assert wire.say(type="conversation.item.create", item=user("Ho"))[0]["previous_item_id"] == "mine"
+    first = wire.say(type="conversation.item.create", item=user("Hm"), previous_item_id="root")[0]
+    assert first["previous_item_id"] is None
     retrieved = wire.say(type="conversation.item.retrieve", item_id="mine")[0]
     assert retrieved["item"]["content"] == [{"type": "input_text", "text": "Hi"}]
     assert wire.say(type="conversation.item.delete", item_id="mine")[0]["type"] == "conversation.item.deleted"

@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from livekit.agents import tts, utils
+from livekit.agents import llm, tts, utils
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
-from livekit.plugins import cartesia, deepgram, elevenlabs
+from livekit.plugins import cartesia, deepgram, elevenlabs, inworld, openai, rime
 
 KEY = "a-key-of-enough-characters"
 TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
@@ -33,6 +33,20 @@ def services(url: str) -> dict[str, Callable[[], tts.TTS]]:
         ),
         "cartesia": lambda: cartesia.TTS(api_key=KEY, base_url=url),
         "deepgram": lambda: deepgram.TTS(api_key=KEY, base_url=f"{url}/v1/speak"),
+        "openai": lambda: openai.TTS(api_key=KEY, base_url=f"{url}/v1"),
+        "openai_tts1": lambda: openai.TTS(api_key=KEY, base_url=f"{url}/v1", model="tts-1", response_format="pcm"),
+        "rime": lambda: rime.TTS(
+            api_key=KEY, base_url=url.replace("http", "ws", 1), use_websocket=True, allow_custom_endpoint=True
+        ),
+        "rime_v1": lambda: rime.TTS(
+            api_key=KEY,
+            websocket_url=f"{url.replace('http', 'ws', 1)}/ws",
+            model="coda",
+            allow_custom_endpoint=True,
+        ),
+        "inworld": lambda: inworld.TTS(
+            api_key=KEY, ws_url=url.replace("http", "ws", 1), base_url=url, timestamp_type="WORD"
+        ),
         "deepgram_v2": lambda: deepgram.TTSv2(api_key=KEY, base_url=f"{url}/v2/speak"),
     }
 
@@ -80,9 +94,40 @@ async def talk(service: tts.TTS, mode: str) -> dict[str, object]:
     return {"turns": turns, "errors": []}
 
 
+async def converse(url: str, mode: str) -> dict[str, object]:
+    """OpenAI's realtime model: what the user writes is what it speaks. Mode ``interrupt`` cuts the first turn."""
+    model = openai.realtime.RealtimeModel(api_key=KEY, base_url=f"{url}/v1", turn_detection=None)
+    session, turns, context = model.session(), [], llm.ChatContext.empty()
+    if mode == "interrupt":
+        message = await anext(aiter((await ask(session, context, LONG)).message_stream))
+        await anext(aiter(message.audio_stream))
+        session.interrupt()
+        session.truncate(message_id=message.message_id, modalities=["audio"], audio_end_ms=300)
+        await asyncio.sleep(0.3)
+    for text in TURNS:
+        message = await anext(aiter((await ask(session, context, text)).message_stream))
+        pcm, rate = b"", 0
+        async for frame in message.audio_stream:
+            pcm, rate = pcm + bytes(frame.data), frame.sample_rate
+        samples = array("h", pcm)
+        peak = max(map(abs, samples), default=0)
+        turns.append({"text": text, "duration_s": len(samples) / rate, "peak": peak, "words": []})
+    await session.aclose()
+    return {"turns": turns, "errors": []}
+
+
+async def ask(session: Any, context: llm.ChatContext, text: str) -> Any:
+    context.add_message(role="user", content=text)
+    await session.update_chat_ctx(context)
+    return await asyncio.wait_for(session.generate_reply(), TURN_TIMEOUT_S)
+
+
 async def main() -> None:
     name, url, mode = sys.argv[1:4]
     async with utils.http_context.open():
+        if name == "realtime":
+            print(json.dumps(await converse(url, mode)))
+            return
         print(json.dumps(await talk(services(url)[name](), mode)))
 
 

@@ -76,6 +76,10 @@ def services(url: str, session: aiohttp.ClientSession, mode: TextAggregationMode
     from pipecat.services.deepgram.tts import DeepgramHttpTTSService, DeepgramTTSService
     from pipecat.services.elevenlabs.dialogue.tts import ElevenLabsDialogueTTSService
     from pipecat.services.elevenlabs.tts import ElevenLabsHttpTTSService, ElevenLabsTTSService
+    from pipecat.services.inworld.tts import InworldTTSService
+    from pipecat.services.openai.tts import OpenAITTSService
+    from pipecat.services.rime.tts import RimeTTSService
+    from pipecat.services.rime.tts_v1 import RimeV1TTSService
 
     socket = url.replace("http", "ws", 1)
     by = {"text_aggregation_mode": mode}
@@ -101,6 +105,24 @@ def services(url: str, session: aiohttp.ClientSession, mode: TextAggregationMode
         ),
         "deepgram": lambda: DeepgramTTSService(api_key=KEY, base_url=socket, **by),
         "deepgram_http": lambda: DeepgramHttpTTSService(api_key=KEY, base_url=url, aiohttp_session=session),
+        "openai": lambda: OpenAITTSService(api_key=KEY, base_url=f"{url}/v1"),
+        "rime": lambda: RimeTTSService(
+            api_key=KEY, url=f"{socket}/ws3", settings=RimeTTSService.Settings(voice="zoe"), **by
+        ),
+        "rime_v1": lambda: RimeV1TTSService(
+            api_key=KEY,
+            websocket_url=f"{socket}/ws",
+            settings=RimeV1TTSService.Settings(model="coda", voice="zoe"),
+            **by,
+        ),
+        "rime_v1_json": lambda: RimeV1TTSService(
+            api_key=KEY,
+            websocket_url=f"{socket}/ws",
+            websocket_protocol="json",
+            settings=RimeV1TTSService.Settings(model="coda", voice="zoe"),
+            **by,
+        ),
+        "inworld": lambda: InworldTTSService(api_key=KEY, url=f"{socket}/tts/v1/voice:streamBidirectional", **by),
         "deepgram_flux": lambda: DeepgramFluxTTSService(api_key=KEY, url=f"{socket}/v2/speak", **by),
     }
 
@@ -145,10 +167,36 @@ def facts(sink: Sink, text: str) -> dict[str, object]:
     }
 
 
+async def converse(url: str) -> dict[str, object]:
+    """OpenAI's realtime model: what the user writes is what it speaks."""
+    from pipecat.frames.frames import LLMContextFrame
+    from pipecat.processors.aggregators.llm_context import LLMContext
+    from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
+
+    turns, errors = [], []
+    for text in TURNS:
+        service = OpenAIRealtimeLLMService(api_key=KEY, base_url=f"{url.replace('http', 'ws', 1)}/v1/realtime")
+        sink = Sink()
+        worker = PipelineWorker(Pipeline([service, sink]), params=PipelineParams(audio_out_sample_rate=24_000))
+        runner = WorkerRunner(handle_sigint=False)
+        await runner.add_workers(worker)
+        running = asyncio.create_task(runner.run())
+        await worker.queue_frame(LLMContextFrame(LLMContext([{"role": "user", "content": text}])))
+        await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
+        turns.append(facts(sink, text))
+        errors += sink.errors
+        await worker.queue_frame(EndFrame())
+        await asyncio.wait_for(running, TURN_TIMEOUT_S)
+    return {"turns": turns, "errors": errors}
+
+
 async def main() -> None:
     name, url, mode = sys.argv[1:4]
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
+    if name == "realtime":
+        print(json.dumps(await converse(url)))
+        return
     aggregation = TextAggregationMode.TOKEN if mode == "token" else TextAggregationMode.SENTENCE
     async with aiohttp.ClientSession() as session:
         print(json.dumps(await talk(services(url, session, aggregation)[name](), mode)))
