@@ -34,6 +34,16 @@ READY = b"ready\n"
 RESTART_PAUSE_S = 1.0
 
 
+GATEWAY_COMMAND = (sys.executable, "-P", "-m", "realtime.gateways")
+"""``-P`` keeps the current folder, and whatever lies in it, out of the imports."""
+
+
+def gateway_environment(metrics_folder: str) -> dict[str, str]:
+    """Ours, with this very ``realtime`` first on the path, installed or in a source tree."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {MULTIPROCESS_FOLDER: metrics_folder, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway is told on its standard input."""
 
@@ -92,13 +102,11 @@ class Gateways:
 
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "realtime.gateways",
+            *GATEWAY_COMMAND,
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
-            env=os.environ | {MULTIPROCESS_FOLDER: self._metrics_folder},
+            env=gateway_environment(self._metrics_folder),
         )
         self._running.add(process)
         assert process.stdin is not None

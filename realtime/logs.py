@@ -4,6 +4,7 @@ client said."""
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 import traceback
@@ -32,6 +33,9 @@ FIELDS = (
 )
 """What a call may pass in ``extra``."""
 
+QUOTES = re.compile(r"""[<('"\[{:=]""")
+"""Where asyncio's own words end and somebody else's may begin."""
+
 
 class DiscreetFormatter(logging.Formatter):
     """Tells of an exception its type and where it came from; its message, which may quote a client, at debug alone."""
@@ -42,6 +46,14 @@ class DiscreetFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         return super().formatException(ei) if self._debug else "".join(_told(ei[1], set())).rstrip()
+
+
+def discreet(record: logging.LogRecord) -> bool:
+    """A filter: asyncio describes what failed by its repr, which may quote a client. What happened is enough."""
+    if record.name == "asyncio":
+        first_line = record.getMessage().partition("\n")[0]
+        record.msg, record.args = QUOTES.split(first_line, maxsplit=1)[0].rstrip(), ()
+    return True
 
 
 class JsonFormatter(DiscreetFormatter):
@@ -69,6 +81,8 @@ def configure_logs(settings: LogSettings) -> None:
     debug = settings.level == "debug"
     text = "%(asctime)s %(levelname)s %(message)s"
     handler.setFormatter(JsonFormatter(debug=debug) if settings.format == "json" else TextFormatter(text, debug=debug))
+    if not debug:
+        handler.addFilter(discreet)
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import secrets
 import signal
@@ -27,7 +28,8 @@ from sessions.session import Session
 EXIT_STATUS = {ResponseStatus.COMPLETED: 0, ResponseStatus.FAILED: 1, ResponseStatus.CANCELLED: 130}
 MAX_SEED = 2**31 - 1
 PLAYER_LEAD_MS = 2_000
-LIMITS = SessionLimits(max_response_chars=10_000_000)
+LIMITS = SessionLimits(max_response_chars=10_000_000, text_timeout_s=math.inf, engine_timeout_s=120.0)
+"""Nobody else waits for whoever types here; a large model on a CPU takes its time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,9 +73,12 @@ async def say(args: argparse.Namespace) -> int:
 @asynccontextmanager
 async def sole_session(engine: SpeechEngine, settings: SpeechSettings) -> AsyncIterator[Session]:
     registry = SessionRegistry(engine, RegistryLimits(session=LIMITS))
+    watch = asyncio.create_task(registry.run(), name="voicewire time-outs")
     try:
         yield registry.create(settings=settings)
     finally:
+        watch.cancel()
+        await asyncio.wait([watch])
         await registry.aclose()
 
 

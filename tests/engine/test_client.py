@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine import client
 from engine.api import (
     EngineDead,
     EngineOverloaded,
@@ -299,6 +300,35 @@ async def test_an_engine_that_cannot_rise_again_stays_dead_and_says_so(
     assert not engine.alive
     with pytest.raises(EngineDead):
         engine.submit(request(1))
+
+
+async def test_rising_again_is_tried_until_it_works(
+    shape: Shape, engine: LocalEngine, switch: Switch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "RESTART_PAUSE_S", 0.01)
+    stream = engine.submit(request(text_closed=False))
+    switch.step_fails = switch.making_fails = True
+    assert (await listen(stream)).end.code == "engine_dead"
+    await wait_until(lambda: caplog.text.count("the engine could not be started again") >= 3)
+    assert not engine.alive
+    switch.making_fails = False
+    await wait_until(lambda: engine.alive)
+    assert engine.num_restarts == 1, "one death, however many attempts"
+    check_says(shape, await listen(engine.submit(request(1))), request(1))
+    assert len(engine_threads()) == 1
+
+
+async def test_an_engine_that_dies_again_and_again_rises_each_time(
+    shape: Shape, engine: LocalEngine, switch: Switch
+) -> None:
+    for number in range(1, 4):
+        stream = engine.submit(request(text_closed=False))
+        switch.step_fails = True
+        assert (await listen(stream)).end.code == "engine_dead"
+        await wait_until(lambda: engine.alive)
+        assert engine.num_restarts == number
+    check_says(shape, await listen(engine.submit(request(9))), request(9))
+    assert len(engine_threads()) == 1
 
 
 async def test_an_engine_closed_while_it_rises_again_stays_closed(engine: LocalEngine, switch: Switch) -> None:

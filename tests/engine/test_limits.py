@@ -189,6 +189,29 @@ def test_a_text_of_100_000_characters_is_refused_at_the_door(make_bench: MakeBen
         check_request(spec, info, EngineConfig().max_text_chars)
 
 
+def test_the_engine_itself_holds_no_more_than_it_says_whoever_asks(make_bench: MakeBench) -> None:
+    """Each of several gateways counts its own requests alone."""
+    bench = make_bench(max_requests=2, max_waiting=1)
+    taken = [bench.submit(text="", text_closed=False) for _ in range(3)]
+    refused = bench.submit(text="hello", text_closed=True)
+    bench.run()
+    end = bench.heard[refused].end
+    assert end
+    assert (end.reason, end.code) == (FinishReason.ERROR, "overloaded")
+    assert end.message == "3 requests are active in the engine"
+    assert bench.heard[refused].released
+    assert not any(bench.heard[epoch].end for epoch in taken)
+    bench.cancel(taken[0])
+    bench.run()
+    assert say_along(bench).reason is not FinishReason.ERROR, "there is room again"
+
+
+def say_along(bench: Recorder) -> Heard:
+    epoch = bench.submit(text="hello world", text_closed=True, sampling=SamplingParams(seed=1))
+    bench.run()
+    return bench.heard[epoch]
+
+
 def test_an_instruction_longer_than_the_cache_is_refused_with_limit_and_value(make_bench: MakeBench) -> None:
     bench = make_bench(num_blocks=20)
     assert say(bench, instruct="Speak calmly.").reason is not FinishReason.ERROR

@@ -184,3 +184,14 @@ async def test_starting_again_ends_the_process_that_still_runs(folder: Path) -> 
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     await process.stop()
+
+
+def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("json", "msgspec", "engine"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')")
+    command = [*host_command({})[:-1], "no settings"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=host_environment(), input=b"", capture_output=True, check=False, timeout=60
+    )
+    assert b"hijacked" not in ended.stderr
+    assert b"JSONDecodeError" in ended.stderr, "it came as far as reading its settings"

@@ -18,7 +18,7 @@ import pytest
 
 from realtime.client import SpeechClient, open_session
 from realtime.config import load_config
-from realtime.gateways import GatewayPlan
+from realtime.gateways import GATEWAY_COMMAND, GatewayPlan, gateway_environment
 from realtime.protocol import events as ev
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.live import close_code, hear, next_of
@@ -160,3 +160,19 @@ def test_the_plan_of_a_gateway_survives_its_way(tmp_path: Path) -> None:
     config = load_config(flags={"listen.gateways": 3, "auth.api_keys": "a:a-key-of-enough-characters"})
     plan = GatewayPlan(config=config, engine=str(tmp_path))
     assert msgspec.json.decode(msgspec.json.encode(plan), type=GatewayPlan) == plan
+
+
+def test_a_gateway_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("json", "msgspec", "realtime"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')")
+    ended = subprocess.run(
+        GATEWAY_COMMAND,
+        cwd=tmp_path,
+        env=gateway_environment(str(tmp_path)),
+        input=b"no plan\n",
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert b"hijacked" not in ended.stderr
+    assert b"DecodeError" in ended.stderr, "it came as far as reading its plan"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import gc
 import json
 import logging
 from collections.abc import Iterator
@@ -80,3 +82,52 @@ def fields_passed(module: ast.Module) -> Iterator[str]:
             found = [one for one in ast.walk(made) if isinstance(one, ast.Dict)]
             assert found, ast.unparse(node)
             yield from (ast.literal_eval(key) for one in found for key in one.keys if key)
+
+
+async def lost(said: str) -> None:
+    raise ValueError(said)
+
+
+def callback(said: str) -> None:
+    raise ValueError(said)
+
+
+@pytest.mark.parametrize("format", ["json", "text"])
+@pytest.mark.parametrize("fault", ["task", "future", "callback", "destroyed"])
+def test_what_asyncio_says_of_faults_quotes_nobody(capsys: pytest.CaptureFixture[str], format: str, fault: str) -> None:
+    configure_logs(LogSettings(format=format))
+    secret = "what a client said"
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        match fault:
+            case "task":
+                task = loop.create_task(lost(secret), name=secret)
+                await asyncio.wait([task])
+                del task
+            case "future":
+                loop.create_future().set_exception(ValueError(secret))
+            case "callback":
+                loop.call_soon(callback, secret)
+            case "destroyed":
+                loop.call_exception_handler({"message": "Task was destroyed", "task": secret, secret: 1})
+        await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(run())
+    told = capsys.readouterr().err
+    assert secret not in told
+    expected = {
+        "task": "Task exception was never retrieved",
+        "future": "Future exception was never retrieved",
+        "callback": "Exception in callback callback",
+        "destroyed": "Task was destroyed",
+    }
+    assert expected[fault] in told
+    assert "ValueError" in told or fault == "destroyed"
+
+
+def test_at_debug_asyncio_tells_all(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs(LogSettings(format="text", level="debug"))
+    logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: %r", "what a client said")
+    assert "what a client said" in capsys.readouterr().err
