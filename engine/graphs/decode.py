@@ -25,6 +25,27 @@ NUM_RESULTS = 8
 """Sets of host buffers for rounds in flight."""
 
 
+LEAST_ROUND_FRAMES = 64
+ROUND_SHARE = 1.25
+"""Frames of one round, for each slot in use: a little more than a step makes."""
+
+
+def spread(calls: Mapping[int, Sequence[int]], slack_s: Mapping[int, float], max_frames: int) -> dict[int, list[int]]:
+    """As much of ``calls`` (frames a row -> slots) as makes ``max_frames``, those with least slack first.
+
+    Slots that began together gather together: without this all would decode many frames in one step, and none in the
+    next, and whoever waits for a first frame would wait for all of theirs.
+    """
+    ranked = sorted((slack_s.get(slot, 0.0), slot, count) for count, slots in calls.items() for slot in slots)
+    chosen: dict[int, list[int]] = {}
+    for slack, slot, count in ranked:
+        if max_frames <= 0 and slack > 0.0:
+            break
+        chosen.setdefault(count, []).append(slot)
+        max_frames -= count
+    return chosen
+
+
 class DecodeProgram(Protocol):
     """What the stage asks of a family: static buffers and a computation over them (``codec_program``)."""
 
@@ -164,6 +185,7 @@ class GraphDecode:
         """Queue one round on the device; how many calls of earlier rounds and of this one are out now."""
         waiting = {slot: use.num_waiting for slot, use in self.uses.items() if use.num_waiting > 0}
         calls = plan_calls(waiting, slack_s, self.gather_slack_s, self.final, wanted_frames)
+        calls = spread(calls, slack_s, max(LEAST_ROUND_FRAMES, round(ROUND_SHARE * len(self.uses))))
         frames_made = Done(self.program.device)
         with torch.cuda.stream(self.stream):
             frames_made.hold()

@@ -27,7 +27,9 @@ SAMPLINGS = [
 
 
 def make_bench(folder: Path, graphs: bool, **settings: Any) -> Recorder:
-    usual = dict(num_blocks=300, block_size=8, max_batch=8, max_requests=8, max_frames=16, admission_share=1e3, fast_start=True)
+    usual = dict(
+        num_blocks=300, block_size=8, max_batch=8, max_requests=8, max_frames=16, admission_share=1e3, fast_start=True
+    )
     config = EngineConfig(**(usual | settings), graphs=graphs)
     return Recorder(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
 
