@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,11 @@ ARGUMENTS = [
 SOUND_ALLOWED = "--autoplay-policy=no-user-gesture-required"
 QUICK = {"ms_per_char": 40.0, "first_chunk_s": 0.005, "real_time_factor": 0.02}
 """Fifty times faster than speech."""
+
+READY = "voicewire.state === 'open'"
+LATEST = "[...voicewire.responses.values()].at(-1)"
+SOUNDING = f"{LATEST}?.statistics.ttfa_ms > 0 && {LATEST}.played_ms > 0"
+OVER = f"{LATEST}?.over && {LATEST}.status !== 'speaking'"
 
 
 @contextmanager
@@ -103,6 +109,14 @@ def open_page(browser: Any, serve: Any) -> Iterator[Callable[..., Any]]:
 
 def http(running: Server) -> str:
     return running.url.replace("ws:", "http:")
+
+
+def until(page: Any, condition: str, timeout_s: float = 20.0) -> None:
+    """Look again and again; Playwright's own wait evaluates text in the page, which the content policy forbids."""
+    deadline_s = time.monotonic() + timeout_s
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline_s, f"never came true: {condition}"
+        page.wait_for_timeout(10)
 
 
 def samples(text: str) -> np.ndarray:

@@ -90,8 +90,15 @@ def samples_of_vector() -> np.ndarray:
     return np.frombuffer(base64.b64decode(VECTOR["pcm_s16le_base64"]), "<i2").astype(np.float32) / 32_768
 
 
-@pytest.mark.parametrize("decoder", ["webcodecs", "wasm"])
-@pytest.mark.parametrize("pace", ["lead", "burst"])
+@pytest.mark.parametrize(
+    ("decoder", "pace"),
+    [
+        ("webcodecs", "lead"),
+        ("wasm", "burst"),
+        pytest.param("webcodecs", "burst", marks=pytest.mark.slow),
+        pytest.param("wasm", "lead", marks=pytest.mark.slow),
+    ],
+)
 def test_opus_is_heard_without_a_glitch(page, decoder, pace):
     told = hear(page, options={"decoder": decoder}, settings={"pace": pace})
     assert (told["opus"], told["output"]) == (decoder, "worklet")
@@ -102,8 +109,10 @@ def test_opus_is_heard_without_a_glitch(page, decoder, pace):
     "format",
     [
         "pcm_s16le/24000",
-        "mulaw/8000",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pcm_s16le/16000", "pcm_s16le/44100", "alaw/8000")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("mulaw/8000", "pcm_s16le/16000", "pcm_s16le/44100", "alaw/8000")
+        ),
     ],
 )
 def test_other_formats_are_heard_as_well(page, format):
@@ -119,15 +128,16 @@ def test_scheduled_buffers_give_the_same_samples(page):
     assert_whole(hear(page, options={"output": "scheduled", "decoder": "wasm"}))
 
 
+@pytest.mark.slow
 def test_text_that_arrives_in_pieces_is_heard_whole(page):
     assert_whole(hear(page, deltas=[f"word{n} " for n in range(10)], gap_ms=10))
 
 
-@pytest.mark.parametrize("settings", [{}, PCM])
+@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), PCM])
 def test_lost_packets_are_detected(page, settings):
-    told = hear(page, drop=4, settings=settings)
+    told = hear(page, drop=3, settings=settings)
     assert told["events"][-1]["position"] < told["done"]["audio_samples"] * 2
-    assert (clicks(sound(told)[:-1]) > 3) == (settings == PCM), "Opus bridges what is lost"
+    assert (clicks(sound(told)[:-1]) > 2) == (settings == PCM), "Opus bridges what is lost"
 
 
 def test_jitter_within_the_prebuffer_is_not_heard(open_page, serve):
@@ -141,13 +151,16 @@ def test_jitter_within_the_prebuffer_is_not_heard(open_page, serve):
     assert told["events"][-1]["position"] == told["done"]["audio_samples"] * 2, "and nothing is lost"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_too_slow_is_detected(open_page, serve):
     told = hear(open_page(serve(TOO_SLOW) + "/blank.html"), 2 * TEXT)
     gaps = kinds(told).count("started") - 1
-    assert told["statistics"]["underruns"]["server"] == gaps == silences(sound(told)) > 1
+    assert sum(told["statistics"]["underruns"].values()) == gaps == silences(sound(told)) > 1
+    assert told["statistics"]["underruns"]["server"] > 0
     assert told["events"][-1]["position"] == told["done"]["audio_samples"] * 2
 
 
+@pytest.mark.slow
 def test_text_that_is_late_is_told_from_a_server_that_is(page):
     told = hear(page, deltas=["Some words to begin with. ", "And more, much later. "], gap_ms=1_800)
     underruns = told["statistics"]["underruns"]

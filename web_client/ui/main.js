@@ -60,6 +60,7 @@ function addCard(response, how) {
   response.on("heard", ({ text, remaining }) =>
     announce(`Reply ${number} interrupted. Heard: ${text}. Not heard: ${remaining}`),
   );
+  for (const event of /** @type {const} */ (["heard", "done", "over"])) response.on(event, wake);
   response.on("over", (status) => status === "completed" && announce(`Reply ${number} was heard to its end`));
   tell("speak", null);
   wake();

@@ -1,0 +1,292 @@
+"""The page as its user meets it: buttons, keys, what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import wave
+
+import numpy as np
+import pytest
+
+from tests.realtime.processes import server
+from tests.web_client.conftest import LATEST, OVER, QUICK, READY, SOUNDING, http, samples, until
+
+RATE = 48_000
+KEY = "a-key-of-enough-characters"
+LONG = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen."
+
+
+@pytest.fixture
+def page(open_page, quick):
+    page = open_page(quick)
+    until(page, READY)
+    return page
+
+
+def say(page, text: str) -> None:
+    page.fill("#text", text)
+    page.click("#speak")
+
+
+def test_a_text_is_spoken_and_told_as_heard(page):
+    assert page.inner_text("#connection") == "connected · fake"
+    assert page.locator("#voice option").all_inner_texts() == ["ada", "ben"]
+    page.select_option("#voice", "ben")
+    page.fill("#seed", "7")
+    page.click("#log summary")
+    say(page, "Hello there.")
+    until(page, OVER)
+    card = page.locator(".reply")
+    card.locator(".state", has_text="heard").wait_for()
+    assert card.locator(".heard").inner_text() == "Hello there."
+    assert "underruns\n0" in card.locator(".numbers").inner_text()
+    assert page.locator("#announcer").inner_text() == "Reply 1 was heard to its end"
+    page.locator("#log-lines", has_text="response.done").wait_for()
+    created = json.loads(page.locator("#log-lines li", has_text='response.create"').inner_text().split("→ ")[1])
+    assert (created["text"], created["end"]) == ("Hello there.", True)
+    assert (created["settings"]["voice"], created["settings"]["seed"]) == ("ben", 7)
+
+
+@pytest.mark.parametrize("how", ["button", "space", pytest.param("escape", marks=pytest.mark.slow)])
+def test_an_interruption_shows_what_was_heard(page, how):
+    say(page, LONG)
+    until(page, f"{LATEST}?.played_ms > 700")
+    if how == "button":
+        page.click("#interrupt")
+    elif how == "space":
+        page.keyboard.press("Space")
+    else:
+        page.focus("#text")
+        page.keyboard.press("Escape")
+    until(page, OVER)
+    card = page.locator(".reply")
+    assert page.locator(".reply").count() == 1, "the space bar did not speak again"
+    card.locator(".cut").wait_for()
+    heard, rest = card.locator(".heard").inner_text(), card.locator(".rest").inner_text()
+    assert heard.startswith("One two")
+    assert rest.strip().endswith("seventeen.")
+    assert page.evaluate(f"{LATEST}.heard.text + {LATEST}.heard.remaining") == LONG
+    assert f"{page.evaluate(f'{LATEST}.heard.played_ms') / 1000:.2f} s" in card.locator(".cut").inner_text()
+    assert "Not heard:" in page.inner_text("#announcer")
+
+
+def test_what_was_sent_and_not_yet_heard_can_still_be_cut(page):
+    """All of it has come, so the server answers by what was heard of it."""
+    say(page, "A short text.")
+    until(page, f"{LATEST}?.status === 'completed' && {LATEST}.played_ms > 0")
+    page.keyboard.press("Space")
+    until(page, f"{LATEST}.heard !== null")
+    page.locator(".reply .state", has_text="interrupted").wait_for()
+
+
+@pytest.mark.slow
+def test_space_types_a_space_where_text_is_typed(page):
+    say(page, LONG)
+    until(page, SOUNDING)
+    page.locator("#text").press("End")
+    page.keyboard.press("Space")
+    assert page.input_value("#text") == f"{LONG} "
+    assert page.evaluate(f"{LATEST}.interrupted") is False
+
+
+def test_the_sound_ends_within_30_ms_of_the_click_and_the_position_is_right(page):
+    """In audio time: what counts is what comes out of the audio thread after the moment of the click."""
+    page.evaluate("async () => { window.tap = await (await import('/harness.js')).tapped(voicewire); }")
+    page.evaluate("""document.querySelector('#interrupt').addEventListener('click', () => {
+        window.clicked_s = voicewire.player.context.currentTime; }, {capture: true})""")
+    late_ms, wrong_ms = [], []
+    for _ in range(3):
+        say(page, LONG)
+        until(page, f"{LATEST}?.played_ms > 300 && !{LATEST}.over")
+        page.click("#interrupt")
+        until(page, f"{LATEST}.heard !== null")
+        page.wait_for_timeout(100)
+        tap = page.evaluate("tap.take()")
+        assert tap["whole"]
+        sounding = np.flatnonzero(np.abs(samples(tap["pcm"])) > 1e-6)
+        ended_s = (tap["frame"] + sounding[-1]) / RATE
+        late_ms.append(1000 * (ended_s - page.evaluate("clicked_s")))
+        truth_ms = 1000 * (sounding[-1] + 1 - sounding[0]) / RATE
+        wrong_ms.append(abs(page.evaluate(f"{LATEST}.heard.played_ms") - truth_ms))
+    assert max(wrong_ms) < 40, wrong_ms
+    assert sorted(late_ms)[1] < 30, late_ms
+
+
+@pytest.mark.slow
+def test_text_arrives_like_tokens(page):
+    page.check("input[value=tokens]", force=True)
+    page.select_option("#pauses", "none")
+    page.fill("#rate", "100")
+    say(page, "Words come one by one, then end.")
+    until(page, OVER)
+    assert page.evaluate(f"{LATEST}.text") == "Words come one by one, then end."
+    page.click("#log summary")
+    page.locator("#log-lines", has_text="text.end").wait_for()
+    assert page.locator("#log-lines li", has_text="text.append").count() > 8
+
+
+def test_several_replies_sound_at_once_and_apart(page):
+    page.select_option("#copies", "4")
+    say(page, LONG)
+    until(page, "voicewire.active.filter((response) => response.played_ms > 0).length === 4")
+    page.locator(".reply button", has_text="Interrupt").first.click()
+    until(page, "[...voicewire.responses.values()].filter(({status}) => status === 'cancelled').length === 1")
+    assert page.evaluate("voicewire.active.length") == 3
+
+
+@pytest.mark.slow
+def test_what_was_heard_is_saved(page, tmp_path):
+    say(page, LONG)
+    until(page, f"{LATEST}?.played_ms > 400")
+    page.keyboard.press("Escape")
+    until(page, OVER)
+    with page.expect_download() as download:
+        page.click(".reply button:has-text('Save')")
+    download.value.save_as(tmp_path / "heard.wav")
+    with wave.open(str(tmp_path / "heard.wav")) as file:
+        assert file.getframerate() == RATE
+        pcm = np.frombuffer(file.readframes(RATE), "<i2") / 32_767
+        heard_ms = 1000 * file.getnframes() / RATE
+    assert heard_ms == pytest.approx(page.evaluate(f"{LATEST}.heard.played_ms"), abs=1)
+    assert np.sqrt(np.mean(pcm[2_000:] ** 2)) == pytest.approx(0.3 / np.sqrt(2), rel=0.05)
+
+
+def test_two_tabs_speak_at_once(open_page, quick):
+    tabs = [open_page(quick) for _ in range(2)]
+    for tab in tabs:
+        until(tab, READY)
+        say(tab, LONG)
+    for tab in tabs:
+        until(tab, f"{LATEST}?.played_ms > 500 || ({OVER})")
+        assert tab.evaluate(f"{LATEST}.statistics.underruns") == {"text": 0, "server": 0, "page": 0}
+    assert tabs[0].evaluate("voicewire.info.session_id") != tabs[1].evaluate("voicewire.info.session_id")
+    tabs[0].keyboard.press("Escape")
+    until(tabs[0], OVER)
+    assert tabs[1].evaluate(f"{LATEST}.status") != "cancelled"
+
+
+def test_it_comes_back_after_the_server_did(open_page, folder):
+    with server(QUICK, listen__page=str(folder)) as first:
+        port = int(first.url.rpartition(":")[2])
+        page = open_page(http(first))
+        page.expected = ["WebSocket connection", "ERR_CONNECTION_REFUSED"]
+        until(page, READY)
+        say(page, "Goodbye.")
+        until(page, SOUNDING)
+    page.locator(".notice", has_text="There is no connection").wait_for()
+    until(page, OVER)
+    assert page.evaluate(f"{LATEST}.status") in ("failed", "completed")
+    with server(QUICK, listen__page=str(folder), listen__port=port):
+        until(page, READY)
+        assert page.locator(".notice").count() == 0
+        say(page, "Here again.")
+        until(page, f"{OVER} && {LATEST}.text === 'Here again.'")
+        assert page.evaluate(f"{LATEST}.status") == "completed"
+        page.context.close()
+
+
+def test_a_key_is_asked_for_and_stays_out_of_addresses_and_storage(open_page, serve):
+    url = serve(QUICK, auth__api_keys=f"me:{KEY}")
+    page = open_page(url)
+    page.expected = ["WebSocket connection", "401"]
+    page.locator(".notice", has_text="asks for an API key").wait_for()
+    requested = []
+    page.on("request", lambda request: requested.append(request.url))
+    page.on("websocket", lambda socket: requested.append(socket.url))
+    page.click(".notice button")
+    page.fill("#key", "wrong-key-of-some-length")
+    page.click("#use-key")
+    page.locator(".notice", has_text="asks for an API key").wait_for()
+    page.fill("#key", KEY)
+    page.keyboard.press("Enter")
+    until(page, READY)
+    assert len(requested) > 1
+    assert not any(KEY in address for address in [*requested, page.url])
+    assert page.evaluate("JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])") == '[{},{},""]'
+    assert KEY not in page.inner_text("body")
+    page.check("#keep-key")
+    page.click("#use-key")
+    until(page, READY)
+    page.reload()
+    until(page, READY)
+
+
+@pytest.mark.slow
+def test_markup_in_a_text_stays_text(page):
+    say(page, "<img src=x onerror=alert(1)> & <b>bold</b>")
+    until(page, OVER)
+    assert page.locator(".said img, .said b").count() == 0
+    assert page.locator(".said").inner_text().strip() == "<img src=x onerror=alert(1)> & <b>bold</b>"
+
+
+@pytest.mark.slow
+def test_a_refused_response_says_why(page):
+    page.evaluate("document.querySelector('#voice').append(new Option('nobody', 'nobody', true, true))")
+    say(page, "Hello.")
+    page.locator(".problem", has_text="unknown_voice").wait_for()
+    until(page, OVER)
+
+
+@pytest.mark.slow
+def test_the_wire_is_copied(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#log summary")
+    page.click("#log-copy")
+    page.locator("#log-copy", has_text="Copied").wait_for()
+    assert '"type":"session.created"' in page.evaluate("navigator.clipboard.readText()")
+
+
+@pytest.mark.slow
+def test_every_control_has_a_name_and_colours_follow_the_system(open_page, quick):
+    grounds = []
+    for scheme in ("light", "dark"):
+        page = open_page(quick, color_scheme=scheme)
+        until(page, READY)
+        grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.click("#theme")
+        grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert grounds[0] == grounds[3] != grounds[1] == grounds[2]
+    nameless = page.evaluate("""[...document.querySelectorAll('button, input, select, textarea, canvas, summary')]
+        .filter((element) => !(element.labels?.length || element.ariaLabel || element.textContent.trim()))
+        .map((element) => element.outerHTML)""")
+    assert nameless == []
+
+
+def test_a_phone_has_no_sideways_scrolling_and_both_buttons_in_reach(open_page, quick):
+    page = open_page(quick, viewport={"width": 360, "height": 700}, has_touch=True)
+    until(page, READY)
+    page.tap("#speak")
+    until(page, SOUNDING)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    box = page.locator("#interrupt").bounding_box()
+    assert box["y"] + box["height"] <= 700
+    assert box["height"] >= 44
+    page.tap("#interrupt")
+    until(page, OVER)
+
+
+def test_from_another_machine_over_plain_http_it_speaks_and_says_so(open_page, serve):
+    url = serve(QUICK, auth__api_keys=f"me:{KEY}").replace("127.0.0.1", "tts.example")
+    page = open_page(url)
+    page.expected = ["WebSocket connection", "401"]
+    page.locator(".notice", has_text="plain http").wait_for()
+    assert page.evaluate("[isSecureContext, typeof AudioDecoder, 'audioWorklet' in AudioContext.prototype]") == [
+        False,
+        "undefined",
+        False,
+    ]
+    page.click("#access summary")
+    page.fill("#key", KEY)
+    page.keyboard.press("Enter")
+    until(page, READY)
+    say(page, "Hello there.")
+    until(page, OVER)
+    assert page.evaluate(f"{LATEST}.status") == "completed"
+    assert page.evaluate(f"{LATEST}.played_ms - {LATEST}.statistics.audio_ms") == pytest.approx(0, abs=1)
+    assert page.evaluate(f"{LATEST}.played_ms") > 400
+    page.locator("#path", has_text="scheduled buffers").wait_for()
+    say(page, LONG)
+    until(page, f"{LATEST}?.played_ms > 300 && {LATEST}.text !== 'Hello there.'")
+    page.click("#interrupt")
+    until(page, f"{LATEST}.heard !== null")
+    assert 300 < page.evaluate(f"{LATEST}.heard.played_ms") < 1_500
