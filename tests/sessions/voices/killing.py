@@ -17,7 +17,7 @@ from typing import BinaryIO
 from sessions.voices.store import BEING_WRITTEN, VoiceStore
 from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
 
-MAX_DELAY_S = 0.002
+MAX_DELAY_S = 0.012
 
 
 def write_until_killed(folder: Path, number: int, told: int) -> None:
