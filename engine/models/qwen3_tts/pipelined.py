@@ -36,7 +36,7 @@ def make_pipelined(
         codec.config.sample_rate,
         config.decode_gather_slack_s,
         config.max_kept_voices,
-        torch.cuda.Stream(device) if device.type == "cuda" else None,
+        torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None,
     )
 
     def make_runner(_: SpeechModel, kv: PagedKV, prefixes: PrefixCache, config: EngineConfig) -> GraphRunner:
