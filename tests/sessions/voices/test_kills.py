@@ -24,6 +24,7 @@ def test_200_kills_in_mid_write(tmp_path: Path) -> None:
     names = [manifest.name for manifest in store.list("alice")]
     assert told["num_halves"] > 20, "the kills came when nothing was being written"
     assert len(told["stored"]) >= NUM_KILLS // 8
+    assert {path.stem for path in tmp_path.glob("*/*.safetensors")} == set(names), "half a voice"
     assert set(told["stored"]) <= set(names)
     assert len(names) - len(told["stored"]) <= NUM_KILLS, "at most one a writer had no time to say so"
     for name in names:
