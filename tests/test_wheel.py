@@ -37,14 +37,14 @@ def test_it_holds_the_packages_the_licence_and_the_command(wheel):
         names = archive.namelist()
         metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
         info = metadata.removesuffix("METADATA")
-        assert {name.split("/")[0] for name in names} == {"engine", "realtime", "sessions", info.rstrip("/")}
+        assert {name.split("/")[0] for name in names} == {"engine", "realtime", "sessions", "web_client", info.rstrip("/")}
         assert {f"{info}licenses/LICENSE", f"{info}licenses/NOTICE"} <= set(names)
         assert b"voicewire = realtime.cli:main" in archive.read(f"{info}entry_points.txt")
         assert b"Requires-Python: >=3.11" in archive.read(metadata)
 
 
 def test_every_module_and_data_file_of_the_packages_is_in_it(wheel):
-    command = ["git", "ls-files", "engine", "realtime", "sessions"]
+    command = ["git", "ls-files", "engine", "realtime", "sessions", "web_client"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     if listing.returncode:
         pytest.skip("not a git checkout")
