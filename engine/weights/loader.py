@@ -83,12 +83,16 @@ class Reading:
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Random initial values are left out: the file has the real ones."""
+    """Random initial values are left out: the file has the real ones, and memory that is never written is never had.
+
+    ``torch.nn.init`` hands its own functions over; what they call inside would no longer be seen here.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.uniform_, Tensor.normal_):
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in (Tensor.uniform_, Tensor.normal_) or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def uninitialized() -> TorchFunctionMode:
@@ -136,7 +140,7 @@ def load_weights(
     reading = Reading(f"{folder.name}/{prefix}*", check_weights(module, folder, prefix, passed_over))
     wanted = module.state_dict().keys()
     found = {
-        name: reading.take(tensor).to(device=device, dtype=dtype)
+        name: reading.take(tensor).to(device=device, dtype=dtype, copy=True)
         for name, tensor in iterate_tensors(folder, prefix, wanted)
     }
     module.load_state_dict(found, assign=True)

@@ -102,7 +102,7 @@ def model_config(shape: dict[str, Any], ids: dict[str, int], task: str) -> dict[
     top = codes
     talker = _stack(shape["talker"], 1e6, 1e-6) | {
         "text_hidden_size": shape["talker"]["text_hidden"],
-        "text_vocab_size": max(ids.values()) + 3,
+        "text_vocab_size": max(shape.get("text_rows", 0), max(ids.values()) + 3),
         "vocab_size": codes + 1024,
         "num_code_groups": books,
         "max_position_embeddings": 4096,
@@ -217,11 +217,17 @@ def random_tensors(module: nn.Module, prefix: str, seed: int) -> dict[str, Tenso
     return {f"{prefix}{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
 
 
-def write_checkpoint(folder: Path, shape: dict[str, Any] = TINY, seed: int = 0, task: str = "custom_voice") -> Path:
+def write_checkpoint(
+    folder: Path,
+    shape: dict[str, Any] = TINY,
+    seed: int = 0,
+    task: str = "custom_voice",
+    dtype: torch.dtype = torch.float32,
+) -> Path:
     """A whole folder; its speech is noise, but every file, key and tensor is in place."""
     folder.mkdir(parents=True, exist_ok=True)
     write_settings(folder, shape, write_tokenizer(folder), task)
-    write_weights(folder, seed)
+    write_weights(folder, seed, dtype)
     return folder
 
 
@@ -241,8 +247,8 @@ def unused_tensors(encoder: CodecEncoder, num_books: int) -> dict[str, Tensor]:
     return {f"encoder.quantizer.{name}": tensor for name, tensor in unused.items()}
 
 
-def write_weights(folder: Path, seed: int) -> None:
-    """Random tensors for the settings in ``folder``, the same for a seed."""
+def write_weights(folder: Path, seed: int, dtype: torch.dtype = torch.float32) -> None:
+    """Random tensors for the settings in ``folder``, the same for a seed; the codec's are fp32 in releases too."""
     config = read_config(folder)
     model = random_tensors(Talker(config.talker), "talker.", seed)
     codec = random_tensors(CodecDecoder(config.codec), "decoder.", seed + 1)
@@ -252,5 +258,6 @@ def write_weights(folder: Path, seed: int) -> None:
     if "encoder_config" in codec_file.values:
         encoder = CodecEncoder(read_codec_encoder(codec_file))
         codec |= random_tensors(encoder, "encoder.", seed + 3) | unused_tensors(encoder, NUM_ENCODER_BOOKS)
+    model = {name: tensor.to(dtype) for name, tensor in model.items()}
     save_file(model, folder / "model.safetensors", {"format": "pt"})
     save_file(codec, folder / "speech_tokenizer" / "model.safetensors", {"format": "pt"})

@@ -18,14 +18,19 @@ from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.pipelined import make_pipelined
 from engine.models.qwen3_tts.weights import load_codec, load_encoders
 
+MAX_TWICE_HELD_BYTES = 64 * 2**20
+"""Packed convolutions stand beside the plain ones. A released codec of 450 MB, which no CPU decodes in real time
+anyhow, is held once."""
+
 
 def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
     model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard, max_voices=config.max_kept_voices)
     codec = load_codec(folder, model.config, dtype, device)
     if device.type == "cpu" and config.cpu_kernels and not config.graphs:
-        use_products(codec)
         pack_linears(codec)
-        codec.pack()
+        if weight_bytes(codec) <= MAX_TWICE_HELD_BYTES:
+            use_products(codec)
+            codec.pack()
         pack_linears(model.talker)
         model.talker.code_predictor.look_up()
     encode_voice = None
@@ -36,6 +41,10 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
         return make_pipelined(model, codec, config, dtype, device)
 
     return Stages(model, lambda: make_stage(codec, config), model.config.codec, encode_voice, make_graphs)
+
+
+def weight_bytes(module: torch.nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def make_stage(codec: CodecDecoder, config: EngineConfig) -> DecodeStage:
