@@ -30,6 +30,7 @@ MAX_SEED = 2**31 - 1
 PLAYER_LEAD_MS = 2_000
 LIMITS = SessionLimits(max_response_chars=10_000_000, text_timeout_s=math.inf, engine_timeout_s=120.0)
 """Nobody else waits for whoever types here; a large model on a CPU takes its time."""
+LOOK_EVERY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +73,7 @@ async def say(args: argparse.Namespace) -> int:
 
 @asynccontextmanager
 async def sole_session(engine: SpeechEngine, settings: SpeechSettings) -> AsyncIterator[Session]:
-    registry = SessionRegistry(engine, RegistryLimits(session=LIMITS))
+    registry = SessionRegistry(engine, RegistryLimits(session=LIMITS, expire_every_s=LOOK_EVERY_S))
     watch = asyncio.create_task(registry.run(), name="voicewire time-outs")
     try:
         yield registry.create(settings=settings)

@@ -14,6 +14,6 @@ INSTANT = FakeScript(first_chunk_s=0.0, real_time_factor=0.0)
 def fake_engine(monkeypatch) -> FakeSpeechEngine:
     """What commands get for an engine."""
     engine = FakeSpeechEngine(INSTANT, step_s=0.0)
-    client = SimpleNamespace(create_engine=lambda model: engine)
+    client = SimpleNamespace(create_engine=lambda model, **settings: engine)
     monkeypatch.setitem(sys.modules, "engine.client", client)
     return engine

@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 import wave
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from realtime.cli import main
+from realtime.commands import say
 from tests.fakes.engine import FakeScript, tone
 from tests.fakes.script import SAMPLE_RATE
 
@@ -133,3 +135,12 @@ def test_progress_is_live_on_a_terminal(fake_engine, wav, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     main(["say", TEXT, "-o", str(wav)])
     assert terminal.getvalue().count("\r") > 3
+
+
+def test_an_engine_that_makes_no_sound_is_given_up(fake_engine, wav, capsys, monkeypatch):
+    fake_engine.script = FakeScript(first_chunk_s=1_000.0)
+    monkeypatch.setattr(say, "LIMITS", replace(say.LIMITS, engine_timeout_s=0.01))
+    monkeypatch.setattr(say, "LOOK_EVERY_S", 0.02)
+    assert main(["say", TEXT, "-o", str(wav)]) == 1
+    assert "engine_timeout_s is 0.01" in capsys.readouterr().err
+    assert not fake_engine.streams

@@ -23,7 +23,7 @@ CONSENT = ("--consent", "she agreed on 1 May")
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeSpeechEngine:
     """What commands get for an engine."""
     engine = cloning_engine()
-    monkeypatch.setitem(sys.modules, "engine.client", SimpleNamespace(create_engine=lambda model: engine))
+    monkeypatch.setitem(sys.modules, "engine.client", SimpleNamespace(create_engine=lambda model, **settings: engine))
     return engine
 
 
