@@ -37,6 +37,7 @@ PIPECAT = {
     "deepgram": ("sentence", "token", "interrupt"),
     "deepgram_http": ("sentence",),
     "deepgram_flux": ("token", "interrupt"),
+    "native": ("token", "interrupt"),
     "openai": ("sentence",),
     "realtime": ("items",),
     "rime": ("sentence", "token", "interrupt"),
@@ -45,6 +46,7 @@ PIPECAT = {
     "inworld": ("sentence", "token", "interrupt"),
 }
 LIVEKIT = {
+    "native": ("stream", "cancel", "synthesize"),
     "elevenlabs": ("stream", "cancel", "synthesize"),
     "elevenlabs_pcm": ("stream", "cancel"),
     "elevenlabs_opus": ("stream",),
@@ -66,6 +68,12 @@ VENDORS = {
 }
 REALTIME = {"openai": ("items", "tokens", "interrupt")}
 KYUTAI = {"kyutai": ("words", "interrupt")}
+JAVASCRIPT = {
+    "elevenlabs": ("stream", "timestamps"),
+    "cartesia": ("websocket", "cancel", "bytes"),
+    "deepgram": ("v1", "clear", "v2", "v2_interrupt"),
+    "openai": ("items",),
+}
 TIMED = {
     ("pipecat", "elevenlabs"),
     ("pipecat", "elevenlabs_dialogue"),
@@ -76,6 +84,8 @@ TIMED = {
     ("livekit", "elevenlabs_opus"),
     ("livekit", "elevenlabs_v3"),
     ("livekit", "cartesia"),
+    ("livekit", "native"),
+    ("pipecat", "native"),
     ("livekit", "rime"),
     ("livekit", "inworld"),
     ("pipecat", "rime"),
@@ -121,31 +131,39 @@ def check_words(turn: dict) -> None:
     assert times_s[-1] - times_s[0] <= turn["duration_s"] + WORD_SLACK_S
 
 
-def test_elevenlabs_over_tls(tmp_path: Path) -> None:
-    """Its package makes ``wss`` of every address."""
-    certificate, key = self_signed(tmp_path)
-    with server(
-        SCRIPT, auth__api_keys=f"agent:{KEY}", listen__tls_certificate=str(certificate), listen__tls_key=str(key)
-    ) as started:
-        url = started.url.replace("ws", "https", 1)
-        told = run("vendor", "elevenlabs", url, "realtime", SSL_CERT_FILE=str(certificate))
+@pytest.fixture(scope="module")
+def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """Some packages make ``wss`` of every address."""
+    certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
+    tls = {"listen__tls_certificate": str(certificate), "listen__tls_key": str(key)}
+    with server(SCRIPT, auth__api_keys=f"agent:{KEY}", **tls) as started:
+        yield started, certificate
+
+
+def test_elevenlabs_over_tls(over_tls: tuple[Server, Path]) -> None:
+    started, certificate = over_tls
+    url = started.url.replace("ws", "https", 1)
+    told = run("vendor", "elevenlabs", url, "realtime", SSL_CERT_FILE=str(certificate))
     assert all(turn["peak"] > LEAST_PEAK for turn in told["turns"])
 
 
-def test_openai_in_javascript_over_tls(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("service", "mode"), [(name, mode) for name, modes in JAVASCRIPT.items() for mode in modes])
+def test_a_javascript_client_over_tls(over_tls: tuple[Server, Path], tmp_path: Path, service: str, mode: str) -> None:
     modules = ENVIRONMENTS / "node" / "node_modules"
     if not modules.exists():
-        pytest.skip("no environment node: tests/sdk/run makes it")
-    certificate, key = self_signed(tmp_path)
-    script = Path(shutil.copy(CLIENTS / "realtime_client.mjs", tmp_path))
+        pytest.skip("no environment node: tests/sdk/run makes it where npm is installed")
+    started, certificate = over_tls
+    client = "realtime_client.mjs" if service == "openai" else "vendor_client.mjs"
+    script = Path(shutil.copy(CLIENTS / client, tmp_path))
     (tmp_path / "node_modules").symlink_to(modules)
-    with server(
-        SCRIPT, auth__api_keys=f"agent:{KEY}", listen__tls_certificate=str(certificate), listen__tls_key=str(key)
-    ) as started:
-        command = ["node", script, "openai", started.url.replace("ws", "https", 1), "items"]
-        told = finished(command, NODE_EXTRA_CA_CERTS=str(certificate))
+    url = started.url.replace("ws", "https", 1)
+    told = finished(["node", script, service, url, mode], NODE_EXTRA_CA_CERTS=str(certificate))
     assert len(told["turns"]) == 2
-    assert all(turn["peak"] > LEAST_PEAK and turn["duration_s"] > 1 for turn in told["turns"])
+    for turn in told["turns"]:
+        assert 1.0 < turn["duration_s"] < 12.0
+        assert turn["peak"] > LEAST_PEAK
+        if mode in TIMED_MODES:
+            check_words(turn)
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:
@@ -161,8 +179,7 @@ def run(environment: str, service: str, url: str, mode: str, **variables: str) -
     python = ENVIRONMENTS / folder / "bin" / "python"
     if not python.exists():
         pytest.skip(f"no environment {folder}: tests/sdk/run makes it")
-    command = [python, CLIENTS / f"{environment}_client.py", service, url, mode]
-    return finished(command, **variables)
+    return finished([python, CLIENTS / f"{environment}_client.py", service, url, mode], **variables)
 
 
 def finished(command: list[str | Path], **variables: str) -> dict:
