@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -33,8 +34,9 @@ class Form:
 async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> Form:
     """Raises ``Refused``, at once where a header tells that it must."""
     limit = max_file_bytes + MAX_FIELD_BYTES
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise Refused("invalid_request", "the body must be multipart/form-data")
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind != b"multipart/form-data" or b"boundary" not in options:
+        raise Refused("invalid_request", "the body must be multipart/form-data, with its boundary in the header")
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limit:
         raise _too_big(max_file_bytes)
@@ -46,7 +48,7 @@ async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> 
             return await _taken(form, max_file_bytes)
     except TimeoutError:
         raise Refused("body_timeout", "the body did not arrive in time") from None
-    except (MultiPartException, KeyError, UnicodeError) as error:
+    except (MultiPartException, UnicodeError) as error:
         raise Refused("invalid_request", f"the form cannot be read: {_why(error)}") from None
 
 
