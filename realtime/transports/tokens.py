@@ -44,8 +44,14 @@ MINTS = (
         30,
         lambda minted: {"access_token": minted.token, "expires_in": minted.ttl_s},
     ),
+    Mint(
+        "/v1/realtime/client_secrets",
+        None,
+        600,
+        lambda minted: {"value": minted.token, "expires_at": minted.expires_s, "session": {"type": "realtime"}},
+    ),
 )
-"""Ours, ElevenLabs', Cartesia's and Deepgram's."""
+"""Ours, ElevenLabs', Cartesia's, Deepgram's and OpenAI's."""
 
 
 class MintEndpoint:

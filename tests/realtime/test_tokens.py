@@ -77,6 +77,7 @@ def test_a_token_dies_with_its_key() -> None:
         ("/v1/single-use-token/tts_websocket", None, "token"),
         ("/access-token", {"grants": {"tts": True}, "expires_in": 60}, "token"),
         ("/v1/auth/grant", {"ttl_seconds": 30}, "access_token"),
+        ("/v1/realtime/client_secrets", {"session": {"type": "realtime"}}, "value"),
     ],
 )
 async def test_tokens_in_every_shape_open_sockets(path: str, body: dict[str, Any] | None, field: str) -> None:

@@ -11,11 +11,14 @@ import json
 import sys
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from livekit.agents import llm, tts, utils
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 from livekit.plugins import cartesia, deepgram, elevenlabs, inworld, openai, rime
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 KEY = "a-key-of-enough-characters"
 TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
@@ -24,7 +27,10 @@ TURN_TIMEOUT_S = 30.0
 
 
 def services(url: str) -> dict[str, Callable[[], tts.TTS]]:
+    from livekit_tts import VoicewireTTS  # examples/livekit_tts.py
+
     return {
+        "native": lambda: VoicewireTTS(url=url, api_key=KEY),
         "elevenlabs": lambda: elevenlabs.TTS(api_key=KEY, base_url=f"{url}/v1"),
         "elevenlabs_pcm": lambda: elevenlabs.TTS(api_key=KEY, base_url=f"{url}/v1", encoding="pcm_24000"),
         "elevenlabs_opus": lambda: elevenlabs.TTS(api_key=KEY, base_url=f"{url}/v1", encoding="opus_48000_32"),
@@ -77,6 +83,12 @@ async def drop(service: tts.TTS) -> None:
     stream.push_text(LONG)
     stream.end_input()
     await anext(aiter(stream))
+    if hasattr(service, "heard"):
+        await asyncio.sleep(1.0)
+        heard = await service.heard(played_s=1.0)
+        assert heard, heard
+        assert LONG.startswith(heard), heard
+        assert len(heard) < 60, heard
     await stream.aclose()
 
 

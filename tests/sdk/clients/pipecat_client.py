@@ -11,6 +11,7 @@ import json
 import sys
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -32,6 +33,8 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.workers.runner import WorkerRunner
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 KEY = "a-key-of-enough-characters"
 TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
@@ -80,6 +83,7 @@ def services(url: str, session: aiohttp.ClientSession, mode: TextAggregationMode
     from pipecat.services.openai.tts import OpenAITTSService
     from pipecat.services.rime.tts import RimeTTSService
     from pipecat.services.rime.tts_v1 import RimeV1TTSService
+    from pipecat_tts import VoicewireTTSService  # examples/pipecat_tts.py
 
     socket = url.replace("http", "ws", 1)
     by = {"text_aggregation_mode": mode}
@@ -105,6 +109,7 @@ def services(url: str, session: aiohttp.ClientSession, mode: TextAggregationMode
         ),
         "deepgram": lambda: DeepgramTTSService(api_key=KEY, base_url=socket, **by),
         "deepgram_http": lambda: DeepgramHttpTTSService(api_key=KEY, base_url=url, aiohttp_session=session),
+        "native": lambda: VoicewireTTSService(url=url, api_key=KEY),
         "openai": lambda: OpenAITTSService(api_key=KEY, base_url=f"{url}/v1"),
         "rime": lambda: RimeTTSService(
             api_key=KEY, url=f"{socket}/ws3", settings=RimeTTSService.Settings(voice="zoe"), **by

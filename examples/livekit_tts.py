@@ -1,0 +1,123 @@
+"""voicewire in LiveKit Agents: tokens of the language model go to the server as they come, Opus comes back, words carry
+their times, and what was heard of an interrupted reply can be asked for.
+
+    pip install livekit-agents opuslib-next-bundled
+
+    tts = VoicewireTTS(url="ws://127.0.0.1:8765", voice="clara")
+    session = AgentSession(tts=tts, use_tts_aligned_transcript=True, ...)
+
+LiveKit's own vendor plug-ins work too (docs/integrations/livekit.md); they gather sentences first, which costs 200 to
+300 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any
+
+from livekit.agents import APIConnectionError, APIConnectOptions, APIStatusError, tts, utils
+from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS
+from livekit.agents.voice.io import TimedString
+from native import Sound, Turn, Voicewire, VoicewireError, Word
+
+SAMPLE_RATE = 24_000
+
+
+class VoicewireTTS(tts.TTS):
+    def __init__(
+        self,
+        *,
+        url: str = "ws://127.0.0.1:8765",
+        api_key: str | None = None,
+        voice: str | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        """``settings`` are those of the native wire (docs/wire-protocol.md)."""
+        capabilities = tts.TTSCapabilities(streaming=True, aligned_transcript=True)
+        super().__init__(capabilities=capabilities, sample_rate=SAMPLE_RATE, num_channels=1)
+        named = {"voice": voice} if voice else {}
+        self.client = Voicewire(url, api_key, **named, **(settings or {}))
+        self._streams: weakref.WeakSet[VoicewireStream] = weakref.WeakSet()
+
+    @property
+    def model(self) -> str:
+        return "voicewire"
+
+    @property
+    def provider(self) -> str:
+        return "voicewire"
+
+    def prewarm(self) -> None:
+        self._prewarming = asyncio.create_task(self.client.connect())
+
+    def synthesize(
+        self, text: str, *, conn_options: APIConnectOptions = DEFAULT_API_CONNECT_OPTIONS
+    ) -> tts.ChunkedStream:
+        return self._synthesize_with_stream(text, conn_options=conn_options)
+
+    def stream(self, *, conn_options: APIConnectOptions = DEFAULT_API_CONNECT_OPTIONS) -> VoicewireStream:
+        stream = VoicewireStream(self, conn_options)
+        self._streams.add(stream)
+        return stream
+
+    async def heard(self, played_s: float) -> str | None:
+        """Of the reply that was interrupted last: its text up to the last word that was heard. ``played_s`` is
+        ``playback_position`` of the ``playback_finished`` event of the session's audio output."""
+        turns = [stream.turn for stream in self._streams if stream.turn is not None]
+        last = max(turns, key=lambda turn: int(turn.response_id.partition("-")[2]), default=None)
+        return None if last is None else await last.cancel(played_s)
+
+    async def aclose(self) -> None:
+        for stream in list(self._streams):
+            await stream.aclose()
+        await self.client.aclose()
+
+
+class VoicewireStream(tts.SynthesizeStream):
+    def __init__(self, owner: VoicewireTTS, conn_options: APIConnectOptions) -> None:
+        super().__init__(tts=owner, conn_options=conn_options)
+        self._client = owner.client
+        self.turn: Turn | None = None
+
+    async def _run(self, output_emitter: tts.AudioEmitter) -> None:
+        output_emitter.initialize(
+            request_id=utils.shortuuid(),
+            sample_rate=SAMPLE_RATE,
+            num_channels=1,
+            mime_type="audio/pcm",
+            stream=True,
+        )
+        try:
+            turn = self.turn = await self._client.begin()
+            output_emitter.start_segment(segment_id=turn.response_id)
+            writing = asyncio.create_task(self._write(turn))
+            try:
+                await self._hear(turn, output_emitter)
+            finally:
+                await utils.aio.gracefully_cancel(writing)
+                if not turn.over:
+                    await asyncio.shield(turn.cancel())
+        except VoicewireError as error:
+            if error.retryable:
+                raise APIConnectionError(str(error)) from error
+            raise APIStatusError(str(error), status_code=400, retryable=False) from error
+        output_emitter.end_segment()
+
+    async def _write(self, turn: Turn) -> None:
+        async for piece in self._input_ch:
+            if isinstance(piece, self._FlushSentinel):
+                await turn.flush()
+            else:
+                self._mark_started()
+                await turn.push(piece)
+        await turn.end()
+
+    async def _hear(self, turn: Turn, output_emitter: tts.AudioEmitter) -> None:
+        async for told in turn:
+            match told:
+                case Sound(pcm) if pcm:
+                    output_emitter.push(pcm)
+                case Word():
+                    text = TimedString(told.text + " ", start_time=told.start_s, end_time=told.end_s)
+                    output_emitter.push_timed_transcript(text)

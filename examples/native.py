@@ -1,0 +1,277 @@
+"""The native wire of voicewire in one file: text deltas in, PCM and words with their times out, any number of turns on
+one socket. The plug-ins beside it are made of it.
+
+    pip install aiohttp opuslib-next-bundled
+    python native.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+import json
+import os
+import struct
+import sys
+import wave
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import opuslib_next
+
+SUBPROTOCOL = "voicewire.v1"
+HEADER = struct.Struct(">BBHIII")
+"""Of an audio message: version, kind, packets, response, sequence, sample time."""
+MAX_PACKET_SAMPLES = 48_000 * 120 // 1000
+
+
+@dataclass(frozen=True)
+class Sound:
+    pcm: bytes
+    """s16le, mono, at ``Turn.sample_rate``."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of the text that was sent, and when it is spoken, in seconds from the first sample of the turn."""
+
+    text: str
+    start_s: float
+    end_s: float
+    place: int
+    """Where it stands in all text of the turn."""
+
+
+class VoicewireError(Exception):
+    def __init__(self, code: str, message: str, retryable: bool = False) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.retryable = retryable
+
+
+class OpusDecoder:
+    """Packets in, s16le out; the samples before the speech are dropped."""
+
+    def __init__(self, sample_rate: int, pre_skip_samples: int) -> None:
+        self._decoder = opuslib_next.Decoder(sample_rate, 1)
+        self._skip_bytes = 2 * pre_skip_samples
+        self._pcm = (ctypes.c_int16 * MAX_PACKET_SAMPLES)()
+
+    def decode(self, packet: bytes) -> bytes:
+        decode, state = opuslib_next.api.decoder.libopus_decode, self._decoder.decoder_state
+        into = ctypes.cast(self._pcm, ctypes.POINTER(ctypes.c_int16))
+        num_samples = decode(state, packet, len(packet), into, MAX_PACKET_SAMPLES, 0)
+        if num_samples < 0:
+            raise VoicewireError("malformed_audio", f"libopus says {num_samples}")
+        pcm = bytes(memoryview(self._pcm).cast("B")[: 2 * num_samples])
+        skipped, self._skip_bytes = self._skip_bytes, max(self._skip_bytes - len(pcm), 0)
+        return pcm[skipped:]
+
+
+class Turn:
+    """One spoken reply. Iterate for ``Sound`` and ``Word``, to the end of its speech or its cancel."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, response_id: str) -> None:
+        self.response_id = response_id
+        self.sample_rate = 24_000
+        self.sent_s = 0.0
+        """Audio that came."""
+        self.heard: str | None = None
+        """After ``cancel``: the text up to the last word that was heard."""
+        self._socket = socket
+        self._told: asyncio.Queue[dict[str, Any] | bytes] = asyncio.Queue()
+        self._decoder: OpusDecoder | None = None
+        self._over = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    async def push(self, delta: str) -> None:
+        """More text, in pieces of any length, as a language model writes it."""
+        await self._say("text.append", text=delta)
+
+    async def flush(self) -> None:
+        """Speak what is there without waiting for more."""
+        await self._say("text.flush")
+
+    async def end(self) -> None:
+        """No more text will come."""
+        await self._say("text.end")
+
+    async def cancel(self, played_s: float | None = None, timeout_s: float = 2.0) -> str | None:
+        """Stop, and learn what was heard of it. ``played_s`` is how much of it the listener has heard; without it the
+        server's clock tells. After the end of a turn it works too: sound may be on its way to the listener."""
+        played = {} if played_s is None else {"played_ms": 1000 * played_s}
+        self._over.clear()
+        await self._say("response.cancel", **played)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._over.wait()
+        except TimeoutError:
+            self._over.set()
+        return self.heard
+
+    def take(self, message: dict[str, Any] | bytes) -> None:
+        """What the server says of it."""
+        if isinstance(message, dict) and message["type"] in ("response.done", "response.heard", "error"):
+            heard = message.get("heard")
+            self.heard = heard["text"] if heard else self.heard
+            self._over.set()
+        self._told.put_nowait(message)
+
+    async def __aiter__(self) -> AsyncIterator[Sound | Word]:
+        while True:
+            told = await self._told.get()
+            if isinstance(told, bytes):
+                yield Sound(self._decoded(told))
+                continue
+            match told["type"]:
+                case "response.created":
+                    audio = told["format"]
+                    self.sample_rate = audio["sample_rate"]
+                    if audio["encoding"] == "opus":
+                        self._decoder = OpusDecoder(self.sample_rate, audio["pre_skip_samples"])
+                case "response.words":
+                    for word in told["words"]:
+                        yield Word(word["text"], word["start_ms"] / 1000, word["end_ms"] / 1000, word["raw_start"])
+                case "response.done":
+                    if error := told["error"]:
+                        raise VoicewireError(error["code"], error["message"], error["retryable"])
+                    return
+                case "error":
+                    raise VoicewireError(told["code"], told["message"], told["retryable"])
+
+    def _decoded(self, message: bytes) -> bytes:
+        packets = _packets(message)
+        pcm = b"".join(self._decoder.decode(packet) for packet in packets) if self._decoder else b"".join(packets)
+        self.sent_s += len(pcm) / 2 / self.sample_rate
+        return pcm
+
+    async def _say(self, kind: str, **fields: Any) -> None:
+        if not self._socket.closed:
+            await self._socket.send_str(json.dumps({"type": kind, "response_id": self.response_id, **fields}))
+
+
+class Voicewire:
+    """One socket to the server, opened when it is needed and again after it was lost."""
+
+    def __init__(self, url: str = "ws://127.0.0.1:8765", api_key: str | None = None, **settings: Any) -> None:
+        """``settings`` as in docs/wire-protocol.md: ``voice``, ``language``, ``seed``, ``lead_ms`` ..."""
+        self._url = url.replace("http", "ws", 1).rstrip("/") + "/v1/speech"
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._settings = {"word_times": True, **settings}
+        self._http: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._connecting = asyncio.Lock()
+        self._turns: dict[str, Turn] = {}
+        self._numbers: dict[int, Turn] = {}
+        self._serial = itertools.count(1)
+
+    async def connect(self) -> aiohttp.ClientWebSocketResponse:
+        """Raises ``VoicewireError`` when the server refuses."""
+        async with self._connecting:
+            if self._socket is None or self._socket.closed:
+                self._http = self._http or aiohttp.ClientSession()
+                try:
+                    self._socket = await self._http.ws_connect(
+                        self._url, headers=self._headers, protocols=[SUBPROTOCOL], heartbeat=20
+                    )
+                except aiohttp.WSServerHandshakeError as error:
+                    raise VoicewireError(f"http_{error.status}", error.message, error.status in (429, 503)) from error
+                except aiohttp.ClientError as error:
+                    raise VoicewireError("unreachable", str(error), retryable=True) from error
+                self._reading = asyncio.create_task(self._read(self._socket))
+            return self._socket
+
+    async def begin(self, **settings: Any) -> Turn:
+        """A new turn; others may go on beside it."""
+        socket = await self.connect()
+        turn = Turn(socket, f"turn-{next(self._serial)}")
+        self._turns[turn.response_id] = turn
+        create = {"type": "response.create", "response_id": turn.response_id, "settings": self._settings | settings}
+        await socket.send_str(json.dumps(create))
+        return turn
+
+    async def __aenter__(self) -> Voicewire:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        if self._socket is not None:
+            await self._socket.close()
+        if self._reading is not None:
+            await self._reading
+        if self._http is not None:
+            await self._http.close()
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async for message in socket:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                self._take_audio(message.data)
+            elif message.type is aiohttp.WSMsgType.TEXT:
+                self._take(json.loads(message.data))
+        for turn in self._turns.values():
+            turn.take({"type": "error", "code": "closed", "message": "the connection was lost", "retryable": True})
+        self._turns.clear()
+        self._numbers.clear()
+
+    def _take_audio(self, message: bytes) -> None:
+        turn = self._numbers.get(HEADER.unpack_from(message)[3])
+        if turn is not None:
+            turn.take(message)
+
+    def _take(self, told: dict[str, Any]) -> None:
+        turn = self._turns.get(told.get("response_id") or "")
+        if turn is None:
+            return
+        if told["type"] == "response.created":
+            self._numbers[told["response"]] = turn
+        turn.take(told)
+        if told["type"] == "response.done":
+            self._numbers.pop(told["response"], None)
+            self._forget()
+
+    def _forget(self, most: int = 8) -> None:
+        """Turns that are over may still be asked what was heard; the last ones are kept for that."""
+        over = [name for name, turn in self._turns.items() if turn.over]
+        for name in over[:-most]:
+            del self._turns[name]
+
+
+def _packets(message: bytes) -> list[bytes]:
+    packets, at = [], HEADER.size
+    for _ in range(HEADER.unpack_from(message)[2]):
+        size = int.from_bytes(message[at : at + 2], "big")
+        packets.append(message[at + 2 : at + 2 + size])
+        at += 2 + size
+    return packets
+
+
+async def main() -> None:
+    url, text, path = sys.argv[1:4]
+    pcm = b""
+    async with Voicewire(url, os.environ.get("VOICEWIRE_API_KEY")) as client:
+        turn = await client.begin()
+        for delta in text.split(" "):
+            await turn.push(delta + " ")
+        await turn.end()
+        async for told in turn:
+            match told:
+                case Sound():
+                    pcm += told.pcm
+                case Word():
+                    print(f"{told.start_s:6.2f} {told.end_s:6.2f}  {told.text}")
+    with wave.open(path, "wb") as file:
+        file.setparams((1, 2, turn.sample_rate, 0, "NONE", ""))
+        file.writeframes(pcm)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
