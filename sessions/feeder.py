@@ -142,7 +142,9 @@ class Feeder:
 
     def _submit(self, segment: Segment) -> SpeechStream:
         settings, limits = self._settings, self._services.limits
-        lead_ms = None if settings.lead_ms is None else max(settings.lead_ms, limits.min_engine_lead_ms)
+        lead_ms = None
+        if settings.lead_ms is not None:  # the listener's, in the engine's time
+            lead_ms = max(int(settings.lead_ms * settings.speed), limits.min_engine_lead_ms)
         request = SpeechRequest(
             request_id=f"{self._request_prefix}/{segment.index}",
             voice=settings.clone or settings.voice,

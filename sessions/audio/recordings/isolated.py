@@ -10,6 +10,7 @@ import asyncio
 import os
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +79,8 @@ def main(arguments: list[str]) -> int:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(limit, (value, value))
+        with suppress(ValueError, OSError):  # a system that has no such limit
+            resource.setrlimit(limit, (value, value))
     try:
         pcm = decode_recording(sys.stdin.buffer.read(), int(sample_rate), float(max_s))
     except BadRecording as error:
