@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -95,8 +95,10 @@ class WireEndpoint:
             body = await link.read_body(limit, self._server.config.listen.handshake_timeout_s)
         except Refused as error:
             await self._refuse(error, scope, receive, send)
-            return
-        await connection.converse(link, body)
+        except ClientDisconnect:
+            log.info("a client left before its request was whole", extra={"wire": self._wire.path})
+        else:
+            await connection.converse(link, body)
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         info = describe(error)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,9 +14,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from realtime.protocol import events as ev
+from realtime.protocol.dialects.registry import WIRES, Wire
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.dialects.chaos import ChaoticClient
 from tests.realtime.dialects.clients import CLIENTS, RAW, VendorClient, read
-from tests.realtime.live import QUICK, WAIT_S, Live, live_server, speak
+from tests.realtime.dialects.right import RIGHT
+from tests.realtime.live import QUICK, WAIT_S, Live, live_server, speak, until
 
 KEY = "a-key-of-enough-characters"
 TEXT = "Hello there, how are you today?"
@@ -280,6 +285,38 @@ async def test_bad_bodies_over_http(live: Live, path: str) -> None:
         ):
             answer = await http.post(path, content=body, headers={"xi-api-key": KEY})
             assert (answer.status_code, bool(answer.json())) == (status, True)
+
+
+async def test_a_body_that_breaks_off(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", live.port)
+    head = f"POST /tts/bytes HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: {KEY}\r\nContent-Length: 100\r\n\r\n{{"
+    writer.write(head.encode())
+    await until(lambda: live.speech.num_connections == 1)
+    writer.close()
+    await live.freed()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+CHAOS_MESSAGES = 300
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire.carrier == "socket"], ids=lambda wire: wire.path)
+async def test_nothing_is_left_of_a_client_that_says_anything(live: Live, wire: Wire) -> None:
+    rng = random.Random(7)
+    chaos = ChaoticClient(rng, RIGHT.get(wire.path, ()))
+    path = wire.path.replace("{voice_id}", "zoe") + "?model=flux-zoe-en"
+    options = {"subprotocols": ["rime.v1.json"]} if wire.path == "/ws" else {}
+    told = 0
+    while told < CHAOS_MESSAGES:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with connect(
+            live.url + path, compression=None, proxy=None, additional_headers=headers, **options
+        ) as socket:
+            with suppress(ConnectionClosed):
+                for _ in range(rng.randint(1, 40)):
+                    told += 1
+                    await socket.send(chaos.message())
+            socket.transport.abort()
 
 
 async def test_timestamps_as_json_lines_and_as_events(live: Live) -> None:
