@@ -1,51 +1,28 @@
-"""The shell under every vendor's wire: the handshake or the request, then a connection that reads while it speaks."""
+"""The addresses of the vendors' wires: the handshake or the request, and how it is refused."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, HTTPConnection
-from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from engine.api import EngineError
-from realtime.auth import UNKNOWN_KEY, Caller
-from realtime.contexts import ContextLimits, Contexts
-from realtime.errors import Refused, describe, error_body, http_status, rule_for
-from realtime.protocol.close import CloseCode
+from realtime.auth import Caller
+from realtime.errors import Refused, describe
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.registry import WIRES, Wire
-from realtime.protocol.errors import ProtocolError, RemoteProtocolError
+from realtime.protocol.errors import ProtocolError
 from realtime.server import SpeechServer
-from realtime.transports.body import BrokenOff, HttpLink
-from realtime.transports.http import refusal_headers
-from realtime.transports.link import WRITE_GRACE_S, AsgiLink, Link
-from realtime.wishes import Grantor
-from sessions.checks import check_format
-from sessions.clock import now_s
-from sessions.errors import ErrorInfo, SessionError
-from sessions.session import Session
-from sessions.voices.naming import find_voice
+from realtime.transports.body import HttpLink
+from realtime.transports.link import WRITE_GRACE_S, AsgiLink
+from realtime.transports.wire_connection import ANYBODY, WireConnection, refusal
+from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.wire")
-
-MESSAGES_AT_ONCE = 50
-"""Messages that came together are read so many at a time, then others have their turn."""
-LAST_WORDS_S = 0.5
-"""A connection that is closed waits at most so long until each context was told its end."""
-VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
-"""Clients of vendors do not know our own codes."""
-WARNING = "X-Voicewire-Warning"
-ANYBODY = Caller("")
-"""Has not shown a key yet."""
 
 
 class WireEndpoint:
@@ -109,255 +86,6 @@ class WireEndpoint:
             await WebSocket(scope, receive, send).send_denial_response(answer)
         else:
             await answer(scope, receive, send)
-
-
-class WireConnection:
-    """One client on one wire. ``enter``, ``converse``, ``aclose``."""
-
-    def __init__(self, server: SpeechServer, wire: Wire, dialect: on.Dialect) -> None:
-        self._server = server
-        self._wire = wire
-        self._dialect = dialect
-        self._limits = server.config.limits
-        self._tasks = asyncio.TaskGroup()
-        self._entered = ExitStack()
-        self._caller = ANYBODY
-        self._grantor = Grantor(
-            replace(server.settings, lead_ms=self._lead_ms),
-            server.engine.info,
-            server.config.wires.voices,
-            lambda name: find_voice(server.voices, self._caller.name, name) is not None,
-        )
-        self._session: Session | None = None
-        self._contexts: Contexts
-        """There with the session: once it is known whose connection this is."""
-        self._link: Link
-        self._warnings: tuple[str, ...] = ()
-        self._num_errors = 0
-        self._opened_s = now_s()
-        self._ending = True
-        """Not to be ended: not yet begun, or about to end."""
-
-    @property
-    def _lead_ms(self) -> int | None:
-        return None if self._wire.carrier == "http" else self._server.config.wires.lead_ms
-
-    def enter(self, caller: Caller) -> None:
-        """Take a place. Raises what refuses a handshake."""
-        self._caller = caller
-        if self._dialect.wish is not None:
-            self._warnings = self._check_wish(self._dialect.wish)
-        if caller is not ANYBODY:
-            self._open_session(caller)
-        self._entered.enter_context(self._server.connected(self, caller))
-
-    def _check_wish(self, wish: on.Wish) -> tuple[str, ...]:
-        """What to warn of. Raises ``UnsupportedFormat``."""
-        settings, warnings = self._grantor.grant(wish)
-        check_format(settings.format)
-        return warnings
-
-    def headers(self) -> dict[str, str]:
-        """Of the answer to the handshake or request."""
-        warning = {WARNING: "; ".join(self._warnings)} if self._warnings else {}
-        return self._dialect.headers() | warning
-
-    def head(self) -> tuple[str, dict[str, str]]:
-        return self._dialect.media_type, self.headers()
-
-    async def converse(self, link: Link, body: bytes | None = None) -> None:
-        """Returns when the line is closed. An HTTP request has its ``body``. Raises ``BrokenOff``."""
-        self._link = link
-        try:
-            async with self._tasks:
-                self._ending = False
-                await self._carry_out(self._dialect.begin())
-                if body is not None:
-                    await self._receive(body)
-                await self._read()
-                self._ending = True
-                self._detach()
-        except ExceptionGroup as faults:
-            self._ending = True
-            self._detach()
-            if faults.split(BrokenOff)[1] is None:
-                raise BrokenOff from None
-            log.exception("a connection failed", extra={"wire": self._wire.path})
-            await self._fail(ErrorInfo("internal_error", "internal error"), CloseCode.INTERNAL_ERROR)
-
-    async def aclose(self) -> None:
-        """Returns when nothing of the session is left."""
-        self._entered.close()
-        if self._session is not None:
-            await self._session.aclose()
-
-    def tick(self, now_s: float) -> None:
-        if self._ending:
-            return
-        if now_s - self._opened_s >= self._limits.max_session_s:
-            self.end("session_expired")
-        elif self._session is None:
-            if now_s - self._opened_s >= self._server.config.listen.handshake_timeout_s:
-                self.end("unauthorized")
-        elif self._session.detached.is_set():
-            self.end("idle_timeout")
-        elif self._server.draining and not self._contexts.num_open:
-            self.end("draining")
-        elif self._dialect.context_timeout_s is not None:
-            for idle in self._contexts.idle(self._dialect.context_timeout_s, now_s):
-                self._tasks.create_task(self._tell(idle), name="voicewire idle context")
-
-    def end(self, code: str) -> None:
-        if not self._ending:
-            self._ending = True
-            reason = describe(Refused(code, rule_for(code).meaning))
-            self._tasks.create_task(self._fail(reason, rule_for(code).close), name="voicewire close")
-
-    async def _read(self) -> None:
-        for number in itertools.count(1):
-            message = await self._link.receive()
-            if message is None:
-                return
-            if number % MESSAGES_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            await self._receive(message)
-
-    async def _receive(self, message: on.Message) -> None:
-        if self._session is not None:
-            self._session.touch()
-        try:
-            self._check_size(message)
-            await self._carry_out(self._dialect.receive(message))
-        except (ProtocolError, Refused, SessionError, EngineError) as error:
-            await self._answer(error)
-
-    def _check_size(self, message: on.Message) -> None:
-        limit = self._limits.max_message_bytes
-        num_bytes = len(message) if isinstance(message, bytes) or len(message) <= limit // 4 else len(message.encode())
-        if num_bytes > limit:
-            raise RemoteProtocolError(
-                "message_too_big", f"a message of {num_bytes} bytes, max_message_bytes is {limit}"
-            )
-
-    async def _carry_out(self, intents: Iterable[on.Intent], wanted: Callable[[], bool] | None = None) -> None:
-        for intent in list(intents):
-            match intent:
-                case on.Send():
-                    await self._link.send(intent.message, wanted)
-                case on.Close():
-                    await self._close(intent.code, intent.reason)
-                case on.Abort():
-                    await self._abort(intent)
-                case on.Authenticate():
-                    self._authenticate(intent.key)
-                case _:
-                    if self._session is None:
-                        raise Refused("unauthorized", UNKNOWN_KEY)
-                    for event in self._contexts.act(intent):
-                        await self._tell(event)
-
-    async def _tell(self, event: on.Event, wanted: Callable[[], bool] | None = None) -> None:
-        if isinstance(event, on.Opened):
-            self._note_warnings(event.warnings)
-        if isinstance(event, on.Ended):
-            log.info("context ended", extra=self._facts(event))
-        await self._carry_out(self._dialect.tell(event), wanted)
-
-    def _note_warnings(self, warnings: tuple[str, ...]) -> None:
-        if warnings:
-            self._warnings = warnings
-            log.info("a wish was not granted", extra={"wire": self._wire.path})
-
-    def _facts(self, ended: on.Ended) -> dict[str, object]:
-        """What the log is told of a context: nothing that was said."""
-        return {
-            "session_id": self._session and self._session.session_id,
-            "wire": self._wire.path,
-            "status": ended.status,
-            "code": ended.error and ended.error.code,
-            "audio_ms": round(ended.audio_ms),
-        }
-
-    async def _answer(self, error: Exception) -> None:
-        """Tell the client what it did wrong, and close if that broke the wire."""
-        info = describe(error)
-        self._server.metrics.refused(info.code)
-        log.info("refused a message", extra={"wire": self._wire.path, "code": info.code})
-        self._num_errors += 1
-        if self._num_errors >= self._limits.max_errors:
-            info = ErrorInfo("too_many_errors", f"max_errors is {self._limits.max_errors}")
-            await self._fail(info, CloseCode.POLICY_VIOLATION)
-        else:
-            await self._fail(info, self._close_after(error, info.code))
-
-    def _close_after(self, error: Exception, code: str) -> CloseCode | None:
-        if code in ("message_too_big", "unauthorized"):
-            return rule_for(code).close
-        return rule_for(code).close if isinstance(error, ProtocolError) and not self._dialect.forgiving else None
-
-    async def _fail(self, info: ErrorInfo, close: CloseCode | None) -> None:
-        code = None if close is None else VENDOR_CLOSE.get(close, close)
-        if code is not None:
-            self._ending = True
-            self._detach()
-        await self._carry_out(self._dialect.fail(error_body(info), code))
-        if code is not None:
-            await self._close(code, info.code)
-
-    async def _close(self, code: int, reason: str) -> None:
-        self._ending = True
-        self._detach()
-        if self._session is not None:
-            await self._contexts.silent(LAST_WORDS_S)
-        await self._link.close(code, reason)
-
-    async def _abort(self, abort: on.Abort) -> None:
-        self._ending = True
-        self._detach()
-        error = abort.error
-        info = ErrorInfo(error.code, error.message, error.param, error.retryable, error.retry_after_ms)
-        if isinstance(self._link, HttpLink):
-            await self._link.abort(refusal(self._wire, info))
-        else:
-            await self._link.close(CloseCode.INTERNAL_ERROR, error.code)
-
-    def _authenticate(self, key: str) -> None:
-        """Raises ``Refused`` or ``SessionError``. Once it is known whose connection this is, it stays theirs."""
-        if self._session is not None:
-            return
-        caller = self._server.gatekeeper.caller_of(key)
-        self._server.check_room(caller)
-        self._open_session(caller)
-        self._entered.close()
-        self._entered.enter_context(self._server.connected(self, caller))
-
-    def _open_session(self, caller: Caller) -> None:
-        self._caller = caller
-        self._session = self._server.open_session(caller)
-        self._contexts = Contexts(
-            self._session,
-            self._grantor,
-            self._tasks,
-            self._tell,
-            self._server.may_speak,
-            ContextLimits(
-                max_contexts=self._server.config.wires.max_contexts,
-                max_waiting_chars=self._limits.max_response_chars,
-                max_remembered=self._limits.max_remembered_responses,
-            ),
-            serial=self._wire.serial,
-        )
-
-    def _detach(self) -> None:
-        if self._session is not None:
-            self._session.detach()
-
-
-def refusal(wire: Wire, info: ErrorInfo) -> JSONResponse:
-    """The vendor's shape of an HTTP error."""
-    status = http_status(info)
-    body, headers = wire.dialect.refuse(error_body(info), status)
-    return JSONResponse(body, status, refusal_headers(info) | headers)
 
 
 def wire_routes(server: SpeechServer) -> list[BaseRoute]:
