@@ -27,6 +27,7 @@ FIELDS = (
     "num_active_responses",
     "audio_ms",
     "first_audio_ms",
+    "file",
     "host",
     "port",
     "model",

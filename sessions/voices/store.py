@@ -208,4 +208,4 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _warn(file: str, error: Exception) -> None:
-    log.warning("a voice file cannot be read", extra={"file": file, "reason": str(error)})
+    log.warning("a voice file cannot be read", extra={"file": file, "code": type(error).__name__})
