@@ -4,6 +4,7 @@ import { openDecoder } from "./audio/decoder.js";
 import { Peaks } from "./audio/peaks.js";
 import { Emitter } from "./emitter.js";
 import { Underruns } from "./underruns.js";
+import { WordTimes } from "./words.js";
 
 /**
  * @typedef {import("./protocol/events.js").HeardBody} Heard
@@ -42,8 +43,8 @@ export class SpokenResponse extends Emitter {
   heard = null;
   /** @type {ErrorBody | null} */
   error = null;
-  /** Where flushes end, in milliseconds of its sound. @type {number[]} */
-  seams_ms = [];
+  /** With the setting `word_times`. */
+  word_times = new WordTimes();
   /** @type {import("./protocol/events.js").ActualFormat | null} */
   format = null;
   /** What came, for `session.record`. @type {Uint8Array[]} */
@@ -135,7 +136,7 @@ export class SpokenResponse extends Emitter {
 
   /** How many characters of its text have been heard by now, as far as words have been timed. */
   heardChars() {
-    return this.status === "completed" && this.over ? this.text.length : 0;
+    return this.word_times.heardChars(this.text, this.played_ms);
   }
 
   /** @returns {Statistics} */
@@ -155,7 +156,7 @@ export class SpokenResponse extends Emitter {
   receive(event) {
     if (!("type" in event)) this.#hear(event);
     else if (event.type === "response.created") this.#open(event.format);
-    else if (event.type === "text.flushed") this.seams_ms.push(this.#seam_ms(event.end_sample));
+    else if (event.type === "response.words") this.word_times.add(event.words);
     else if (event.type === "response.done") this.#end(event);
     else if (event.type === "response.heard") this.#tellHeard(event.heard);
     else if (event.type === "error" && this.status === "speaking") this.fail(event);
@@ -266,11 +267,5 @@ export class SpokenResponse extends Emitter {
   /** @param {number} samples */
   #ms(samples) {
     return (1000 * samples) / this.#rate;
-  }
-
-  /** @param {number} sample as the server counts */
-  #seam_ms(sample) {
-    const { sample_rate, pre_skip_samples } = this.format ?? { sample_rate: this.#rate, pre_skip_samples: 0 };
-    return (1000 * (sample - pre_skip_samples)) / sample_rate;
   }
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from realtime.protocol import events as ev
 from realtime.protocol.close import MEANINGS
 from realtime.protocol.native import PATH, SUBPROTOCOL
 
@@ -89,3 +90,13 @@ def test_close_codes_and_addresses_are_those_of_the_server():
     native = (PAGE / "protocol" / "native.js").read_text()
     assert f'"{PATH}"' in native
     assert f'"{SUBPROTOCOL}"' in native
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("format", ev.Format), ("sampling", ev.Sampling), ("settingFields", ev.Settings)]
+)
+def test_settings_are_those_of_the_server(name, kind):
+    """The vectors hold every event, but not every setting."""
+    source = (PAGE / "protocol" / "events.js").read_text()
+    table = re.search(rf"const {name} = (?:struct\(\s*)?{{(.*?)}}", source, re.DOTALL)[1]
+    assert re.findall(r"^\s+(\w+): ", table, re.MULTILINE) == list(kind.__struct_fields__)

@@ -1,7 +1,7 @@
 /** From a response's packets to samples at the player's rate, without what stands before the speech. */
 
 import { WasmOpusDecoder, loadLibOpus } from "./opus_wasm.js";
-import { WebCodecsOpusDecoder, hasWebCodecsOpus } from "./opus_webcodecs.js";
+import { WebCodecsOpusDecoder, hasWebCodecsOpus, warmUp } from "./opus_webcodecs.js";
 import { PcmDecoder, READERS } from "./pcm.js";
 
 /**
@@ -16,7 +16,10 @@ import { PcmDecoder, READERS } from "./pcm.js";
  * @returns {Promise<OpusKind>}
  */
 export async function chooseOpusDecoder(wanted = "auto") {
-  if (wanted !== "wasm" && (await hasWebCodecsOpus())) return "webcodecs";
+  if (wanted !== "wasm" && (await hasWebCodecsOpus())) {
+    await warmUp();
+    return "webcodecs";
+  }
   await loadLibOpus();
   return "wasm";
 }

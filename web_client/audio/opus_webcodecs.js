@@ -4,6 +4,17 @@ const CONFIG = { codec: "opus", sampleRate: 48_000, numberOfChannels: 1 };
 export const PACKET_US = 20_000;
 export const PACKET_SAMPLES = 960;
 
+/** 20 ms of nothing. */
+const SILENCE = Uint8Array.of(0xf8, 0xff, 0xfe);
+
+/** Decode something once: the first decoder of a page takes long to come up. */
+export async function warmUp() {
+  const decoder = new WebCodecsOpusDecoder(() => {});
+  decoder.decode(SILENCE);
+  await decoder.flush();
+  decoder.close();
+}
+
 /** Whether this browser has one; it does not on pages over plain http from another machine. */
 export async function hasWebCodecsOpus() {
   if (globalThis.AudioDecoder === undefined) return false;

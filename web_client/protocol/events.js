@@ -22,6 +22,7 @@ import {
 export const MAX_ID_CHARS = 64;
 export const MAX_INSTRUCT_CHARS = 2000;
 export const MAX_NAME_CHARS = 128;
+export const MAX_CHUNK_STEPS = 16;
 
 const STRICT = { strict: true };
 const LENIENT = { strict: false };
@@ -94,6 +95,7 @@ const sampling = struct(
  * @property {"lead" | "burst"} [pace]
  * @property {number} [lead_ms]
  * @property {boolean} [word_times] whether `response.words` are told
+ * @property {number} [speed]
  * @property {"auto" | "streaming" | "full"} [text_layout]
  * @property {number} [max_frames]
  * @property {number[]} [chunk_frames]
@@ -108,9 +110,10 @@ const settingFields = {
   pace: optional(orNull(oneOf("lead", "burst"))),
   lead_ms: optional(count),
   word_times: optional(orNull(flag)),
+  speed: optional(orNull(number)),
   text_layout: optional(orNull(oneOf("auto", "streaming", "full"))),
   max_frames: optional(count),
-  chunk_frames: optional(orNull(listOf(integer))),
+  chunk_frames: optional(orNull(listOf(integer, MAX_CHUNK_STEPS))),
   sampling: optional(orNull(sampling)),
 };
 const settings = struct(settingFields, STRICT);

@@ -49,9 +49,13 @@ export const oneOf = (...values) => that(`one of ${values.join(", ")}`, (value) 
 /** @param {Check} check @returns {Check} */
 export const orNull = (check) => (value, path) => (value === null ? null : check(value, path));
 
-/** @param {Check} check @returns {Check} */
-export const listOf = (check) => (value, path) =>
-  Array.isArray(value) ? value.map((item) => check(item, `${path}[...]`)) : refuse("expected a list", path);
+/** @param {Check} check @param {number} [max] @returns {Check} */
+export const listOf =
+  (check, max = Infinity) =>
+  (value, path) => {
+    if (!Array.isArray(value) || value.length > max) return refuse(`expected a list of at most ${max}`, path);
+    return value.map((item) => check(item, `${path}[...]`));
+  };
 
 /** @param {Check} check @returns {Field} a field that must be there */
 export const required = (check) => ({ check, required: true });

@@ -55,6 +55,7 @@ export function readOrder() {
     voice: select("voice").value,
     language: select("language").value,
     format,
+    word_times: true,
     ...(Number.isInteger(seed) && { seed }),
   };
   const pauses = /** @type {import("./token_writer.js").Pauses} */ (select("pauses").value);

@@ -14,11 +14,13 @@ import { write } from "./token_writer.js";
 
 const MAX_CARDS = 40;
 const BLOCKED_AFTER_MS = 400;
+const PICTURE_EVERY_MS = 40;
 
 /** @type {ReplyCard[]} newest first */
 const cards = [];
 let count = 0;
 let quiet = true;
+let drawn_ms = 0;
 
 const session = new VoicewireSession({ decoder: wantedDecoder() });
 const meters = new Meters();
@@ -72,7 +74,13 @@ function wake() {
   quiet = false;
 }
 
-function picture() {
+/** @param {number} now_ms */
+function picture(now_ms) {
+  if (now_ms - drawn_ms < PICTURE_EVERY_MS) {
+    requestAnimationFrame(picture);
+    return;
+  }
+  drawn_ms = now_ms;
   for (const card of cards) card.refresh();
   meters.show(cards);
   const active = session.active.length > 0;

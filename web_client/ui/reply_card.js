@@ -100,12 +100,12 @@ export class ReplyCard {
   }
 
   redraw() {
-    const { peaks, played_ms, over, status, seams_ms } = this.response;
+    const { peaks, played_ms, over, status, word_times } = this.response;
     drawWaveform(this.canvas, {
       peaks: peaks.values,
       played_ms,
       cut_ms: over && status === "cancelled" ? played_ms : null,
-      seams_ms,
+      seams_ms: word_times.seams_ms,
     });
   }
 

@@ -50,7 +50,7 @@ function drawBars(paint, { peaks, played_ms }, px_per_ms, width, height, colours
     const from = Math.floor(x / px_per_ms / 10);
     const to = Math.max(from + 1, Math.ceil((x + BAR_PX + GAP_PX) / px_per_ms / 10));
     const peak = Math.max(0, ...peaks.slice(from, to));
-    const tall = Math.max(2, Math.min(1, Math.sqrt(peak) * 1.1) * (height - 4));
+    const tall = Math.max(2, Math.min(1, (1.5 * peak) ** 0.8) * (height - 4));
     paint.fillStyle = x / px_per_ms < played_ms ? heard : rest;
     paint.fillRect(x, (height - tall) / 2, BAR_PX, tall);
   }

@@ -1,0 +1,28 @@
+/** When each word of a response is spoken, as the server tells it word by word. */
+
+const HAS_PAIRS = /[\uD800-\uDFFF]/;
+
+export class WordTimes {
+  constructor() {
+    /** @type {import("./protocol/events.js").Word[]} */
+    this.words = [];
+    /** Where one segment meets the next, in milliseconds of the sound. @type {number[]} */
+    this.seams_ms = [];
+  }
+
+  /** @param {import("./protocol/events.js").Word[]} words the next ones */
+  add(words) {
+    for (const word of words) {
+      const last = this.words.at(-1);
+      if (last !== undefined && last.segment !== word.segment) this.seams_ms.push(word.start_ms);
+      this.words.push(word);
+    }
+  }
+
+  /** How many characters of `text`, as JavaScript counts, have begun to be heard. @param {string} text @param {number} played_ms */
+  heardChars(text, played_ms) {
+    const word = this.words.findLast(({ start_ms }) => start_ms <= played_ms);
+    if (word === undefined || played_ms <= 0) return 0;
+    return HAS_PAIRS.test(text) ? [...text].slice(0, word.raw_end).join("").length : word.raw_end;
+  }
+}
