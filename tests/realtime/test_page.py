@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from starlette.routing import Mount
 
 from realtime.client import open_session
 from realtime.config import load_config
@@ -57,3 +58,27 @@ async def test_the_application_runs_under_any_asgi_server() -> None:
         assert (await speak(client, "Hello there.")).done.status == "completed"
     server.should_exit = True
     await serving
+
+
+async def test_the_page_that_comes_along_is_served_with_its_policy() -> None:
+    async with live_server() as live, live.http() as http:
+        page = await http.get("/")
+        assert "<title>voicewire</title>" in page.text
+        policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
+        assert (policy["default-src"], policy["connect-src"]) == ("'none'", "'self'")
+        assert policy["script-src"] == "'self' 'wasm-unsafe-eval'"
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert page.headers["referrer-policy"] == "no-referrer"
+        tag = (await http.get("/session.js")).headers["etag"]
+        assert (await http.get("/session.js", headers={"If-None-Match": tag})).status_code == 304
+        icon = await http.get("/icon.svg")
+        assert icon.headers["content-type"] == "image/svg+xml"
+
+
+async def test_the_page_shadows_no_other_address() -> None:
+    """It is mounted last, whatever routes come to stand before it."""
+    app = create_app(load_config(), FakeSpeechEngine(QUICK))
+    assert [route for route in app.routes if isinstance(route, Mount) and route.path == ""] == app.routes[-1:]
+    async with live_server() as live, live.http() as http:
+        for path in ("/healthz", "/readyz", "/metrics", "/v1/voices"):
+            assert (await http.get(path)).status_code == 200
