@@ -79,6 +79,11 @@ class Gatekeeper:
     def has_keys(self) -> bool:
         return bool(self._keys)
 
+    @property
+    def key_names(self) -> list[str]:
+        """Of every caller there can be."""
+        return [caller.name for _, caller in self._keys] or [LOCAL.name]
+
     def admit(self, request: HTTPConnection) -> Caller:
         """Raises ``Refused``."""
         return self.admit_late(request) or self.caller_of("")

@@ -1,7 +1,7 @@
 """``serve --gateways N``: several processes for sockets and Opus in front of one engine, on one port.
 
 The parent owns the engine's process and watches the gateways; the system spreads new connections over them. A gateway
-that dies takes its own connections with it and is started again. Limits hold for each gateway.
+that dies takes its own connections with it and is started again. Limits hold for all of them together.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from pathlib import Path
 import msgspec
 from prometheus_client import multiprocess
 
+from realtime.auth import load_gatekeeper
 from realtime.config import ServerConfig
 from realtime.local_engine import connect_engine, share_engine
 from realtime.logs import configure_logs
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.serve import create_app, serve
+from realtime.shared_tally import SharedTally
 from realtime.transports.listener import listening_sockets
+from sessions.tally import all_names
 
 log = logging.getLogger("voicewire.gateways")
 
@@ -50,6 +53,15 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     config: ServerConfig
     engine: str
     """Address of the engine's process."""
+    tally: str
+    """File of the tally that all gateways keep."""
+    counted: tuple[str, ...]
+    """The names in it."""
+    column: int = 0
+    """Which of its columns is this gateway's."""
+
+    def open_tally(self) -> SharedTally:
+        return SharedTally(Path(self.tally), self.counted, self.column)
 
 
 class Gateways:
@@ -67,40 +79,45 @@ class Gateways:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         try:
-            first = await asyncio.gather(*(self._start() for _ in range(self._plan.config.listen.gateways)))
+            columns = range(self._plan.config.listen.gateways)
+            first = await asyncio.gather(*map(self._start, columns))
             on_ready()
             async with asyncio.TaskGroup() as keepers:
-                for process in first:
-                    keepers.create_task(self._keep(process), name="voicewire gateway keeper")
+                for process, column in zip(first, columns, strict=True):
+                    keepers.create_task(self._keep(process, column), name="voicewire gateway keeper")
                 await self._stopping.wait()
                 self._terminate()
         finally:
             self._terminate()
             await asyncio.gather(*(process.wait() for process in self._running))
 
-    async def _keep(self, process: Process) -> None:
+    async def _keep(self, process: Process, column: int) -> None:
         while True:
             await process.wait()
+            self._plan_of(column).open_tally().clear()
             self._running.discard(process)
             multiprocess.mark_process_dead(process.pid, self._metrics_folder)  # type: ignore[no-untyped-call]
             if self._stopping.is_set():
                 return
             log.error("a gateway ended with status %s; starting another", process.returncode)
-            while (again := await self._start_again()) is None:
+            while (again := await self._start_again(column)) is None:
                 if self._stopping.is_set():
                     return
             process = again
 
-    async def _start_again(self) -> Process | None:
+    async def _start_again(self, column: int) -> Process | None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), RESTART_PAUSE_S)
         try:
-            return None if self._stopping.is_set() else await self._start()
+            return None if self._stopping.is_set() else await self._start(column)
         except ChildProcessError as error:
             log.error("%s", error)
             return None
 
-    async def _start(self) -> Process:
+    def _plan_of(self, column: int) -> GatewayPlan:
+        return msgspec.structs.replace(self._plan, column=column)
+
+    async def _start(self, column: int) -> Process:
         process = await asyncio.create_subprocess_exec(
             *GATEWAY_COMMAND,
             stdin=PIPE,
@@ -111,7 +128,7 @@ class Gateways:
         self._running.add(process)
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(msgspec.json.encode(self._plan) + b"\n")
+        process.stdin.write(msgspec.json.encode(self._plan_of(column)) + b"\n")
         if await process.stdout.readline() != READY:
             raise ChildProcessError("a gateway did not come up")
         return process
@@ -129,9 +146,17 @@ async def serve_by_gateways(config: ServerConfig, on_ready: Callable[[int], None
     reserved = listening_sockets(config.listen, share_port=True)
     port = reserved[0].getsockname()[1]
     listen = msgspec.structs.replace(config.listen, port=port)
-    plan = GatewayPlan(config=msgspec.structs.replace(config, listen=listen), engine=str(address))
+    counted = all_names(load_gatekeeper(config.auth).key_names)
     try:
         with tempfile.TemporaryDirectory(prefix="voicewire-metrics-") as folder:
+            tally = Path(folder) / "tally"
+            SharedTally.make_file(tally, counted, config.listen.gateways)
+            plan = GatewayPlan(
+                config=msgspec.structs.replace(config, listen=listen),
+                engine=str(address),
+                tally=str(tally),
+                counted=tuple(counted),
+            )
             await engine.start()
             await Gateways(plan, folder).run(lambda: on_ready(port))
     finally:
@@ -141,7 +166,7 @@ async def serve_by_gateways(config: ServerConfig, on_ready: Callable[[int], None
 
 
 async def serve_as_gateway(plan: GatewayPlan) -> None:
-    app = create_app(plan.config, connect_engine(Path(plan.engine)))
+    app = create_app(plan.config, connect_engine(Path(plan.engine)), plan.open_tally())
     await serve(plan.config, app, on_ready=lambda _: print("ready", flush=True), share_port=True)
 
 

@@ -28,9 +28,12 @@ from realtime.transports.voices import VOICE_ROUTES
 from realtime.transports.websocket import SpeechEndpoint
 from realtime.transports.wires import wire_routes
 from sessions.errors import SessionError
+from sessions.tally import Tally
 
 
-def create_app(config: ServerConfig | None = None, engine: SpeechEngine | None = None) -> Starlette:
+def create_app(
+    config: ServerConfig | None = None, engine: SpeechEngine | None = None, tally: Tally | None = None
+) -> Starlette:
     """The ASGI application; the engine starts with its lifespan. Without a ``config`` the environment gives it.
 
     Raises ``ConfigError``.
@@ -38,7 +41,7 @@ def create_app(config: ServerConfig | None = None, engine: SpeechEngine | None =
     config = load_config(environment=os.environ) if config is None else config
     if engine is None:
         engine = make_engine(Path(config.engine.model) if config.engine.model else None, **config.engine.options)
-    server = SpeechServer(config, engine, load_gatekeeper(config.auth))
+    server = SpeechServer(config, engine, load_gatekeeper(config.auth), tally)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

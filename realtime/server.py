@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import ParamSpec, Protocol
@@ -21,6 +20,7 @@ from sessions.alignment.even import EvenAligner
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.registry import SessionRegistry
 from sessions.session import Session
+from sessions.tally import CONNECTIONS, LocalTally, Tally, of_key
 from sessions.voices.folder import voices_folder
 from sessions.voices.store import VoiceLimits, VoiceStore
 
@@ -48,8 +48,11 @@ ALIGNERS: dict[str, MakeAligner] = {"letters": LetterAligner, "even": EvenAligne
 class SpeechServer:
     """Owns the engine's life, the sessions and the connections. ``start``, serve, ``drain``, ``aclose``."""
 
-    def __init__(self, config: ServerConfig, engine: SpeechEngine, gatekeeper: Gatekeeper) -> None:
+    def __init__(
+        self, config: ServerConfig, engine: SpeechEngine, gatekeeper: Gatekeeper, tally: Tally | None = None
+    ) -> None:
         self.config = config
+        self.tally = tally or LocalTally()
         self.engine = engine
         self.gatekeeper = gatekeeper
         self.draining = False
@@ -57,11 +60,10 @@ class SpeechServer:
         self.voices = VoiceStore(voices_folder(config.voices.folder), voice_limits(config))
         self.cloning = Cloning(config, engine)
         self.registry = SessionRegistry(
-            engine, registry_limits(config), self.metrics, self.voices, ALIGNERS[config.speech.aligner]
+            engine, registry_limits(config), self.metrics, self.voices, ALIGNERS[config.speech.aligner], self.tally
         )
         self.settings = default_settings(config.speech)
         self._connections: set[Connection] = set()
-        self._num_by_key: Counter[str] = Counter()
         self._overloaded_since_s: float | None = None
         self._drained = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
@@ -120,9 +122,9 @@ class SpeechServer:
         """Raises ``Refused`` when one connection more is one too many."""
         self.may_speak()
         limits = self.config.limits
-        self._check("max_connections", self.num_connections, limits.max_connections)
-        of_key = limits.max_connections_per_key if caller.max_connections is None else caller.max_connections
-        self._check("max_connections_per_key", self._num_by_key[caller.name], of_key)
+        self._check("max_connections", self.tally.total(CONNECTIONS), limits.max_connections)
+        limit = limits.max_connections_per_key if caller.max_connections is None else caller.max_connections
+        self._check("max_connections_per_key", self.tally.total(of_key(CONNECTIONS, caller.name)), limit)
         now_s = asyncio.get_running_loop().time()
         if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_after_s:
             raise Refused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
@@ -135,15 +137,17 @@ class SpeechServer:
     def connected(self, connection: Connection, caller: Caller) -> Iterator[None]:
         """Count a connection while it lasts."""
         self._connections.add(connection)
-        self._num_by_key[caller.name] += 1
+        self._count(caller, 1)
         try:
             yield
         finally:
             self._connections.remove(connection)
-            self._num_by_key[caller.name] -= 1
-            if not self._num_by_key[caller.name]:
-                del self._num_by_key[caller.name]
+            self._count(caller, -1)
             self._note_drained()
+
+    def _count(self, caller: Caller, by: int) -> None:
+        self.tally.change(CONNECTIONS, by)
+        self.tally.change(of_key(CONNECTIONS, caller.name), by)
 
     async def drain(self) -> None:
         """Take nothing new, let what is spoken end, then close every connection."""

@@ -8,8 +8,8 @@ import secrets
 from dataclasses import dataclass
 
 from engine.api import SpeechEngine
-from sessions.alignment.aligner import LetterAligner, MakeAligner
 from sessions.admission import Admission
+from sessions.alignment.aligner import LetterAligner, MakeAligner
 from sessions.clock import now_s
 from sessions.config import RegistryLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
@@ -17,6 +17,7 @@ from sessions.errors import LimitExceeded
 from sessions.metrics import Metrics, NoMetrics
 from sessions.services import Services
 from sessions.session import Session
+from sessions.tally import SESSIONS, LocalTally, Tally
 from sessions.voices.store import VoiceStore
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,10 @@ WARM_UP_RATE = 24_000
 
 
 class SessionRegistry:
-    """``run`` looks after time-outs while the server is up; ``aclose`` ends everything."""
+    """``run`` looks after time-outs while the server is up; ``aclose`` ends everything.
+
+    Limits hold for all that ``tally`` counts, by default what this registry makes.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class SessionRegistry:
         metrics: Metrics | None = None,
         voices: VoiceStore | None = None,
         make_aligner: MakeAligner = LetterAligner,
+        tally: Tally | None = None,
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderThreads(self.limits.encoder_threads)
@@ -53,7 +58,8 @@ class SessionRegistry:
         self._services = Services(
             engine, self.limits.session, self._encoders, metrics or NoMetrics(), voices, make_aligner
         )
-        self._admission = Admission(self.limits)
+        self._tally = tally or LocalTally()
+        self._admission = Admission(self.limits, self._tally)
         self._sessions: dict[str, Session] = {}
         self._num_ever = 0
         self._num_expired = 0
@@ -63,7 +69,7 @@ class SessionRegistry:
     ) -> Session:
         """A session of the client that holds ``key``, for which ``max_active_responses`` takes the place of the limit
         per key. Raises ``LimitExceeded`` with ``retry_after_ms``, or what ``Session.update`` raises."""
-        if len(self._sessions) >= self.limits.max_sessions:
+        if self._tally.total(SESSIONS) >= self.limits.max_sessions:
             limit, retry_after_ms = self.limits.max_sessions, self.limits.retry_after_ms
             raise LimitExceeded(f"max_sessions is {limit}", retry_after_ms=retry_after_ms)
         settings = settings or SpeechSettings()
@@ -79,6 +85,7 @@ class SessionRegistry:
             max_active_responses,
         )
         self._sessions[session.session_id] = session
+        self._tally.change(SESSIONS, 1)
         self._num_ever += 1
         return session
 
@@ -117,4 +124,5 @@ class SessionRegistry:
         self._encoders.close()
 
     def _note_detached(self, session: Session) -> None:
-        self._sessions.pop(session.session_id, None)
+        if self._sessions.pop(session.session_id, None) is not None:
+            self._tally.change(SESSIONS, -1)

@@ -15,6 +15,7 @@ import httpx2 as httpx
 import msgspec
 import psutil
 import pytest
+from websockets.exceptions import InvalidMessage, InvalidStatus
 
 from realtime.client import SpeechClient, open_session
 from realtime.config import load_config
@@ -27,6 +28,7 @@ from tests.realtime.processes import wire_address
 TEXT = "Hello there, how are you today?"
 BURST = ev.Settings(pace="burst")
 NUM_GATEWAYS = 2
+MAX_CONNECTIONS = 9
 PATIENCE_S = 60.0
 
 
@@ -79,7 +81,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     command = [sys.executable, "-m", "realtime.cli", "serve", "--model", str(folder), "--port", "0"]
-    command += ["--gateways", str(NUM_GATEWAYS)]
+    command += ["--gateways", str(NUM_GATEWAYS), "--set", f"limits.max_connections={MAX_CONNECTIONS}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         yield Served(process)
         process.terminate()
@@ -139,6 +141,45 @@ async def test_an_engine_that_is_killed_fails_what_it_spoke_and_comes_back(serve
         await client.aclose()
 
 
+async def session_or_status(url: str) -> SpeechClient | int:
+    """0 when it fell to a gateway in the moment of its death."""
+    try:
+        return await open_session(url)
+    except InvalidStatus as refused:
+        return refused.response.status_code
+    except (OSError, InvalidMessage):
+        return 0
+
+
+async def open_all(served: Served) -> list[SpeechClient]:
+    """Until one more is refused."""
+    clients: list[SpeechClient] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while (found := await session_or_status(served.url)) != 429:
+            if isinstance(found, SpeechClient):
+                clients.append(found)
+            assert len(clients) <= MAX_CONNECTIONS
+    return clients
+
+
+@pytest.mark.timeout(120)
+async def test_a_limit_holds_for_all_gateways_and_outlives_one_of_them(served: Served) -> None:
+    await served.health_until_good()
+    clients = await open_all(served)
+    assert len(clients) == MAX_CONNECTIONS
+    owners = [served.owner_of(client) for client in clients]
+    assert len(set(owners)) == NUM_GATEWAYS, "the system spread them"
+    psutil.Process(owners[0]).kill()
+    left = [client for client, owner in zip(clients, owners, strict=True) if owner != owners[0]]
+    again: list[SpeechClient] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(left) + len(again) < MAX_CONNECTIONS:
+            again += await open_all(served)
+            await asyncio.sleep(0.05)
+    for client in (*clients, *again):
+        await client.aclose()
+
+
 @pytest.mark.timeout(120)
 async def test_a_signal_drains_every_gateway(served: Served) -> None:
     clients = await served.sessions_on_each()
@@ -158,7 +199,7 @@ async def test_a_signal_drains_every_gateway(served: Served) -> None:
 
 def test_the_plan_of_a_gateway_survives_its_way(tmp_path: Path) -> None:
     config = load_config(flags={"listen.gateways": 3, "auth.api_keys": "a:a-key-of-enough-characters"})
-    plan = GatewayPlan(config=config, engine=str(tmp_path))
+    plan = GatewayPlan(config=config, engine=str(tmp_path), tally="tally", counted=("connections",), column=2)
     assert msgspec.json.decode(msgspec.json.encode(plan), type=GatewayPlan) == plan
 
 

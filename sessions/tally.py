@@ -1,0 +1,41 @@
+"""How many there are of each kind of thing that is limited."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+CONNECTIONS, SESSIONS, RESPONSES = "connections", "sessions", "responses"
+
+
+def of_key(kind: str, key_name: str) -> str:
+    return f"{kind} of {key_name}"
+
+
+def all_names(key_names: Iterable[str]) -> list[str]:
+    """Everything that is ever counted on a server with these keys."""
+    by_key = (of_key(kind, key_name) for key_name in key_names for kind in (CONNECTIONS, RESPONSES))
+    return [CONNECTIONS, SESSIONS, RESPONSES, *by_key]
+
+
+class Tally(Protocol):
+    def change(self, name: str, by: int) -> None: ...
+    def total(self, name: str) -> int:
+        """Here, and wherever else the same limits hold."""
+        ...
+
+
+class LocalTally:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def change(self, name: str, by: int) -> None:
+        self._counts[name] += by
+        if not self._counts[name]:
+            del self._counts[name]
+
+    def total(self, name: str) -> int:
+        return self._counts[name]

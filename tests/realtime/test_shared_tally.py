@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from realtime.shared_tally import SharedTally
+from sessions.admission import Admission
+from sessions.config import RegistryLimits
+from sessions.errors import LimitExceeded
+from sessions.tally import CONNECTIONS, LocalTally, all_names, of_key
+
+NAMES = all_names(["ann", "ben"])
+NUM_COLUMNS = 3
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tally"
+
+
+def columns(file: Path) -> list[SharedTally]:
+    SharedTally.make_file(file, NAMES, NUM_COLUMNS)
+    return [SharedTally(file, NAMES, column) for column in range(NUM_COLUMNS)]
+
+
+changes = st.tuples(st.integers(0, NUM_COLUMNS - 1), st.sampled_from(NAMES), st.sampled_from([1, -1, 2]))
+
+
+@given(st.lists(changes, max_size=30), st.integers(0, NUM_COLUMNS - 1))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_all_see_the_sum_of_all_and_one_that_is_gone_leaves_nothing(
+    file: Path, made: list[tuple[int, str, int]], gone: int
+) -> None:
+    tallies = columns(file)
+    for column, name, by in made:
+        tallies[column].change(name, by)
+    everything: Counter[str] = Counter()
+    for _, name, by in made:
+        everything[name] += by
+    assert all(tally.total(name) == everything[name] for tally in tallies for name in NAMES)
+    SharedTally(file, NAMES, gone).clear()
+    for column, name, by in made:
+        everything[name] -= by * (column == gone)
+    assert all(tally.total(name) == everything[name] for tally in tallies for name in NAMES)
+
+
+def test_a_name_that_came_later_is_counted_by_each_alone(file: Path) -> None:
+    one, other, _ = columns(file)
+    one.change(of_key(CONNECTIONS, "zoe"), 1)
+    assert (one.total("connections of zoe"), other.total("connections of zoe")) == (1, 0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_responses_are_limited_in_all_and_by_key_wherever_they_are(file: Path, shared: bool) -> None:
+    tallies = columns(file)[:2] if shared else [LocalTally()] * 2
+    here, there = (
+        Admission(RegistryLimits(max_active_responses=3, max_active_responses_per_key=2), tally) for tally in tallies
+    )
+    here.enter("ann")
+    there.enter("ann")
+    for admission in (here, there):
+        with pytest.raises(LimitExceeded, match="max_active_responses_per_key is 2"):
+            admission.enter("ann")
+    there.enter("ben")
+    with pytest.raises(LimitExceeded, match="max_active_responses is 3"):
+        here.check("ben")
+    assert (here.num_active, there.num_active) == (1, 2)
+    there.leave("ann")
+    here.enter("ann")
