@@ -96,7 +96,12 @@ class LocalEngine:
         check_sample(sample, self.info)
         if self._loop is None or self._encoding is None:
             raise EngineDead("the engine loop is not running")
-        return await asyncio.wrap_future(self._encoding.submit(sample))
+        try:
+            return await asyncio.wrap_future(self._encoding.submit(sample))
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            raise EngineDead("the engine was closed") from None
 
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         known = {voice.name.lower() for voice in self.info.voices}

@@ -91,7 +91,7 @@ def checkpoint(folder: Path) -> Finding:
     """The files first, which needs no torch, then every key and tensor."""
     name, remedy = "config.json", "name another folder with --model"
     try:
-        for name in checkpoint_files(folder):
+        for name in checkpoint_files(folder) if folder.exists() else ():
             check_readable(folder / name)
     except Exception as error:
         return Finding("checkpoint", False, f"{name}: {error}", remedy)

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from engine.layers.streaming import Snake
 from engine.layers.transformer import LayerScale
+from engine.models.config_file import read_json
 from engine.models.qwen3_tts.codec_decoder import Codebook, CodecDecoder, ConvNeXtBlock
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder, EncoderCodebook
-from engine.models.qwen3_tts.config import read_codec_encoder, read_config, read_json
+from engine.models.qwen3_tts.config import read_config
+from engine.models.qwen3_tts.encoder_config import read_codec_encoder
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
 

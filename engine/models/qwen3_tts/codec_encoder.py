@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.layers.transformer import LayerScale, Rope, attention, rotate
-from engine.models.qwen3_tts.config import CodecEncoderConfig
+from engine.models.qwen3_tts.encoder_config import CodecEncoderConfig
 
 
 class PaddedConv1d(nn.Module):

@@ -6,7 +6,6 @@ the released values, so falling back to any default would load nonsense quietly.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,8 @@ from typing import Any
 from engine.api import SAMPLING_RANGES
 from engine.errors import CheckpointError
 from engine.layers.transformer import TransformerConfig
+from engine.models.config_file import Section, read_json
+from engine.models.qwen3_tts.encoder_config import EncoderConfigs, read_codec_encoder, read_speaker_encoder
 
 MODEL_TYPE = "qwen3_tts"
 CODEC_MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
@@ -23,54 +24,9 @@ NUM_CONTROL_IDS = 1024
 """The top ids of the talker's vocabulary: never sampled, but for the end of speech (spec 4.2)."""
 
 
-class Section:
-    """One mapping of a JSON file; reads typed values and names file and key when one is missing or wrong."""
-
-    def __init__(self, values: Any, where: str) -> None:
-        if not isinstance(values, Mapping):
-            raise CheckpointError(f"{where} is {type(values).__name__}; it must be an object")
-        self.values, self.where = values, where
-
-    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        if key not in self.values:
-            raise CheckpointError(f"{self.where} has no key {key!r}")
-        value = self.values[key]
-        if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kind):
-            raise CheckpointError(f"{self.where}: {key!r} is {value!r}; its type must be {kind}")
-        return value
-
-    def positive(self, key: str) -> int:
-        value: int = self.get(key, int)
-        if value <= 0:
-            raise CheckpointError(f"{self.where}: {key!r} is {value}; it must be positive")
-        return value
-
-    def number(self, key: str) -> float:
-        return float(self.get(key, (int, float)))
-
-    def positives(self, key: str) -> tuple[int, ...]:
-        values = self.get(key, list)
-        if not values or any(not isinstance(v, int) or v <= 0 for v in values):
-            raise CheckpointError(f"{self.where}: {key!r} is {values!r}; it must list positive integers")
-        return tuple(values)
-
-    def section(self, key: str) -> Section:
-        return Section(self.get(key, Mapping), f"{self.where}: {key}")
-
-
-def read_json(path: Path) -> Section:
-    """Raises ``CheckpointError`` naming the file when it is missing or no JSON."""
-    try:
-        return Section(json.loads(path.read_text(encoding="utf-8")), path.name)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}; it is no checkpoint folder") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
-
-
 def read_transformer(section: Section, **extra: bool) -> TransformerConfig:
     for key, known in FIXED_VALUES.items():
-        _check_value(section, key, known)
+        section.fixed(key, *known)
     _check_rope(section)
     heads, kv_heads = section.positive("num_attention_heads"), section.positive("num_key_value_heads")
     if heads % kv_heads:
@@ -152,56 +108,6 @@ class CodecDecoderConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class CodecEncoderConfig:
-    """The encoder of the speech tokenizer: a published codec's, of whose books the first are used (spec 1.4)."""
-
-    hidden_size: int
-    num_filters: int
-    kernel_size: int
-    residual_kernel_size: int
-    last_kernel_size: int
-    num_residual_layers: int
-    dilation_growth: int
-    compress: int
-    rates: tuple[int, ...]
-    num_layers: int
-    num_heads: int
-    head_dim: int
-    intermediate_size: int
-    norm_eps: float
-    rope_theta: float
-    codebook_size: int
-    codebook_dim: int
-    num_used_books: int
-    sample_rate: int
-
-    @property
-    def frame_samples(self) -> int:
-        return 2 * math.prod(self.rates)
-
-
-@dataclass(frozen=True, slots=True)
-class SpeakerEncoderConfig:
-    size: int
-    sample_rate: int
-    num_mels: int
-    channels: tuple[int, ...]
-    kernel_sizes: tuple[int, ...]
-    dilations: tuple[int, ...]
-    attention_channels: int
-    res2net_scale: int
-    se_channels: int
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderConfigs:
-    """What listens to recordings."""
-
-    speaker: SpeakerEncoderConfig
-    codec: CodecEncoderConfig
-
-
-@dataclass(frozen=True, slots=True)
 class TextIds:
     """Ids of the text vocabulary that frame every prompt (spec 3.1)."""
 
@@ -229,53 +135,6 @@ FIXED_VALUES: dict[str, tuple[object, ...]] = {
     "tie_word_embeddings": (False,),
 }
 """Keys of a transformer that may be there, and the values that are built."""
-MIMI: dict[str, object] = {
-    "audio_channels": 1,
-    "hidden_size": 512,
-    "num_filters": 64,
-    "kernel_size": 7,
-    "residual_kernel_size": 3,
-    "last_kernel_size": 3,
-    "num_residual_layers": 1,
-    "dilation_growth_rate": 2,
-    "compress": 2,
-    "upsampling_ratios": [8, 6, 5, 4],
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "head_dim": 64,
-    "intermediate_size": 2048,
-    "norm_eps": 1e-5,
-    "rope_theta": 1e4,
-    "num_quantizers": 32,
-    "num_semantic_quantizers": 1,
-    "codebook_size": 2048,
-    "codebook_dim": 256,
-    "use_causal_conv": True,
-    "use_conv_shortcut": False,
-    "pad_mode": "constant",
-    "hidden_act": "gelu",
-    "attention_bias": False,
-}
-"""The published codec that the encoder is; its configuration files leave out what equals these."""
-MIMI_FIXED = (
-    "audio_channels",
-    "num_semantic_quantizers",
-    "use_causal_conv",
-    "use_conv_shortcut",
-    "pad_mode",
-    "hidden_act",
-    "attention_bias",
-)
-SPEAKER_ENCODER: dict[str, object] = {
-    "mel_dim": 128,
-    "enc_channels": [512, 512, 512, 512, 1536],
-    "enc_kernel_sizes": [5, 3, 3, 3, 1],
-    "enc_dilations": [1, 2, 3, 4, 1],
-    "enc_attention_channels": 128,
-    "enc_res2net_scale": 8,
-    "enc_se_channels": 128,
-}
-"""Released files leave these out (spec 6)."""
 WHOLE_NUMBERS = ("top_k", "predictor_top_k", "max_new_tokens")
 
 
@@ -415,70 +274,6 @@ def read_generation(folder: Path) -> GenerationDefaults:
     return GenerationDefaults(**values)
 
 
-def read_codec_encoder(file: Section) -> CodecEncoderConfig:
-    given = file.section("encoder_config")
-    section = Section({**MIMI, **given.values}, given.where)
-    for key in MIMI_FIXED:
-        _check_value(section, key, (MIMI[key],))
-    config = CodecEncoderConfig(
-        hidden_size=section.positive("hidden_size"),
-        num_filters=section.positive("num_filters"),
-        kernel_size=section.positive("kernel_size"),
-        residual_kernel_size=section.positive("residual_kernel_size"),
-        last_kernel_size=section.positive("last_kernel_size"),
-        num_residual_layers=section.positive("num_residual_layers"),
-        dilation_growth=section.positive("dilation_growth_rate"),
-        compress=section.positive("compress"),
-        rates=section.positives("upsampling_ratios"),
-        num_layers=section.positive("num_hidden_layers"),
-        num_heads=section.positive("num_attention_heads"),
-        head_dim=section.positive("head_dim"),
-        intermediate_size=section.positive("intermediate_size"),
-        norm_eps=section.number("norm_eps"),
-        rope_theta=section.number("rope_theta"),
-        codebook_size=section.positive("codebook_size"),
-        codebook_dim=section.positive("codebook_dim"),
-        num_used_books=file.positive("encoder_valid_num_quantizers"),
-        sample_rate=file.positive("input_sample_rate"),
-    )
-    if not 2 <= config.num_used_books <= section.positive("num_quantizers"):
-        found = f"'encoder_valid_num_quantizers' is {config.num_used_books}"
-        raise CheckpointError(f"{file.where}: {found}; the encoder has {section.values['num_quantizers']} books")
-    if config.frame_samples != file.positive("encode_downsample_rate"):
-        declared = file.values["encode_downsample_rate"]
-        raise CheckpointError(f"{section.where}: rates multiply to {config.frame_samples}, not {declared}")
-    return config
-
-
-def read_speaker_encoder(file: Section) -> SpeakerEncoderConfig:
-    given = file.section("speaker_encoder_config")
-    section = Section({**SPEAKER_ENCODER, **given.values}, given.where)
-    config = SpeakerEncoderConfig(
-        size=section.positive("enc_dim"),
-        sample_rate=section.positive("sample_rate"),
-        num_mels=section.positive("mel_dim"),
-        channels=section.positives("enc_channels"),
-        kernel_sizes=section.positives("enc_kernel_sizes"),
-        dilations=section.positives("enc_dilations"),
-        attention_channels=section.positive("enc_attention_channels"),
-        res2net_scale=section.positive("enc_res2net_scale"),
-        se_channels=section.positive("enc_se_channels"),
-    )
-    lengths = {len(config.channels), len(config.kernel_sizes), len(config.dilations)}
-    if len(lengths) != 1 or len(config.channels) < 3 or sum(config.channels[1:-1]) != config.channels[-1]:
-        raise CheckpointError(f"{section.where}: channels, kernel sizes and dilations do not fit each other")
-    if any(channels % config.res2net_scale for channels in config.channels[1:-1]):
-        raise CheckpointError(f"{section.where}: enc_channels do not fall into {config.res2net_scale} parts")
-    return config
-
-
-def _check_value(section: Section, key: str, known: tuple[object, ...]) -> None:
-    value = section.values.get(key, known[0])
-    if value not in known:
-        wanted = ", ".join(map(repr, known))
-        raise CheckpointError(f"{section.where}: {key!r} is {value!r}; what is built here: {wanted}")
-
-
 def _check_rope(section: Section) -> None:
     """One row of positions turns all axes alike, so that any split of them is plain RoPE (spec 2.5)."""
     scaling = section.values.get("rope_scaling")
@@ -503,8 +298,8 @@ def read_config(folder: Path) -> Qwen3TTSConfig:
     codec_file.where = "speech_tokenizer/config.json"
     _check_family(codec_file, CODEC_MODEL_TYPE)
     file.get("tts_model_type", str)
-    _check_value(file, "tts_model_type", TASKS)
-    _check_value(file, "tokenizer_type", (CODEC_MODEL_TYPE,))
+    file.fixed("tts_model_type", *TASKS)
+    file.fixed("tokenizer_type", CODEC_MODEL_TYPE)
     config = Qwen3TTSConfig(
         task=file.get("tts_model_type", str),
         size=file.get("tts_model_size", str),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.models.qwen3_tts.config import SpeakerEncoderConfig
+from engine.models.qwen3_tts.encoder_config import SpeakerEncoderConfig
 
 FFT_SAMPLES = 1024
 HOP_SAMPLES = 256

@@ -9,7 +9,8 @@ import torch
 from engine.layers.transformer import Rope
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder
-from engine.models.qwen3_tts.config import EncoderConfigs, Qwen3TTSConfig
+from engine.models.qwen3_tts.config import Qwen3TTSConfig
+from engine.models.qwen3_tts.encoder_config import EncoderConfigs
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
 from engine.models.qwen3_tts.voice_encoder import VoiceEncoder

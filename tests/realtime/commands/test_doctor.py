@@ -38,7 +38,9 @@ def test_a_healthy_machine_ends_with_0_and_every_part_in_its_line(folder, capsys
 
 def test_a_missing_required_part_is_told_with_its_remedy(tmp_path, capsys):
     assert main(["doctor", "--model", str(tmp_path / "nowhere")]) == 1
-    assert "MISSING checkpoint: config.json" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "MISSING checkpoint: " in shown
+    assert "nowhere has no config.json" in shown
 
 
 @pytest.mark.parametrize("name", CHECKPOINT_FILES)
