@@ -33,17 +33,19 @@ class Grantor:
         voice, voice_warning = self._voice(wish.voice)
         language, language_warning = self._language(wish.language)
         speed, speed_warning = self._speed(wish.speed)
+        instruct, instruct_warning = self._instruct(wish.instruct)
         settings = replace(
             self.base,
             voice=voice,
             language=language,
-            instruct=wish.instruct or self.base.instruct,
+            instruct=instruct or self.base.instruct,
             format=audio_format(wish.format),
             word_times=wish.word_times,
+            lead_ms=None if wish.at_once else self.base.lead_ms,
             speed=speed,
             sampling=msgspec.structs.replace(self.base.sampling, seed=wish.seed),
         )
-        return settings, tuple(filter(None, (voice_warning, language_warning, speed_warning)))
+        return settings, tuple(filter(None, (voice_warning, language_warning, speed_warning, instruct_warning)))
 
     def _voice(self, named: str | None) -> tuple[str | None, str]:
         if not named:
@@ -63,6 +65,11 @@ class Grantor:
         if ours is not None:
             return ours, ""
         return self.base.language, f"language {_shown(named)} is unknown, the default is taken"
+
+    def _instruct(self, asked: str) -> tuple[str, str]:
+        if asked and not self.info.takes_instruct:
+            return "", "this model takes no instructions, they are left out"
+        return asked, ""
 
     def _speed(self, asked: float) -> tuple[float, str]:
         speed = min(max(asked, MIN_SPEED), MAX_SPEED)

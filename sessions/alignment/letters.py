@@ -21,6 +21,8 @@ PLACES_BESIDE = 4
 """A letter's sound depends on so many characters before and after it within its word."""
 MAX_STEPS = 14
 """The longest duration that is told apart; what is longer counts as this and goes on."""
+MAX_KEPT_WORDS = 1_024
+"""Words come again and again; what the network says of the last ones is kept."""
 FLOOR_LOG = -9.0
 SILENCE = 0
 """The sound of the pause."""
@@ -75,7 +77,7 @@ def window_of(run: str) -> npt.NDArray[np.int64]:
     return np.lib.stride_tricks.sliding_window_view(padded, 2 * PLACES_BESIDE + 1)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MAX_KEPT_WORDS)
 def units_of(weights: LetterWeights, run: str) -> Units:
     sounds, durations = weights.predict(window_of(run))
     sounds, durations = np.exp(sounds), np.maximum(durations, FLOOR_LOG)

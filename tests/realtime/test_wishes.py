@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from realtime.protocol.dialects.base import WireFormat, Wish
@@ -50,3 +51,16 @@ def test_formats() -> None:
     assert (settings.sampling.seed, settings.word_times) == (7, True)
     with pytest.raises(UnsupportedFormat, match="encoding 'vorbis' cannot be served"):
         GRANTOR.grant(Wish(format=WireFormat("vorbis")))
+
+
+def test_instructions_go_to_models_that_take_them() -> None:
+    can = replace(GRANTOR, info=msgspec.structs.replace(FAKE_INFO, takes_instruct=True))
+    cannot = replace(GRANTOR, info=msgspec.structs.replace(FAKE_INFO, takes_instruct=False))
+    assert can.grant(Wish(instruct="calm"))[0].instruct == "calm"
+    settings, warnings = cannot.grant(Wish(instruct="calm"))
+    assert (settings.instruct, warnings) == ("", ("this model takes no instructions, they are left out",))
+
+
+def test_who_gets_it_whole_waits_for_no_listener() -> None:
+    assert GRANTOR.grant(Wish())[0].lead_ms == 10_000
+    assert GRANTOR.grant(Wish(at_once=True))[0].lead_ms is None

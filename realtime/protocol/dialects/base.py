@@ -41,6 +41,8 @@ class Wish:
     speed: float = 1.0
     instruct: str = ""
     word_times: bool = False
+    at_once: bool = False
+    """As fast as it is made, for a client that gets it whole; else with a lead, on sockets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,9 @@ class Kyutai(on.Dialect):
 
     def begin(self) -> Iterator[on.Intent]:
         assert self.wish is not None
-        yield on.Open(CONTEXT, self.wish)
         if self._packed:
             yield self._pack("Ready")
+        yield on.Open(CONTEXT, self.wish)
 
     def receive(self, message: on.Message) -> Iterable[on.Intent]:
         if isinstance(message, str):

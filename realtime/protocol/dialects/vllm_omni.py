@@ -87,6 +87,7 @@ class Config:
             speed=self.speed,
             instruct=self.instructions,
             word_times=self.word_timestamps,
+            at_once=not self.stream_audio,
         )
 
 

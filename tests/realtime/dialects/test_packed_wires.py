@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import wave
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -153,3 +156,17 @@ async def test_rime_that_cannot_be_read_is_closed_upon(live: Live) -> None:
         await socket.send(b"\xff")
         told, code = await to_the_close(socket)
         assert (code, decode(told[-1], RESPONSE)["error"]["kind"]) == (1007, "invalid_input")  # type: ignore[arg-type]
+
+
+async def test_a_file_of_vllm_omni_is_there_as_soon_as_it_is_made(live: Live) -> None:
+    async with dial(live, "/v1/audio/speech/stream", max_size=None) as socket:
+        await socket.send(json.dumps({"type": "input.text", "text": LONG[:600]}))
+        await socket.send(json.dumps({"type": "input.done"}))
+        told = []
+        async with asyncio.timeout(WAIT_S):
+            while not told or isinstance(told[-1], bytes) or json.loads(told[-1])["type"] != "session.done":
+                told.append(await socket.recv())
+    files = [one for one in told if isinstance(one, bytes)]
+    assert len(files) == 1
+    with wave.open(io.BytesIO(files[0])) as file:
+        assert file.getnframes() > 24_000 * 600 * 0.04 * 0.9

@@ -29,7 +29,7 @@ def types(told: list) -> list:
 
 def test_a_file_for_each_utterance_is_the_default():
     wire = play(type="session.config", voice="vivian", language="English", instructions="calm", seed=3)
-    wish = on.Wish("vivian", "English", on.WireFormat("pcm_s16le", 24_000), 3, instruct="calm")
+    wish = on.Wish("vivian", "English", on.WireFormat("pcm_s16le", 24_000), 3, instruct="calm", at_once=True)
     assert wire.say(type="input.text", text="Hello ") == [on.Open("0", wish)]
     assert wire.say(type="input.text", text="there.") == []
     assert wire.say(type="input.done") == [on.Append("0", "Hello there.", last=True)]
