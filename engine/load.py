@@ -80,13 +80,16 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
 
 
 def describe(model: SpeechModel, audio: AudioShape, config: EngineConfig, normalize_text: bool) -> EngineInfo:
+    positions = model.max_positions
+    if config.num_blocks is not None:
+        positions = min(positions, config.num_blocks * config.block_size)
     return EngineInfo(
         model=model.name,
         sample_rate=audio.sample_rate,
         frame_samples=audio.frame_samples,
         voices=model.voices,
         languages=model.languages,
-        max_text_tokens=min(model.max_positions, config.max_frames),
+        max_text_tokens=min(positions, config.max_frames),
         normalize_text=normalize_text,
         min_sample_s=config.min_sample_s,
         max_sample_s=config.max_sample_s,

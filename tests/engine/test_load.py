@@ -12,7 +12,8 @@ import torch
 
 from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest, SamplingParams, SpeechRequest
 from engine.client import LocalEngine, create_engine
-from engine.load import choose_device, choose_dtype
+from engine.config import EngineConfig
+from engine.load import choose_device, choose_dtype, load_engine
 from tests.engine.listening import listen
 from tests.fakes.checkpoints import EMBEDDED, write_checkpoint
 
@@ -146,3 +147,10 @@ def test_dtypes() -> None:
     assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
     with pytest.raises(InvalidRequest, match="dtype is 'float16'; known: auto, float32, bfloat16"):
         choose_dtype("float16", torch.device("cpu"))
+
+
+def test_no_text_is_said_to_fit_that_the_block_pool_cannot_hold(tiny_folder: Path) -> None:
+    few = load_engine(tiny_folder, EngineConfig(num_blocks=4, block_size=8), "cpu", "auto", is_embedded=False)
+    assert few.info.max_text_tokens == 32
+    usual = load_engine(tiny_folder, EngineConfig(max_frames=50), "cpu", "auto", is_embedded=False)
+    assert usual.info.max_text_tokens == 50
