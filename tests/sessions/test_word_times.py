@@ -118,3 +118,12 @@ async def test_a_word_that_is_still_written_is_told_when_it_is_whole(any_registr
     response.end_input()
     await task
     assert [(word.text, word.raw_start) for word in words_in(reading)] == [("Hello,", 0), ("world", 7)]
+
+
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+async def test_times_are_those_of_the_audio_that_is_handed_over(registry: SessionRegistry, speed: float):
+    as_it_is, changed = [await read(speak(registry, replace(BURST, speed=one))) for one in (1.0, speed)]
+    for word, other in zip(words_in(as_it_is), words_in(changed), strict=True):
+        assert other.start_ms == pytest.approx(word.start_ms / speed, abs=30)
+        assert other.end_ms == pytest.approx(word.end_ms / speed, abs=30)
+    assert words_in(changed)[-1].end_ms <= changed.done.audio_ms + 30
