@@ -211,3 +211,32 @@ def test_the_windowed_stage_begins_behind_the_recording_too(folder: Path) -> Non
     assert heard[0].shape == heard[1].shape
     np.testing.assert_allclose(*heard, atol=1e-3)
     assert torch.isfinite(torch.from_numpy(heard[0])).all()
+
+
+async def test_recordings_that_wait_when_the_engine_closes_are_told(folder: Path) -> None:
+    engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8)
+    await engine.start()
+    waiting = [asyncio.create_task(engine.encode_voice(recording(20))) for _ in range(4)]
+    await asyncio.sleep(0)
+    await engine.aclose()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, ClonedVoice | EngineDead) for one in found)
+    assert any(isinstance(one, EngineDead) for one in found)
+
+
+async def test_a_caller_that_leaves_takes_its_recording_out_of_the_line(folder: Path) -> None:
+    engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8)
+    await engine.start()
+    try:
+        first = asyncio.create_task(engine.encode_voice(recording(3)))
+        leaving = [asyncio.create_task(engine.encode_voice(recording(20))) for _ in range(6)]
+        await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        assert all(
+            isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*leaving, return_exceptions=True)
+        )
+        assert await first
+        assert await engine.encode_voice(recording())
+    finally:
+        await engine.aclose()
