@@ -72,7 +72,8 @@ class WireConnection:
 
     @property
     def _lead_ms(self) -> int | None:
-        return None if self._wire.carrier == "http" else self._server.config.wires.lead_ms
+        config = self._server.config
+        return None if self._wire.carrier == "http" else min(config.wires.lead_ms, config.limits.max_lead_ms)
 
     def enter(self, caller: Caller) -> None:
         """Take a place. Raises what refuses a handshake."""

@@ -30,6 +30,7 @@ class Spoken:
 
 class Cartesia(on.Dialect):
     forgiving = True
+    context_timeout_s = 60.0
 
     def __init__(self, handshake: on.Handshake) -> None:
         super().__init__(handshake)
@@ -57,6 +58,8 @@ class Cartesia(on.Dialect):
                 spoken = self._contexts[event.context]
                 spoken.num_flushed += 1
                 yield self._send("flush_done", event.context, flush_done=True, flush_id=spoken.num_flushed)
+            case on.Idle():
+                yield from self._expire(event.context)
             case on.Ended():
                 yield from self._end(event)
 
@@ -100,6 +103,12 @@ class Cartesia(on.Dialect):
         if spoken is not None:
             spoken.closed = spoken.cancelled = True
             yield on.Cancel(context)
+
+    def _expire(self, context: str) -> Iterator[on.Intent]:
+        spoken = self._contexts.get(context)
+        if spoken is not None and not spoken.closed:
+            spoken.closed = True
+            yield on.End(context)
 
     def _end(self, event: on.Ended) -> Iterator[on.Intent]:
         spoken = self._contexts.pop(event.context, None)

@@ -123,6 +123,14 @@ def test_a_failure_ends_its_context() -> None:
     assert play.tell(failed("c1", "text_timeout"))[0]["type"] == "done"
 
 
+def test_a_context_that_was_left_alone_ends() -> None:
+    play = cartesia()
+    ask(play, "", **{"continue": True})
+    assert play.tell(on.Idle("c1")) == [on.End("c1")]
+    assert play.tell(on.Idle("c1")) == []
+    assert play.tell(on.Ended("c1"))[0]["type"] == "done"
+
+
 def test_a_broken_message_costs_no_connection() -> None:
     play = cartesia()
     assert play.dialect.forgiving
