@@ -24,6 +24,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "real_time_factor": ("One step of the engine over the time that its codec frame plays, sampled.", FACTOR),
     "step_time_seconds": ("One step of the engine, sampled.", STEP_S),
     "queue_time_seconds": ("From the first text of a response to its first step in the engine.", FAST_S),
+    "prompt_wait_seconds": ("From the first token of a segment to the last that its first frame needs.", FAST_S),
     "lead_seconds": ("Audio handed over and not yet played, whenever more is handed over.", LEAD_S),
 }
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
