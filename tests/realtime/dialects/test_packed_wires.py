@@ -170,3 +170,17 @@ async def test_a_file_of_vllm_omni_is_there_as_soon_as_it_is_made(live: Live) ->
     assert len(files) == 1
     with wave.open(io.BytesIO(files[0])) as file:
         assert file.getnframes() > 24_000 * 600 * 0.04 * 0.9
+
+
+async def test_a_browser_shows_its_key_to_the_realtime_wire_in_a_sub_protocol(live: Live) -> None:
+    for key, is_right in ((KEY, True), (KEY + "x", False)):
+        offered = ["realtime", f"openai-insecure-api-key.{key}"]
+        handshake = dial(live, "/v1/realtime?model=gpt-realtime", subprotocols=offered, additional_headers={})
+        if is_right:
+            async with handshake as socket:
+                assert socket.subprotocol == "realtime"
+                assert json.loads(await socket.recv())["type"] == "session.created"
+        else:
+            with pytest.raises(InvalidStatus) as refused:
+                await handshake
+            assert refused.value.response.status_code == 401
