@@ -28,6 +28,7 @@ from sessions.session import Session
 
 VOICE_WARNING = "X-Voicewire-Warning"
 EVENT_STREAM = "text/event-stream"
+UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class SpokenFile(StreamingResponse):
@@ -66,8 +67,9 @@ async def speech(request: Request) -> Response:
         is_events = order.delivery is Delivery.EVENTS
         content = _events(response, order) if is_events else _stream(response)
         first = await anext(content)
-    media_type = EVENT_STREAM if is_events else order.media_type
-    return SpokenFile(session, _joined(first, content), media_type=media_type, headers=headers)
+    if is_events:
+        return SpokenFile(session, _joined(first, content), media_type=EVENT_STREAM, headers=headers | UNBUFFERED)
+    return SpokenFile(session, _joined(first, content), media_type=order.media_type, headers=headers)
 
 
 async def whole(response: SpokenResponse) -> tuple[bytes, ResponseDone]:

@@ -16,8 +16,9 @@ from realtime.auth import Caller
 from realtime.errors import Refused, describe, rule_for
 from realtime.server import SpeechServer
 from realtime.speech_api.body import body_of, parse_object
-from realtime.speech_api.order import Listener, begin, order_of
+from realtime.speech_api.order import begin, order_of
 from realtime.speech_api.usage import usage
+from realtime.speech_api.voice import Listener
 from realtime.transports.http import server_of
 from realtime.transports.speech import ended_by_leaving, read_body, whole
 from sessions.errors import SessionError

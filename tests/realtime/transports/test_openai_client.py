@@ -51,18 +51,17 @@ async def test_speech_in_each_format(live: Live, name: str) -> None:
 
 
 async def test_speech_that_is_heard_while_it_is_spoken(live: Live) -> None:
-    live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.3)
+    live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=1.0)
     async with client_of(live) as client:
         speaking = client.audio.speech.with_streaming_response.create(
-            model="tts-1", voice="alloy", input=TEXT, response_format="pcm", speed=1.25
+            model="tts-1", voice="alloy", input=TEXT * 3, response_format="pcm", speed=1.25
         )
         async with speaking as answer:
             pieces = answer.iter_bytes(1_024)
             assert len(await anext(pieces)) == 1_024
             assert live.speech.num_active_responses == 1
             assert "unknown" in answer.headers["X-Voicewire-Warning"]
-            async for _ in pieces:
-                pass
+    await until(lambda: live.speech.num_active_responses == 0)
 
 
 async def test_events(live: Live) -> None:

@@ -93,6 +93,12 @@ async def test_what_makes_no_voice_is_refused_by_name(live: Live, body: dict, pa
     assert words in error["message"]
 
 
+async def test_a_wrong_field_is_told_before_a_recording_is_heard(live: Live) -> None:
+    status, error = await speak(live, ref_audio=data_uri(WAV), temperature=9)
+    assert (status, error["param"]) == (400, "temperature")
+    assert live.engine.samples == []
+
+
 async def test_a_recording_at_an_address(tmp_path: Path) -> None:
     flags = {"voices__folder": str(tmp_path), "voices__fetch_http": True, "voices__fetch_networks": "127.0.0.1/32"}
     async with live_server(cloning_engine(), **flags) as live, web_server(lambda _: [answer(WAV)]) as port:

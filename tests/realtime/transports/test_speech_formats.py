@@ -256,8 +256,8 @@ async def test_a_client_that_leaves_frees_its_slot(live: Live, stream: bool | No
 
 async def test_mp3_begins_before_it_is_all_spoken() -> None:
     async with live_server() as live:
-        live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.3)
-        body = {"input": TEXT, "response_format": "mp3"}
+        live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=1.0)
+        body = {"input": TEXT * 3, "response_format": "mp3"}
         async with live.http() as http, http.stream("POST", "/v1/audio/speech", json=body) as answer:
             await anext(answer.aiter_raw())
             assert live.speech.num_active_responses == 1

@@ -1,0 +1,102 @@
+"""Who is to speak: a voice of the model, a stored one, or one that the request brings along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from engine.api import ClonedVoice, EngineInfo, InvalidRequest
+from realtime.auth import Caller
+from realtime.server import SpeechServer
+from realtime.speech_api.body import SpeechBody
+from sessions.voices.naming import find_voice
+from sessions.voices.voice import StoredVoice
+
+TASKS = {"customvoice": "custom_voice", "voicedesign": "voice_design", "base": "base"}
+UNKNOWN_VOICE = "the voice asked for is unknown, the default one spoke"
+BYTES_PER_CODE = 2
+
+
+class Listener(Protocol):
+    """Makes a voice of a reference."""
+
+    async def from_reference(self, reference: str, transcript: str) -> ClonedVoice: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    name: str | None
+    clone: ClonedVoice | None
+    """Speaks in place of the name."""
+    num_reference_frames: int
+    """Codec frames of the recording that it brings along, where it is cloned in context; they count as input."""
+    warning: str | None = None
+
+
+async def voice_of(body: SpeechBody, server: SpeechServer, caller: Caller, listener: Listener) -> Voice:
+    """Raises ``Refused`` or ``InvalidRequest``."""
+    name, warning = _voice_name(body, server, caller)
+    stored = None if name is None else find_voice(server.voices, caller.name, name)
+    clone = await _clone(body, server, listener) or _by_embedding_alone(body, stored)
+    heard = clone or (None if stored is None else stored.clone)
+    return Voice(name, clone, _num_frames(heard, server.engine.info), warning)
+
+
+def check_task(body: SpeechBody, info: EngineInfo) -> None:
+    """Raises ``InvalidRequest`` unless the model serves it."""
+    if body.task_type is None:
+        return
+    task = TASKS.get(body.task_type.replace("_", "").lower())
+    if task is None:
+        message = f"task_type must be CustomVoice, VoiceDesign or Base, is {body.task_type[:40]!r}"
+        raise InvalidRequest(message, "task_type")
+    if task != info.task:
+        raise InvalidRequest(f"task_type is {body.task_type}; {info.model} serves {info.task} alone", "task_type")
+
+
+def check_reference(body: SpeechBody) -> None:
+    """What can be told without listening. Raises ``InvalidRequest``."""
+    if body.ref_audio is not None and body.speaker_embedding is not None:
+        raise InvalidRequest("a voice is made of ref_audio or of speaker_embedding, not of both", "speaker_embedding")
+    if body.ref_text and body.ref_audio is None:
+        raise InvalidRequest("ref_text is there without ref_audio", "ref_text")
+    if body.x_vector_only_mode is False and body.ref_audio is not None and not (body.ref_text or "").strip():
+        message = "ref_text is empty: cloning in context needs what is said in ref_audio, or x_vector_only_mode"
+        raise InvalidRequest(message, "ref_text")
+
+
+async def _clone(body: SpeechBody, server: SpeechServer, listener: Listener) -> ClonedVoice | None:
+    if body.speaker_embedding is not None:
+        return server.cloning.from_embedding(body.speaker_embedding)
+    if body.ref_audio is None:
+        return None
+    transcript = "" if body.x_vector_only_mode else (body.ref_text or "").strip()
+    return await listener.from_reference(body.ref_audio, transcript)
+
+
+def _by_embedding_alone(body: SpeechBody, stored: StoredVoice | None) -> ClonedVoice | None:
+    """Of a stored voice that could speak in context, where that is not wanted."""
+    if stored is None or not body.x_vector_only_mode:
+        return None
+    return msgspec.structs.replace(stored.clone, codes=b"", transcript="")
+
+
+def _voice_name(body: SpeechBody, server: SpeechServer, caller: Caller) -> tuple[str | None, str | None]:
+    """And a warning. OpenAI's clients insist on OpenAI's voices: an unknown one becomes ours."""
+    name, info = body.voice_name, server.engine.info
+    if name is None or body.ref_audio is not None or body.speaker_embedding is not None:
+        return server.settings.voice, None
+    for voice in info.voices:
+        if voice.name.lower() == name.lower():
+            return voice.name, None
+    if find_voice(server.voices, caller.name, name) is not None:
+        return name, None
+    if not info.voices:
+        raise InvalidRequest(f"voice {name[:80]!r} is unknown, and {info.model} has none of its own", "voice")
+    return server.settings.voice, UNKNOWN_VOICE
+
+
+def _num_frames(clone: ClonedVoice | None, info: EngineInfo) -> int:
+    return len(clone.codes) // (BYTES_PER_CODE * max(info.num_codebooks, 1)) if clone else 0
