@@ -69,6 +69,7 @@ class WireConnection:
         self._opened_s = now_s()
         self._ending = True
         """Not to be ended: not yet begun, or about to end."""
+        self._closing = False
 
     @property
     def _lead_ms(self) -> int | None:
@@ -238,7 +239,10 @@ class WireConnection:
             await self._close(code, info.code)
 
     async def _close(self, code: int, reason: str) -> None:
-        self._ending = True
+        """The first reason to close counts: contexts that end by it may ask for it again."""
+        if self._closing:
+            return
+        self._ending = self._closing = True
         self._detach()
         if self._session is not None:
             await self._contexts.silent(LAST_WORDS_S)

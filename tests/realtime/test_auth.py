@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def gatekeeper() -> Gatekeeper:
         request({"x-api-key": KEY}),
         request(query=f"api_key={KEY}"),
         request(offered=("voicewire.v1", KEY_SUBPROTOCOL + KEY)),
+        request({"authorization": f"Token {KEY}"}),
+        request({"authorization": KEY}),
+        request({"authorization": f"Basic {KEY}"}),
+        request({"authorization": f"Basic {b64encode(f'{KEY}:'.encode()).decode()}"}),
+        request({"authorization": f"Basic {b64encode(f'api:{KEY}'.encode()).decode()}"}),
+        request({"xi-api-key": KEY}),
+        request({"kyutai-api-key": KEY}),
+        request({"authorization": "Bearer another", "x-api-key": KEY}),
+        request(query=f"authorization=Bearer%20{KEY}"),
+        request(query=f"access_token={KEY}"),
+        request(query=f"single_use_token={KEY}"),
+        request(query=f"auth_id={KEY}"),
+        request(query=f"token={KEY}"),
+        request(offered=("token", KEY)),
+        request(offered=("bearer", KEY)),
+        request(offered=("realtime", f"openai-insecure-api-key.{KEY}")),
         request({"x-api-key": KEY, "host": "tts.example", "origin": "https://app.example"}, client="10.0.0.9"),
     ],
 )
@@ -62,6 +79,11 @@ def test_a_key_is_found_wherever_it_may_be_shown(gatekeeper: Gatekeeper, shown: 
         request({"x-api-key": KEY + "k"}),
         request({"authorization": f"Digest {KEY}"}),
         request({"x-api-key": "agent"}),
+        request({"authorization": "Basic !!!"}),
+        request({"authorization": "Basic"}),
+        request(offered=("token",)),
+        request(offered=(KEY, "token")),
+        request(query="&".join(f"api_key=wrong{n}" for n in range(50)) + f"&token=x&api_key={KEY}x"),
     ],
 )
 def test_a_wrong_key_is_refused_even_from_here(gatekeeper: Gatekeeper, shown: HTTPConnection) -> None:

@@ -221,16 +221,19 @@ class StreamInput(MultiStream):
             yield from self._time_out()
 
     def _time_out(self) -> Iterator[on.Intent]:
+        """The last that is said."""
+        self._contexts.clear()
         message = f"Have not received a new text input within the timeout of {self.context_timeout_s:.0f} seconds."
         yield on.Send(dump(message=message, error="input_timeout_exceeded", code=1008))
         yield on.Close(1008, message)
 
     def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+        if event.context not in self._contexts:
+            return
         if event.error is None:
             yield from super()._end(event)
             yield on.Close()
         elif event.error.code == "text_timeout":
-            self._contexts.pop(event.context, None)
             yield from self._time_out()
         else:
             yield from super()._end(event)

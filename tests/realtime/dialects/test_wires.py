@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -240,6 +241,31 @@ async def test_refusals_have_the_vendors_shape(live: Live, path: str, said: dict
     body = json.loads(refused.value.response.body or b"")
     for name, value in said.items():
         assert body[name] == value or body[name].items() >= value.items()
+
+
+@every
+async def test_a_server_about_to_stop_lets_a_turn_end_and_says_goodbye(client: VendorClient) -> None:
+    async with live_server(FakeSpeechEngine(QUICK), listen__drain_timeout_s=WAIT_S) as live:
+        async with dial(live, client) as socket:
+            await send(socket, client.say("t1", TEXT))
+            await hear_first_audio(socket, client)
+            draining = asyncio.create_task(live.speech.drain())
+            await send(socket, client.end("t1"))
+            code, _ = await hear_to_the_close(socket, client)
+            assert code == (1000 if client.one_turn else 1012)
+            await draining
+        await live.freed()
+
+
+async def test_the_single_socket_is_closed_when_nothing_is_written() -> None:
+    client = replace(CLIENTS["elevenlabs single"], path="/v1/text-to-speech/zoe/stream-input?inactivity_timeout=1")
+    async with live_server() as live, dial(live, client) as socket:
+        await send(socket, client.say("t1", TEXT))
+        code, said = await hear_to_the_close(socket, client)
+        assert (code, said[-1]["message"]) == (
+            1008,
+            "Have not received a new text input within the timeout of 1 seconds.",
+        )
 
 
 HTTP = [
