@@ -6,6 +6,9 @@ import { Emitter } from "./emitter.js";
 import { Underruns } from "./underruns.js";
 import { WordTimes } from "./words.js";
 
+/** What comes of one response is kept up to here, to be saved as a file. */
+const MAX_KEPT_BYTES = 2 ** 25;
+
 /**
  * @typedef {import("./protocol/events.js").HeardBody} Heard
  * @typedef {import("./protocol/events.js").AudioMessage} AudioMessage
@@ -54,6 +57,7 @@ export class SpokenResponse extends Emitter {
   #ttfa_ms = /** @type {number | null} */ (null);
   #server_first_audio_ms = /** @type {number | null} */ (null);
   #num_messages = 0;
+  #num_packets = 0;
   #num_bytes = 0;
   #num_samples = 0;
   /** @type {import("./audio/decoder.js").Decoder | null} */
@@ -85,26 +89,28 @@ export class SpokenResponse extends Emitter {
 
   #send;
 
-  /** More of its text, in pieces of any length. @param {string} text @param {number} [at_ms] when it was decided upon */
+  /** More of its text, in pieces of any length. Throws after `end`. @param {string} text @param {number} [at_ms] when it was decided upon */
   push(text, at_ms = performance.now()) {
+    this.#requireOpen();
     this.text += text;
-    if (/\S\s/u.test(this.text)) this.#final_ms ??= at_ms;
+    if (this.#final_ms === null && /\S\s/u.test(this.text)) this.#final_ms = at_ms;
     this.underruns.sent();
-    this.#send({ type: "text.append", response_id: this.id, text });
+    this.#say({ type: "text.append", response_id: this.id, text });
   }
 
   /** Speak all text so far to its end without waiting for more. */
   flush() {
+    this.#requireOpen();
     this.#final_ms ??= performance.now();
     this.underruns.sent();
-    this.#send({ type: "text.flush", response_id: this.id });
+    this.#say({ type: "text.flush", response_id: this.id });
   }
 
   /** No more text will come. */
   end() {
     if (this.text_ended) return;
     this.begin("", true, performance.now());
-    this.#send({ type: "text.end", response_id: this.id });
+    this.#say({ type: "text.end", response_id: this.id });
   }
 
   /** Note text that goes out with the creation. @param {string} text @param {boolean} end @param {number} at_ms */
@@ -121,11 +127,13 @@ export class SpokenResponse extends Emitter {
    * @returns {Promise<number>} milliseconds of it that were played
    */
   async interrupt() {
+    if (this.over || this.interrupted) return this.played_ms;
     this.interrupted = true;
+    if (this.status === "completed") this.status = "cancelled"; // all had come, and not all was heard
     this.#decoder?.close();
     const position = await this.voice.stop();
     const played_ms = this.#ms(position);
-    this.#send({ type: "response.cancel", response_id: this.id, played_ms });
+    if (this.status !== "failed") this.#send({ type: "response.cancel", response_id: this.id, played_ms });
     return played_ms;
   }
 
@@ -145,7 +153,7 @@ export class SpokenResponse extends Emitter {
       ttfa_ms: this.#ttfa_ms,
       server_first_audio_ms: this.#server_first_audio_ms,
       num_messages: this.#num_messages,
-      num_packets: this.packets.length,
+      num_packets: this.#num_packets,
       num_bytes: this.#num_bytes,
       audio_ms: this.#ms(this.#num_samples),
       underruns: { ...this.underruns.counts },
@@ -159,7 +167,7 @@ export class SpokenResponse extends Emitter {
     else if (event.type === "response.words") this.word_times.add(event.words);
     else if (event.type === "response.done") this.#end(event);
     else if (event.type === "response.heard") this.#tellHeard(event.heard);
-    else if (event.type === "error" && this.status === "speaking") this.fail(event);
+    else if (event.type === "error" && this.format === null) this.fail(event); // it was refused
   }
 
   /** It will not go on. What has come is still played. @param {ErrorBody} error */
@@ -167,6 +175,15 @@ export class SpokenResponse extends Emitter {
     this.error = error;
     this.#finishSound(Infinity);
     this.#enter("failed");
+  }
+
+  /** What is said to a response that has ended is lost. @param {import("./protocol/events.js").ClientEvent} event */
+  #say(event) {
+    if (this.status === "speaking") this.#send(event);
+  }
+
+  #requireOpen() {
+    if (this.text_ended) throw new Error("the text of this response has ended");
   }
 
   /** @param {import("./protocol/events.js").ActualFormat} format */
@@ -181,7 +198,8 @@ export class SpokenResponse extends Emitter {
     if (this.interrupted || this.#decoder === null || this.format === null) return;
     const { sample_rate, pre_skip_samples } = this.format;
     for (const packet of message.packets) {
-      this.packets.push(packet);
+      if (this.#num_bytes < MAX_KEPT_BYTES) this.packets.push(packet);
+      this.#num_packets += 1;
       this.#num_bytes += packet.length;
       this.#decoder.decode(packet);
     }

@@ -56,6 +56,7 @@ export class WasmOpusDecoder {
   }
 
   close() {
+    if (this.#closed) return;
     this.#closed = true;
     this.#opus?.free();
   }

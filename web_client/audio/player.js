@@ -75,8 +75,10 @@ export class Player extends Emitter {
     return (this.context.currentTime - this.output_latency_s) * this.context.sampleRate;
   }
 
+  /** Whatever sounds ends here. */
   async close() {
     this.output.close();
+    for (const voice of [...this.#voices.values()]) voice.abandon();
     await this.context.close();
   }
 }
@@ -134,6 +136,12 @@ export class PlayerVoice extends Emitter {
   /** Samples that have come out of the loudspeaker by now. */
   get heard_samples() {
     return Math.max(0, this.#timeline.positionAt(this.over ? Infinity : this.player.heardFrame()));
+  }
+
+  /** The loudspeaker is being closed. */
+  abandon() {
+    const frame = this.player.heardFrame();
+    this.note({ kind: "stopped", frame, position: this.heard_samples });
   }
 
   /** @param {Happened} event */

@@ -1,6 +1,7 @@
 /** The API key: in memory, and in this tab's storage only when asked for; never in an address. */
 
 import { find, input } from "./dom.js";
+import { keep, kept } from "./storage.js";
 
 const STORED = "voicewire.key";
 
@@ -8,25 +9,24 @@ const STORED = "voicewire.key";
 export function openAccess(onKey) {
   const use = () => {
     const key = input("key").value.trim();
-    if (input("keep-key").checked && key) sessionStorage.setItem(STORED, key);
-    else sessionStorage.removeItem(STORED);
+    keep("sessionStorage", STORED, input("keep-key").checked && key ? key : null);
     onKey(key);
   };
   find("use-key").addEventListener("click", use);
   input("keep-key").addEventListener("change", () => {
-    if (!input("keep-key").checked) sessionStorage.removeItem(STORED);
+    if (!input("keep-key").checked) keep("sessionStorage", STORED, null);
   });
   input("key").addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
     event.preventDefault();
     use();
   });
-  const kept = sessionStorage.getItem(STORED);
-  if (kept !== null) {
-    input("key").value = kept;
+  const key = kept("sessionStorage", STORED);
+  if (key !== null) {
+    input("key").value = key;
     input("keep-key").checked = true;
   }
-  return kept ?? "";
+  return key ?? "";
 }
 
 export function askForKey() {

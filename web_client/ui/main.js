@@ -12,7 +12,7 @@ import { ReplyCard } from "./reply_card.js";
 import { openTheme } from "./theme.js";
 import { write } from "./token_writer.js";
 
-const MAX_CARDS = 40;
+const MAX_CARDS = 20;
 const BLOCKED_AFTER_MS = 400;
 const PICTURE_EVERY_MS = 40;
 
@@ -119,6 +119,7 @@ function listenForKeys() {
   addEventListener(
     "keydown",
     (event) => {
+      if (event.isComposing || event.ctrlKey || event.altKey || event.metaKey) return;
       const wanted = event.key === "Escape" || (event.key === " " && !isTyping(event));
       if (!wanted || session.active.length === 0) return;
       event.preventDefault();

@@ -113,7 +113,6 @@ export class ReplyCard {
   #state() {
     const { over, status, statistics } = this.response;
     if (status === "failed" || status === "cancelled") return status;
-    if (over && this.response.heard?.remaining.trim()) return "cancelled";
     if (over) return statistics.audio_ms === 0 ? "silent" : "completed";
     return statistics.ttfa_ms === null ? "waiting" : "playing";
   }

@@ -1,0 +1,20 @@
+/** What the browser keeps for the page; where it is told to keep nothing, nothing is kept. */
+
+/** @param {"localStorage" | "sessionStorage"} place @param {string} name */
+export function kept(place, name) {
+  try {
+    return globalThis[place].getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+/** @param {"localStorage" | "sessionStorage"} place @param {string} name @param {string | null} value `null` takes it away */
+export function keep(place, name, value) {
+  try {
+    if (value === null) globalThis[place].removeItem(name);
+    else globalThis[place].setItem(name, value);
+  } catch {
+    // a browser may forbid it
+  }
+}
