@@ -6,6 +6,8 @@ their times, and what was heard of an interrupted reply can be asked for.
     tts = VoicewireTTS(url="ws://127.0.0.1:8765", voice="clara")
     session = AgentSession(tts=tts, use_tts_aligned_transcript=True, ...)
 
+    python livekit_tts.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
+
 LiveKit's own vendor plug-ins work too (docs/integrations/livekit.md); they gather sentences first, which costs 200 to
 300 ms.
 """
@@ -13,11 +15,14 @@ LiveKit's own vendor plug-ins work too (docs/integrations/livekit.md); they gath
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import wave
 import weakref
 from typing import Any
 
 from livekit.agents import APIConnectionError, APIConnectOptions, APIStatusError, tts, utils
-from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS
+from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS, USERDATA_TIMED_TRANSCRIPT
 from livekit.agents.voice.io import TimedString
 from native import Sound, Turn, Voicewire, VoicewireError, Word
 
@@ -121,3 +126,27 @@ class VoicewireStream(tts.SynthesizeStream):
                 case Word():
                     text = TimedString(told.text + " ", start_time=told.start_s, end_time=told.end_s)
                     output_emitter.push_timed_transcript(text)
+
+
+async def main() -> None:
+    url, text, path = sys.argv[1:4]
+    speech = VoicewireTTS(url=url, api_key=os.environ.get("VOICEWIRE_API_KEY"))
+    pcm = b""
+    try:
+        async with speech.stream() as stream:
+            for token in text.split(" "):
+                stream.push_text(token + " ")
+            stream.end_input()
+            async for event in stream:
+                pcm += bytes(event.frame.data)
+                for word in event.frame.userdata.get(USERDATA_TIMED_TRANSCRIPT, []):
+                    print(f"{word.start_time:6.2f} {word.end_time:6.2f}  {word}")
+    finally:
+        await speech.aclose()
+    with wave.open(path, "wb") as file:
+        file.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
+        file.writeframes(pcm)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -6,6 +6,8 @@ tells the server what was played, and words reach the context when they are hear
     tts = VoicewireTTSService(url="ws://127.0.0.1:8765", voice="clara")
     pipeline = Pipeline([..., llm, tts, transport.output(), ...])
 
+    python pipecat_tts.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
+
 pipecat's own vendor services work too (docs/integrations/pipecat.md); they gather sentences first, which costs 200 to
 300 ms.
 """
@@ -13,6 +15,9 @@ pipecat's own vendor services work too (docs/integrations/pipecat.md); they gath
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import wave
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -20,15 +25,23 @@ from native import Sound, Turn, Voicewire, VoicewireError, Word
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
     BotStoppedSpeakingFrame,
+    EndFrame,
     ErrorFrame,
     Frame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
     TTSAudioRawFrame,
     TTSStartedFrame,
     TTSStoppedFrame,
+    TTSTextFrame,
 )
-from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor, FrameProcessorSetup
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
+from pipecat.workers.runner import WorkerRunner
 
 SAMPLE_RATE = 24_000
 
@@ -138,3 +151,39 @@ class VoicewireTTSService(TTSService):
         if self.audio_context_available(context_id):
             await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
             await self.remove_audio_context(context_id)
+
+
+class Recorder(FrameProcessor):
+    """In place of a transport."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pcm = b""
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        match frame:
+            case TTSAudioRawFrame():
+                self.pcm += frame.audio
+            case TTSTextFrame():
+                print(f"{(frame.pts or 0) / 1e9:6.2f}  {frame.text}")
+        await self.push_frame(frame, direction)
+
+
+async def main() -> None:
+    url, text, path = sys.argv[1:4]
+    service = VoicewireTTSService(url=url, api_key=os.environ.get("VOICEWIRE_API_KEY"))
+    recorder = Recorder()
+    worker = PipelineWorker(Pipeline([service, recorder]), params=PipelineParams(audio_out_sample_rate=SAMPLE_RATE))
+    runner = WorkerRunner(handle_sigint=False)
+    await runner.add_workers(worker)
+    tokens = [LLMTextFrame(token + " ") for token in text.split(" ")]
+    await worker.queue_frames([LLMFullResponseStartFrame(), *tokens, LLMFullResponseEndFrame(), EndFrame()])
+    await runner.run()
+    with wave.open(path, "wb") as file:
+        file.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
+        file.writeframes(recorder.pcm)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
