@@ -20,8 +20,9 @@ from engine.engine import Engine
 from engine.layers.transformer import CausalContext
 from engine.models.base import Park, Stages
 from engine.models.qwen3_tts.load import load_stages
-from engine.models.qwen3_tts.model import Qwen3TTS, SpeechRow
+from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import Row
+from engine.models.qwen3_tts.row import SpeechRow
 from tests.engine.recorder import Recorder
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 from tests.parity.cases import MAX_NEW_TOKENS, Case

@@ -11,9 +11,10 @@ from engine.cache.kv_cache import PagedKV
 from engine.kernels.plain import PlainOps
 from engine.models.base import Audio, Failed, Outcome, Row, Stop
 from engine.models.qwen3_tts.frame_program import FrameProgram
-from engine.models.qwen3_tts.model import Qwen3TTS, SpeechRow
+from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import NONE
 from engine.models.qwen3_tts.prompt import Row as PromptRow
+from engine.models.qwen3_tts.row import SpeechRow
 
 NOBODY = -1
 SIGN_BIT = 1 << 63

@@ -3,78 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout, VoiceInfo
+from engine.api import ClonedVoice, SpeechRequest, TextLayout, VoiceInfo
 from engine.errors import InvalidRequest
 from engine.layers.transformer import AttentionContext
 from engine.models.base import Abilities, Audio, Failed, KVShape, Outcome, Park, Reference, Row, Rows, Stop, TextQueue
-from engine.models.qwen3_tts.config import GenerationDefaults, Qwen3TTSConfig, read_config
+from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.prompt import NONE, PromptBuilder
 from engine.models.qwen3_tts.prompt import Row as PromptRow
+from engine.models.qwen3_tts.row import MIN_NEW_TOKENS, SpeechRow, draw_params
 from engine.models.qwen3_tts.talker import Talker
 from engine.models.qwen3_tts.voice import PreparedVoice, VoiceShelf
 from engine.models.qwen3_tts.weights import load_talker
 from engine.noise import CounterNoise, DrawKey, NoiseSource
-from engine.sampler import DrawBatch, DrawParams, draw, penalize
+from engine.sampler import DrawBatch, draw, penalize
 from engine.tokenizer import TextTokenizer
-
-MIN_NEW_TOKENS = 2
-"""Of the official code (spec 4.2)."""
-
-
-@dataclass(slots=True)
-class SpeechRow(Row):
-    """``codes`` are the frames so far; ``seen`` marks the code-0 tokens that are penalized."""
-
-    prefix: tuple[PromptRow, ...] = ()
-    voice: PreparedVoice | None = None
-    layout: TextLayout = TextLayout.STREAMING
-    eos_fed: bool = False
-    prompted: bool = False
-    num_transcript_fed: int = 0
-    codes: list[list[int]] = field(default_factory=list)
-    seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-    seed: int = 0
-    segment: int = 0
-    code0: DrawParams = DrawParams(0.9, 50)
-    residual: DrawParams = DrawParams(0.9, 50)
-    penalty: float = 1.05
-    repetition_window: int | None = None
-    min_new_tokens: int = 2
-
-    def frame_of(self, item: PromptRow) -> list[int]:
-        """The codes that an input adds up: of the recording, or of what the row has spoken."""
-        if self.voice is not None and item.reference != NONE:
-            return self.voice.codes[item.reference]
-        return self.codes[item.frame]
-
-    def remember(self, codes: list[int]) -> None:
-        """One more frame: its code 0 is penalized from now on, or as long as it is in the window."""
-        self.codes.append(codes)
-        self.seen[codes[0]] = True
-        window = self.repetition_window
-        if window is not None and len(self.codes) > window:
-            gone = self.codes[-window - 1][0]
-            self.seen[gone] = any(frame[0] == gone for frame in self.codes[-window:])
-
-    @property
-    def draw_key(self) -> DrawKey:
-        return DrawKey(self.seed, self.segment, len(self.codes))
-
-
-def _draw_params(sampling: SamplingParams, defaults: GenerationDefaults, prefix: str) -> DrawParams:
-    def value(name: str) -> float:
-        given = getattr(sampling, prefix + name)
-        return getattr(defaults, prefix + name) if given is None else given
-
-    temperature = value("temperature") if value("do_sample") else 0.0
-    return DrawParams(temperature=temperature, top_k=int(value("top_k")), top_p=value("top_p"))
 
 
 class Qwen3TTS:
@@ -153,18 +101,18 @@ class Qwen3TTS:
         return SpeechRow(
             text=TextQueue(),
             num_prefix=len(prefix),
-            num_reserved=self._num_reserved(voice, layout),
-            num_prompt_tokens=self._num_prompt_tokens(voice, layout),
+            num_reserved=voice.num_reserved(layout) if voice else 0,
+            num_prompt_tokens=None if layout is TextLayout.FULL else voice.num_prompt_tokens if voice else 1,
             reference=Reference(voice.key, voice.codes) if voice and voice.codes else None,
             prefix=prefix,
             voice=voice,
             layout=layout,
-            num_transcript_fed=self._num_transcript_rows(voice, layout) if voice else 0,
+            num_transcript_fed=voice.num_prefix_ids(layout) if voice else 0,
             seen=torch.zeros(self.config.talker.vocab_size, dtype=torch.bool, device=self.device),
             seed=seed,
             segment=request.segment,
-            code0=_draw_params(sampling, defaults, ""),
-            residual=_draw_params(sampling, defaults, "predictor_"),
+            code0=draw_params(sampling, defaults, ""),
+            residual=draw_params(sampling, defaults, "predictor_"),
             penalty=defaults.repetition_penalty if given is None else given,
             repetition_window=sampling.repetition_window,
             min_new_tokens=MIN_NEW_TOKENS if sampling.min_new_tokens is None else sampling.min_new_tokens,
@@ -184,30 +132,9 @@ class Qwen3TTS:
             speaker = named.lower() if named else next(iter(self.config.talker.speakers), None)
             return tuple(self.prompts.prefix(speaker, request.language, instruct_ids))
         rows = self.prompts.prefix(None, request.language, instruct_ids, cloned=True)
-        head = voice.transcript_ids[: self._num_transcript_rows(voice, layout)]
+        head = voice.transcript_ids[: voice.num_prefix_ids(layout)]
         add = self.prompts.transcript_rows if layout is TextLayout.FULL else self.prompts.reference_rows
         return (*rows, *add(head))
-
-    @staticmethod
-    def _num_transcript_rows(voice: PreparedVoice, layout: TextLayout) -> int:
-        """Transcript ids in the prefix; it ends before the last row of the recording, the one that is sampled."""
-        if layout is TextLayout.FULL:
-            return len(voice.transcript_ids)
-        return min(len(voice.transcript_ids), max(voice.num_code_rows - 1, 0))
-
-    def _num_reserved(self, voice: PreparedVoice | None, layout: TextLayout) -> int:
-        if voice is None:
-            return 0
-        if layout is TextLayout.FULL:
-            return voice.num_code_rows
-        return voice.num_code_rows - self._num_transcript_rows(voice, layout)
-
-    @staticmethod
-    def _num_prompt_tokens(voice: PreparedVoice | None, layout: TextLayout) -> int | None:
-        """In context the text fills the rows that the transcript leaves of the recording's (spec 3.7)."""
-        if layout is TextLayout.FULL:
-            return None
-        return max(1, voice.num_code_rows - len(voice.transcript_ids)) if voice else 1
 
     def prefix_key(self, row: Row) -> Hashable:
         assert isinstance(row, SpeechRow)
@@ -218,7 +145,7 @@ class Qwen3TTS:
         if not row.inputs:
             return Rows(row.prefix, sample=False)
         if row.prompted:
-            text = self._next_text(row)
+            text = row.next_text(self.config.text)
             return Park() if text is None else Rows([PromptRow(text, frame=len(row.codes) - 1)])
         if not row.text.closed and (row.num_prompt_tokens is None or row.text.num_waiting < row.num_prompt_tokens):
             return Park()
@@ -237,22 +164,8 @@ class Qwen3TTS:
         if row.reference is None or row.voice is None:
             return self.prompts.streaming_tail(row.text.take()[0])
         start = row.num_transcript_fed
-        ids = [self._next_text(row) for _ in range(start, row.voice.num_code_rows)]
+        ids = [row.next_text(self.config.text) for _ in range(start, row.voice.num_code_rows)]
         return self.prompts.reference_rows([i for i in ids if i is not None], start)
-
-    def _next_text(self, row: SpeechRow) -> int | None:
-        """The rest of a transcript, text, then one end-of-text row, then padding; never padding while text is open
-        (spec 3.7)."""
-        if row.voice is not None and row.num_transcript_fed < len(row.voice.transcript_ids):
-            row.num_transcript_fed += 1
-            return row.voice.transcript_ids[row.num_transcript_fed - 1]
-        if row.text.num_waiting:
-            return row.text.take()[0]
-        if not row.text.closed:
-            return None
-        text = self.config.text.tts_pad if row.eos_fed else self.config.text.tts_eos
-        row.eos_fed = True
-        return text
 
     def forward(
         self,

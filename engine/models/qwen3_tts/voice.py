@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api import ClonedVoice
+from engine.api import ClonedVoice, TextLayout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +29,21 @@ class PreparedVoice:
     def num_code_rows(self) -> int:
         """Rows that a prompt gives to codes: one to begin with, and one for each frame."""
         return len(self.codes) + 1 if self.codes else 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the streaming layout: the text fills the rows that the transcript leaves of the recording's (spec 3.7)."""
+        return max(1, self.num_code_rows - len(self.transcript_ids))
+
+    def num_prefix_ids(self, layout: TextLayout) -> int:
+        """Transcript ids in the prefix; it ends before the last row of the recording, the one that is sampled."""
+        if layout is TextLayout.FULL:
+            return len(self.transcript_ids)
+        return min(len(self.transcript_ids), max(self.num_code_rows - 1, 0))
+
+    def num_reserved(self, layout: TextLayout) -> int:
+        """Rows of the recording behind the prefix."""
+        return self.num_code_rows - (0 if layout is TextLayout.FULL else self.num_prefix_ids(layout))
 
 
 class VoiceShelf:

@@ -25,7 +25,7 @@ from engine.load import load_engine
 from engine.models.base import Decoded, DecodeStage
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.model import SpeechRow
+from engine.models.qwen3_tts.row import SpeechRow
 from engine.models.qwen3_tts.weights import load_codec
 from sessions.audio.crossfade import Crossfader
 from sessions.audio.seam import seam_report

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
 from engine.models.base import Park, Rows
-from engine.models.qwen3_tts.model import Qwen3TTS, SpeechRow
+from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import Row
+from engine.models.qwen3_tts.row import SpeechRow
 from engine.models.qwen3_tts.voice import VoiceShelf, voice_key
 from tests.fakes.checkpoints import TINY, write_checkpoint
 

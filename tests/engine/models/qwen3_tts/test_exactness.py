@@ -18,7 +18,8 @@ from engine.client import EMBEDDED_VOICE
 from engine.config import EngineConfig
 from engine.layers.transformer import CausalContext
 from engine.load import load_engine
-from engine.models.qwen3_tts.model import Qwen3TTS, SpeechRow
+from engine.models.qwen3_tts.model import Qwen3TTS
+from engine.models.qwen3_tts.row import SpeechRow
 from tests.engine.models.qwen3_tts.draws import DrawBook, check_close, check_identical
 from tests.engine.recorder import Recorder
 

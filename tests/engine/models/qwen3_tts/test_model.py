@@ -14,8 +14,9 @@ from engine.api import SamplingParams, SpeechRequest, TextLayout
 from engine.errors import UnknownLanguage, UnknownVoice
 from engine.layers.transformer import CausalContext
 from engine.models.base import Audio, Failed, Outcome, Park, Rows
-from engine.models.qwen3_tts.model import Qwen3TTS, SpeechRow
+from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import Row
+from engine.models.qwen3_tts.row import SpeechRow
 from engine.models.qwen3_tts.talker import Talker
 
 SEED = 11
