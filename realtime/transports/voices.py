@@ -22,7 +22,7 @@ from realtime.errors import Refused
 from realtime.server import SpeechServer
 from realtime.transports.http import server_of
 from realtime.transports.uploads import Form, read_form
-from sessions.voices.naming import find_voice, is_built_in
+from sessions.voices.naming import find_voice, is_built_in, voices_for
 from sessions.voices.voice import SHARED, Manifest, StoredVoice, check_manifest
 
 log = logging.getLogger("voicewire.voices")
@@ -90,10 +90,7 @@ async def delete_voice(request: Request) -> Response:
 
 
 async def _stored(server: SpeechServer, caller: Caller) -> list[Manifest]:
-    own = await asyncio.to_thread(server.voices.list, caller.name)
-    names = {manifest.name for manifest in own}
-    shared = await asyncio.to_thread(server.voices.list, SHARED)
-    return own + [manifest for manifest in shared if manifest.name not in names]
+    return await asyncio.to_thread(voices_for, server.voices, caller.name)
 
 
 def _manifest(form: Form, caller: Caller, info: EngineInfo) -> Manifest:

@@ -22,11 +22,14 @@ from realtime.transports.link import WRITE_GRACE_S, AsgiLink, Link
 from realtime.version import VERSION
 from sessions.errors import ErrorInfo, SessionError
 from sessions.session import Session
+from sessions.voices.naming import voices_for
 
 log = logging.getLogger("voicewire.connection")
 
 MESSAGES_AT_ONCE = 50
 """Messages that came together are read so many at a time, then others have their turn."""
+MAX_TOLD_VOICES = 1_000
+"""Stored voices that a client is told of when it connects; ``GET /v1/voices`` tells all."""
 LAST_WORDS_S = 0.5
 """A connection that the server ends waits at most so long until each response was told its end."""
 
@@ -89,9 +92,10 @@ class SpeechConnection:
     async def converse(self) -> None:
         """Returns when the line is closed and nothing of the session is left."""
         try:
+            created = self._created(await self._voices())
             async with self._tasks:
                 self._ending = False
-                await self._link.send(serialize(self._created()))
+                await self._link.send(serialize(created))
                 await self._read()
                 self._ending = True
                 self._session.detach()
@@ -166,7 +170,16 @@ class SpeechConnection:
             self._ending = True
             self._tasks.create_task(self._link.close(1000), name="voicewire close")
 
-    def _created(self) -> ev.SessionCreated:
+    async def _voices(self) -> tuple[str, ...]:
+        """Of the model, and those stored for this key."""
+        info = self._server.engine.info
+        names = tuple(voice.name for voice in info.voices)
+        if not info.can_clone:
+            return names
+        stored = await asyncio.to_thread(voices_for, self._server.voices, self._session.key)
+        return names + tuple(manifest.name for manifest in stored[:MAX_TOLD_VOICES])
+
+    def _created(self, voices: tuple[str, ...]) -> ev.SessionCreated:
         info = self._server.engine.info
         limits = self._limits
         return ev.SessionCreated(
@@ -175,7 +188,7 @@ class SpeechConnection:
             protocol=SUBPROTOCOL,
             server_version=VERSION,
             model=info.model,
-            voices=tuple(voice.name for voice in info.voices),
+            voices=voices,
             languages=info.languages,
             settings=wire_settings(self._session.settings),
             limits=ev.Limits(

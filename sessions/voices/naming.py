@@ -7,7 +7,7 @@ from dataclasses import replace
 from engine.api import EngineInfo, InvalidRequest
 from sessions.config import SpeechSettings
 from sessions.voices.store import VoiceStore
-from sessions.voices.voice import SHARED, StoredVoice
+from sessions.voices.voice import SHARED, Manifest, StoredVoice
 
 BYTES_PER_NUMBER = 4
 
@@ -29,6 +29,15 @@ def with_stored_voice(settings: SpeechSettings, key: str, info: EngineInfo, stor
 def find_voice(store: VoiceStore, key: str, name: str) -> StoredVoice | None:
     """A voice of this key, or one that all share."""
     return store.find(key, name) or store.find(SHARED, name)
+
+
+def voices_for(store: VoiceStore, key: str) -> list[Manifest]:
+    """All that a holder of this key can name: its own, then the shared ones that these do not hide. May take
+    milliseconds."""
+    own = store.list(key)
+    names = {manifest.name for manifest in own}
+    shared = store.list(SHARED) if key != SHARED else []
+    return own + [manifest for manifest in shared if manifest.name not in names]
 
 
 def is_built_in(name: str, info: EngineInfo) -> bool:

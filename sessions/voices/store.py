@@ -170,6 +170,9 @@ def _voice_files(folder: Path) -> list[os.DirEntry[str]]:
             return [file for file in files if file.name.endswith(SUFFIX)]
     except FileNotFoundError:
         return []
+    except OSError as error:  # speech goes on without
+        _warn(folder.name, error)
+        return []
 
 
 def _version(path: Path) -> Version | None:

@@ -220,6 +220,7 @@ async def test_a_voice_deleted_while_it_speaks_speaks_on(live: Live) -> None:
 async def test_a_session_may_hold_a_stored_voice(live: Live) -> None:
     await add(live, audio=None, speaker_embedding=NUMBERS)
     async with live.session() as client:
+        assert client.created.voices == ("ada", "ben", "ann")
         await client.send(ev.SessionUpdate(settings=ev.Settings(voice="ann")))
         spoken = await speak(client, "Hello.")
         assert spoken.done.status == "completed"
