@@ -78,5 +78,5 @@ class HttpLink:
         self._begun = True
         media_type, headers = self._head()
         raw = [(b"content-type", media_type.encode())]
-        raw += [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        raw += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self._raw_send({"type": "http.response.start", "status": 200, "headers": raw})

@@ -94,7 +94,7 @@ class WireConnection:
     def headers(self) -> dict[str, str]:
         """Of the answer to the handshake or request."""
         warning = {WARNING: "; ".join(self._warnings)} if self._warnings else {}
-        return self._dialect.headers() | warning
+        return printable(self._dialect.headers() | warning)
 
     def head(self) -> tuple[str, dict[str, str]]:
         return self._dialect.media_type, self.headers()
@@ -294,4 +294,13 @@ def refusal(wire: Wire, info: ErrorInfo) -> JSONResponse:
     """The vendor's shape of an HTTP error."""
     status = http_status(info)
     body, headers = wire.dialect.refuse(error_body(info), status)
-    return JSONResponse(body, status, refusal_headers(info) | headers)
+    return JSONResponse(body, status, refusal_headers(info) | printable(headers))
+
+
+def printable(headers: dict[str, str]) -> dict[str, str]:
+    """What a client wrote may come back in a header: nothing of it ends the header."""
+    return {name: _line(value).encode("latin-1", "replace").decode("latin-1") for name, value in headers.items()}
+
+
+def _line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text).strip()

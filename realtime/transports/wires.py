@@ -60,7 +60,7 @@ class WireEndpoint:
 
     async def _serve_socket(self, connection: WireConnection, scope: Scope, receive: Receive, send: Send) -> None:
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
-        headers = [(name.lower().encode(), _latin(value)) for name, value in connection.headers().items()]
+        headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in connection.headers().items()]
         offered = scope.get("subprotocols", [])
         await WebSocket(scope, receive, send).accept(subprotocol=offered[0] if offered else None, headers=headers)
         await connection.converse(AsgiLink(scope, receive, send, timeout_s))
@@ -105,7 +105,3 @@ def _handshake(request: HTTPConnection) -> on.Handshake:
         request_id=secrets.token_hex(16),
         subprotocols=tuple(request.scope.get("subprotocols", ())),
     )
-
-
-def _latin(value: str) -> bytes:
-    return value.encode("latin-1", "replace")

@@ -68,8 +68,7 @@ def unsupported(name: str, known: tuple[str, ...], found: str) -> RemoteProtocol
 
 def refusal(error: ErrorBody) -> tuple[dict[str, Any], dict[str, str]]:
     """Body and headers of an HTTP answer."""
-    reason = error.message.encode("latin-1", "replace").decode("latin-1").replace("\n", " ")
-    return {"err_code": error.code.upper(), "err_msg": error.message, "request_id": None}, {"dg-error": reason}
+    return {"err_code": error.code.upper(), "err_msg": error.message, "request_id": None}, {"dg-error": error.message}
 
 
 def _speed(text: str | None) -> float:

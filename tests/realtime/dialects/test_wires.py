@@ -300,6 +300,21 @@ async def test_over_http(live: Live, path: str, body: dict[str, Any], media_type
         assert refused.status_code == 401
 
 
+async def test_what_a_client_names_ends_no_header(live: Live) -> None:
+    named = "%0d%0aSet-Cookie:%20a=b%00%E2%82%AC"
+    async with live.http() as http:
+        answer = await http.post(f"/v1/speak?model={named}", json={"text": TEXT}, headers={"X-API-Key": KEY})
+        assert answer.status_code == 200
+        refused = await http.post(f"/v1/speak?encoding={named}", json={"text": TEXT}, headers={"X-API-Key": KEY})
+        assert (refused.status_code, "set-cookie" in refused.headers, "set-cookie" in answer.headers) == (
+            400,
+            False,
+            False,
+        )
+    async with dial(live, replace(CLIENTS["deepgram"], path=f"/v1/speak?model={named}")) as socket:
+        assert "set-cookie" not in socket.response.headers
+
+
 @pytest.mark.parametrize("path", sorted({path.partition("?")[0] for path, _, _ in HTTP}))
 async def test_bad_bodies_over_http(live: Live, path: str) -> None:
     async with live.http() as http:
