@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sessions.alignment.ear import STEP_MS, Ear
+from sessions.alignment.ear import Ear, step_samples
 from sessions.alignment.letters import joins, units_of
 from sessions.alignment.path import Path
 from sessions.alignment.weights import AlignerWeights, load_weights
@@ -59,7 +59,7 @@ class LetterAligner:
         self._weights = weights or load_weights()
         self._ear = Ear(self._weights.ear, sample_rate)
         self._path = Path(self._weights.ear.log_prior.size)
-        self._step_samples = sample_rate * STEP_MS // 1000
+        self._step_samples = step_samples(sample_rate)
         self._num_samples = 0
         self._num_chars = 0
         self._word = ""

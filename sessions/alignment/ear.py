@@ -31,6 +31,11 @@ LEVEL_FALL = 0.005
 """The level falls by so much a frame: half a neper a second."""
 
 
+def step_samples(sample_rate: int) -> int:
+    """Whole frames of whole samples."""
+    return sample_rate * FRAME_MS // 1000 * FRAMES_PER_STEP
+
+
 class BandEnergies:
     """Log energies in bands, against the level of the speech, one row for each 10 ms."""
 
@@ -87,7 +92,7 @@ class Ear:
     def __init__(self, weights: EarWeights, sample_rate: int) -> None:
         self._weights = weights
         self._energies = BandEnergies(sample_rate)
-        self._step_samples = sample_rate * STEP_MS // 1000
+        self._step_samples = step_samples(sample_rate)
         silence = np.full((CONTEXT_FRAMES, NUM_BANDS), -0.5, np.float32)
         self._frames = silence
         self._num_samples = 0

@@ -51,7 +51,7 @@ def test_words_are_found_where_they_are_spoken():
     assert errors_ms.max() < 100
 
 
-@pytest.mark.parametrize("rate", [8_000, 24_000, 48_000])
+@pytest.mark.parametrize("rate", [8_000, 22_050, 24_000, 48_000])
 def test_at_any_rate(rate):
     resampler = Resampler(RATE, rate)
     pcm = np.concatenate([resampler.push(PCM), resampler.flush()])
@@ -126,3 +126,13 @@ def test_every_text_and_every_sound_gets_rising_times(make, text, num_samples):
     assert len(bounds) == len(text) + 1
     assert bounds == sorted(bounds)
     assert 0 <= bounds[0] <= bounds[-1] <= num_samples
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_what_is_no_sound_at_all_gives_rising_times_too(value):
+    broken = PCM.copy()
+    broken[10_000:12_000] = value
+    with np.errstate(all="ignore"):
+        bounds = aligned([TEXT], [broken]).bounds
+    assert len(bounds) == len(TEXT) + 1
+    assert bounds == sorted(bounds)
