@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 from loguru import logger
 from pipecat.frames.frames import (
+    BotStartedSpeakingFrame,
     EndFrame,
     ErrorFrame,
     Frame,
@@ -43,8 +44,10 @@ TURN_TIMEOUT_S = 30.0
 
 
 class Sink(FrameProcessor):
-    def __init__(self) -> None:
+    def __init__(self, plays: bool = False) -> None:
+        """``plays``: tells the service when it begins to, as a transport does."""
         super().__init__()
+        self.plays = plays
         self.pcm = b""
         self.rate = 0
         self.words: list[tuple[str, int | None]] = []
@@ -63,6 +66,8 @@ class Sink(FrameProcessor):
             case TTSAudioRawFrame():
                 self.pcm += frame.audio
                 self.rate = frame.sample_rate
+                if self.plays and not self.sounded.is_set():
+                    await self.push_frame(BotStartedSpeakingFrame(), FrameDirection.UPSTREAM)
                 self.sounded.set()
             case TTSTextFrame():
                 self.words.append((frame.text, frame.pts))
@@ -133,7 +138,7 @@ def services(url: str, session: aiohttp.ClientSession, mode: TextAggregationMode
 
 
 async def talk(service: Any, mode: str) -> dict[str, object]:
-    sink = Sink()
+    sink = Sink(plays=hasattr(service, "last_heard"))
     worker = PipelineWorker(Pipeline([service, sink]), params=PipelineParams(audio_out_sample_rate=24_000))
     runner = WorkerRunner(handle_sigint=False)
     await runner.add_workers(worker)
@@ -142,8 +147,14 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
     if mode == "interrupt":
         await say(worker, LONG)
         await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
+        if sink.plays:
+            await asyncio.sleep(1.0)
         await worker.queue_frame(InterruptionFrame())
         await asyncio.sleep(0.3)
+        if sink.plays:
+            assert service.last_heard, service.last_heard
+            assert LONG.startswith(service.last_heard), service.last_heard
+            assert len(service.last_heard) < 60, service.last_heard
     for text in TURNS[1:] if mode == "interrupt" else TURNS:
         sink.begin_turn()
         await say(worker, text)
