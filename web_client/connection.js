@@ -66,7 +66,11 @@ export class Connection extends Emitter {
     this.#enter("closed");
   }
 
-  /** What cannot be sent any more is lost with its session. @param {import("./protocol/events.js").ClientEvent} event */
+  /**
+   * What cannot be sent any more is lost with its session.
+   *
+   * @param {import("./protocol/events.js").ClientEvent} event
+   */
   send(event) {
     if (this.#socket?.readyState !== WebSocket.OPEN) return;
     const message = serialize(event);
@@ -93,7 +97,11 @@ export class Connection extends Emitter {
     }
   }
 
-  /** A server may say what we do not know yet. What we know and cannot read ends the connection. @param {unknown} error */
+  /**
+   * A server may say what we do not know yet. What we know and cannot read ends the connection.
+   *
+   * @param {unknown} error
+   */
   #refuse(error) {
     if (error instanceof RemoteProtocolError && error.code === "unknown_event") return;
     const message = error instanceof Error ? error.message : String(error);

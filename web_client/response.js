@@ -89,7 +89,12 @@ export class SpokenResponse extends Emitter {
 
   #send;
 
-  /** More of its text, in pieces of any length. Throws after `end`. @param {string} text @param {number} [at_ms] when it was decided upon */
+  /**
+   * More of its text, in pieces of any length. Throws after `end`.
+   *
+   * @param {string} text
+   * @param {number} [at_ms] when it was decided upon
+   */
   push(text, at_ms = performance.now()) {
     this.#requireOpen();
     this.text += text;
@@ -268,6 +273,8 @@ export class SpokenResponse extends Emitter {
   }
 
   #fallSilent() {
+    const { server, page } = this.underruns.counts;
+    this.voice.player.learn(server + page > 0);
     this.over = true;
     this.#settle();
   }

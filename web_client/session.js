@@ -139,7 +139,12 @@ export class VoicewireSession extends Emitter {
     this.connection.send({ type: "session.update", settings });
   }
 
-  /** The sound of a response, as far as it was heard. @param {SpokenResponse} response @returns {Promise<Float32Array>} */
+  /**
+   * The sound of a response, as far as it was heard.
+   *
+   * @param {SpokenResponse} response
+   * @returns {Promise<Float32Array>}
+   */
   async record(response) {
     const { format, packets } = response;
     /** @type {Float32Array[]} */

@@ -1,7 +1,8 @@
 /** Whose fault it was that the sound ran dry. Pure: times are passed in, in milliseconds of one clock. */
 
 /**
- * `text`: audio came again only after more text was sent. `server`: no text had been lacking, and no audio came, from the
+ * `text`: audio came again only after more text was sent. `server`: no text had been lacking, and no audio came, from
+ * the
  * engine or over the network. `page`: the audio had come and was not decoded in time.
  *
  * @typedef {"text" | "server" | "page"} Cause

@@ -19,7 +19,12 @@ export class WordTimes {
     }
   }
 
-  /** How many characters of `text`, as JavaScript counts, have begun to be heard. @param {string} text @param {number} played_ms */
+  /**
+   * How many characters of `text`, as JavaScript counts, have begun to be heard.
+   *
+   * @param {string} text
+   * @param {number} played_ms
+   */
   heardChars(text, played_ms) {
     const word = this.words.findLast(({ start_ms }) => start_ms <= played_ms);
     if (word === undefined || played_ms <= 0) return 0;

@@ -6,7 +6,8 @@ import { PcmDecoder, READERS } from "./pcm.js";
 
 /**
  * @typedef {"webcodecs" | "wasm"} OpusKind
- * @typedef {{kind: string, rate: number, decode(packet: Uint8Array): void, flush(): Promise<void>, close(): void}} Decoder
+ * @typedef {{kind: string, rate: number, decode(packet: Uint8Array): void, flush(): Promise<void>, close(): void}
+ *   } Decoder
  */
 
 /**

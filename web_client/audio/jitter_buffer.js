@@ -35,6 +35,28 @@ export function jitterSettings(rate, { prebuffer_ms = 100, step_ms = 40, max_pre
   };
 }
 
+/**
+ * More in hand for the next response, after one that ran dry.
+ *
+ * @param {JitterSettings} settings
+ * @returns {JitterSettings}
+ */
+export function widened(settings) {
+  const { prebuffer_samples, step_samples, max_prebuffer_samples } = settings;
+  return { ...settings, prebuffer_samples: Math.min(prebuffer_samples + step_samples, max_prebuffer_samples) };
+}
+
+/**
+ * Less again, after one that did not; never less than `least`.
+ *
+ * @param {JitterSettings} settings
+ * @param {JitterSettings} least
+ */
+export function narrowed(settings, least) {
+  const prebuffer_samples = Math.max(settings.prebuffer_samples - settings.step_samples, least.prebuffer_samples);
+  return { ...settings, prebuffer_samples };
+}
+
 export class JitterBuffer {
   /** @param {JitterSettings} settings */
   constructor(settings) {

@@ -1,7 +1,7 @@
 /** The page's loudspeaker: one audio context, any number of voices, each with a place in time. */
 
 import { Emitter } from "../emitter.js";
-import { jitterSettings } from "./jitter_buffer.js";
+import { jitterSettings, narrowed, widened } from "./jitter_buffer.js";
 import { ScheduledOutput } from "./scheduled_output.js";
 import { Timeline } from "./timeline.js";
 import { WorkletOutput } from "./worklet_output.js";
@@ -38,7 +38,8 @@ export class Player extends Emitter {
     super();
     this.context = context;
     this.output = output;
-    this.settings = jitterSettings(context.sampleRate, { prebuffer_ms });
+    this.least = jitterSettings(context.sampleRate, { prebuffer_ms });
+    this.settings = this.least;
     output.on("happened", (event) => this.#voices.get(event.voice)?.note(event));
     output.on("level", (level) => this.#voices.get(level.voice)?.emit("level", level));
     context.onstatechange = () => this.emit("state", context.state);
@@ -53,6 +54,15 @@ export class Player extends Emitter {
     voice.on("over", () => this.#voices.delete(number));
     this.output.obey({ type: "open", voice: number, settings: this.settings });
     return voice;
+  }
+
+  /**
+   * The next voices take more in hand when this one ran dry through no fault of the text, else a little less again.
+   *
+   * @param {boolean} ran_dry
+   */
+  learn(ran_dry) {
+    this.settings = ran_dry ? widened(this.settings) : narrowed(this.settings, this.least);
   }
 
   /** Whether sound comes out: browsers hold it back until someone clicks. */
@@ -84,11 +94,13 @@ export class Player extends Emitter {
 }
 
 /**
- * What one response sounds like. Emits `started`, `skipped` (the device left frames out), `underrun`, `drained`, `stopped` with the frame and the position at
+ * What one response sounds like. Emits `started`, `skipped` (the device left frames out), `underrun`, `drained`,
+ * `stopped` with the frame and the position at
  * which it happened, then `over` once; and levels now and then.
  *
  * @typedef {import("./jitter_buffer.js").PlayoutEvent} Happened
- * @extends {Emitter<{started: Happened, skipped: Happened, underrun: Happened, drained: Happened, stopped: Happened, over: Happened,
+ * @extends {Emitter<{started: Happened, skipped: Happened, underrun: Happened, drained: Happened, stopped: Happened,
+ * over: Happened,
  *   level: import("./mixer.js").VoiceLevel}>}
  */
 export class PlayerVoice extends Emitter {

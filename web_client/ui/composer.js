@@ -6,14 +6,18 @@ import { tokensOf } from "./token_writer.js";
 const SAMPLES = {
   "A greeting": "Good morning! I can start speaking before you have finished writing. Stop me whenever you like.",
   "A longer reply":
-    "Sure, here is the short version. Your order left our warehouse on the 3rd of May and should arrive on Thursday, between 9:30 and 11. " +
-    "The driver will call you about twenty minutes before. If nobody is at home, the parcel goes to the shop around the corner, " +
+    "Sure, here is the short version. Your order left our warehouse on the 3rd of May and should arrive on Thursday, " +
+    "between 9:30 and 11. The driver will call you about twenty minutes before. If nobody is at home, the parcel goes to " +
+    "the shop around the corner, " +
     "and you have seven days to pick it up. Would you like me to change the delivery day, or is Thursday fine for you?",
   Numbers:
-    "The total is $1,249.50, due on 12/06. Your confirmation code is A7 4402, and the balance after that is 3.5% lower than last year.",
+    "The total is $1,249.50, due on 12/06. Your confirmation code is A7 4402, " +
+    "and the balance after that is 3.5% lower than last year.",
 };
 
-/** @typedef {{text: string, settings: import("../protocol/events.js").Settings, tokens: import("./token_writer.js").Token[] | null, copies: number, how: string}} Order */
+/**
+ * @typedef {{text: string, settings: import("../protocol/events.js").Settings, tokens: import("./token_writer.js").Token[] | null, copies: number, how: string}} Order
+ */
 
 const textarea = () => /** @type {HTMLTextAreaElement} */ (find("text"));
 

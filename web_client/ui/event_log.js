@@ -83,7 +83,8 @@ function describe(message) {
 function describeAudio(message) {
   try {
     const { kind, response, sequence, sample_time, packets } = parseAudio(message);
-    return `audio: response ${response}, sequence ${sequence}, sample time ${sample_time}, ${packets.length} × ${KINDS[kind]}, ${message.byteLength} bytes`;
+    const where = `response ${response}, sequence ${sequence}, sample time ${sample_time}`;
+    return `audio: ${where}, ${packets.length} × ${KINDS[kind]}, ${message.byteLength} bytes`;
   } catch {
     return `binary, ${message.byteLength} bytes`;
   }

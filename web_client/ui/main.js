@@ -185,19 +185,24 @@ function noticeOf({ code, message, retry_ms }) {
 function tellOfPlainHttp() {
   if (isSecureContext) return;
   tell("plain", {
-    text: "This page came over plain http from another machine, so the browser gives it no WebCodecs and no audio worklet. It speaks through WebAssembly and scheduled buffers instead; over https, or on the server's own machine, sound starts sooner.",
+    text:
+      "This page came over plain http from another machine, so it decodes with WebAssembly and schedules short " +
+      "buffers. Over https sound starts a little sooner.",
     dismiss: true,
   });
 }
 
 async function showPath() {
   const opus = { webcodecs: "WebCodecs", wasm: "WebAssembly" }[await session.decoder];
-  const { player } = session;
-  const output =
-    player === null
-      ? ""
-      : ` · ${player.output.kind === "worklet" ? "audio worklet" : "scheduled buffers"} · ${player.context.sampleRate / 1000} kHz · output latency ${Math.round(1000 * player.output_latency_s)} ms`;
-  find("path").textContent = `Opus by ${opus}${output}`;
+  find("path").textContent = [`Opus by ${opus}`, ...(session.player === null ? [] : pathOf(session.player))].join(
+    " · ",
+  );
+}
+
+/** @param {import("../audio/player.js").Player} player */
+function pathOf({ output, context, output_latency_s }) {
+  const how = output.kind === "worklet" ? "audio worklet" : "scheduled buffers";
+  return [how, `${context.sampleRate / 1000} kHz`, `output latency ${Math.round(1000 * output_latency_s)} ms`];
 }
 
 /** The loudspeaker is opened by the first touch of the page, so that it is ready by the first click. */

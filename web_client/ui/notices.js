@@ -2,12 +2,19 @@
 
 import { find, make } from "./dom.js";
 
-/** @typedef {{text: string, tone?: "info" | "warn" | "bad", action?: string, onAction?: () => void, dismiss?: boolean}} Notice */
+/**
+ * @typedef {{text: string, tone?: "info" | "warn" | "bad", action?: string, onAction?: () => void, dismiss?: boolean}} Notice
+ */
 
 /** @type {Map<string, {element: HTMLElement, key: string}>} */
 const shown = new Map();
 
-/** Show a notice, in place of the last one of that name; `null` takes it away. @param {string} name @param {Notice | null} notice */
+/**
+ * Show a notice, in place of the last one of that name; `null` takes it away.
+ *
+ * @param {string} name
+ * @param {Notice | null} notice
+ */
 export function tell(name, notice) {
   const key = notice === null ? "" : `${notice.tone} ${notice.text} ${notice.action}`;
   const before = shown.get(name);

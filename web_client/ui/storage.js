@@ -9,7 +9,11 @@ export function kept(place, name) {
   }
 }
 
-/** @param {"localStorage" | "sessionStorage"} place @param {string} name @param {string | null} value `null` takes it away */
+/**
+ * @param {"localStorage" | "sessionStorage"} place
+ * @param {string} name
+ * @param {string | null} value `null` takes it away
+ */
 export function keep(place, name, value) {
   try {
     if (value === null) globalThis[place].removeItem(name);

@@ -56,7 +56,13 @@ function drawBars(paint, { peaks, played_ms }, px_per_ms, width, height, colours
   }
 }
 
-/** @param {CanvasRenderingContext2D} paint @param {number[]} seams_ms @param {number} px_per_ms @param {number} height @param {string} colour */
+/**
+ * @param {CanvasRenderingContext2D} paint
+ * @param {number[]} seams_ms
+ * @param {number} px_per_ms
+ * @param {number} height
+ * @param {string} colour
+ */
 function drawSeams(paint, seams_ms, px_per_ms, height, colour) {
   paint.strokeStyle = colour;
   paint.setLineDash([3, 3]);

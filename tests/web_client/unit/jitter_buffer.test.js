@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { JitterBuffer } from "../../../web_client/audio/jitter_buffer.js";
+import { JitterBuffer, narrowed, widened } from "../../../web_client/audio/jitter_buffer.js";
 import { pieces, random, tone } from "./cuts.js";
 
 const QUANTUM = 128;
@@ -176,4 +176,13 @@ test("the end that comes during the last fade is no gap", () => {
     told.push(...buffer.render(new Float32Array(QUANTUM), frame).map(({ kind }) => kind));
   }
   assert.deepEqual(told, ["started", "drained"]);
+});
+
+test("the next reply takes more in hand after one that ran dry, and less again later", () => {
+  let settings = SETTINGS;
+  const seen = [widened, widened, widened, widened, narrowed, narrowed, narrowed, narrowed].map((change) => {
+    settings = change(settings, SETTINGS);
+    return settings.prebuffer_samples;
+  });
+  assert.deepEqual(seen, [680, 880, 1_000, 1_000, 800, 600, 480, 480]);
 });
