@@ -16,6 +16,7 @@ import numpy as np
 from sessions.audio.pcm import Pcm, within_full_scale
 
 if TYPE_CHECKING:
+    from av.audio.codeccontext import AudioCodecContext
     from av.audio.frame import AudioFrame
     from av.audio.stream import AudioStream
     from av.container import InputContainer
@@ -86,9 +87,9 @@ def _decode(container: InputContainer, sample_rate: int, max_s: float) -> Pcm:
 
 
 def _check_stream(stream: AudioStream, max_s: float) -> None:
-    codec = stream.codec_context
-    if codec.name not in DECODERS:
-        raise BadRecording(f"audio is coded as {codec.name}; send {FORMATS}")
+    codec: AudioCodecContext | None = stream.codec_context
+    if codec is None or codec.name not in DECODERS:
+        raise BadRecording(f"audio is coded as {codec.name if codec else 'nothing we know'}; send {FORMATS}")
     if not 1 <= codec.sample_rate <= MAX_SOURCE_RATE:
         raise BadRecording(f"the sample rate must be 1 to {MAX_SOURCE_RATE}, is {codec.sample_rate}")
     if not 1 <= codec.channels <= MAX_CHANNELS:
