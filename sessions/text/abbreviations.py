@@ -98,6 +98,6 @@ _RULES: list[Rule] = [
     (re.compile(r"(?<![\w.'])(?<![AP] )[A-HJ-Z]\.(?=\s(?P<next>[A-Z][\w']*))"), _initial),
     (re.compile(r"(?<!\w)([CFJ])#(?!\w)"), r"\1 sharp"),
     (re.compile(r"(?<!\w)([CGg])\+\+"), r"\1 plus plus"),
-    (re.compile(r"#\s?(?=\d|[A-Z]{1,3}[-\d])"), " number "),
+    (re.compile(r"#\s?(?=\d|[A-Za-z]{1,3}[-\d])"), " number "),
     (re.compile(r"#(?=[A-Za-z_]{2})"), " hashtag "),
 ]

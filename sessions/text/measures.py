@@ -16,13 +16,16 @@ _PLACE = re.compile(rf"\b(?P<place>{either(PLACES)}) (?P<number>\d{{1,4}})(?P<le
 _PER = re.compile(rf"(?<=[a-z])\s?/\s?(?P<unit>{either(PER_UNITS)})\b")
 _FEET_INCHES = re.compile(r"""(?<![\w.])(\d{1,2})' ?(\d{1,2})(?:["″]|''|(?![\w']))""")
 _INCHES = re.compile(rf"""(?<![\w.,])(?P<amount>{NUMBER})(?:["″]|in(?!\w)|\sin(?=\.)){_UNIT_DOT}""")
-_RANGE = re.compile(rf"(?<![\w.,/-])({NUMBER}){DASH}(?={NUMBER}(?![\w/-]*[-/]\d)(?:[^\d]|$))")
+_RANGE = re.compile(rf"(?<![\w.,/#-])({NUMBER}){DASH}(?={NUMBER}(?![\w/-]*[-/]\d)(?:[^\d]|$))")
+_RANGE_BELOW_ZERO = re.compile(r"(?<=\d)\s?[–—]\s?(?=[-−]\d)")
+_DEGREE_RANGE = re.compile(rf"(?<=\d)\s?°\s?[CF]?{DASH}(?=[-−]?{NUMBER}\s?°)")
 _PERCENT_RANGE = re.compile(rf"(?<=\d)\s?%{DASH}(?=\d)")
+_DASH_AS_MINUS = re.compile(rf"(?<![^\s(\"'])–(?={NUMBER}\s?[°%])")
 _PERCENT = re.compile(rf"({NUMBER})\s?%")
 _PART = re.compile(rf"(?<![\w,/])(?P<whole>\d{{1,3}} +)?(?P<part>\d{{1,3}}/\d{{1,3}})\s*{_UNIT}{_UNIT_DOT}")
 _AMOUNT = re.compile(rf"(?<![\w,/])(?P<amount>{NUMBER})[\s-]?{_UNIT}{_UNIT_DOT}")
 _SCREEN = re.compile(r"(?<![\w.])([48])K(?!\w)")
-_MAGNITUDE = re.compile(rf"(?<![\w.,])({NUMBER})(bn|[kKMBT])(?!\w)")
+_MAGNITUDE = re.compile(rf"(?<![\w.,#])({NUMBER})(bn|[kKMBT])(?!\w)")
 
 
 def say_measures(text: str, previous_word: str) -> str:
@@ -31,7 +34,7 @@ def say_measures(text: str, previous_word: str) -> str:
     text = _PER.sub(lambda match: f" per {PER_UNITS[match['unit']]}", text)
     text = apply(_LENGTHS, text)
     if "=" not in text:
-        text = _RANGE.sub(r"\1 to ", text)
+        text = _RANGE_BELOW_ZERO.sub(" to ", _RANGE.sub(r"\1 to ", text))
     return apply(_AMOUNTS, text)
 
 
@@ -60,6 +63,8 @@ _LENGTHS: list[Rule] = [
     (_INCHES, lambda match: f"{number(match['amount'])} {counted('inch', match['amount'])}"),
 ]
 _AMOUNTS: list[Rule] = [
+    (_DEGREE_RANGE, " to "),
+    (_DASH_AS_MINUS, " minus "),
     (_PERCENT_RANGE, " percent to "),
     (re.compile(r"(?<![\w)\]^])[-−](?=\.?\d)"), " minus "),
     (_PERCENT, lambda match: f"{number(match[1])} percent"),
