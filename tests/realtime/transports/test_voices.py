@@ -297,6 +297,22 @@ async def test_a_disk_that_fails_is_our_fault(
     assert (await get(live, PATH))[1]["uploaded_voices"] == []
 
 
+async def test_servers_that_share_a_folder_agree(tmp_path: Path) -> None:
+    folder = {"voices__folder": str(tmp_path)}
+    async with live_server(cloning_engine(), **folder) as one, live_server(cloning_engine(), **folder) as other:
+        assert (await add(one, audio=None, speaker_embedding=NUMBERS))[0] == 200
+        assert (await add(other, audio=None, speaker_embedding=NUMBERS))[0] == 409
+        assert (await get(other, PATH))[1]["voices"] == ["ada", "ben", "ann"]
+        async with other.session() as client:
+            assert (await speak(client, "Hello.", voice="ann")).done.status == "completed"
+            assert not isinstance(other.engine.requests[-1].voice, str)
+            assert (await delete(one, "ann"))[0] == 200
+            await client.send(ev.ResponseCreate(settings=ev.Settings(voice="ann"), text="Again.", end=True))
+            refused = await anext(aiter(client))
+            assert isinstance(refused, ev.Error)
+            assert refused.code == "unknown_voice"
+
+
 async def test_a_restart_keeps_the_voices(tmp_path: Path) -> None:
     for _ in range(2):
         async with live_server(cloning_engine(), voices__folder=str(tmp_path)) as live:
