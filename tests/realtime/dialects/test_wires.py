@@ -59,7 +59,8 @@ async def hear(socket: ClientConnection, client: VendorClient, name: str) -> tup
     async with asyncio.timeout(WAIT_S):
         while True:
             data, message = read(client, await socket.recv())
-            audio += data
+            if message.get("context_id", name) in (name, None):  # not what was under way of another
+                audio += data
             if message:
                 said.append(message)
                 if client.is_end(message, name):
