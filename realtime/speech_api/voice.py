@@ -9,6 +9,7 @@ import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
 from realtime.auth import Caller
+from realtime.cloning import check_transcript
 from realtime.server import SpeechServer
 from realtime.speech_api.body import SpeechBody
 from sessions.voices.naming import find_voice
@@ -62,6 +63,7 @@ def check_reference(body: SpeechBody) -> None:
         raise InvalidRequest("a voice is made of ref_audio or of speaker_embedding, not of both", "speaker_embedding")
     if body.ref_text and body.ref_audio is None:
         raise InvalidRequest("ref_text is there without ref_audio", "ref_text")
+    check_transcript(body.ref_text or "")
     if body.x_vector_only_mode is False and body.ref_audio is not None and not (body.ref_text or "").strip():
         message = "ref_text is empty: cloning in context needs what is said in ref_audio, or x_vector_only_mode"
         raise InvalidRequest(message, "ref_text")
