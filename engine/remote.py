@@ -10,6 +10,8 @@ import itertools
 import json
 import logging
 import os
+import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -59,8 +61,8 @@ class EngineProcess:
     """The child that runs ``engine.host``; it ends when our end of its standard input closes."""
 
     def __init__(self, folder: Path, config: EngineConfig, device: str, dtype: str, is_embedded: bool) -> None:
-        self._room = tempfile.TemporaryDirectory(prefix="voicewire-")
-        self.socket = Path(self._room.name) / "engine.sock"
+        self._room = Path(tempfile.gettempdir()) / f"voicewire-{secrets.token_hex(8)}"
+        self.socket = self._room / "engine.sock"
         self.settings = {
             "socket": str(self.socket),
             "folder": str(folder),
@@ -81,6 +83,7 @@ class EngineProcess:
         Raises ``CheckpointError`` when it fails.
         """
         await self._end()
+        self._room.mkdir(mode=0o700, exist_ok=True)
         self.socket.unlink(missing_ok=True)
         self._process = await asyncio.create_subprocess_exec(
             *host_command(self.settings),
@@ -102,7 +105,7 @@ class EngineProcess:
 
     async def stop(self) -> None:
         await self._end()
-        self._room.cleanup()
+        shutil.rmtree(self._room, ignore_errors=True)
 
     async def _end(self) -> None:
         """It ends by itself when its standard input closes; by force when that takes too long."""
@@ -143,9 +146,14 @@ class RemoteEngine:
         return self._writer is not None
 
     async def start(self) -> None:
-        if self._process is not None:
-            await self._process.start()
-        reader = await self._connect()
+        try:
+            if self._process is not None:
+                await self._process.start()
+            reader = await self._connect()
+        except BaseException:
+            if self._process is not None:
+                await self._process.stop()
+            raise
         self._keeper = asyncio.create_task(self._keep(reader), name="engine connection")
 
     async def _connect(self) -> asyncio.StreamReader:

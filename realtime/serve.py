@@ -36,11 +36,15 @@ def create_app(
 ) -> Starlette:
     """The ASGI application; the engine starts with its lifespan. Without a ``config`` the environment gives it.
 
+    The engine gets a process of its own unless its options say otherwise: as a thread it would wait for the sockets'
+    Python code at every operator.
+
     Raises ``ConfigError``.
     """
     config = load_config(environment=os.environ) if config is None else config
     if engine is None:
-        engine = make_engine(Path(config.engine.model) if config.engine.model else None, **config.engine.options)
+        options = {"process": True} | config.engine.options
+        engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
     server = SpeechServer(config, engine, load_gatekeeper(config.auth), tally)
 
     @asynccontextmanager

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from engine.api import (
@@ -44,6 +45,7 @@ def owned(folder: Path) -> RemoteEngine:
 def listening(folder: Path) -> Iterator[Path]:
     """One engine process for the tests that leave it alive."""
     process = EngineProcess(folder, EngineConfig(), "cpu", "auto", is_embedded=False)
+    process.socket.parent.mkdir()
     command = host_command(process.settings)
     with subprocess.Popen(command, env=host_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
         assert host.stdout is not None
@@ -195,3 +197,13 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:
     )
     assert b"hijacked" not in ended.stderr
     assert b"JSONDecodeError" in ended.stderr, "it came as far as reading its settings"
+
+
+async def test_a_process_that_does_not_come_up_leaves_no_folder_behind(tmp_path: Path) -> None:
+    process = EngineProcess(tmp_path / "nowhere", EngineConfig(), "cpu", "auto", is_embedded=False)
+    engine = RemoteEngine(process.socket, process)
+    assert not process.socket.parent.exists(), "nothing is made before the start"
+    with pytest.raises(CheckpointError):
+        await engine.start()
+    assert not process.socket.parent.exists()
+    assert process.pid is None or not psutil.pid_exists(process.pid)
