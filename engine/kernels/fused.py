@@ -17,13 +17,14 @@ from engine.kernels.plain import PlainOps
 from engine.kernels.settings import DrawSettings, PadPlan
 from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
 from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel
-from engine.kernels.triton_linear import linear_kernel, norm_kernel, swiglu_kernel
+from engine.kernels.triton_linear import gemv_kernel, linear_kernel, norm_kernel, swiglu_kernel
 from engine.kernels.triton_sampling import draw_kernel
 
-KERNELS = ("linear", "norm", "swiglu", "paged", "frame", "ring", "draw", "conv", "depthwise", "tail", "pasts", "overlap")
-MAX_FUSED_ROWS = 64
+KERNELS = ("linear", "gemv", "norm", "swiglu", "paged", "frame", "ring", "draw", "conv", "depthwise", "tail", "pasts", "overlap")
+MAX_FUSED_ROWS = 4
 """Above this cuBLAS wins and norms stand alone."""
 LINEAR_K = 128
+FRAME_WARPS = 1
 
 
 def power_of_two(size: int) -> int:
@@ -75,6 +76,13 @@ class FusedOps(PlainOps):
     ) -> None:
         rows, size = x.shape
         num_out = out.shape[-1]
+        if rows in (1, 2, 4) and "gemv" in self.on:
+            block_n, block_k, warps = gemv_shape(rows, size, num_out)
+            gemv_kernel[(num_out // block_n,)](
+                x, weight, x if norm is None else norm, out, eps, num_out, size, ROWS=rows, NORM=norm is not None,
+                SWIGLU=swiglu, ADD=add, BLOCK_N=block_n, BLOCK_K=block_k, **self.overlap, num_warps=warps,
+            )  # fmt: skip
+            return
         block_m, block_n, block_k, warps, stages = linear_shape(rows, num_out)
         linear_kernel[(num_out // block_n, triton.cdiv(rows, block_m))](
             x, weight, x if norm is None else norm, out, rows, eps,
@@ -151,8 +159,7 @@ class FusedOps(PlainOps):
         out = qkv.new_empty(rows * num_tokens, heads * group * size)
         frame_kernel[(rows, heads)](
             qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
-            HEADS=heads, GROUP=group, D=size, SIZE=length, TOKENS=num_tokens, EXACT=qkv.dtype == torch.float32,
-            **self.overlap, num_warps=2,
+            HEADS=heads, GROUP=group, D=size, SIZE=length, TOKENS=num_tokens, **self.overlap, num_warps=FRAME_WARPS,
         )  # fmt: skip
         return out
 
@@ -307,16 +314,28 @@ class FusedOps(PlainOps):
         )  # fmt: skip
 
 
+def gemv_shape(rows: int, size: int, num_out: int) -> tuple[int, int, int]:
+    """(columns, depth) of a tile, warps."""
+    depth = next(depth for depth in (1024, 512, 256, 128) if size % depth == 0)
+    return 4 if num_out * size > 2**22 else 2, depth, 4
+
+
 def linear_shape(rows: int, num_out: int) -> tuple[int, int, int, int, int]:
     """(rows, columns, depth) of a tile, warps, stages."""
     block_m = max(16, power_of_two(rows))
     return block_m, 16 if block_m <= 32 else 32, LINEAR_K, 4, 4
 
 
+CONV_TILES = ((128, 256, 8, 3), (64, 128, 4, 3), (64, 64, 4, 3), (32, 64, 4, 3), (16, 64, 4, 3), (16, 32, 4, 3))
+NUM_MULTIPROCESSORS = 132
+
+
 def conv_shape(rows: int, num_out: int) -> tuple[int, int, int, int]:
-    """(rows, columns) of a tile, warps, stages: few rows take narrow tiles, so that every multiprocessor has one."""
-    if rows <= 64:
-        return (16 if rows <= 16 else 32 if rows <= 32 else 64), 32, 4, 4
-    if rows * num_out <= 128 * 64 * 132:
-        return 64, 64 if num_out >= 64 else 32, 4, 4
-    return 128, 128 if num_out % 64 or num_out % 128 == 0 else 64, 8 if num_out % 64 or num_out % 128 == 0 else 4, 3
+    """(rows, columns) of a tile, warps, stages: the largest tile that still leaves no multiprocessor idle."""
+    for tile in CONV_TILES:
+        block_m, block_n = tile[:2]
+        fills = triton.cdiv(rows, block_m) * triton.cdiv(num_out, block_n) >= NUM_MULTIPROCESSORS
+        fits = triton.cdiv(num_out, block_n) * block_n <= 1.34 * num_out
+        if fills and fits:
+            return tile
+    return CONV_TILES[-1]

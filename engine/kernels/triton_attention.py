@@ -114,12 +114,10 @@ def paged_kernel(
 def frame_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, out_ptr, eps, scale, value_offset, start,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr,
-    EXACT: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """The predictor's: TOKENS new positions of one row, and at most SIZE (a power of two, 16 at least) in all."""
     begin(EARLY)
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, D)[None]
     place = tl.arange(0, SIZE)
@@ -138,18 +136,18 @@ def frame_kernel(
         at = cache_ptr + ((row * SIZE + start + token) * HEADS + head) * D + d
         tl.store(at, key)
         tl.store(at + value_offset, value)
-    group = tl.arange(0, NUM_Q)[:, None]
+    keys, values = keys.to(tl.float32), values.to(tl.float32)
     for token in tl.static_range(TOKENS):
         cos, sin = _angles(cos_ptr, sin_ptr, start + token, d, D)
-        q_at = qkv_ptr + (row * TOKENS + token) * (HEADS * (GROUP + 2) * D) + (head * GROUP + group % GROUP) * D
-        q = _turned(q_at, d, q_norm_ptr, cos, sin, eps, True, D).to(keys.dtype)
-        scores = tl.dot(q, tl.trans(keys), input_precision=precision) * scale
-        scores = tl.where((place <= start + token)[None], scores, float("-inf"))
-        shares = tl.exp(scores - tl.max(scores, 1)[:, None])
-        weight = tl.sum(shares, 1)[:, None]
-        out = tl.dot(shares.to(values.dtype), values, input_precision=precision) / weight
-        out_at = out_ptr + (row * TOKENS + token) * (HEADS * GROUP * D) + (head * GROUP + group) * D + d
-        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=group < GROUP)
+        for group in tl.static_range(GROUP):
+            at = (row * TOKENS + token) * (HEADS * GROUP * D) + (head * GROUP + group) * D
+            q_at = qkv_ptr + (row * TOKENS + token) * (HEADS * (GROUP + 2) * D) + (head * GROUP + group) * D
+            q = _turned(q_at + tl.zeros([1, 1], tl.int32), d, q_norm_ptr, cos, sin, eps, True, D)
+            scores = tl.sum(keys * q, 1) * scale
+            scores = tl.where(place <= start + token, scores, float("-inf"))
+            shares = tl.exp(scores - tl.max(scores, 0))
+            out = tl.sum(values * shares[:, None], 0)[None] / tl.sum(shares, 0)
+            tl.store(out_ptr + at + d, out.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit

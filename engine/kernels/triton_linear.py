@@ -61,6 +61,50 @@ def linear_kernel(
 
 
 @triton.jit
+def gemv_kernel(
+    x_ptr, weight_ptr, norm_ptr, out_ptr, eps, N, K,
+    ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """As ``linear_kernel`` for ROWS (a power of two) rows: weights go from memory to registers, without matrix units."""
+    rows = tl.arange(0, ROWS)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    steps = tl.arange(0, BLOCK_K)
+    if EARLY:
+        lines = weight_ptr + columns[:, None].to(tl.int64) * K + tl.arange(0, 8)[None] * 64
+        for k in range(0, K, 512):
+            prefetch(lines + k, EARLY)
+            if SWIGLU:
+                prefetch(lines + N * K + k, EARLY)
+    begin(EARLY)
+    weight_at = weight_ptr + columns[:, None].to(tl.int64) * K + steps[None]
+    total = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    total_up = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    squares = tl.zeros([ROWS], tl.float32)
+    for k in range(0, K, BLOCK_K):
+        weight = tl.load(weight_at + k).to(tl.float32)
+        x = tl.load(x_ptr + rows[:, None] * K + k + steps[None]).to(tl.float32)
+        if NORM:
+            squares += tl.sum(x * x, 1)
+            x = x * tl.load(norm_ptr + k + steps).to(tl.float32)[None]
+        total += tl.sum(x[:, None, :] * weight[None], 2)
+        if SWIGLU:
+            up = tl.load(weight_at + N * K + k).to(tl.float32)
+            total_up += tl.sum(x[:, None, :] * up[None], 2)
+    if NORM:
+        inverse = tl.rsqrt(squares / K + eps)[:, None]
+        total = total * inverse
+        total_up = total_up * inverse
+    if SWIGLU:
+        total = total * tl.sigmoid(total) * total_up
+    at = out_ptr + rows[:, None].to(tl.int64) * N + columns[None]
+    if ADD:
+        total += tl.load(at).to(tl.float32)
+    tl.store(at, total.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
 def norm_kernel(x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)

@@ -39,7 +39,9 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 def fused() -> Any:
     from engine.kernels.fused import FusedOps
 
-    return FusedOps()
+    ops = FusedOps()
+    ops.max_fused_rows = 64
+    return ops
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
@@ -52,7 +54,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None
     assert float((found - wanted).norm() / wanted.norm()) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 33])
 def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, rows: int) -> None:
     size, out = 256, 128
     x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
