@@ -47,9 +47,15 @@ class Speaks(Protocol):
 
     def __call__(self, tasks: Sequence[Task], setting: Setting) -> list[Pcm]: ...
 
+    def numbers(self, setting: Setting) -> set[int] | None:
+        """The sentences it has; all for None."""
+
 
 class Teacher:
     rate_hz = SAMPLE_RATE_HZ
+
+    def numbers(self, setting: Setting) -> None:
+        """It speaks any sentence."""
 
     def __call__(self, tasks: Sequence[Task], setting: Setting) -> list[Pcm]:
         return [synthesize(task.text, TEACHERS[setting.voice]).pcm for task in tasks]

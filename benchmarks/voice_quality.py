@@ -2,9 +2,9 @@
 
     python -m benchmarks.voice_quality                          the embedded voice through the engine
     python -m benchmarks.voice_quality --model FOLDER           another checkpoint of the embedded kind
-    python -m benchmarks.voice_quality --recordings FOLDER      speech made elsewhere (benchmarks/spoken.py)
-    python -m benchmarks.voice_quality --codec FOLDER           adds the codec's copies of the teacher, VOICE.npz
+    python -m benchmarks.voice_quality --encoder FILE           adds the codec's copies of the teacher (training/state)
     python -m benchmarks.voice_quality --listener FILE          adds the second listener (training/listener.py)
+    python -m benchmarks.voice_quality --recordings FOLDER      speech made elsewhere (benchmarks/spoken.py)
 
 Needs flite (Debian's libflite1) and the dependency group ``training``. The last line is JSON.
 """
@@ -13,164 +13,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 
-import numpy as np
+import torch
 
+from benchmarks.copies import CodecCopies
 from benchmarks.spoken import TEACHERS, EngineSpeaks, Recordings, Setting, Speaks, Task, Teacher
-from training.acoustics import Signal, VoicePrint, levels, likeness, share_told_apart, voice_print
-from training.heldout import SENTENCES
-from training.judge import judge, to_16k
-from training.phone_judge import PhoneJudge
-
-LENGTH_TOLERANCE = 0.3
-
-
-@dataclass(frozen=True)
-class Row:
-    """One speaker in one setting. Rates are in percent."""
-
-    speaker: str
-    setting: str
-    words_wrong_bigram: float
-    words_wrong_stock: float | None
-    words_missing: float
-    words_repeated: float
-    phones_wrong: float | None
-    """By the second listener, as are the next two."""
-    words_lost: float | None
-    words_twice: float | None
-    length_kept: float
-    """Utterances within 30 % of the teacher's length."""
-    loudness_dbfs: float
-    lead_ms: float
-    tail_ms: float
-    clipped: float
-    pitch_hz: float
-    centroid_hz: float
-    told_apart: float
-    stoi: float | None
-    pesq: float | None
-    words_wrong_by_kind: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Options:
-    stock: bool = True
-    processes: int = 2
-    second: PhoneJudge | None = None
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The teacher's speech for the same sentences."""
-
-    own: Sequence[Signal]
-    prints: dict[str, list[VoicePrint]]
-    """By voice."""
-
-
-def read_tasks(every: int) -> tuple[list[Task], dict[int, str]]:
-    """Every ``every``-th sentence, and the kind of each."""
-    tasks: list[Task] = []
-    kinds: dict[int, str] = {}
-    kind = ""
-    for line in SENTENCES.read_text().splitlines():
-        if line.startswith("["):
-            kind = line.strip("[]")
-        elif line and not line.startswith("#"):
-            kinds[len(kinds)] = kind
-            tasks.append(Task(len(tasks), line))
-    return tasks[::every], kinds
-
-
-def percent(share: float) -> float:
-    return round(100 * share, 2)
-
-
-def measure(
-    speaker: str, setting: Setting, tasks: Sequence[Task], signals: Sequence[Signal], reference: Reference, how: Options
-) -> Row:
-    texts = [task.text for task in tasks]
-    all_tasks, kinds = read_tasks(1)
-    bigram = judge(texts, signals, [task.text for task in all_tasks], how.processes)
-    stock = judge(texts, signals, None, how.processes) if how.stock else None
-    phones = how.second.score(texts, signals) if how.second else None
-    heights = [levels(signal) for signal in signals]
-    prints = [voice_print(signal) for signal in signals]
-    other = next(voice for voice in TEACHERS if voice != setting.voice)
-    pairs = list(zip(signals, reference.own, strict=True))
-    kept = [abs(len(signal) / len(taught) - 1) <= LENGTH_TOLERANCE for signal, taught in pairs]
-    alike = [likeness(taught, signal) for signal, taught in pairs] if speaker == "codec" else []
-    return Row(
-        speaker=speaker,
-        setting=str(setting),
-        words_wrong_bigram=percent(bigram.word_error_rate),
-        words_wrong_stock=percent(stock.word_error_rate) if stock else None,
-        words_missing=percent(bigram.missing_rate),
-        words_repeated=percent(bigram.repeated_rate),
-        phones_wrong=percent(phones.phone_error_rate) if phones else None,
-        words_lost=percent(phones.missing_rate) if phones else None,
-        words_twice=percent(phones.repeated_rate) if phones else None,
-        length_kept=percent(fmean(kept)),
-        loudness_dbfs=round(fmean(one.loudness_dbfs for one in heights), 1),
-        lead_ms=round(1000 * fmean(one.lead_s for one in heights)),
-        tail_ms=round(1000 * fmean(one.tail_s for one in heights)),
-        clipped=percent(fmean(one.clipped for one in heights)),
-        pitch_hz=round(fmean(one.pitch_hz for one in prints), 1),
-        centroid_hz=round(fmean(one.centroid_hz for one in prints)),
-        told_apart=percent(share_told_apart(prints, reference.prints[setting.voice], reference.prints[other])),
-        stoi=round(float(np.nanmean([one.stoi for one in alike])), 3) if alike else None,
-        pesq=round(float(np.nanmean([one.pesq for one in alike])), 2) if alike else None,
-        words_wrong_by_kind={
-            kind: percent(bigram.part([kinds[task.number] == kind for task in tasks]).word_error_rate)
-            for kind in dict.fromkeys(kinds.values())
-        },
-    )
-
-
-@dataclass(frozen=True)
-class Gate:
-    name: str
-    value: float
-    limit: float
-    at_least: bool = False
-
-    @property
-    def passed(self) -> bool:
-        return self.value >= self.limit if self.at_least else self.value <= self.limit
-
-
-def gates_of(row: Row, teacher: Row) -> list[Gate]:
-    """What the voice must hold, beside the teacher's row of the same voice."""
-    more_stock = (row.words_wrong_stock or 0) - (teacher.words_wrong_stock or 0)
-    if row.speaker == "codec":
-        return [
-            Gate("words wrong above the teacher, bigram", row.words_wrong_bigram - teacher.words_wrong_bigram, 2),
-            Gate("words wrong above the teacher, stock", more_stock, 3),
-            Gate("STOI", row.stoi or 0, 0.9, at_least=True),
-        ]
-    if row.speaker == "model":
-        return [
-            Gate("words wrong, bigram", row.words_wrong_bigram, 10),
-            Gate("words wrong above the teacher, stock", more_stock, 10),
-            Gate("utterances of the right length", row.length_kept, 98, at_least=True),
-            Gate("words missing or repeated", missing_or_repeated(row), 1),
-            Gate("told apart", row.told_apart, 100, at_least=True),
-        ]
-    return []
-
-
-def missing_or_repeated(row: Row) -> float:
-    """By the second listener where there is one, which has no language model to fill gaps with."""
-    if row.words_lost is None or row.words_twice is None:
-        return row.words_missing + row.words_repeated
-    return row.words_lost + row.words_twice
-
+from benchmarks.voice_rows import Ears, Gate, Measured, Row, gates_of, measure, read_tasks, row_of
+from training.acoustics import Signal, VoicePrint
+from training.judge import to_16k
 
 COLUMNS = {
     "words_wrong_bigram": "wrong%",
@@ -202,30 +58,46 @@ def table_line(row: Row) -> str:
 
 
 class Table:
-    """Measures speakers one after another and prints each row as it comes."""
+    """Speaks and measures in ``jobs`` processes, and prints the rows in order."""
 
-    def __init__(self, tasks: Sequence[Task], how: Options) -> None:
-        self._tasks, self._how = tasks, how
+    def __init__(self, tasks: Sequence[Task], ears: Ears, jobs: int) -> None:
+        self._tasks, self._ears = tasks, ears
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,))
+        self._taught: dict[str, list[Signal]] = {}
+        self._prints: dict[str, list[VoicePrint]] = {}
         self.rows: list[Row] = []
-        teacher = Teacher()
-        self._taught = {voice: self._speak(teacher, Setting(voice), tasks) for voice in TEACHERS}
-        self._prints = {voice: [voice_print(one) for one in signals] for voice, signals in self._taught.items()}
-        print(heading())
-        for voice in TEACHERS:
-            self._add("teacher", Setting(voice), tasks, self._taught[voice])
 
-    def add(self, speaker: str, speak: Speaks, setting: Setting, numbers: set[int] | None = None) -> None:
-        """``numbers``: the sentences that ``speak`` has; all by default."""
-        tasks = [task for task in self._tasks if numbers is None or task.number in numbers]
-        self._add(speaker, setting, tasks, self._speak(speak, setting, tasks))
+    def run(self, speakers: Sequence[tuple[str, Speaks, Setting]]) -> None:
+        """The teacher's rows come first, then those of ``speakers``."""
+        with self._pool:
+            teaching = [("teacher", Teacher(), Setting(voice)) for voice in TEACHERS]
+            speeches = [self._pool.submit(speak, who, self._tasks, setting) for _, who, setting in teaching]
+            speeches += [self._pool.submit(speak, who, self._tasks, setting) for _, who, setting in speakers]
+            self._taught = dict(zip(TEACHERS, (speech.result()[1] for speech in speeches[:2]), strict=True))
+            rows = [
+                (name, setting, *self._measure(name, setting, speech))
+                for (name, _, setting), speech in zip([*teaching, *speakers], speeches, strict=True)
+            ]
+            print(heading())
+            self._prints = {
+                setting.voice: [one.result().voice for one in found] for _, setting, _, found in rows[: len(TEACHERS)]
+            }
+            for row in rows:
+                self._finish(*row)
 
-    def _speak(self, speak: Speaks, setting: Setting, tasks: Sequence[Task]) -> list[Signal]:
-        return [to_16k(pcm, speak.rate_hz) for pcm in speak(tasks, setting)]
+    def _measure(
+        self, name: str, setting: Setting, speech: Future[tuple[list[Task], list[Signal]]]
+    ) -> tuple[list[Task], list[Future[Measured]]]:
+        tasks, signals = speech.result()
+        taught = dict(zip((task.number for task in self._tasks), self._taught[setting.voice], strict=True))
+        return tasks, [
+            self._pool.submit(measure, task.text, signal, taught[task.number], self._ears, is_copy=name == "codec")
+            for task, signal in zip(tasks, signals, strict=True)
+        ]
 
-    def _add(self, speaker: str, setting: Setting, tasks: Sequence[Task], signals: Sequence[Signal]) -> None:
-        by_number = dict(zip((task.number for task in self._tasks), self._taught[setting.voice], strict=True))
-        reference = Reference([by_number[task.number] for task in tasks], self._prints)
-        row = measure(speaker, setting, tasks, signals, reference, self._how)
+    def _finish(self, name: str, setting: Setting, tasks: list[Task], found: list[Future[Measured]]) -> None:
+        row = row_of(name, setting, tasks, [one.result() for one in found], self._prints)
         self.rows.append(row)
         print(table_line(row), flush=True)
 
@@ -234,32 +106,43 @@ class Table:
         return [(row, gate) for row in self.rows for gate in gates_of(row, teachers[row.setting.split(" ")[0]])]
 
 
-def speakers(options: argparse.Namespace) -> Iterator[tuple[str, Recordings | EngineSpeaks]]:
-    if options.codec:
-        yield "codec", Recordings(options.codec)
+def speak(who: Speaks, tasks: Sequence[Task], setting: Setting) -> tuple[list[Task], list[Signal]]:
+    """Those of ``tasks`` that ``who`` has, at 16 kHz."""
+    numbers = who.numbers(setting)
+    chosen = [task for task in tasks if numbers is None or task.number in numbers]
+    return chosen, [to_16k(pcm, who.rate_hz) for pcm in who(chosen, setting)]
+
+
+def speakers(options: argparse.Namespace) -> Iterator[tuple[str, Speaks, Setting]]:
+    found: list[tuple[str, Recordings | EngineSpeaks | CodecCopies]] = []
+    if options.encoder:
+        found.append(("codec", CodecCopies(options.model, options.encoder)))
     if options.recordings:
-        yield "model", Recordings(options.recordings)
-    elif not options.teacher_only:
-        yield "model", EngineSpeaks(options.model)
+        found.append(("model", Recordings(options.recordings)))
+    elif not options.no_model:
+        found.append(("model", EngineSpeaks(options.model, options.device)))
+    for name, who in found:
+        for setting in who.settings:
+            if not setting.batch or setting.batch in options.batch:
+                yield name, who, setting
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description="Judge the voice on the fixed sentences.")
     parser.add_argument("--model", type=Path, help="checkpoint folder; default: the embedded voice")
     parser.add_argument("--recordings", type=Path, help="recordings of the model's speech, instead of an engine")
-    parser.add_argument("--codec", type=Path, help="recordings of the codec's copies of the teacher's speech")
-    parser.add_argument("--teacher-only", action="store_true", help="without the model")
+    parser.add_argument("--encoder", type=Path, help="weights of the encoder, for the codec's copies of the teacher")
+    parser.add_argument("--no-model", action="store_true", help="the teacher and the codec only")
+    parser.add_argument("--batch", type=int, nargs="+", default=(1, 12), help="of these batch sizes")
     parser.add_argument("--every", type=int, default=1, help="only every so many-th sentence")
     parser.add_argument("--no-stock", action="store_true", help="leave out the stock language model, most of the time")
     parser.add_argument("--listener", type=Path, help="weights of the second listener")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--device", default="auto", help="of the engine")
+    parser.add_argument("--jobs", type=int, default=2, help="processes, of one thread each")
     options = parser.parse_args(arguments)
     tasks, _ = read_tasks(options.every)
-    second = PhoneJudge(options.listener) if options.listener else None
-    table = Table(tasks, Options(not options.no_stock, options.processes, second))
-    for name, speak in speakers(options):
-        for setting in speak.settings:
-            table.add(name, speak, setting, speak.numbers(setting))
+    table = Table(tasks, Ears(not options.no_stock, options.listener), options.jobs)
+    table.run(list(speakers(options)))
     report(tasks, table)
 
 

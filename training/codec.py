@@ -1,7 +1,7 @@
-"""The codec in three stages: autoencode with noise, quantise, then sharpen the decoder against critics.
+"""The codec's first two stages: autoencode with noise, then quantise.
 
-After the second stage encoder and codebooks never change again, so the talker can start on the codes while the third
-stage still improves how they sound.
+After them encoder and codebooks never change again, so the talker can start on the codes while the third stage
+(``sharpen.py``) still improves how they sound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from training.clock import Every, until, warm_cosine
-from training.discriminators import Critics, critic_loss, fooling_loss
 from training.encoder import Encoder
 from training.flite import PHONEMES
 from training.layout import codec_config
@@ -24,7 +23,7 @@ from training.quantizer import Quantised, TrainingQuantizer, books, phone_target
 from training.settings import LABELS_PER_FRAME, CodecTraining, Sizes
 from training.spectral import spectral_loss, to_24_khz
 from training.speech import LABEL_SAMPLES, Speech
-from training.weights import Average, load, save, say
+from training.weights import load, save, say
 
 CODES_FIXED = "codes.fixed"
 """This file says that encoder and codebooks are at their end: the talker may start."""
@@ -52,9 +51,9 @@ class Codec(nn.Module):
         return self.quantizer(self.encoder(audio)).codes
 
 
-def save_codec(codec: Codec, folder: Path, decoder: nn.Module | None = None) -> None:
+def save_codec(codec: Codec, folder: Path) -> None:
     """Three files in fp16, the codebooks as plain tables with a count of one."""
-    decoder = decoder or codec.decoder
+    decoder = codec.decoder
     for chain in (decoder.quantizer.rvq_first, decoder.quantizer.rvq_rest):
         for book in books(chain):
             book.embedding_sum.copy_(book.table())
@@ -88,22 +87,21 @@ class CodecTrainer:
             self.reconstruct()
         save_codec(self.codec, self.out)
         (self.out / CODES_FIXED).touch()
-        self.sharpen()
 
     def batch(self, size: int, frames: int) -> tuple[Tensor, Tensor]:
         """Speech at 24 kHz [size, frames * 1920] and its labels; some pieces begin or end in silence."""
         audio, labels = self.speech.crops(size, frames * LABELS_PER_FRAME)
-        heard = _random_silence(labels.shape, self.settings.silenced_share, audio.device)
+        heard = random_silence(labels.shape, self.settings.silenced_share, audio.device)
         audio = audio * heard.repeat_interleave(LABEL_SAMPLES, 1)
         return to_24_khz(audio), labels * heard
 
     def reconstruct(self) -> None:
         """Stages one and two: the latent, then its codebooks, by spectral loss alone."""
         cfg = self.settings
-        optimiser = _adam(self.codec.parameters(), cfg.learning_rate)
+        optimiser = adam(self.codec.parameters(), cfg.learning_rate)
         share = cfg.autoencode_s / (cfg.autoencode_s + cfg.quantise_s)
         for audio, labels in self._steps("autoencode", optimiser, cfg.autoencode_s, 0.0, share):
-            with _autocast(audio):
+            with autocast(audio):
                 found = self.codec.quantizer.noisy(self.codec.encoder(audio), cfg.latent_noise)
             self._descend(optimiser, found, audio, labels)
         say("codec", variance_left=self.codec.quantizer.fit(self._gather_parts(), cfg.kmeans_rounds))
@@ -111,9 +109,9 @@ class CodecTrainer:
 
     def quantise(self, length_s: float, learning_rate: float, begin: float) -> None:
         """Stage two: straight through the codebooks; the rate's cosine starts at ``begin``."""
-        optimiser = _adam(self.codec.parameters(), learning_rate)
+        optimiser = adam(self.codec.parameters(), learning_rate)
         for audio, labels in self._steps("quantise", optimiser, length_s, begin, 1.0):
-            with _autocast(audio):
+            with autocast(audio):
                 found = self.codec.quantizer(self.codec.encoder(audio), decay=0.99)
             self._descend(optimiser, found, audio, labels)
 
@@ -122,7 +120,7 @@ class CodecTrainer:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         cfg, log, rate = self.settings, Every(10.0), optimiser.defaults["lr"]
         for step, progress in enumerate(until(length_s)):
-            _set_rate(optimiser, rate * warm_cosine(begin + (end - begin) * progress, step, 200, 0.05))
+            set_rate(optimiser, rate * warm_cosine(begin + (end - begin) * progress, step, 200, 0.05))
             yield self.batch(cfg.batch, cfg.crop_frames)
             if log():
                 self.speech.grow()
@@ -130,7 +128,7 @@ class CodecTrainer:
 
     def _descend(self, optimiser: torch.optim.Optimizer, found: Quantised, audio: Tensor, labels: Tensor) -> None:
         cfg = self.settings
-        with _autocast(audio):
+        with autocast(audio):
             speech = self.codec.decoder.decode_latent(found.latent)
         spectral = spectral_loss(speech.float(), audio)
         targets = phone_targets(labels)
@@ -156,57 +154,8 @@ class CodecTrainer:
             gathered.append([part.flatten(0, 1) for part in self.codec.quantizer.parts(self.codec.encoder(audio))])
         return [torch.cat(parts) for parts in zip(*gathered, strict=True)]
 
-    def sharpen(self) -> None:
-        """Stage three: codes are fixed; the decoder learns to fool critics."""
-        cfg, device = self.settings, self.speech.device
-        self.codec.eval().requires_grad_(False)
-        decoder = self.codec.decoder.train().requires_grad_(True)
-        critics = Critics(cfg.discriminator_channels).to(device)
-        of_decoder = _adam(decoder.parameters(), cfg.adversarial_learning_rate)
-        of_critics = _adam(critics.parameters(), cfg.adversarial_learning_rate)
-        average, log, keep = Average(decoder, cfg.ema_decay), Every(20.0), Every(cfg.save_every_s)
-        for step, progress in enumerate(until(cfg.adversarial_s)):
-            for optimiser in (of_decoder, of_critics):
-                _set_rate(optimiser, cfg.adversarial_learning_rate * warm_cosine(progress, step, 200))
-            report = self._duel(critics, of_decoder, of_critics, step >= cfg.discriminator_warmup_steps)
-            average.follow(decoder, step)
-            if log():
-                self.speech.grow()
-                say("codec", stage="sharpen", step=step, **{k: round(v.item(), 4) for k, v in report.items()})
-            if keep():
-                save_codec(self.codec, self.out, average.module)
-        save_codec(self.codec, self.out, average.module)
 
-    def _duel(
-        self, critics: Critics, of_decoder: torch.optim.Optimizer, of_critics: torch.optim.Optimizer, armed: bool
-    ) -> dict[str, Tensor]:
-        """One step of the critics, then one of the decoder."""
-        cfg, decoder = self.settings, self.codec.decoder
-        audio, _ = self.batch(cfg.adversarial_batch, cfg.adversarial_crop_frames)
-        with _autocast(audio):
-            codes = self.codec.encode(audio)
-            speech = decoder(codes).float()
-            judged = critic_loss(critics(audio), critics(speech.detach()))
-        of_critics.zero_grad(set_to_none=True)
-        judged.backward()
-        of_critics.step()
-        spectral = spectral_loss(speech, audio)
-        loss = cfg.mel_weight * spectral
-        adversarial = features = spectral.new_zeros(())
-        if armed:
-            critics.requires_grad_(False)
-            with _autocast(audio):
-                adversarial, features = fooling_loss(critics(audio), critics(speech))
-            critics.requires_grad_(True)
-            loss = loss + cfg.adversarial_weight * adversarial + cfg.feature_weight * features
-        of_decoder.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(decoder.parameters(), 10.0)
-        of_decoder.step()
-        return {"spectral": spectral, "critics": judged, "adversarial": adversarial, "features": features}
-
-
-def _random_silence(shape: torch.Size, share: float, device: str | torch.device) -> Tensor:
+def random_silence(shape: torch.Size, share: float, device: str | torch.device) -> Tensor:
     """Masks [B, n] of 0 and 1; ``share`` of the rows are 0 before or after a random place."""
     place = torch.randint(shape[1], (shape[0], 1), device=device)
     after = torch.arange(shape[1], device=device) >= place
@@ -214,15 +163,15 @@ def _random_silence(shape: torch.Size, share: float, device: str | torch.device)
     return torch.where(torch.rand(shape[0], 1, device=device) < share, flipped, True).long()
 
 
-def _adam(parameters: Iterator[nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
+def adam(parameters: Iterator[nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
     kept = [p for p in parameters if p.requires_grad]
     return torch.optim.AdamW(kept, learning_rate, betas=(0.8, 0.99), weight_decay=0.01, fused=True)
 
 
-def _set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
         group["lr"] = rate
 
 
-def _autocast(like: Tensor) -> torch.autocast:
+def autocast(like: Tensor) -> torch.autocast:
     return torch.autocast(like.device.type, dtype=torch.bfloat16, enabled=like.device.type == "cuda")

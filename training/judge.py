@@ -6,10 +6,8 @@ on noise; so its figures are upper bounds, to be read beside those of the teache
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from math import gcd
@@ -153,18 +151,10 @@ def _recognizer(sentences: tuple[str, ...] | None) -> Recognizer:
     return Recognizer(sentences)
 
 
-def _hear_one(task: tuple[str, Signal, tuple[str, ...] | None]) -> Heard:
-    text, signal, group = task
+def hear_one(text: str, signal: Signal, sentences: Sequence[str] | None) -> Heard:
+    """Hear 16 kHz ``signal`` of ``text``: by a bigram model of its group of ``sentences``, or the stock model for None.
+
+    Recognisers are kept for the life of the process.
+    """
+    group = group_of(text, sentences) if sentences is not None else None
     return compare(text, _recognizer(group).hear(signal))
-
-
-def judge(
-    texts: Sequence[str], signals: Iterable[Signal], sentences: Sequence[str] | None, processes: int = 2
-) -> Score:
-    """Hear ``signals`` (16 kHz) of ``texts``: with bigram models of ``sentences``, or the stock model for None."""
-    groups = [group_of(text, sentences) if sentences is not None else None for text in texts]
-    tasks = list(zip(texts, signals, groups, strict=True))
-    if processes == 1:
-        return Score([_hear_one(task) for task in tasks])
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return Score(list(pool.map(_hear_one, tasks, chunksize=4)))

@@ -138,6 +138,5 @@ class PhoneJudge:
         audio = audio * (SPEECH_LEVEL / audio.square().mean().sqrt().clamp_min(1e-4))
         return best_path(self._listener(features(audio, torch.ones(1))).log_softmax(1)[0].T.numpy())
 
-    def score(self, texts: Sequence[str], signals: Sequence[npt.NDArray[np.float32]]) -> PhoneScore:
-        pairs = zip(texts, signals, strict=True)
-        return PhoneScore([compare(spoken_words(text), self.hear(signal)) for text, signal in pairs])
+    def judge(self, text: str, signal: npt.NDArray[np.float32]) -> Heard:
+        return compare(spoken_words(text), self.hear(signal))

@@ -29,6 +29,7 @@ from training.heldout import read_sentences
 from training.layout import TextIds, codec_config, talker_config
 from training.rows import Prefixes
 from training.settings import TOY, Sampling, Settings
+from training.sharpen import Sharpener
 from training.speak import Line, Speaker
 from training.speech import Speech
 from training.synthesis import SynthesisPool, SynthesisSettings
@@ -89,6 +90,7 @@ def train_codec(run: Run) -> None:
     say("codec", hours=round(speech.hours, 2), adversarial_s=round(cfg.adversarial_s))
     codec = Codec(run.settings.sizes).to(run.device)
     CodecTrainer(codec, speech, cfg, run.out).run(run.resume)
+    Sharpener(codec, speech, cfg, run.out).run()
     say("codec", done=True)
 
 

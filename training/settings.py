@@ -52,8 +52,12 @@ class CodecTraining:
     refining_rate: float = 6e-4
     batch: int = 96
     crop_frames: int = 20
-    adversarial_batch: int = 48
-    adversarial_crop_frames: int = 14
+    adversarial_batch: int = 24
+    adversarial_crop_frames: int = 32
+    past_frames: int = 6
+    """Of those, frames before the scored ones, for the decoder's memory."""
+    future_frames: int = 2
+    """And frames after them, for the encoder's look ahead."""
     latent_noise: float = 0.05
     learning_rate: float = 8e-4
     adversarial_learning_rate: float = 3e-4
@@ -62,12 +66,13 @@ class CodecTraining:
     adversarial_weight: float = 1.0
     feature_weight: float = 2.0
     mel_weight: float = 15.0
+    hearing_weight: float = 30.0
     discriminator_channels: int = 16
     discriminator_warmup_steps: int = 100
     kmeans_latents: int = 200_000
     kmeans_rounds: int = 20
     silenced_share: float = 0.2
-    ema_decay: float = 0.999
+    ema_decay: float = 0.998
     save_every_s: float = 90.0
     least_audio_h: float = 0.3
     max_audio_h: float = 120.0
@@ -139,7 +144,8 @@ TOY = Settings(
     ),
     codec=replace(
         CodecTraining(), autoencode_s=0.1, quantise_s=0.1, refine_s=0.1, batch=2, crop_frames=4,
-        adversarial_batch=2, adversarial_crop_frames=4, discriminator_channels=2, discriminator_warmup_steps=1,
+        adversarial_batch=2, adversarial_crop_frames=4, past_frames=1, future_frames=1,
+        discriminator_channels=2, discriminator_warmup_steps=1,
         kmeans_latents=64, kmeans_rounds=2, max_audio_h=0.02, save_every_s=1.0, least_audio_h=0.001, closing_s=0.0,
     ),
     talker=replace(

@@ -33,13 +33,13 @@ def to_24_khz(audio: Tensor) -> Tensor:
 
 
 @lru_cache
-def mel_filters(num_fft: int, num_bands: int, device: str) -> Tensor:
-    """Triangles on the mel scale, [num_bands, num_fft // 2 + 1], from 30 Hz to MAX_HZ, each of unit sum."""
+def mel_filters(num_fft: int, num_bands: int, device: str, min_hz: float = 30.0, max_hz: float = MAX_HZ) -> Tensor:
+    """Triangles on the mel scale, [num_bands, num_fft // 2 + 1], from min_hz to max_hz, each of unit sum."""
 
     def mel(hz: float) -> float:
         return 2595 * math.log10(1 + hz / 700)
 
-    points = torch.linspace(mel(30.0), mel(MAX_HZ), num_bands + 2, dtype=torch.float64)
+    points = torch.linspace(mel(min_hz), mel(max_hz), num_bands + 2, dtype=torch.float64)
     edges = 700 * (10 ** (points / 2595) - 1)
     bins = torch.linspace(0, SAMPLE_RATE / 2, num_fft // 2 + 1, dtype=torch.float64)
     rise = (bins[None] - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]

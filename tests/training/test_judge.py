@@ -8,7 +8,7 @@ pytest.importorskip("jiwer", reason="the dependency group training is not instal
 
 from training import flite
 from training.heldout import read_sentences, words_of
-from training.judge import GROUP_SENTENCES, Heard, Score, Signal, compare, group_of, judge, known_words, to_16k
+from training.judge import GROUP_SENTENCES, Heard, Score, Signal, compare, group_of, hear_one, known_words, to_16k
 from training.language_model import END, START, bigram_arpa
 
 needs_flite = pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
@@ -83,17 +83,21 @@ def spoken(texts: list[str]) -> list[Signal]:
     return [to_16k(flite.synthesize(text, "rms").pcm, 16_000) for text in texts]
 
 
+def score_of(texts: list[str], signals: list[Signal]) -> Score:
+    return Score([hear_one(text, signal, SENTENCES) for text, signal in zip(texts, signals, strict=True)])
+
+
 @needs_flite
 def test_the_teacher_is_understood_and_shuffled_speech_is_not() -> None:
     signals = spoken(SENTENCES)
-    assert judge(SENTENCES, signals, SENTENCES, processes=1).word_error_rate == 0
+    assert score_of(SENTENCES, signals).word_error_rate == 0
     random = np.random.default_rng(0)
     shuffled = random.permutation(signals[1][: len(signals[1]) // 800 * 800].reshape(-1, 800)).reshape(-1)
-    assert judge(SENTENCES[1:2], [shuffled], SENTENCES, processes=1).word_error_rate > 0.5
+    assert score_of(SENTENCES[1:2], [shuffled]).word_error_rate > 0.5
 
 
 @needs_flite
 def test_a_word_left_out_and_a_word_said_twice_are_found() -> None:
     left_out, twice = spoken(["The old ferry sank in harbor.", "Nobody answered answered the door."])
-    score = judge(SENTENCES[:2], [left_out, twice], SENTENCES, processes=1)
+    score = score_of(SENTENCES[:2], [left_out, twice])
     assert (score.heard[0].missing, score.heard[1].repeated) == (1, 1)

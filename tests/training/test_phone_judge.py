@@ -102,5 +102,5 @@ def test_the_listener_learns_two_sounds(tmp_path: Path) -> None:
 
 def test_a_judge_reads_the_weights_that_training_saves(tmp_path: Path) -> None:
     save(Listener(), tmp_path / "listener.safetensors")
-    heard = PhoneJudge(tmp_path / "listener.safetensors").hear(np.zeros(8000, np.float32))
-    assert all(0 < phone < len(PHONEMES) for phone in heard)
+    judge = PhoneJudge(tmp_path / "listener.safetensors")
+    assert all(0 < phone < len(PHONEMES) for phone in judge.hear(np.zeros(8000, np.float32)))

@@ -9,7 +9,8 @@ pytest.importorskip("pesq", reason="the dependency group training is not install
 
 from benchmarks import spoken
 from benchmarks.spoken import Recordings, Setting, Task, Teacher, save_recordings
-from benchmarks.voice_quality import Options, Row, Table, gates_of, read_tasks
+from benchmarks.voice_quality import Table
+from benchmarks.voice_rows import Ears, Row, gates_of, read_tasks
 from engine.api import Finished, FinishReason, SpeechChunk, SpeechRequest
 from training import flite
 from training.heldout import read_sentences
@@ -94,19 +95,27 @@ async def test_the_engine_is_given_the_text_as_the_layout_wants(layout: str, num
     assert len(pcm) == 25
 
 
+class TwiceSaid(Teacher):
+    """A bad copy."""
+
+    def __call__(self, tasks, setting):
+        return [np.concatenate([pcm, pcm]) for pcm in super().__call__(tasks, setting)]
+
+
+class OneSentence(Teacher):
+    def numbers(self, setting):
+        return {40}
+
+
 @pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
 def test_a_table_of_the_teacher_and_a_bad_copy(capsys: pytest.CaptureFixture[str]) -> None:
-    tasks = [Task(3, read_sentences()[3])]
-    table = Table(tasks, Options(stock=False, processes=1))
-
-    class Copy(Teacher):
-        def __call__(self, tasks, setting):
-            return [np.concatenate([pcm, pcm]) for pcm in super().__call__(tasks, setting)]
-
-    table.add("codec", Copy(), Setting("clara"))
-    teacher, _, copy = table.rows
+    tasks = [Task(number, read_sentences()[number]) for number in (3, 40)]
+    table = Table(tasks, Ears(stock=False), jobs=1)
+    table.run([("codec", TwiceSaid(), Setting("clara")), ("model", OneSentence(), Setting("edwin", "full", 12))])
+    teacher, _, copy, model = table.rows
     assert (teacher.words_wrong_bigram, teacher.length_kept, teacher.told_apart) == (0, 100, 100)
     assert copy.words_wrong_bigram > 50
     assert copy.length_kept == 0
+    assert (model.setting, model.words_wrong_bigram, model.stoi) == ("edwin full 12", 0, None)
     assert any(not gate.passed for _, gate in table.gates())
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert len(capsys.readouterr().out.splitlines()) == 5

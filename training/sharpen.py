@@ -1,0 +1,143 @@
+"""The codec's third stage: the decoder alone learns, against critics; encoder, codebooks and so the codes stay.
+
+    python -m training.sharpen OUT --speech FOLDER --minutes 17
+
+goes on from a finished checkpoint's decoder, so that its talker keeps speaking through the new one; ``FOLDER`` is what
+``python -m training.synthesis`` fills meanwhile. ``OUT/decoder.safetensors`` is the moving average of the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from training.clock import Every, until, warm_cosine
+from training.codec import Codec, adam, autocast, random_silence, set_rate
+from training.discriminators import Critics, critic_loss, fooling_loss
+from training.export import replace_decoder
+from training.hearing import hearing_loss
+from training.settings import FRAME_SAMPLES, LABELS_PER_FRAME, TOY, CodecTraining, Settings
+from training.spectral import spectral_loss, to_24_khz
+from training.speech import LABEL_SAMPLES, Speech
+from training.weights import Average, load, save, say
+
+DECODER_FILE = "decoder.safetensors"
+
+
+@dataclass
+class Sharpener:
+    """Decoder and critics take turns until the time is over."""
+
+    codec: Codec
+    speech: Speech
+    settings: CodecTraining
+    out: Path
+
+    def run(self) -> None:
+        cfg = self.settings
+        self.codec.eval().requires_grad_(False)
+        decoder = self.codec.decoder.train().requires_grad_(True)
+        critics = Critics(cfg.discriminator_channels).to(self.speech.device)
+        optimisers = [adam(module.parameters(), cfg.adversarial_learning_rate) for module in (decoder, critics)]
+        average, log, keep = Average(decoder, cfg.ema_decay), Every(20.0), Every(cfg.save_every_s)
+        for step, progress in enumerate(until(cfg.adversarial_s)):
+            for optimiser in optimisers:
+                set_rate(optimiser, cfg.adversarial_learning_rate * warm_cosine(progress, step, 200, floor=0.0))
+            report = self._duel(critics, *optimisers, armed=step >= cfg.discriminator_warmup_steps)
+            average.follow(decoder, step)
+            if log():
+                self.speech.grow()
+                say("codec", stage="sharpen", step=step, **{k: round(v.item(), 4) for k, v in report.items()})
+            if keep():
+                save(average.module, self.out / DECODER_FILE)
+        save(average.module, self.out / DECODER_FILE)
+        self.codec.decoder = average.module
+
+    def _pair(self) -> tuple[Tensor, Tensor]:
+        """(speech, original): 24 kHz, without the frames that only give the decoder a past and the encoder a future."""
+        cfg = self.settings
+        labels = cfg.adversarial_crop_frames * LABELS_PER_FRAME
+        audio, phones = self.speech.crops(cfg.adversarial_batch, labels)
+        heard = random_silence(phones.shape, cfg.silenced_share, audio.device)
+        audio = to_24_khz(audio * heard.repeat_interleave(LABEL_SAMPLES, 1))
+        speech = self.codec.decoder(self.codec.encode(audio))
+        scored = slice(cfg.past_frames * FRAME_SAMPLES, audio.shape[1] - cfg.future_frames * FRAME_SAMPLES)
+        return speech[:, scored], audio[:, scored]
+
+    def _duel(
+        self, critics: Critics, of_decoder: torch.optim.Optimizer, of_critics: torch.optim.Optimizer, *, armed: bool
+    ) -> dict[str, Tensor]:
+        """One step of the critics, then one of the decoder. Speech is made in fp32: bf16 would add noise to hear."""
+        cfg = self.settings
+        speech, audio = self._pair()
+        with autocast(audio):
+            judged = critic_loss(critics(audio), critics(speech.detach()))
+        of_critics.zero_grad(set_to_none=True)
+        judged.backward()
+        of_critics.step()
+        spectral, hearing = spectral_loss(speech, audio), hearing_loss(speech, audio)
+        loss = cfg.mel_weight * spectral + cfg.hearing_weight * hearing
+        adversarial = features = spectral.new_zeros(())
+        if armed:
+            critics.requires_grad_(False)
+            with autocast(audio):
+                adversarial, features = fooling_loss(critics(audio), critics(speech))
+            critics.requires_grad_(True)
+            loss = loss + cfg.adversarial_weight * adversarial + cfg.feature_weight * features
+        of_decoder.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.codec.decoder.parameters(), 10.0)
+        of_decoder.step()
+        named = {"spectral": spectral, "hearing": hearing, "critics": judged}
+        return named | {"adversarial": adversarial, "features": features}
+
+
+def load_finished(codec: Codec, encoder: Path, voice: Path) -> None:
+    """The encoder that was kept, and the decoder and codebooks of a checkpoint folder."""
+    load(codec.encoder, encoder)
+    state = load_file(voice / "speech_tokenizer" / "model.safetensors")
+    codec.decoder.load_state_dict({name.removeprefix("decoder."): value for name, value in state.items()})
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Refine the decoder of a finished voice; its codes stay.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--speech", type=Path, required=True, help="folder of shards; may still grow")
+    parser.add_argument("--encoder", type=Path, default=Path("training/state/encoder.safetensors"))
+    parser.add_argument("--voice", type=Path, default=Path("engine/voices/embedded"))
+    parser.add_argument("--minutes", type=float, default=17.0)
+    parser.add_argument("--seed", type=int, default=1)
+    for name in WEIGHTS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(CodecTraining, name))
+    parser.add_argument("--toy", action="store_true", help="tiny sizes: to see that everything runs")
+    options = parser.parse_args(arguments)
+    settings = TOY if options.toy else Settings()
+    weights = {name: getattr(options, name) for name in WEIGHTS}
+    cfg = replace(settings.codec, adversarial_s=60 * options.minutes, **weights)
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    codec = Codec(settings.sizes)
+    load_finished(codec, options.encoder, options.voice)
+    speech = Speech(options.speech, cfg.max_audio_h, device)
+    while speech.hours < cfg.least_audio_h:
+        time.sleep(0.5)
+        speech.grow()
+    say("codec", hours=round(speech.hours, 2), **weights)
+    Sharpener(codec.to(device), speech, cfg, options.out).run()
+    replace_decoder(options.voice, options.out / DECODER_FILE, options.out / "voice")
+
+
+WEIGHTS = ("mel_weight", "hearing_weight", "adversarial_weight", "feature_weight", "adversarial_learning_rate")
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
