@@ -1,4 +1,4 @@
-"""HTTP beside the WebSocket: health, metrics, voices, and how errors are told."""
+"""HTTP beside the WebSocket: health, metrics, the model, and how errors are told."""
 
 from __future__ import annotations
 
@@ -55,6 +55,14 @@ async def metrics(request: Request) -> Response:
     return Response(server.metrics.exposition(), media_type=METRICS_TYPE)
 
 
+async def models(request: Request) -> Response:
+    """The one model there is, in OpenAI's shape."""
+    server = server_of(request)
+    server.gatekeeper.admit(request)
+    model = {"id": server.engine.info.model, "object": "model", "created": 0, "owned_by": "voicewire"}
+    return JSONResponse({"object": "list", "data": [model]})
+
+
 def server_of(request: HTTPConnection) -> SpeechServer:
     server: SpeechServer = request.app.state.server
     return server
@@ -64,6 +72,7 @@ INFORMATION_ROUTES: list[BaseRoute] = [
     Route("/healthz", health),
     Route("/readyz", readiness),
     Route("/metrics", metrics),
+    Route("/v1/models", models),
 ]
 
 

@@ -87,6 +87,11 @@ async def test_leaving_in_the_middle(live: Live) -> None:
     await until(lambda: live.speech.num_active_responses == 0)
 
 
+async def test_the_model_is_listed(live: Live) -> None:
+    async with client_of(live) as client:
+        assert [model.id async for model in client.models.list()] == ["fake"]
+
+
 async def test_errors_are_its_own(live: Live) -> None:
     async with client_of(live) as client:
         with pytest.raises(openai.BadRequestError) as bad:
