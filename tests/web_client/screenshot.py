@@ -9,7 +9,7 @@ import sys
 
 from tests.web_client.conftest import LATEST, READY, SOUND_ALLOWED, launch, until
 
-SIZE = {"width": 1240, "height": 830}
+SIZE = {"width": 1240, "height": 900}
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
         until(page, f"{LATEST}?.played_ms > 3500")
         page.keyboard.press("Space")
         until(page, f"{LATEST}.heard !== null")
-        page.click("text=like a language model")
+        page.check("input[value=tokens]", force=True)
         page.click("#speak")
         until(page, f"{LATEST}.played_ms > 4200")
         page.screenshot(path=target)
