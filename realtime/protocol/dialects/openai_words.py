@@ -95,7 +95,7 @@ def merged(session: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
 def wish_of(session: dict[str, Any], asked: Asked | None) -> Wish:
     """Raises ``RemoteProtocolError``."""
     modalities = (asked and asked.output_modalities) or session.get("output_modalities") or ["audio"]
-    if "audio" not in modalities:
+    if not isinstance(modalities, list) or "audio" not in modalities:
         raise RemoteProtocolError("invalid_request", "output_modalities must hold audio", "output_modalities")
     output = dict(session["audio"]["output"])
     given = ((asked and asked.audio) or {}).get("output")
@@ -111,7 +111,7 @@ def wish_of(session: dict[str, Any], asked: Asked | None) -> Wish:
 
 def _format(given: Any) -> WireFormat:
     kind = given.get("type", "audio/pcm") if isinstance(given, dict) else "audio/pcm"
-    if kind not in FORMATS:
+    if not isinstance(kind, str) or kind not in FORMATS:
         message = f"type must be one of {', '.join(FORMATS)}, is {str(kind)[:40]!r}"
         raise RemoteProtocolError("unsupported_format", message, "audio.output.format.type")
     return FORMATS[kind]

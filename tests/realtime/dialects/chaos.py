@@ -59,11 +59,16 @@ class ChaoticClient:
             if data and self._rng.random() < 0.5:
                 data[self._rng.randrange(len(data))] = self._rng.randrange(256)
             return bytes(data[: self._rng.randint(0, len(data))] if self._rng.random() < 0.2 else data)
-        fields = dict(right)
+        return json.dumps(self._almost(right))
+
+    def _almost(self, right: dict[str, Any]) -> dict[str, Any]:
+        """Here and there another value, at any depth."""
+        fields = {name: self._almost(value) if isinstance(value, dict) else value for name, value in right.items()}
         while self._rng.random() < 0.3:
             name = self._rng.choice([*fields, *FIELDS])
-            fields[name] = self._rng.choice((*FIELDS.get(name, ()), None, 3, "x", [], {}, {"text": "x"}))
-        return json.dumps(fields)
+            odd = (None, 3, -1e300, True, "x", [], [3], {}, {"text": "x"})
+            fields[name] = self._rng.choice((*FIELDS.get(name, ()), *odd))
+        return fields
 
     def _json(self) -> str:
         names = self._rng.sample(list(FIELDS), self._rng.randint(0, 7))

@@ -201,6 +201,11 @@ def test_audio_of_the_user_is_passed_over():
             '{"type": "session.update", "session": {"audio": {"output": {"format": {"type": "mp3"}}}}}',
             "unsupported_format",
         ),
+        (
+            '{"type": "session.update", "session": {"audio": {"output": {"format": {"type": []}}}}}',
+            "unsupported_format",
+        ),
+        ('{"type": "session.update", "session": {"output_modalities": 5}}', "invalid_request"),
         ('{"type": "conversation.item.truncate", "item_id": "x"}', "item_not_found"),
     ],
 )
