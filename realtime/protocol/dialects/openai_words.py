@@ -15,6 +15,8 @@ FORMATS = {
     "audio/pcmu": WireFormat("mulaw", 8_000),
     "audio/pcma": WireFormat("alaw", 8_000),
 }
+MAX_SPEED = 100
+"""Numbers without end are cut to this; the nearest speed there is will be taken."""
 KEPT_OF_AUDIO = ("format", "voice", "speed", "turn_detection", "transcription", "noise_reduction")
 """Of earlier updates; anything else is echoed once, so that a session never grows."""
 CAPACITY = ("overloaded", "limit_exceeded", "too_many_connections", "draining")
@@ -104,7 +106,7 @@ def wish_of(session: dict[str, Any], asked: Asked | None) -> Wish:
     return Wish(
         voice=_voice(output.get("voice")),
         format=_format(output.get("format")),
-        speed=float(speed) if isinstance(speed, int | float) else 1.0,
+        speed=float(min(max(speed, 0), MAX_SPEED)) if isinstance(speed, int | float) else 1.0,
         word_times=True,
     )
 

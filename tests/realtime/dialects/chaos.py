@@ -66,7 +66,7 @@ class ChaoticClient:
         fields = {name: self._almost(value) if isinstance(value, dict) else value for name, value in right.items()}
         while self._rng.random() < 0.3:
             name = self._rng.choice([*fields, *FIELDS])
-            odd = (None, 3, -1e300, True, "x", [], [3], {}, {"text": "x"})
+            odd = (None, 3, -1e300, 10**400, True, "x", [], [3], {}, {"text": "x"})
             fields[name] = self._rng.choice((*FIELDS.get(name, ()), *odd))
         return fields
 

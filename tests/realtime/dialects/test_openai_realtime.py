@@ -52,6 +52,12 @@ def test_a_session_is_told_at_once_and_changed_as_asked():
     )
 
 
+def test_a_speed_without_end_is_cut():
+    wire = play()
+    wire.say(type="session.update", session={"audio": {"output": {"speed": 10**400}}})
+    assert next(one for one in begun(wire)[1] if isinstance(one, on.Open)).wish.speed == 100
+
+
 def test_an_item_is_kept_and_told():
     wire = play()
     told = wire.say(type="conversation.item.create", item=user("Hi", id="mine"))
