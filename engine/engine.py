@@ -409,7 +409,7 @@ class Engine:
         """
         start = time.perf_counter()
         for num_rows in CALL_ROWS:
-            spec = SpeechRequest(request_id="warm-up", text="a " * num_rows, text_closed=True, max_frames=2)
+            spec = SpeechRequest(request_id="warm-up", text="a " * 3 * num_rows, text_closed=True, max_frames=2)
             for epoch in range(min(num_rows, self.config.max_requests)):
                 self.submit(spec, epoch)
             while self.has_work:

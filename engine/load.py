@@ -13,7 +13,8 @@ import torch
 
 from engine.api import ClonedVoice, EngineInfo, VoiceSample
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.decode.slots import ExactDecode
+from engine.engine import MAX_WARM_UP_S, Engine
 from engine.errors import InvalidRequest
 from engine.models.base import AudioShape, SpeechModel
 from engine.models.registry import load_model
@@ -69,7 +70,10 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
         if stages.make_pipelined is not None and wants_graphs(config):
             engine = stages.make_pipelined()
         else:
-            engine = Engine(stages.model, stages.make_stage(), config, dtype=dtype, device=device)
+            stage = stages.make_stage()
+            if isinstance(stage, ExactDecode) and not config.fast_start:
+                stage.warm_up(MAX_WARM_UP_S)
+            engine = Engine(stages.model, stage, config, dtype=dtype, device=device)
         engine.warm_up()
         return engine
 

@@ -43,6 +43,12 @@ def plan_calls(
     return calls
 
 
+def all_calls() -> Iterator[tuple[int, int]]:
+    """(rows, frames) of every call there can be, small ones first."""
+    shapes = ((rows, frames) for frames in CALL_FRAMES for rows in CALL_ROWS if rows * frames <= MAX_CALL_CELLS)
+    return iter(sorted(shapes, key=math.prod))
+
+
 def in_calls(slots: Sequence[int], num_frames: int) -> Iterator[Sequence[int]]:
     """``slots`` in runs that one call each can take."""
     most = max(1, MAX_CALL_CELLS // num_frames)

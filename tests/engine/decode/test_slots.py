@@ -276,3 +276,18 @@ def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(c
     stage.settle()
     assert not stage.busy
     assert (stage.num_free, stage.primer.num_kept) == (1, 0)
+
+
+def test_warming_up_leaves_no_trace(codec: CodecDecoder) -> None:
+    stage = ExactDecode(codec, NUM_SLOTS, 0.0)
+    stage.warm_up(60.0)
+    assert stage.num_free == NUM_SLOTS
+    assert not stage.busy
+    assert not stage.state.values[1:].any()
+    slot = stage.reserve()
+    assert slot is not None
+    frames = [[i] * TINY["books"] for i in range(3)]
+    for frame in frames:
+        stage.feed(slot, frame)
+    heard = np.concatenate([out.pcm for _ in range(3) for out in stage.step({})])
+    np.testing.assert_allclose(heard, offline(codec, frames), atol=TOLERANCE)
