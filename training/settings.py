@@ -58,6 +58,8 @@ class CodecTraining:
     """Of those, frames before the scored ones, for the decoder's memory."""
     future_frames: int = 2
     """And frames after them, for the encoder's look ahead."""
+    begun_share: float = 0.25
+    """Of the steps, those that score crops from their first frame on, where a stream begins without a past."""
     latent_noise: float = 0.05
     learning_rate: float = 8e-4
     adversarial_learning_rate: float = 3e-4

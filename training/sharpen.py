@@ -68,7 +68,8 @@ class Sharpener:
         heard = random_silence(phones.shape, cfg.silenced_share, audio.device)
         audio = to_24_khz(audio * heard.repeat_interleave(LABEL_SAMPLES, 1))
         speech = self.codec.decoder(self.codec.encode(audio))
-        scored = slice(cfg.past_frames * FRAME_SAMPLES, audio.shape[1] - cfg.future_frames * FRAME_SAMPLES)
+        past_frames = 0 if torch.rand(()) < cfg.begun_share else cfg.past_frames
+        scored = slice(past_frames * FRAME_SAMPLES, audio.shape[1] - cfg.future_frames * FRAME_SAMPLES)
         return speech[:, scored], audio[:, scored]
 
     def _duel(

@@ -67,11 +67,14 @@ def test_refining_keeps_the_codes_and_changes_the_sound(tmp_path: Path, voice: P
     assert (out / "voice" / "config.json").exists()
 
 
-def test_only_frames_with_a_past_and_a_future_are_scored(tmp_path: Path, speech_folder: Path) -> None:
+@pytest.mark.parametrize(("begun_share", "scored_frames"), [(0.0, 3), (1.0, 6)])
+def test_frames_are_scored_with_a_past_or_from_the_beginning(
+    tmp_path: Path, speech_folder: Path, begun_share: float, scored_frames: int
+) -> None:
     speech = Speech(speech_folder, 0.01, "cpu")
-    cfg = replace(TOY.codec, adversarial_crop_frames=8, past_frames=3, future_frames=2, silenced_share=0.0)
+    cfg = replace(TOY.codec, adversarial_crop_frames=8, past_frames=3, future_frames=2, begun_share=begun_share)
     made, audio = Sharpener(Codec(TOY.sizes).eval(), speech, cfg, tmp_path)._pair()
-    assert made.shape == audio.shape == (cfg.adversarial_batch, 3 * FRAME_SAMPLES)
+    assert made.shape == audio.shape == (cfg.adversarial_batch, scored_frames * FRAME_SAMPLES)
 
 
 def test_a_decoder_is_replaced_and_all_else_copied(tmp_path: Path, voice: Path) -> None:
