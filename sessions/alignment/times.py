@@ -45,13 +45,13 @@ class WordTime:
 
 
 def timed(
-    word: SpokenWord, bounds: Sequence[int], segment: int, segment_start_sample: int, sample_rate: float, floor_ms: float
+    word: SpokenWord, bounds: Sequence[int], segment: int, start_sample: int, sample_rate: float, floor_ms: float
 ) -> WordTime:
     """``bounds`` count samples from the start of the segment, as ``Aligner.bounds``; nothing is before ``floor_ms``."""
 
     def end_ms(num_chars: int) -> float:
         sample = bounds[min(max(num_chars, word.sound_start), word.sound_end)]
-        return max(1000 * (segment_start_sample + sample) / sample_rate, floor_ms)
+        return max(1000 * (start_sample + sample) / sample_rate, floor_ms)
 
     first = word.spoken_start + 1
     return WordTime(
@@ -60,7 +60,7 @@ def timed(
         word.raw_end,
         word.spoken,
         segment,
-        segment_start_ms=1000 * segment_start_sample / sample_rate,
+        segment_start_ms=1000 * start_sample / sample_rate,
         start_ms=end_ms(word.sound_start),
         end_ms=end_ms(word.sound_end),
         char_ends_ms=tuple(end_ms(num_chars) for num_chars in word.reached),

@@ -82,7 +82,7 @@ def test_times_of_a_word_and_its_characters():
     raw = "a $5 x"
     words = words_of(raw, SpannedText.of("a ", 0), SpannedText.of("five dollars", 2, 4), SpannedText.of(" x", 4))
     bounds = [100 * number for number in range(len("a five dollars x") + 1)]
-    word = timed(words[1], bounds, segment=3, segment_start_sample=1_000, sample_rate=1_000, floor_ms=0)
+    word = timed(words[1], bounds, segment=3, start_sample=1_000, sample_rate=1_000, floor_ms=0)
     assert (word.text, word.raw_start, word.raw_end, word.spoken) == ("$5", 2, 4, "five dollars")
     assert (word.segment, word.segment_start_ms, word.start_ms, word.end_ms) == (3, 1_000, 1_200, 2_400)
     assert word.char_ends_ms == (1_800, 2_400)
