@@ -37,7 +37,13 @@ def test_it_holds_the_packages_the_licence_and_the_command(wheel):
         names = archive.namelist()
         metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
         info = metadata.removesuffix("METADATA")
-        assert {name.split("/")[0] for name in names} == {"engine", "realtime", "sessions", "web_client", info.rstrip("/")}
+        assert {name.split("/")[0] for name in names} == {
+            "engine",
+            "realtime",
+            "sessions",
+            "web_client",
+            info.rstrip("/"),
+        }
         assert {f"{info}licenses/LICENSE", f"{info}licenses/NOTICE"} <= set(names)
         assert b"voicewire = realtime.cli:main" in archive.read(f"{info}entry_points.txt")
         assert b"Requires-Python: >=3.11" in archive.read(metadata)
@@ -50,6 +56,15 @@ def test_every_module_and_data_file_of_the_packages_is_in_it(wheel):
         pytest.skip("not a git checkout")
     with zipfile.ZipFile(wheel) as archive:
         assert set(listing.stdout.decode().split()) <= set(archive.namelist())
+
+
+def test_the_page_is_found_where_the_wheel_puts_it(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = "from realtime.transports.page import PAGE; print(PAGE); assert (PAGE / 'ui' / 'main.js').is_file()"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert found.stdout.decode().strip() == str(tmp_path / "web_client")
 
 
 @pytest.mark.slow
