@@ -409,16 +409,22 @@ class Engine:
         """
         start = time.perf_counter()
         for num_rows in CALL_ROWS:
-            spec = SpeechRequest(request_id="warm-up", text="a " * 3 * num_rows, text_closed=True, max_frames=2)
-            for epoch in range(min(num_rows, self.config.max_requests)):
-                self.submit(spec, epoch)
-            while self.has_work:
-                self.step()
+            self.rehearse(num_rows)
             if self.config.fast_start or time.perf_counter() - start > MAX_WARM_UP_S:
                 break
         self.events.clear()
         self.times.reset()
         self.num_finished = 0
+
+    def rehearse(self, num_rows: int) -> None:
+        spec = SpeechRequest(request_id="warm-up", text="a " * 3 * num_rows, text_closed=True, max_frames=2)
+        for epoch in range(min(num_rows, self.config.max_requests)):
+            self.submit(spec, epoch)
+        while self.has_work:
+            self.step()
+        for epoch in list(self.requests):  # the memory is too short for all of them
+            self.cancel(epoch)
+        self.settle()
 
     # -- for whoever drives it -----------------------------------------------------------------------------------
 

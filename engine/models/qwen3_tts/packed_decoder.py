@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,8 +50,9 @@ class PackedDecoder:
         length = x.shape[1]
         x = self.transformer.decode(self.pre_conv(x, state.values), state)
         state.num_frames += length
-        for step in self.steps:
-            x = step(x, state.values)
+        with np.errstate(invalid="ignore"):  # what is not finite is found in the end, row by row
+            for step in self.steps:
+                x = step(x, state.values)
         return x[..., 0].clamp_(-1.0, 1.0)
 
 
