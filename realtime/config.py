@@ -101,7 +101,10 @@ class SpeechDefaults(Section, frozen=True):
 
 
 class EngineSettings(Section, frozen=True):
-    model: Annotated[str | None, Meta(description="Checkpoint folder, or OWNER/NAME of a model on the hub; by default the embedded voice.")] = None
+    model: Annotated[
+        str | None,
+        Meta(description="Checkpoint folder, or OWNER/NAME of a model on the hub; by default the embedded voice."),
+    ] = None
     options: Annotated[dict[str, Any], Meta(description="Handed to the engine as they are.")] = {}
 
 
