@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.page import FAKE, at_length
 from tests.web_client.conftest import READY, until
 
 MINUTES = 10
@@ -13,6 +12,8 @@ MINUTES = 10
 @pytest.mark.slow
 @pytest.mark.timeout(60 * MINUTES + 300)
 def test_eight_replies_never_run_dry(open_page, serve):
+    from benchmarks.page import FAKE, at_length  # needs a browser's driver
+
     page = open_page(serve(FAKE))
     until(page, READY)
     page.click("#text")
