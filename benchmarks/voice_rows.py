@@ -167,22 +167,29 @@ class Gate:
 def gates_of(row: Row, teacher: Row) -> list[Gate]:
     """What the voice must hold, beside the teacher's row of the same voice."""
     more_bigram = round(row.words_wrong_bigram - teacher.words_wrong_bigram, 2)
-    more_stock = round((row.words_wrong_stock or 0) - (teacher.words_wrong_stock or 0), 2)
     if row.speaker == "codec":
         return [
             Gate("words wrong above the teacher, bigram", more_bigram, 2),
-            Gate("words wrong above the teacher, stock", more_stock, 3),
+            *_stock_gate(row, teacher, 3),
             Gate("STOI", row.stoi or 0, 0.9, at_least=True),
         ]
     if row.speaker == "model":
         return [
             Gate("words wrong, bigram", row.words_wrong_bigram, 10),
-            Gate("words wrong above the teacher, stock", more_stock, 10),
+            *_stock_gate(row, teacher, 10),
             Gate("utterances of the right length", row.length_kept, 98, at_least=True),
             Gate("words missing or repeated", missing_or_repeated(row), 1),
             Gate("told apart", row.told_apart, 100, at_least=True),
         ]
     return []
+
+
+def _stock_gate(row: Row, teacher: Row, limit: float) -> list[Gate]:
+    """None where the stock model did not listen."""
+    if row.words_wrong_stock is None or teacher.words_wrong_stock is None:
+        return []
+    more = round(row.words_wrong_stock - teacher.words_wrong_stock, 2)
+    return [Gate("words wrong above the teacher, stock", more, limit)]
 
 
 def missing_or_repeated(row: Row) -> float:

@@ -55,6 +55,7 @@ def test_gates_fail_where_they_should() -> None:
     assert [gate.passed for gate in gates_of(bad, TEACHER)] == [False, True, False, False, False]
     stricter = replace(good, words_lost=0.7, words_twice=0.4)
     assert [gate.passed for gate in gates_of(stricter, TEACHER)] == [True, True, True, False, True]
+    assert len(gates_of(replace(good, words_wrong_stock=None), TEACHER)) == 4
     copy = replace(TEACHER, speaker="codec", words_wrong_bigram=2.6, words_wrong_stock=20, stoi=0.91)
     assert [gate.passed for gate in gates_of(copy, TEACHER)] == [False, True, True]
 
