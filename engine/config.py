@@ -69,7 +69,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     starve_guard: bool = True
     """Ban the end of speech until the end-of-text row has been fed."""
     cpu_kernels: bool = True
-    """Packed products and one-row convolutions on the CPU; off runs plain torch, the slow reference."""
+    """What is made for the CPU alone (docs/engine.md); off runs plain torch, the slow reference."""
     graphs: bool = False
     """Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA."""
     graph_positions: int = 5_120
@@ -77,7 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     admission_share: float = 0.95
     """A request is refused when a step with one more row would take more than this share of a frame's time."""
     fast_start: bool = False
-    """Record graphs when they are first needed instead of at start."""
+    """Record graphs, and warm up for more than one request, when they are first needed instead of at start."""
     fused_kernels: bool = True
     """Triton kernels in the graphs; off runs their plain reference."""
     plain_kernels: tuple[str, ...] = ()
