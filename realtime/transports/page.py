@@ -6,7 +6,7 @@ from pathlib import Path
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import BaseRoute, Match, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
@@ -55,6 +55,14 @@ class Page(StaticFiles):
         return response
 
 
+class Rest(Mount):
+    """Addresses that no route before it knows; one that knows an address by another method answers for it (405)."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return Match.PARTIAL if match is Match.FULL else match, found
+
+
 def page_folder(config: ServerConfig) -> Path | None:
     """Where the page is; None where none was installed."""
     folder = Path(config.listen.page or PAGE)
@@ -62,6 +70,6 @@ def page_folder(config: ServerConfig) -> Path | None:
 
 
 def page_routes(server: SpeechServer) -> list[BaseRoute]:
-    """To come last: it takes every address that nothing before it took."""
+    """To come last."""
     folder = page_folder(server.config)
-    return [Mount("/", Page(server, folder))] if folder else []
+    return [Rest("/", Page(server, folder))] if folder else []

@@ -41,6 +41,14 @@ async def test_the_page_is_served_and_nothing_beside_it(folder: Path) -> None:
         assert (await http.get("/healthz")).status_code == 200
 
 
+async def test_an_address_that_takes_posts_is_no_page(folder: Path) -> None:
+    async with live_server(listen__page=str(folder)) as live, live.http() as http:
+        for path in ("/v1/audio/speech", "/v1/tokens", "/v1/text-to-speech/zoe/stream", "/tts/bytes"):
+            answer = await http.get(path)
+            assert (answer.status_code, answer.headers["Allow"]) == (405, "POST")
+        assert (await http.get("/v1/audio/nothing")).status_code == 404
+
+
 async def test_with_keys_the_page_is_for_anyone(folder: Path) -> None:
     async with live_server(listen__page=str(folder), auth__api_keys=f"a:{KEY}") as live, live.http() as http:
         assert (await http.get("/", headers={"Host": "tts.example"})).status_code == 200
