@@ -88,6 +88,13 @@ class Gatekeeper:
         """Raises ``Refused``."""
         return self.admit_late(request) or self.caller_of("")
 
+    def admit_holder(self, request: HTTPConnection) -> Caller:
+        """Who shows the key itself: a token speaks, and does nothing else. Raises ``Refused``."""
+        caller = self.admit(request)
+        if caller.by_token:
+            raise Refused("unauthorized", "a token lets nobody in here, an API key is needed")
+        return caller
+
     def admit_late(self, request: HTTPConnection) -> Caller | None:
         """``None`` if the request shows no key at all and may show it later. Raises ``Refused``."""
         if not self._keys:
@@ -106,9 +113,7 @@ class Gatekeeper:
         return found
 
     def mint(self, caller: Caller, ttl_s: int) -> tuple[str, int]:
-        """A token that speaks for the caller, and when it expires. Raises ``Refused``: tokens mint no tokens."""
-        if caller.by_token:
-            raise Refused("unauthorized", "a token cannot be had for a token, an API key is needed")
+        """A token that speaks for the caller, and when it expires."""
         expires_s = int(time.time()) + ttl_s
         secret = next((digest for digest, known in self._keys if known == caller), None)
         return mint(caller.name, expires_s, secret or secrets.token_bytes()), expires_s

@@ -51,7 +51,7 @@ async def readiness(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     server = server_of(request)
-    server.gatekeeper.admit(request)
+    server.gatekeeper.admit_holder(request)
     return Response(server.metrics.exposition(), media_type=METRICS_TYPE)
 
 

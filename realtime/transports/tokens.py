@@ -61,7 +61,7 @@ class MintEndpoint:
     async def __call__(self, request: Request) -> Response:
         """Raises ``Refused``."""
         server = server_of(request)
-        caller = server.gatekeeper.admit(request)
+        caller = server.gatekeeper.admit_holder(request)
         longest_s = server.config.wires.token_ttl_s
         ttl_s = self._ttl_s(await read_object(request), longest_s)
         token, expires_s = server.gatekeeper.mint(caller, ttl_s)

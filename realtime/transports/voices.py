@@ -61,7 +61,7 @@ async def show_voice(request: Request) -> Response:
 
 async def add_voice(request: Request) -> Response:
     server = server_of(request)
-    caller = server.gatekeeper.admit(request)
+    caller = server.gatekeeper.admit_holder(request)
     settings = server.config.voices
     with server.cloning.uploads.inside():
         form = await read_form(request, settings.max_upload_bytes, settings.upload_timeout_s)
@@ -79,7 +79,7 @@ async def add_voice(request: Request) -> Response:
 
 async def delete_voice(request: Request) -> Response:
     server = server_of(request)
-    caller, name = server.gatekeeper.admit(request), request.path_params["name"]
+    caller, name = server.gatekeeper.admit_holder(request), request.path_params["name"]
     if is_built_in(name, server.engine.info):
         raise Refused("voice_protected", f"voice {name!r} belongs to the model", "name")
     if not await asyncio.to_thread(server.voices.remove, caller.name, name):

@@ -55,8 +55,8 @@ def test_a_token_speaks_for_its_key_until_it_expires(monkeypatch: pytest.MonkeyP
     token, expires_s = gatekeeper.mint(gatekeeper.admit(shows(KEY)), 60)
     caller = gatekeeper.admit(shows(token))
     assert (caller.name, caller.by_token, expires_s) == ("agent", True, 1_060)
-    with pytest.raises(Refused, match="a token cannot be had for a token"):
-        gatekeeper.mint(caller, 60)
+    with pytest.raises(Refused, match="an API key is needed"):
+        gatekeeper.admit_holder(shows(token))
     monkeypatch.setattr(auth.time, "time", lambda: 1_060.0)
     with pytest.raises(Refused, match="an API key is needed"):
         gatekeeper.admit(shows(token))
@@ -96,6 +96,17 @@ async def test_tokens_in_every_shape_open_sockets(path: str, body: dict[str, Any
         assert (await http.post(path)).status_code == 401
         with pytest.raises(InvalidStatus):
             await connect(f"{live.url}/tts/websocket?access_token={token}x", compression=None, proxy=None)
+
+
+async def test_a_token_speaks_and_does_nothing_else() -> None:
+    async with live_server(auth__api_keys=f"agent:{KEY}") as live, live.http() as http:
+        token = (await http.post("/v1/tokens", headers={"X-API-Key": KEY})).json()["token"]
+        shown = {"X-API-Key": token}
+        assert (await http.post("/v1/text-to-speech/zoe", json={"text": "Hello."}, headers=shown)).status_code == 200
+        assert (await http.get("/v1/voices", headers=shown)).status_code == 200
+        for method, path in (("POST", "/v1/audio/voices"), ("DELETE", "/v1/audio/voices/zoe"), ("GET", "/metrics")):
+            assert (await http.request(method, path, headers=shown)).status_code == 401
+            assert (await http.request(method, path, headers={"X-API-Key": KEY})).status_code != 401
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b'{"ttl_s": 0}', b'{"ttl_s": true}', b'{"ttl_s": 9999999}'])
