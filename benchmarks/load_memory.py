@@ -66,27 +66,36 @@ def weight_bytes(folder: Path, dtype: torch.dtype, with_encoders: bool) -> int:
     return total
 
 
-def resident_bytes() -> int:
+def status_bytes(field: str) -> int:
+    """Of this process, as Linux tells it."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field + ":"))
+    return int(line.split()[1]) * 1024
+
+
+def own_bytes(device: torch.device) -> int:
+    """What is ours alone: pages of files, which the system takes back as it likes, are left out."""
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-
-def own_bytes(device: torch.device) -> tuple[int, int]:
-    """Now, and at the peak."""
     if device.type == "cuda":
-        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-    return resident_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return torch.cuda.memory_allocated(device)
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return status_bytes("RssAnon")
+
+
+def grown_at_most(device: torch.device, before: int) -> int:
+    """Up to the peak; on the CPU with the pages of the files that are read."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) - before
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
 
 
 def measure(folder: Path, device: torch.device, dtype: torch.dtype, with_encoders: bool) -> dict[str, Any]:
     config = EngineConfig(voice_encoders=with_encoders)
-    before = own_bytes(device)[0]
+    before = own_bytes(device)
+    before_peak = before if device.type == "cuda" else status_bytes("VmRSS")
     begun_s = time.monotonic()
     stages: Stages = load_model(folder, config, device, dtype)
     seconds = time.monotonic() - begun_s
-    after, peak = own_bytes(device)
+    loaded, peak = own_bytes(device) - before, grown_at_most(device, before_peak)
     weights = weight_bytes(folder, dtype, with_encoders and stages.encode_voice is not None)
     return {
         "model": stages.model.name,
@@ -94,10 +103,10 @@ def measure(folder: Path, device: torch.device, dtype: torch.dtype, with_encoder
         "dtype": str(dtype).removeprefix("torch."),
         "encoders": stages.encode_voice is not None,
         "weights_mb": round(weights / 1e6, 1),
-        "loaded_mb": round((after - before) / 1e6, 1),
-        "peak_mb": round((peak - before) / 1e6, 1),
-        "loaded_by_weights": round((after - before) / weights, 3),
-        "peak_by_weights": round((peak - before) / weights, 3),
+        "loaded_mb": round(loaded / 1e6, 1),
+        "peak_mb": round(peak / 1e6, 1),
+        "loaded_by_weights": round(loaded / weights, 3),
+        "peak_by_weights": round(peak / weights, 3),
         "seconds": round(seconds, 2),
     }
 
