@@ -112,6 +112,12 @@ class Gatekeeper:
             raise Refused("unauthorized", UNKNOWN_KEY)
         return found
 
+    def caller_named(self, name: str | None) -> Caller | None:
+        """Whose key has this name; of the first key without a name, of this machine without keys."""
+        if not self._keys:
+            return LOCAL if name is None else None
+        return next((caller for _, caller in self._keys if name in (None, caller.name)), None)
+
     def mint(self, caller: Caller, ttl_s: int) -> tuple[str, int]:
         """A token that speaks for the caller, and when it expires."""
         expires_s = int(time.time()) + ttl_s

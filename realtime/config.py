@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 ENVIRONMENT_PREFIX = "VOICEWIRE_"
-SECRETS = frozenset({"auth.api_keys"})
+SECRETS = frozenset({"auth.api_keys", "calls.twilio_auth_token"})
 
 
 class ConfigError(Exception):
@@ -128,6 +128,38 @@ class WireSettings(Section, frozen=True):
     token_ttl_s: Annotated[int, Meta(ge=1, le=86_400, description="The longest a browser token may be valid.")] = 3_600
 
 
+class CallSettings(Section, frozen=True):
+    twilio_auth_token: Annotated[
+        str | None, Meta(description="Twilio's auth token: lines that it signed are let in, and no others.")
+    ] = None
+    public_url: Annotated[
+        str | None, Meta(description="What Twilio calls this server, such as `https://voice.example.com`.")
+    ] = None
+    owner: Annotated[
+        str | None, Meta(description="Name of the API key that lines without a key belong to; by default the first.")
+    ] = None
+    lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of what the caller has heard.")] = 400
+    mark_every_ms: Annotated[int, Meta(ge=100, le=60_000, description="Audio between marks on the line.")] = 1_000
+    mark_timeout_s: Annotated[float, Meta(ge=0, le=60, description="A mark so late counts as heard, by our clock.")] = (
+        5.0
+    )
+    max_replies: Annotated[int, Meta(ge=1, le=10_000, description="Replies of a call that are not heard yet.")] = 64
+    max_marks: Annotated[int, Meta(ge=0, le=10_000, description="Marks of a reply.")] = 256
+    max_events: Annotated[int, Meta(ge=16, le=1_000_000, description="Events that may wait for an agent.")] = 4_096
+    barge_in: Annotated[bool, Meta(description="Whether the caller's voice interrupts.")] = True
+    vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="How likely sound has to be speech.")] = 0.5
+    vad_min_speech_ms: Annotated[int, Meta(ge=32, le=2_000, description="For so long, to interrupt.")] = 64
+    vad_min_silence_ms: Annotated[
+        int, Meta(ge=32, le=5_000, description="Silence after which speech may begin again.")
+    ] = 320
+    vad_min_level_db: Annotated[
+        float, Meta(ge=-120, le=0, description="Of full scale; what is quieter is silence.")
+    ] = -50.0
+    echo_loss_db: Annotated[
+        float, Meta(ge=0, le=120, description="Our own voice comes back quieter by at least so much.")
+    ] = 20.0
+
+
 class VoiceSettings(Section, frozen=True):
     folder: Annotated[
         str | None, Meta(description="Where voices are stored; by default voicewire/voices in the user's data folder.")
@@ -163,6 +195,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     auth: AuthSettings = AuthSettings()
     wires: WireSettings = WireSettings()
     voices: VoiceSettings = VoiceSettings()
+    calls: CallSettings = CallSettings()
     log: LogSettings = LogSettings()
 
 

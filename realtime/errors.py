@@ -50,6 +50,7 @@ RULES: dict[str, Rule] = {
     "idle_timeout": Rule(C, 408, CloseCode.IDLE_TIMEOUT, "no event and no speech for `idle_timeout_s`"),
     "session_expired": Rule(C, 408, CloseCode.SESSION_EXPIRED, "older than `max_session_s`"),
     "unknown_response": Rule(C, 404, None, "no such response: never created, or forgotten"),
+    "unknown_call": Rule(C, 404, None, "no such call: it never was, it has ended, or it is not yours"),
     "duplicate_response": Rule(C, 409, None, "the response id is in use, or was a moment ago"),
     "text_closed": Rule(C, 409, None, "text, a flush or an end after the end of the text"),
     "response_done": Rule(C, 409, None, "text, a flush or an end after the end of the response"),

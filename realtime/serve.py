@@ -13,14 +13,17 @@ from starlette.routing import Route, WebSocketRoute
 
 from engine.api import EngineError, SpeechEngine
 from realtime.auth import load_gatekeeper
+from realtime.calls.switchboard import Switchboard
 from realtime.config import ServerConfig, load_config
 from realtime.errors import Refused
 from realtime.local_engine import make_engine
 from realtime.protocol.native import PATH
 from realtime.server import SpeechServer
+from realtime.transports.calls import call_routes
 from realtime.transports.http import INFORMATION_ROUTES, refuse, refuse_socket
 from realtime.transports.listener import DrainingServer, ListenConfig, listening_sockets
 from realtime.transports.page import page_routes
+from realtime.transports.phones import phone_routes
 from realtime.transports.speech import speech
 from realtime.transports.speech_batch import speech_batch
 from realtime.transports.tokens import token_routes
@@ -46,6 +49,7 @@ def create_app(
         options = {"process": True} | config.engine.options
         engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
     server = SpeechServer(config, engine, load_gatekeeper(config.auth), tally)
+    switchboard = Switchboard(config.calls.max_events)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -59,6 +63,8 @@ def create_app(
         WebSocketRoute(PATH, SpeechEndpoint(server)),
         *wire_routes(server),
         *token_routes(),
+        *phone_routes(server, switchboard),
+        *call_routes(server, switchboard),
         WebSocketRoute("/{path:path}", refuse_socket),
         Route("/v1/audio/speech", speech, methods=["POST"]),
         Route("/v1/audio/speech/batch", speech_batch, methods=["POST"]),

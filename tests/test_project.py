@@ -105,7 +105,7 @@ def third_party_imports(folders: tuple[str, ...]) -> Iterator[str]:
                     modules = [alias.name for alias in node.names]
                 case ast.ImportFrom(module=str(module), level=0):
                     modules = [module]
-                case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module))]):
+                case ast.Call(func=ast.Attribute(attr="import_module" | "find_spec"), args=[ast.Constant(value=str(module))]):
                     modules = [module]
                 case _:
                     continue

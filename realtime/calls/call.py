@@ -1,0 +1,238 @@
+"""A call: replies are spoken one after the other on its line, until the caller speaks into them or hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from engine.api import EngineError
+from realtime.calls.line import Line
+from realtime.calls.reply import Reply
+from realtime.errors import Refused, describe, error_body
+from realtime.protocol import calls as on
+from realtime.protocol.events import ErrorBody, HeardBody
+from sessions.config import SpeechSettings
+from sessions.errors import DuplicateResponse, LimitExceeded, SessionError, TextClosed, TextTimeout, UnknownResponse
+from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseStatus
+from sessions.response import Response
+from sessions.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    max_replies: int
+    """Spoken, waiting, and not yet played."""
+    max_marks: int
+    """Of a reply."""
+    max_reply_chars: int
+    text_timeout_s: float
+
+
+class Call:
+    """``command`` and the others never wait for speech; ``run`` speaks. ``tell`` tells the agents."""
+
+    def __init__(
+        self,
+        call_id: str,
+        session: Session,
+        settings: SpeechSettings,
+        line: Line,
+        limits: CallLimits,
+        *,
+        may_speak: Callable[[], None],
+        tell: Callable[[on.CallEvent], None],
+        hang_up: Callable[[str], None],
+    ) -> None:
+        self.call_id = call_id
+        self.line = line
+        self._session, self._settings, self._limits = session, settings, limits
+        self._may_speak = may_speak
+        """Raises ``Refused`` when no reply may begin now."""
+        self._tell, self._hang_up = tell, hang_up
+        self._numbers = itertools.count(1)
+        self._queue: deque[Reply] = deque()
+        """Those that wait for their turn."""
+        self._speaking: Reply | None = None
+        self._unplayed: list[Reply] = []
+        """All on the line, and not all heard yet."""
+        self._more = asyncio.Event()
+        self._leaving = False
+        """Hangs up when all is heard."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._speaking or self._queue or self._unplayed)
+
+    async def command(self, command: on.Command) -> on.CallEvent | None:
+        """Gives the answer, if there is one. Raises ``SessionError`` or ``Refused``."""
+        self._session.touch()
+        match command:
+            case on.Say():
+                return self._say(command)
+            case on.Append():
+                self._reply(command.reply_id).append(command.text)
+            case on.Mark():
+                self._reply(command.reply_id).mark(command.name, self._limits.max_marks)
+            case on.End():
+                self._reply(command.reply_id).end()
+            case on.Interrupt():
+                await self.interrupt("agent")
+            case on.HangUp(after_speech=True) if self.busy:
+                self._leaving = True
+            case on.HangUp():
+                self._hang_up("agent")
+        return None
+
+    async def barge_in(self) -> None:
+        """The caller speaks."""
+        if self.busy:
+            self._session.touch()
+            self._tell(on.BargeIn(call_id=self.call_id))
+            await self.interrupt("caller")
+
+    async def interrupt(self, cause: on.Cause) -> None:
+        """Once this returns, nothing of what was said so far is sent any more."""
+        played = self.line.played()
+        cut = [*self._unplayed, *filter(None, [self._speaking]), *self._queue]
+        self._unplayed, self._speaking = [], None
+        self._queue.clear()
+        for reply in cut:
+            self._cut(reply, played, cause)
+        clear = self.line.cleared()
+        if clear is not None and cause != "hang_up" and cut:
+            await self.line.write(clear)
+
+    def press(self, digit: str) -> None:
+        self._session.touch()
+        self._tell(on.Dtmf(call_id=self.call_id, digit=digit))
+
+    async def run(self) -> None:
+        """Speak whatever comes."""
+        while True:
+            await self._more.wait()
+            if not self._queue:
+                self._more.clear()
+                continue
+            reply = self._speaking = self._queue.popleft()
+            await self._speak(reply)
+            if self._speaking is reply:
+                self._speaking = None
+            self._leave_if_asked()
+
+    async def _speak(self, reply: Reply) -> None:
+        try:
+            response = await self._begin(reply)
+        except (Refused, SessionError, EngineError) as error:
+            self._fail(reply, error)
+            return
+        if response is not None:
+            await self._hear(reply, response)
+
+    async def _begin(self, reply: Reply) -> Response | None:
+        """``None`` if it was interrupted before it had any text."""
+        try:
+            async with asyncio.timeout(self._limits.text_timeout_s):
+                await reply.changed.wait()
+        except TimeoutError:
+            raise TextTimeout(f"text_timeout_s is {self._limits.text_timeout_s:g}") from None
+        if self._speaking is not reply:
+            return None
+        self._may_speak()
+        whole = reply.take_whole()
+        response = self._session.create_response(
+            settings=self._settings, text=whole or "", text_closed=whole is not None
+        )
+        reply.begin(response, self.line.position)
+        return response
+
+    async def _hear(self, reply: Reply, response: Response) -> None:
+        def wanted() -> bool:
+            return not response.done and self._speaking is reply
+
+        async for event in response:
+            match event:
+                case ResponseAudio():
+                    reply.num_samples += event.num_samples
+                    await self.line.play(b"".join(event.packets), wanted)
+                case FlushDone() if event.flush < len(reply.marks):
+                    await self._mark(reply, reply.marks[event.flush], wanted)
+                case ResponseDone() if self._speaking is reply:
+                    await self._finish(reply, event)
+
+    async def _mark(self, reply: Reply, name: str, wanted: Callable[[], bool]) -> None:
+        def heard(confirmed: bool) -> None:
+            self._tell(on.MarkHeard(call_id=self.call_id, reply_id=reply.reply_id, name=name, confirmed=confirmed))
+
+        await self.line.mark(heard, wanted)
+
+    async def _finish(self, reply: Reply, done: ResponseDone) -> None:
+        if done.status is not ResponseStatus.COMPLETED:
+            error = done.error or describe(TextClosed("the reply was ended"))
+            self._tell_failed(reply, error_body(error), done.heard)
+            await self.line.finish(lambda: self._speaking is reply)
+            return
+        self._speaking = None
+        self._unplayed.append(reply)
+        await self.line.finish(lambda: reply in self._unplayed)
+        if reply in self._unplayed:
+            await self.line.mark(lambda confirmed: self._played(reply, confirmed), lambda: reply in self._unplayed)
+
+    def _played(self, reply: Reply, confirmed: bool) -> None:
+        if reply not in self._unplayed:
+            return
+        self._unplayed.remove(reply)
+        played_ms = 1000 * reply.num_samples / self.line.format.sample_rate
+        self._tell(
+            on.ReplyPlayed(call_id=self.call_id, reply_id=reply.reply_id, played_ms=played_ms, confirmed=confirmed)
+        )
+        self._leave_if_asked()
+
+    def _leave_if_asked(self) -> None:
+        if self._leaving and not self.busy:
+            self._hang_up("agent")
+
+    def _say(self, say: on.Say) -> on.ReplyAccepted:
+        if len(list(self._known())) >= self._limits.max_replies:
+            raise LimitExceeded(f"max_replies of a call is {self._limits.max_replies}")
+        reply_id = say.reply_id or f"reply-{next(self._numbers)}"
+        if any(reply.reply_id == reply_id for reply in self._known()):
+            raise DuplicateResponse(f"reply {reply_id!r} exists already", "reply_id")
+        reply = Reply(reply_id, self._limits.max_reply_chars)
+        reply.append(say.text)
+        if say.end:
+            reply.end()
+        self._queue.append(reply)
+        self._more.set()
+        return on.ReplyAccepted(call_id=self.call_id, reply_id=reply_id)
+
+    def _known(self) -> Iterator[Reply]:
+        yield from self._unplayed
+        yield from filter(None, [self._speaking])
+        yield from self._queue
+
+    def _reply(self, reply_id: str) -> Reply:
+        for reply in self._known():
+            if reply.reply_id == reply_id:
+                return reply
+        raise UnknownResponse(f"reply {reply_id!r} is unknown, or was heard or interrupted", "reply_id")
+
+    def _cut(self, reply: Reply, played: int, cause: on.Cause) -> None:
+        heard = reply.heard(played, self.line.format.sample_rate)
+        if reply.response is not None:
+            reply.response.cancel(reply.played_ms(played, self.line.format.sample_rate))
+        reply.changed.set()
+        self._tell(on.ReplyInterrupted(call_id=self.call_id, reply_id=reply.reply_id, cause=cause, heard=_heard(heard)))
+
+    def _fail(self, reply: Reply, error: Exception) -> None:
+        if self._speaking is reply:
+            self._tell_failed(reply, error_body(describe(error)), Heard("", reply.waiting_text, 0.0))
+
+    def _tell_failed(self, reply: Reply, error: ErrorBody, heard: Heard) -> None:
+        self._tell(on.ReplyFailed(call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_heard(heard)))
+
+
+def _heard(heard: Heard) -> HeardBody:
+    return HeardBody(text=heard.text, remaining=heard.remaining, played_ms=heard.audio_ms)

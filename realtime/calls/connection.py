@@ -1,0 +1,231 @@
+"""One phone on one line, whatever carries it: from the provider's first message to the hang-up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from contextlib import ExitStack
+from dataclasses import replace
+
+from engine.api import EngineError
+from realtime.auth import Caller
+from realtime.calls.call import Call, CallLimits
+from realtime.calls.line import Line, LineSettings
+from realtime.calls.switchboard import LiveCall, Switchboard
+from realtime.errors import Refused, describe, rule_for
+from realtime.protocol import calls as on
+from realtime.protocol.close import CloseCode
+from realtime.protocol.errors import ProtocolError, RemoteProtocolError
+from realtime.protocol.phones import base
+from realtime.server import SpeechServer
+from realtime.transports.link import Link
+from sessions.clock import now_s
+from sessions.config import AudioFormat, Encoding
+from sessions.errors import SessionError
+from sessions.hearing.caller import CallerEar, EarSettings
+from sessions.session import Session
+
+log = logging.getLogger("voicewire.call")
+
+MESSAGES_AT_ONCE = 50
+"""Messages that came together are read so many at a time, then others have their turn."""
+
+
+class PhoneConnection:
+    """``converse`` returns when the line is closed; then ``aclose``."""
+
+    def __init__(
+        self, server: SpeechServer, switchboard: Switchboard, dialect: base.PhoneDialect, caller: Caller, link: Link
+    ) -> None:
+        self._server, self._switchboard = server, switchboard
+        self._dialect, self._caller, self._link = dialect, caller, link
+        self._settings = server.config.calls
+        self._session: Session = server.open_session(caller)
+        self._call: Call | None = None
+        self._live: LiveCall | None = None
+        self._ear: CallerEar | None = None
+        self._speaking: asyncio.Task[None] | None = None
+        self._last_number = -1
+        """Of the caller's audio."""
+        self._tasks = asyncio.TaskGroup()
+        self._entered = ExitStack()
+        self._opened_s = now_s()
+        self._ending = True
+        """Not to be ended: not yet begun, or about to end."""
+        self._reason = "caller"
+
+    async def converse(self) -> None:
+        with self._server.connected(self, self._caller), self._entered:
+            try:
+                async with self._tasks:
+                    self._ending = False
+                    await self._read()
+                    await self._leave()
+                    if self._speaking is not None:
+                        self._speaking.cancel()
+            except ExceptionGroup:
+                log.exception("a call failed", extra={"session_id": self._session.session_id})
+                self._reason = "internal_error"
+                await self._leave()
+                await self._link.close(CloseCode.INTERNAL_ERROR, self._reason)
+
+    async def aclose(self) -> None:
+        """Returns when nothing of the session is left."""
+        await self._session.aclose()
+
+    def tick(self, now_s: float) -> None:
+        if self._ending:
+            return
+        if self._call is None:
+            if now_s - self._opened_s >= self._server.config.listen.handshake_timeout_s:
+                self.end("body_timeout")
+            return
+        self._call.line.tick()
+        if now_s - self._opened_s >= self._server.config.limits.max_session_s:
+            self.end("session_expired")
+        elif self._session.detached.is_set():
+            self.end("idle_timeout")
+        elif self._server.draining and not self._call.busy:
+            self.end("draining")
+
+    def end(self, code: str) -> None:
+        self._hang_up(code, CloseCode.NORMAL if self._call is not None else CloseCode.POLICY_VIOLATION)
+
+    def _hang_up(self, reason: str, code: CloseCode = CloseCode.NORMAL) -> None:
+        if not self._ending:
+            self._ending = True
+            self._reason = reason
+            self._tasks.create_task(self._close(reason, code), name="voicewire hang-up")
+
+    async def _close(self, reason: str, code: CloseCode) -> None:
+        if (message := self._dialect.hang_up()) is not None:
+            await self._link.send(message)
+        await self._link.close(code, reason)
+
+    async def _read(self) -> None:
+        for number in itertools.count(1):
+            message = await self._link.receive()
+            if message is None:
+                return
+            if number % MESSAGES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            try:
+                self._check_size(message)
+                for event in self._dialect.receive(message):
+                    await self._act(event)
+            except (ProtocolError, Refused, SessionError, EngineError) as error:
+                self._break(error)
+
+    def _check_size(self, message: base.Message) -> None:
+        limit = self._server.config.limits.max_message_bytes
+        if len(message) > limit:
+            raise RemoteProtocolError("message_too_big", f"max_message_bytes is {limit}, a message has {len(message)}")
+
+    def _break(self, error: Exception) -> None:
+        info = describe(error)
+        self._server.metrics.refused(info.code)
+        log.info("a phone broke the wire", extra={"code": info.code, "param": info.param, "wire": self._dialect.name})
+        self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)
+
+    async def _act(self, event: base.PhoneEvent) -> None:
+        if isinstance(event, base.Started):
+            self._start(event)
+            return
+        call = self._call
+        match event:
+            case base.HungUp():
+                self._hang_up("caller")
+            case _ if call is None:
+                raise RemoteProtocolError("invalid_event", "the call has not started")
+            case base.CallerAudio():
+                await self._listen(call, event)
+            case base.Pressed():
+                call.press(event.digit)
+            case base.MarkReached():
+                call.line.reached(event.name)
+            case base.Held():
+                call.line.hold(event.on)
+
+    async def _listen(self, call: Call, audio: base.CallerAudio) -> None:
+        """Doubled and late packets are passed over; for lost ones nothing is made up."""
+        if audio.number is not None:
+            if audio.number <= self._last_number:
+                return
+            self._last_number = audio.number
+        if self._ear is not None and self._ear.began_to_speak(audio.data, call.line.echo_db()):
+            await call.barge_in()
+
+    def _start(self, started: base.Started) -> None:
+        line = started.line
+        call_id = f"call-{secrets.token_hex(8)}"
+        settings = replace(
+            self._session.settings,
+            format=AudioFormat(encoding=Encoding(line.encoding), sample_rate=line.sample_rate),
+            lead_ms=self._settings.lead_ms,
+        )
+        connected = on.Connected(
+            call_id=call_id,
+            provider=self._dialect.name,
+            provider_call_id=started.call_id,
+            encoding=line.encoding,
+            sample_rate=line.sample_rate,
+            parameters=dict(started.parameters),
+        )
+        self._call = Call(
+            call_id,
+            self._session,
+            settings,
+            Line(self._dialect, line, self._link.send, line_settings(self._server)),
+            call_limits(self._server),
+            may_speak=self._server.may_speak,
+            tell=self._tell,
+            hang_up=self._hang_up,
+        )
+        self._live = LiveCall(self._caller.name, connected, self._call.command)
+        if self._settings.barge_in:
+            self._ear = CallerEar(line.encoding, line.sample_rate, ear_settings(self._server))
+        self._entered.enter_context(self._switchboard.connected(self._live))
+        self._speaking = self._tasks.create_task(self._call.run(), name="voicewire call")
+        log.info("call connected", extra={"session_id": self._session.session_id, "wire": self._dialect.name})
+
+    def _tell(self, event: on.CallEvent) -> None:
+        if self._live is not None:
+            self._switchboard.tell(self._live, event)
+
+    async def _leave(self) -> None:
+        """The line is closed: say so, once."""
+        self._ending = True
+        if self._call is None or self._live is None:
+            return
+        await self._call.interrupt("hang_up")
+        self._tell(on.HungUp(call_id=self._call.call_id, reason=self._reason))
+        self._live = None
+        self._session.detach()
+        log.info("call ended", extra={"session_id": self._session.session_id, "code": self._reason})
+
+
+def line_settings(server: SpeechServer) -> LineSettings:
+    calls = server.config.calls
+    return LineSettings(lead_ms=calls.lead_ms, mark_every_ms=calls.mark_every_ms, mark_timeout_s=calls.mark_timeout_s)
+
+
+def call_limits(server: SpeechServer) -> CallLimits:
+    return CallLimits(
+        max_replies=server.config.calls.max_replies,
+        max_marks=server.config.calls.max_marks,
+        max_reply_chars=server.config.limits.max_response_chars,
+        text_timeout_s=server.config.limits.text_timeout_s,
+    )
+
+
+def ear_settings(server: SpeechServer) -> EarSettings:
+    calls = server.config.calls
+    return EarSettings(
+        threshold=calls.vad_threshold,
+        min_speech_ms=calls.vad_min_speech_ms,
+        min_silence_ms=calls.vad_min_silence_ms,
+        min_level_db=calls.vad_min_level_db,
+        echo_loss_db=calls.echo_loss_db,
+    )

@@ -1,0 +1,170 @@
+"""One phone line, outwards: frames of 20 ms at the caller's pace, marks, and what was played of it.
+
+The far side holds what it has not played yet, at most ``lead_ms``, so that a clear takes little back. Where the caller
+is, the clock tells, and the marks that come back correct it. A mark that comes back after a clear was not played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from realtime.protocol.phones.base import LineFormat, Message, PhoneDialect
+from sessions.audio.pacer import Pacer, PacerSettings
+from sessions.clock import Alarm, is_due, now_s
+from sessions.hearing.echo import OwnVoice
+
+FRAME_MS = 20
+SILENCE = {"mulaw": b"\xff", "alaw": b"\xd5", "pcm_s16le": b"\0"}
+MARK_PREFIX = "vw"
+
+Reached = Callable[[bool], None]
+"""Called when the caller has heard up to a mark; ``True`` when the far side said so, ``False`` by our clock."""
+
+
+class Write(Protocol):
+    def __call__(self, message: Message, wanted: Callable[[], bool] | None = None) -> Awaitable[None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LineSettings:
+    lead_ms: int = 400
+    mark_every_ms: int = 1_000
+    mark_timeout_s: float = 5.0
+    """A mark that has not come back so long after its audio must have been played counts as reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingMark:
+    position: int
+    sent_s: float
+    reached: Reached | None
+
+
+class Line:
+    """Positions count samples since the call began. One task plays; all else may be called from anywhere."""
+
+    def __init__(self, dialect: PhoneDialect, line: LineFormat, write: Write, settings: LineSettings) -> None:
+        self.format = line
+        self.frame_samples = line.sample_rate * FRAME_MS // 1000
+        self._dialect, self.write, self._settings = dialect, write, settings
+        self._frame_bytes = self.frame_samples * line.sample_bytes
+        self._pacer = self._new_pacer()
+        self._base = 0
+        """Position where the pacer began."""
+        self._own_voice = OwnVoice(line.encoding, line.sample_rate)
+        self._rest = b""
+        self._numbers = itertools.count(1)
+        self._marks: dict[str, WaitingMark] = {}
+        """By their names on the wire, in order."""
+        self._marked = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._alarm = Alarm()
+
+    @property
+    def position(self) -> int:
+        """Of what is played next."""
+        return self._base + self._pacer.handed_over_samples + len(self._rest) // self.format.sample_bytes
+
+    def played(self) -> int:
+        """Where the caller is."""
+        return self._base + self._pacer.played_samples(now_s())
+
+    def echo_db(self) -> float:
+        """How loud our own voice is at the caller's, or was so shortly that it may still come back."""
+        return self._own_voice.level_db(self.played())
+
+    @property
+    def sounding(self) -> bool:
+        """Whether the far side has something left to play."""
+        return self._pacer.lead_samples(now_s()) > 0
+
+    async def play(self, data: bytes, wanted: Callable[[], bool]) -> None:
+        """Whole frames leave when they are due, the rest waits for more, all of it only while ``wanted``."""
+        self._rest += data
+        while wanted() and len(self._rest) >= self._frame_bytes:
+            await self._until_due(wanted)
+            if not wanted():
+                return
+            frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
+            self._pacer.handed_over(self.frame_samples, now_s())
+            self._own_voice.sent(self._base + self._pacer.handed_over_samples, frame)
+            await self.write(self._dialect.audio(frame), wanted)
+            await self._mark_now_and_then(wanted)
+
+    async def finish(self, wanted: Callable[[], bool]) -> None:
+        """Play what is left of the last frame, filled up with silence."""
+        missing = (self._frame_bytes - len(self._rest)) // self.format.sample_bytes
+        if self._rest:
+            await self.play(SILENCE[self.format.encoding] * (missing * self.format.sample_bytes), wanted)
+
+    async def mark(self, reached: Reached | None, wanted: Callable[[], bool] | None = None) -> None:
+        """``reached`` is called once the caller has heard what was played so far; never if it is cleared."""
+        name = f"{MARK_PREFIX}{next(self._numbers)}"
+        self._marks[name] = WaitingMark(self.position, now_s(), reached)
+        self._marked = self.position
+        if (message := self._dialect.mark(name)) is not None:
+            await self.write(message, wanted)
+
+    def reached(self, name: str) -> None:
+        """The far side returns a mark, and by it those before. Unknown ones are passed over."""
+        if name not in self._marks:
+            return
+        position = self._marks[name].position
+        self._pacer.report(position - self._base, now_s())
+        self._alarm.ring()
+        for earlier in [one for one, mark in self._marks.items() if mark.position <= position]:
+            self._settle(earlier, earlier == name)
+            if earlier == name:
+                break
+
+    def cleared(self) -> Message | None:
+        """Forget what was not played; what is to be sent for it. From now on nothing of it counts."""
+        self._base = self.played()
+        self._own_voice.cut(self._base + self.frame_samples)
+        self._pacer = self._new_pacer()
+        self._rest = b""
+        self._marks.clear()
+        self._marked = self._base
+        self._alarm.ring()
+        return self._dialect.clear()
+
+    def hold(self, on: bool) -> None:
+        """The far buffer is full, or has room again."""
+        self._room.clear() if on else self._room.set()
+
+    def tick(self) -> None:
+        """Marks that never return: our clock tells instead."""
+        grace_s = self._settings.mark_timeout_s if self._dialect.has_marks else 0.0
+        played, now = self.played(), now_s()
+        for name, mark in list(self._marks.items()):
+            if mark.position <= played and now - self._heard_s(mark, played, now) >= grace_s:
+                self._settle(name, False)
+
+    def _heard_s(self, mark: WaitingMark, played: int, now: float) -> float:
+        """When the caller was there, by our clock, which stands still once all is played."""
+        clock_s = now if self.sounding else min(self._pacer.runs_dry_s(), now)
+        return max(mark.sent_s, clock_s - (played - mark.position) / self.format.sample_rate)
+
+    def _settle(self, name: str, confirmed: bool) -> None:
+        mark = self._marks.pop(name)
+        if mark.reached is not None:
+            mark.reached(confirmed)
+
+    async def _mark_now_and_then(self, wanted: Callable[[], bool]) -> None:
+        every = self._settings.mark_every_ms * self.format.sample_rate // 1000
+        if self._dialect.has_marks and wanted() and self.position - self._marked >= every:
+            await self.mark(None, wanted)
+
+    async def _until_due(self, wanted: Callable[[], bool]) -> None:
+        await self._room.wait()
+        while wanted() and not is_due(due_s := self._pacer.due_s(self.frame_samples, now_s()), now_s()):
+            await self._alarm.wait(until_s=due_s)
+
+    def _new_pacer(self) -> Pacer:
+        lead_ms = min(self._settings.lead_ms, self._dialect.max_ahead_ms)
+        return Pacer(self.format.sample_rate, PacerSettings(lead_ms=lead_ms))

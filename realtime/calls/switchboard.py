@@ -1,0 +1,93 @@
+"""Which calls there are, and which agents hear of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from realtime.errors import Refused
+from realtime.protocol import calls as on
+
+Obey = Callable[[on.Command], Awaitable[on.CallEvent | None]]
+
+
+@dataclass(slots=True, eq=False)
+class LiveCall:
+    caller_name: str
+    """Whose it is."""
+    connected: on.Connected
+    obey: Obey
+
+
+@dataclass(slots=True, eq=False)
+class Agent:
+    """Who hears of the calls of a key, or of one of them."""
+
+    caller_name: str
+    call_id: str | None
+    max_events: int
+    events: asyncio.Queue[on.CallEvent | None] = field(default_factory=asyncio.Queue)
+    """``None``: there will be no more."""
+    slow: bool = False
+    """So many events waited that it was left behind."""
+
+    def hears(self, call: LiveCall) -> bool:
+        return self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
+
+    def tell(self, event: on.CallEvent) -> None:
+        if self.slow:
+            return
+        if self.events.qsize() >= self.max_events:
+            self.slow = True
+            self.events.put_nowait(None)
+        else:
+            self.events.put_nowait(event)
+
+
+class Switchboard:
+    def __init__(self, max_events: int) -> None:
+        self._max_events = max_events
+        self._calls: dict[str, LiveCall] = {}
+        self._agents: set[Agent] = set()
+
+    @contextmanager
+    def connected(self, call: LiveCall) -> Iterator[None]:
+        """The call is there while this lasts."""
+        self._calls[call.connected.call_id] = call
+        self.tell(call, call.connected)
+        try:
+            yield
+        finally:
+            del self._calls[call.connected.call_id]
+
+    @contextmanager
+    def listening(self, caller_name: str, call_id: str | None = None) -> Iterator[Agent]:
+        """An agent, told first of the calls that are there. Raises ``Refused`` when it asks for one that is not."""
+        if call_id is not None:
+            self.call(caller_name, call_id)
+        agent = Agent(caller_name, call_id, self._max_events)
+        for call in filter(agent.hears, self._calls.values()):
+            agent.events.put_nowait(call.connected)
+        self._agents.add(agent)
+        try:
+            yield agent
+        finally:
+            self._agents.remove(agent)
+
+    def calls(self, caller_name: str) -> list[on.Connected]:
+        return [call.connected for call in self._calls.values() if call.caller_name == caller_name]
+
+    def call(self, caller_name: str, call_id: str) -> LiveCall:
+        """Raises ``Refused``."""
+        call = self._calls.get(call_id)
+        if call is None or call.caller_name != caller_name:
+            raise Refused("unknown_call", f"call {call_id[:64]!r} is unknown, or has ended", "call_id")
+        return call
+
+    def tell(self, call: LiveCall, event: on.CallEvent) -> None:
+        for agent in filter(lambda agent: agent.hears(call), self._agents):
+            agent.tell(event)
+            if isinstance(event, on.HungUp) and agent.call_id is not None:
+                agent.events.put_nowait(None)

@@ -1,0 +1,165 @@
+"""The text side of calls: what an agent says to one, and what it is told of it. JSON, tagged by ``type``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody, HeardBody, Id
+from realtime.protocol.native import field_at_fault
+
+Cause = Literal["caller", "agent", "hang_up"]
+
+
+class CommandBase(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
+    """``call_id`` may be left out where the address names the call."""
+
+    call_id: Id | None = None
+
+
+class Say(CommandBase, tag="say", frozen=True):
+    """A reply, behind those that wait already. Unless it has its ``end``, more text may be appended."""
+
+    text: str = ""
+    reply_id: Id | None = None
+    end: bool = True
+
+
+class Append(CommandBase, tag="append", frozen=True):
+    reply_id: Id
+    text: str
+
+
+class Mark(CommandBase, tag="mark", frozen=True):
+    """Tell ``call.mark`` when the caller has heard the reply's text up to here."""
+
+    reply_id: Id
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class End(CommandBase, tag="end", frozen=True):
+    """The reply has all its text."""
+
+    reply_id: Id
+
+
+class Interrupt(CommandBase, tag="interrupt", frozen=True):
+    """Stop speaking, and forget what waits."""
+
+
+class HangUp(CommandBase, tag="hang_up", frozen=True):
+    after_speech: bool = False
+    """Once everything said so far was heard."""
+
+
+Command = Say | Append | Mark | End | Interrupt | HangUp
+
+
+class EventBase(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=False):
+    """What an agent is told."""
+
+
+class Connected(EventBase, tag="call.connected", frozen=True):
+    call_id: str
+    provider: str
+    provider_call_id: str
+    encoding: str
+    sample_rate: int
+    parameters: dict[str, str]
+
+
+class ReplyAccepted(EventBase, tag="reply.accepted", frozen=True):
+    """The answer to ``say``."""
+
+    call_id: str
+    reply_id: str
+
+
+class ReplyPlayed(EventBase, tag="reply.played", frozen=True):
+    call_id: str
+    reply_id: str
+    played_ms: float
+    confirmed: bool
+    """By the provider's mark; else by our clock."""
+
+
+class ReplyInterrupted(EventBase, tag="reply.interrupted", frozen=True):
+    call_id: str
+    reply_id: str
+    cause: Cause
+    heard: HeardBody
+
+
+class ReplyFailed(EventBase, tag="reply.failed", frozen=True):
+    call_id: str
+    reply_id: str
+    error: ErrorBody
+    heard: HeardBody
+
+
+class MarkHeard(EventBase, tag="call.mark", frozen=True):
+    call_id: str
+    reply_id: str
+    name: str
+    confirmed: bool
+
+
+class Dtmf(EventBase, tag="call.dtmf", frozen=True):
+    call_id: str
+    digit: str
+
+
+class BargeIn(EventBase, tag="call.barge_in", frozen=True):
+    """The caller speaks into a reply. ``reply.interrupted`` follows for each that was cut."""
+
+    call_id: str
+
+
+class HungUp(EventBase, tag="call.hung_up", frozen=True):
+    """The last event of a call."""
+
+    call_id: str
+    reason: str
+
+
+class CommandRefused(EventBase, tag="error", frozen=True):
+    call_id: str | None
+    code: str
+    message: str
+    param: str | None = None
+    retryable: bool = False
+    retry_after_ms: int | None = None
+
+
+CallEvent = (
+    Connected
+    | ReplyAccepted
+    | ReplyPlayed
+    | ReplyInterrupted
+    | ReplyFailed
+    | MarkHeard
+    | Dtmf
+    | BargeIn
+    | HungUp
+    | CommandRefused
+)
+
+_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+_encoder = msgspec.json.Encoder()
+
+
+def parse_command(message: str | bytes) -> Command:
+    """Raises ``RemoteProtocolError``."""
+    try:
+        return _decoder.decode(message)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError("invalid_event", str(error), field_at_fault(str(error))) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise RemoteProtocolError("malformed_json", f"not a JSON message: {error}") from None
+
+
+def serialize(event: CallEvent) -> str:
+    return _encoder.encode(event).decode()

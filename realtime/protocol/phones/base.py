@@ -1,0 +1,139 @@
+"""What a phone line says and hears, whatever its provider's messages look like. No input or output, and no clock."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from realtime.protocol.errors import RemoteProtocolError
+
+Message = str | bytes
+
+MAX_NAME_CHARS = 256
+"""Of an id that the provider gives."""
+MAX_PARAMETERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LineFormat:
+    """Of both directions; mono."""
+
+    encoding: str = "mulaw"
+    """``mulaw``, ``alaw`` or ``pcm_s16le``."""
+    sample_rate: int = 8_000
+
+    @property
+    def sample_bytes(self) -> int:
+        return 2 if self.encoding == "pcm_s16le" else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The call is connected; audio may flow."""
+
+    call_id: str
+    """The provider's."""
+    line: LineFormat
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CallerAudio:
+    data: bytes
+    number: int | None = None
+    """Rising with time, where the provider counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressed:
+    digit: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkReached:
+    """All audio sent before the mark was played, or thrown away by a clear."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The far buffer is full (``on``), or has room again."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HungUp:
+    reason: str = "caller"
+
+
+PhoneEvent = Started | CallerAudio | Pressed | MarkReached | Held | HungUp
+
+
+class PhoneDialect(ABC):
+    """One line. ``receive`` raises ``RemoteProtocolError`` for a message that breaks the wire; what it does not know
+    is passed over. The others give the message that says so, or ``None`` where the provider has none."""
+
+    name: ClassVar[str]
+    lines: ClassVar[frozenset[LineFormat]]
+    """What may come."""
+    max_ahead_ms: ClassVar[int] = 10_000
+    """The far side holds no more than that."""
+    clocked: ClassVar[bool] = False
+    """The far side plays what comes when it comes: a frame each 20 ms, silence too."""
+    has_marks: ClassVar[bool] = True
+    subprotocol: ClassVar[str | None] = None
+
+    line: LineFormat | None = None
+    """Once started."""
+
+    @abstractmethod
+    def receive(self, message: Message) -> Sequence[PhoneEvent]: ...
+
+    @abstractmethod
+    def audio(self, data: bytes) -> Message:
+        """A frame of 20 ms."""
+
+    def mark(self, name: str) -> Message | None:
+        return None
+
+    def clear(self) -> Message | None:
+        """Throw away what was not played; marks in it come back at once."""
+        return None
+
+    def hang_up(self) -> Message | None:
+        """Said before the connection is closed."""
+        return None
+
+    def start(self, call_id: str, line: LineFormat, parameters: Mapping[str, str]) -> Started:
+        """Raises ``RemoteProtocolError`` for a second start, an unknown format, or names without end."""
+        if self.line is not None:
+            raise RemoteProtocolError("invalid_event", "the call has started already", "start")
+        if line not in self.lines:
+            known = ", ".join(sorted(f"{one.encoding} at {one.sample_rate}" for one in self.lines))
+            asked = f"{line.encoding[:40]} at {line.sample_rate}"
+            raise RemoteProtocolError("unsupported_format", f"{self.name} may send {known}, not {asked}", "encoding")
+        if not 0 < len(call_id) <= MAX_NAME_CHARS:
+            found = f"a call id has 1 to {MAX_NAME_CHARS} characters, this one {len(call_id)}"
+            raise RemoteProtocolError("invalid_event", found, "call_id")
+        if len(parameters) > MAX_PARAMETERS:
+            found = f"a call has at most {MAX_PARAMETERS} parameters, this one {len(parameters)}"
+            raise RemoteProtocolError("invalid_event", found, "parameters")
+        self.line = line
+        return Started(call_id, line, parameters)
+
+    def heard(self, data: bytes, number: int | None = None) -> CallerAudio:
+        """Raises ``RemoteProtocolError`` before the start, and for half samples."""
+        line = self.require_start("media")
+        if len(data) % line.sample_bytes:
+            found = f"{len(data)} bytes are no whole number of samples of {line.sample_bytes} bytes"
+            raise RemoteProtocolError("invalid_event", found, "payload")
+        return CallerAudio(data, number)
+
+    def require_start(self, what: str) -> LineFormat:
+        if self.line is None:
+            raise RemoteProtocolError("invalid_event", f"{what} came before the start of the call", what)
+        return self.line

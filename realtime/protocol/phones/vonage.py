@@ -1,0 +1,67 @@
+"""Vonage's WebSocket endpoint of a call: control in JSON, audio in binary, L16 little-endian at 8, 16 or 24 kHz."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from realtime.protocol.dialects.parsing import dump, parse_json
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.phones import base, reading
+
+CONTENT_TYPE = re.compile(r"audio/l16;\s*rate=(\d{1,6})", re.IGNORECASE)
+OWN_FIELDS = ("event", "content-type")
+
+
+class Notice(Struct):
+    mark: str = ""
+
+
+class Told(Struct):
+    event: str
+    content_type: str = msgspec.field(default="", name="content-type")
+    digit: str = ""
+    payload: Notice | None = None
+
+
+class Vonage(base.PhoneDialect):
+    name = "vonage"
+    lines = frozenset(base.LineFormat("pcm_s16le", rate) for rate in (8_000, 16_000, 24_000))
+
+    def __init__(self, call_id: str) -> None:
+        """The call's id is among the headers that the application chose, or else this one."""
+        self._call_id = call_id
+
+    def receive(self, message: base.Message) -> Sequence[base.PhoneEvent]:
+        if isinstance(message, bytes):
+            return [self.heard(message)]
+        told = parse_json(message, Told)
+        match told.event:
+            case "websocket:connected":
+                return [self._begin(told, parse_json(message, dict[str, object]))]
+            case "websocket:dtmf":
+                return [base.Pressed(reading.digit(told.digit))]
+            case "websocket:notify" if told.payload is not None and told.payload.mark:
+                return [base.MarkReached(reading.mark_name(told.payload.mark))]
+        return []
+
+    def _begin(self, told: Told, content: dict[str, object]) -> base.Started:
+        found = CONTENT_TYPE.fullmatch(told.content_type.strip())
+        if found is None:
+            asked = f"content-type must be audio/l16;rate=N, is {told.content_type[:40]!r}"
+            raise RemoteProtocolError("unsupported_format", asked, "content-type")
+        headers = reading.parameters({name: value for name, value in content.items() if name not in OWN_FIELDS})
+        call_id = headers.get("uuid") or headers.get("call_uuid") or self._call_id
+        return self.start(call_id, base.LineFormat("pcm_s16le", int(found[1])), headers)
+
+    def audio(self, data: bytes) -> bytes:
+        return data
+
+    def mark(self, name: str) -> str:
+        return dump(action="notify", payload={"mark": name})
+
+    def clear(self) -> str:
+        return dump(action="clear")

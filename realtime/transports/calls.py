@@ -1,0 +1,207 @@
+"""The text side of calls: a WebSocket or HTTP by which an agent speaks into them and hears of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from engine.api import EngineError
+from realtime.auth import Caller
+from realtime.calls.switchboard import Agent, Switchboard
+from realtime.errors import Refused, describe, rule_for
+from realtime.protocol import calls as on
+from realtime.protocol.close import CloseCode
+from realtime.protocol.errors import ProtocolError, RemoteProtocolError
+from realtime.server import SpeechServer
+from realtime.transports.http import refusal_response
+from realtime.transports.link import WRITE_GRACE_S, AsgiLink
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.call")
+
+PATH = "/v1/calls"
+KEEP_ALIVE_S = 15.0
+EVENT_STREAM = "text/event-stream"
+FAULTS = (ProtocolError, Refused, SessionError, EngineError)
+
+
+class AgentEndpoint:
+    """The WebSocket of an agent: of all calls of its key, or of the one that the address names."""
+
+    def __init__(self, server: SpeechServer, switchboard: Switchboard) -> None:
+        self._server, self._switchboard = server, switchboard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = WebSocket(scope, receive, send)
+        call_id = websocket.path_params.get("call_id")
+        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
+        link = AsgiLink(scope, receive, send, timeout_s)
+        try:
+            caller = self._server.gatekeeper.admit_holder(websocket)
+            self._server.check_room(caller)
+            listening = self._switchboard.listening(caller.name, call_id)
+            agent = listening.__enter__()
+        except (Refused, SessionError, EngineError) as error:
+            self._server.metrics.refused(describe(error).code)
+            await websocket.send_denial_response(refusal_response(error))
+            return
+        connection = AgentConnection(self._server, self._switchboard, caller, agent, link)
+        try:
+            with self._server.connected(connection, caller):
+                await websocket.accept()
+                await connection.converse()
+        finally:
+            listening.__exit__(None, None, None)
+
+
+class AgentConnection:
+    def __init__(
+        self, server: SpeechServer, switchboard: Switchboard, caller: Caller, agent: Agent, link: AsgiLink
+    ) -> None:
+        self._server, self._switchboard, self._caller = server, switchboard, caller
+        self._agent, self._link = agent, link
+        self._num_errors = 0
+        self._tasks = asyncio.TaskGroup()
+        self._ending = True
+
+    async def converse(self) -> None:
+        """Returns when the line is closed."""
+        async with self._tasks:
+            self._ending = False
+            telling = self._tasks.create_task(self._tell(), name="voicewire agent")
+            while (message := await self._link.receive()) is not None:
+                await self._receive(message)
+            self._ending = True
+            telling.cancel()
+
+    def tick(self, now_s: float) -> None:
+        if self._server.draining and not self._switchboard.calls(self._caller.name):
+            self.end("draining")
+
+    def end(self, code: str) -> None:
+        if not self._ending:
+            self._ending = True
+            close = rule_for(code).close or CloseCode.POLICY_VIOLATION
+            self._tasks.create_task(self._link.close(close, code), name="voicewire agent close")
+
+    async def _tell(self) -> None:
+        while (event := await self._agent.events.get()) is not None:
+            await self._link.send(on.serialize(event))
+        self._ending = True
+        if self._agent.slow:
+            await self._link.close(CloseCode.POLICY_VIOLATION, "slow_reader")
+        else:
+            await self._link.close(CloseCode.NORMAL)
+
+    async def _receive(self, message: str | bytes) -> None:
+        call_id = self._agent.call_id
+        try:
+            command = self._parse(message)
+            call_id = call_id or command.call_id
+            if call_id is None:
+                raise RemoteProtocolError("invalid_event", "call_id must be given here", "call_id")
+            answer = await self._switchboard.call(self._caller.name, call_id).obey(command)
+        except FAULTS as error:
+            answer = refused(error, call_id)
+            self._count_error(answer.code)
+        if answer is not None:
+            self._agent.tell(answer)
+
+    def _parse(self, message: str | bytes) -> on.Command:
+        limit = self._server.config.limits.max_message_bytes
+        if len(message) > limit:
+            raise RemoteProtocolError("message_too_big", f"max_message_bytes is {limit}, a message has {len(message)}")
+        if isinstance(message, bytes):
+            raise RemoteProtocolError("binary_not_accepted", "this address takes text messages only")
+        return on.parse_command(message)
+
+    def _count_error(self, code: str) -> None:
+        self._server.metrics.refused(code)
+        self._num_errors += 1
+        if self._num_errors >= self._server.config.limits.max_errors:
+            self.end("too_many_errors")
+
+
+class CallsOverHttp:
+    """``GET`` which calls there are, ``POST`` a command, ``GET`` the events of a call."""
+
+    def __init__(self, server: SpeechServer, switchboard: Switchboard) -> None:
+        self._server, self._switchboard = server, switchboard
+
+    async def calls(self, request: Request) -> Response:
+        caller = self._server.gatekeeper.admit_holder(request)
+        return JSONResponse({"calls": [msgspec.to_builtins(one) for one in self._switchboard.calls(caller.name)]})
+
+    async def command(self, request: Request) -> Response:
+        caller = self._server.gatekeeper.admit_holder(request)
+        call = self._switchboard.call(caller.name, request.path_params["call_id"])
+        try:
+            answer = await call.obey(on.parse_command(await self._body(request)))
+        except ProtocolError as error:
+            raise Refused(error.code, str(error), error.param) from None
+        return JSONResponse({} if answer is None else msgspec.to_builtins(answer), 202)
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events until the call has ended."""
+        caller = self._server.gatekeeper.admit_holder(request)
+        call_id = request.path_params["call_id"]
+        self._switchboard.call(caller.name, call_id)
+        return StreamingResponse(self._stream(caller, call_id), media_type=EVENT_STREAM)
+
+    async def _stream(self, caller: Caller, call_id: str) -> AsyncIterator[str]:
+        with suppress(Refused), self._switchboard.listening(caller.name, call_id) as agent:
+            while True:
+                try:
+                    event = await asyncio.wait_for(agent.events.get(), KEEP_ALIVE_S)
+                except TimeoutError:
+                    yield ": still there\n\n"
+                    continue
+                if event is None:
+                    return
+                yield f"data: {on.serialize(event)}\n\n"
+
+    async def _body(self, request: Request) -> bytes:
+        """Raises ``Refused``."""
+        limit, body = self._server.config.limits.max_message_bytes, b""
+        try:
+            async with asyncio.timeout(self._server.config.listen.handshake_timeout_s):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > limit:
+                        raise Refused("message_too_big", f"the body is longer than max_message_bytes, {limit}")
+        except TimeoutError:
+            raise Refused("body_timeout", "the body did not arrive in time") from None
+        return body
+
+
+def refused(error: Exception, call_id: str | None) -> on.CommandRefused:
+    info = describe(error)
+    return on.CommandRefused(
+        call_id=call_id,
+        code=info.code,
+        message=info.message,
+        param=info.param,
+        retryable=info.retryable,
+        retry_after_ms=info.retry_after_ms,
+    )
+
+
+def call_routes(server: SpeechServer, switchboard: Switchboard) -> list[BaseRoute]:
+    over_http = CallsOverHttp(server, switchboard)
+    agent = AgentEndpoint(server, switchboard)
+    return [
+        WebSocketRoute(PATH, agent),
+        WebSocketRoute(PATH + "/{call_id}", agent),
+        Route(PATH, over_http.calls),
+        Route(PATH + "/{call_id}", over_http.command, methods=["POST"]),
+        Route(PATH + "/{call_id}/events", over_http.events),
+    ]

@@ -1,0 +1,91 @@
+"""The addresses where providers of telephony bring their lines."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from urllib.parse import urlsplit, urlunsplit
+
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from engine.api import EngineError
+from realtime.auth import Caller
+from realtime.calls.connection import PhoneConnection
+from realtime.calls.switchboard import Switchboard
+from realtime.config import CallSettings, ConfigError
+from realtime.errors import Refused, describe
+from realtime.protocol.phones.registry import PHONES, Phone
+from realtime.protocol.phones.signature import is_signed
+from realtime.server import SpeechServer
+from realtime.transports.http import refusal_response
+from realtime.transports.link import WRITE_GRACE_S, AsgiLink
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.call")
+
+SIGNATURE = "x-twilio-signature"
+SOCKET_SCHEMES = {"http": "ws", "https": "wss"}
+
+
+class PhoneEndpoint:
+    """The ASGI application of one provider."""
+
+    def __init__(self, server: SpeechServer, switchboard: Switchboard, phone: Phone) -> None:
+        self._server, self._switchboard, self._phone = server, switchboard, phone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = WebSocket(scope, receive, send)
+        dialect = self._phone.dialect(f"line-{secrets.token_hex(8)}")
+        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
+        try:
+            caller = self._admit(websocket)
+            self._server.check_room(caller)
+            link = AsgiLink(scope, receive, send, timeout_s)
+            connection = PhoneConnection(self._server, self._switchboard, dialect, caller, link)
+        except (Refused, SessionError, EngineError) as error:
+            self._server.metrics.refused(describe(error).code)
+            log.info("refused a line", extra={"code": describe(error).code, "wire": dialect.name})
+            await websocket.send_denial_response(refusal_response(error))
+            return
+        try:
+            offered = dialect.subprotocol in scope.get("subprotocols", [])
+            await websocket.accept(subprotocol=dialect.subprotocol if offered else None)
+            await connection.converse()
+        finally:
+            await connection.aclose()
+
+    def _admit(self, request: HTTPConnection) -> Caller:
+        """Raises ``Refused``."""
+        calls = self._server.config.calls
+        if not self._phone.signed or calls.twilio_auth_token is None:
+            return self._server.gatekeeper.admit(request)
+        if not is_signed(calls.twilio_auth_token, called(request, calls), request.headers.get(SIGNATURE, "")):
+            raise Refused("unauthorized", "X-Twilio-Signature is missing or wrong for this address", SIGNATURE)
+        return owner_of_lines(self._server)
+
+
+def called(request: HTTPConnection, calls: CallSettings) -> str:
+    """The address as the provider spells it."""
+    asked = request.url
+    if calls.public_url is None:
+        return str(asked.replace(scheme="wss"))
+    public = urlsplit(calls.public_url)
+    scheme = SOCKET_SCHEMES.get(public.scheme, public.scheme)
+    return urlunsplit((scheme, public.netloc, public.path.rstrip("/") + asked.path, asked.query, ""))
+
+
+def owner_of_lines(server: SpeechServer) -> Caller:
+    """Whose the lines are that show no key. Raises ``ConfigError``."""
+    owner = server.gatekeeper.caller_named(server.config.calls.owner)
+    if owner is None:
+        raise ConfigError(f"calls.owner = {server.config.calls.owner!r}: no API key has this name")
+    return owner
+
+
+def phone_routes(server: SpeechServer, switchboard: Switchboard) -> list[BaseRoute]:
+    """Raises ``ConfigError``."""
+    owner_of_lines(server)
+    return [WebSocketRoute(phone.path, PhoneEndpoint(server, switchboard, phone)) for phone in PHONES]

@@ -1,0 +1,28 @@
+"""When somebody begins to speak, from how likely each window of sound is speech."""
+
+from __future__ import annotations
+
+HYSTERESIS = 0.15
+"""Speech goes on while it is at most so much less likely than it had to be to begin."""
+
+
+class Onset:
+    def __init__(self, threshold: float, min_speech_ms: int, min_silence_ms: int, window_ms: int) -> None:
+        self._threshold = threshold
+        self._num_speech = -(-min_speech_ms // window_ms)
+        self._num_silence = -(-min_silence_ms // window_ms)
+        self._run = 0
+        """Windows in a row that say the other thing than ``speaking`` does."""
+        self.speaking = False
+
+    def push(self, likely: float) -> bool:
+        """Whether speech has just begun: it has been likely for ``min_speech_ms``."""
+        if self.speaking:
+            self._run = self._run + 1 if likely < self._threshold - HYSTERESIS else 0
+            if self._run >= self._num_silence:
+                self.speaking, self._run = False, 0
+            return False
+        self._run = self._run + 1 if likely >= self._threshold else 0
+        if self._run >= self._num_speech:
+            self.speaking, self._run = True, 0
+        return self.speaking

@@ -1,0 +1,98 @@
+"""A server in virtual time, a phone connected to it by a line of queues, and an agent who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from realtime.auth import LOCAL, Gatekeeper
+from realtime.calls.connection import PhoneConnection
+from realtime.calls.switchboard import Agent, Switchboard
+from realtime.config import load_config
+from realtime.protocol import calls as on
+from realtime.protocol.phones.base import PhoneDialect
+from realtime.protocol.phones.twilio import Twilio
+from realtime.server import SpeechServer
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.calls import far_side
+
+SCRIPT = FakeScript(ms_per_char=50.0, first_chunk_s=0.05, real_time_factor=0.1)
+
+
+class QueueLink:
+    """Implements ``Link``: what the phone says goes in, what the server says is told at once."""
+
+    def __init__(self) -> None:
+        self.incoming: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self.told: Callable[[str | bytes], None] = lambda _: None
+        self.closed: tuple[int, str] | None = None
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    async def receive(self) -> str | bytes | None:
+        return None if self.closed else await self.incoming.get()
+
+    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+        await self.writable.wait()
+        if self.closed is None and (wanted is None or wanted()):
+            self.told(message)
+
+    async def close(self, code: int, reason: str = "") -> None:
+        if self.closed is None:
+            self.closed = (code, reason)
+            self.incoming.put_nowait(None)
+
+
+class Phone:
+    """A connected call, its far side, and an agent."""
+
+    def __init__(self, connection: PhoneConnection, link: QueueLink, agent: Agent, board: Switchboard) -> None:
+        self.connection, self.link, self.board = connection, link, board
+        self.agent = agent
+        self.heard: list[on.CallEvent] = []
+        self.far = far_side.FarSide(link.incoming.put_nowait)
+        link.told = self.far.receive
+
+    def say_to_server(self, *messages: str | bytes) -> None:
+        for message in messages:
+            self.link.incoming.put_nowait(message)
+
+    async def command(self, command: on.Command) -> on.CallEvent | None:
+        live = self.board.calls(LOCAL.name)[0]
+        return await self.board.call(LOCAL.name, live.call_id).obey(command)
+
+    async def event(self, kind: type[on.EventBase]) -> on.CallEvent:
+        """The next of this kind; all are kept in ``heard``."""
+        async with asyncio.timeout(120):
+            while True:
+                event = await self.agent.events.get()
+                assert event is not None
+                self.heard.append(event)
+                if isinstance(event, kind):
+                    return event
+
+
+@asynccontextmanager
+async def phone(
+    script: FakeScript = SCRIPT, dialect: PhoneDialect | None = None, **flags: object
+) -> AsyncIterator[Phone]:
+    settings = {"speech.aligner": "even"} | {name.replace("__", "."): value for name, value in flags.items()}
+    engine = FakeSpeechEngine(script)
+    server = SpeechServer(load_config(flags=settings), engine, Gatekeeper([]))
+    await server.start()
+    board, link = Switchboard(1_000), QueueLink()
+    connection = PhoneConnection(server, board, dialect or Twilio(), LOCAL, link)
+    with board.listening(LOCAL.name) as agent:
+        conversing = asyncio.create_task(connection.converse())
+        try:
+            yield Phone(connection, link, agent, board)
+        finally:
+            await link.close(1000)
+            await conversing
+            await connection.aclose()
+            assert not board.calls(LOCAL.name)
+            assert server.registry.statistics().num_sessions == 0
+            assert server.num_connections == 0
+            assert not engine.streams
+            await server.aclose()

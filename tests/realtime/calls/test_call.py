@@ -1,0 +1,246 @@
+"""A call from its connection to the hang-up: replies in turn, marks, clears, and whatever goes wrong on a line."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from realtime.protocol import calls as on
+from sessions.errors import DuplicateResponse, LimitExceeded, TextClosed, UnknownResponse
+from tests.fakes.engine import FakeScript
+from tests.realtime.calls import far_side
+from tests.realtime.calls.conftest import Phone, phone
+
+pytestmark = pytest.mark.virtual_time
+
+TEXT = "Hello there, how are you today? It is nice to hear you."
+
+
+async def connect(call: Phone) -> on.Connected:
+    call.say_to_server(far_side.connected(), far_side.start(name="Ann"))
+    event = await call.event(on.Connected)
+    assert isinstance(event, on.Connected)
+    return event
+
+
+async def test_a_reply_is_played_in_frames_at_the_callers_pace() -> None:
+    async with phone() as call:
+        told = await connect(call)
+        assert (told.provider, told.provider_call_id, told.parameters) == ("twilio", far_side.CALL, {"name": "Ann"})
+        accepted = await call.command(on.Say(text=TEXT))
+        played = await call.event(on.ReplyPlayed)
+        assert isinstance(accepted, on.ReplyAccepted)
+        assert (played.reply_id, played.confirmed) == (accepted.reply_id, True)
+        assert set(call.far.payload_sizes) == {160}
+        assert call.far.played_s == pytest.approx(played.played_ms / 1000, abs=0.02)
+        assert played.played_ms == pytest.approx(len(TEXT) * 50, rel=0.1)
+        assert call.far.longest_queue_s <= 0.46
+        assert call.far.events.count("mark") == 3
+
+
+async def test_replies_are_spoken_in_turn_without_a_growing_lead() -> None:
+    async with phone() as call:
+        await connect(call)
+        for number in range(12):
+            await call.command(on.Say(text="Hello there.", reply_id=f"r{number}"))
+        for number in range(12):
+            assert (await call.event(on.ReplyPlayed)).reply_id == f"r{number}"
+        assert call.far.longest_queue_s <= 0.46
+
+
+async def test_text_may_come_piece_by_piece_with_marks_between() -> None:
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(reply_id="r", end=False))
+        await call.command(on.Append(reply_id="r", text="Hello there. "))
+        await call.command(on.Mark(reply_id="r", name="greeted"))
+        await asyncio.sleep(0.3)
+        await call.command(on.Append(reply_id="r", text="How are you? "))
+        await call.command(on.Mark(reply_id="r", name="asked"))
+        await call.command(on.End(reply_id="r"))
+        await call.event(on.ReplyPlayed)
+        kinds = [(type(event), getattr(event, "name", None)) for event in call.heard[1:]]
+        assert kinds == [(on.MarkHeard, "greeted"), (on.MarkHeard, "asked"), (on.ReplyPlayed, None)]
+        with pytest.raises(UnknownResponse):
+            await call.command(on.Append(reply_id="r", text="more"))
+
+
+async def test_an_interrupt_cuts_all_there_is_and_tells_what_was_heard() -> None:
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(text=TEXT, reply_id="first"))
+        await call.command(on.Say(text=TEXT, reply_id="second"))
+        await asyncio.sleep(1.0)
+        await call.command(on.Interrupt())
+        num_messages = len(call.far.events)
+        assert call.far.events[-1] == "clear"
+        first, second = await call.event(on.ReplyInterrupted), await call.event(on.ReplyInterrupted)
+        assert (first.reply_id, first.cause) == ("first", "agent")
+        assert first.heard.text + first.heard.remaining == TEXT
+        assert first.heard.text.startswith("Hello")
+        assert first.heard.remaining
+        assert first.heard.played_ms == pytest.approx(1000 * call.far.played_s, abs=120)
+        assert (second.heard.text, second.heard.remaining, second.heard.played_ms) == ("", TEXT, 0.0)
+        await asyncio.sleep(3.0)
+        assert len(call.far.events) == num_messages, "something came after the clear"
+        await call.command(on.Say(text="Again.", reply_id="third"))
+        assert (await call.event(on.ReplyPlayed)).reply_id == "third"
+        assert not any(isinstance(event, on.ReplyPlayed) for event in call.heard[:-1])
+
+
+async def test_what_was_sent_and_not_played_is_cut_too() -> None:
+    async with phone(calls__lead_ms=3_000) as call:
+        await connect(call)
+        await call.command(on.Say(text="Hello there, good day.", reply_id="r"))
+        await asyncio.sleep(0.85)
+        await call.command(on.Interrupt())
+        cut = await call.event(on.ReplyInterrupted)
+        assert cut.heard.text == "Hello there,"
+        assert cut.heard.remaining.strip() == "good day."
+
+
+async def test_marks_that_never_return_are_told_by_the_clock() -> None:
+    async with phone(calls__mark_timeout_s=2.0) as call:
+        call.far._returns_marks = False
+        await connect(call)
+        await call.command(on.Say(text="Hello there.", reply_id="r"))
+        for _ in range(40):
+            await asyncio.sleep(0.25)
+        played = await call.event(on.ReplyPlayed)
+        assert not played.confirmed
+
+
+async def test_keys_pressed_in_mid_speech_are_told_and_cut_nothing() -> None:
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(text=TEXT))
+        await asyncio.sleep(0.5)
+        call.say_to_server(far_side.dtmf("5"), far_side.dtmf("#"))
+        assert [(await call.event(on.Dtmf)).digit for _ in range(2)] == ["5", "#"]
+        assert (await call.event(on.ReplyPlayed)).played_ms == pytest.approx(len(TEXT) * 50, rel=0.1)
+
+
+async def test_a_hang_up_in_mid_word_ends_everything_once() -> None:
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(text=TEXT, reply_id="r"))
+        await asyncio.sleep(0.5)
+        call.say_to_server(far_side.stop())
+        cut = await call.event(on.ReplyInterrupted)
+        assert (cut.reply_id, cut.cause) == ("r", "hang_up")
+        assert (await call.event(on.HungUp)).reason == "caller"
+        assert call.agent.events.empty()
+        assert call.link.closed == (1000, "caller")
+
+
+async def test_the_agent_hangs_up_once_all_is_heard() -> None:
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(text="Goodbye."))
+        await call.command(on.HangUp(after_speech=True))
+        await call.event(on.HungUp)
+        assert [type(event) for event in call.heard[1:]] == [on.ReplyPlayed, on.HungUp]
+        assert call.heard[-1].reason == "agent"
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "reason"),
+    [
+        ([far_side.media()], 1007, "invalid_event"),
+        ([far_side.dtmf("1")], 1007, "invalid_event"),
+        ([far_side.start(encoding="audio/opus")], 1007, "unsupported_format"),
+        ([far_side.start(rate=16_000)], 1007, "unsupported_format"),
+        ([far_side.start(), far_side.start()], 1007, "invalid_event"),
+        ([far_side.start(), far_side.media(payload="%%")], 1007, "invalid_event"),
+        ([far_side.start(), far_side.dtmf("ff")], 1007, "invalid_event"),
+        (["{"], 1007, "malformed_json"),
+        (["[]"], 1007, "invalid_event"),
+        ([b"\0"], 1003, "binary_not_accepted"),
+        ([far_side.start(), "x" * 300_000], 1009, "message_too_big"),
+    ],
+)
+async def test_a_broken_wire_is_hung_up_with_its_reason(messages: list[str], code: int, reason: str) -> None:
+    async with phone() as call:
+        call.say_to_server(*messages)
+        while call.link.closed is None:
+            await asyncio.sleep(0.01)
+        assert call.link.closed == (code, reason)
+
+
+async def test_a_phone_that_never_starts_is_hung_up() -> None:
+    async with phone() as call:
+        call.say_to_server(far_side.connected())
+        for _ in range(50):
+            await asyncio.sleep(0.25)
+        assert call.link.closed == (1008, "body_timeout")
+
+
+async def test_packets_lost_doubled_late_and_bunched_break_nothing() -> None:
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(text=TEXT))
+        for chunk in (1, 2, 2, 5, 4, 3, 9, 900, 8):
+            call.say_to_server(far_side.media(chunk=chunk))
+            await asyncio.sleep(0.2 if chunk == 9 else 0.0)
+        call.say_to_server(*(far_side.media(track="outbound") for _ in range(5)))
+        await call.event(on.ReplyPlayed)
+
+
+async def test_what_may_not_be_said_is_refused() -> None:
+    async with phone(calls__max_replies=2, calls__max_marks=1, limits__max_response_chars=40) as call:
+        await connect(call)
+        await call.command(on.Say(text="Hello.", reply_id="a", end=False))
+        with pytest.raises(DuplicateResponse):
+            await call.command(on.Say(text="Hello.", reply_id="a"))
+        await call.command(on.Mark(reply_id="a", name="m"))
+        with pytest.raises(LimitExceeded, match="1 marks"):
+            await call.command(on.Mark(reply_id="a", name="n"))
+        await call.command(on.End(reply_id="a"))
+        with pytest.raises(TextClosed):
+            await call.command(on.Append(reply_id="a", text="x"))
+        await call.command(on.Say(text="Hello.", reply_id="b", end=False))
+        with pytest.raises(LimitExceeded, match="max_replies of a call is 2"):
+            await call.command(on.Say(text="Hello."))
+        with pytest.raises(LimitExceeded, match="40 characters"):
+            await call.command(on.Append(reply_id="b", text="x" * 40))
+
+
+async def test_a_reply_without_text_times_out_and_the_next_is_spoken() -> None:
+    async with phone(limits__text_timeout_s=3.0) as call:
+        await connect(call)
+        await call.command(on.Say(reply_id="empty", end=False))
+        await call.command(on.Say(text="Hello.", reply_id="next"))
+        failed = await call.event(on.ReplyFailed)
+        assert (failed.reply_id, failed.error.code) == ("empty", "text_timeout")
+        assert (await call.event(on.ReplyPlayed)).reply_id == "next"
+
+
+async def test_a_blank_reply_is_played_at_once() -> None:
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(text="  "))
+        assert (await call.event(on.ReplyPlayed)).played_ms == 0.0
+
+
+async def test_a_reply_that_fails_leaves_the_call_alive() -> None:
+    async with phone(FakeScript(ms_per_char=50.0, real_time_factor=0.1, fail_at_frame=8)) as call:
+        await connect(call)
+        await call.command(on.Say(text=TEXT, reply_id="r"))
+        failed = await call.event(on.ReplyFailed)
+        assert failed.error.code == "engine_error"
+        assert failed.heard.text + failed.heard.remaining == TEXT
+        await call.command(on.Say(text="Hi.", reply_id="s"))
+        assert (await call.event(on.ReplyPlayed)).reply_id == "s"
+
+
+async def test_a_line_that_takes_nothing_does_not_keep_a_call_alive() -> None:
+    async with phone() as call:
+        await connect(call)
+        call.link.writable.clear()
+        await call.command(on.Say(text=TEXT * 5, reply_id="r"))
+        await asyncio.sleep(2.0)
+        call.say_to_server(far_side.stop())
+        await asyncio.sleep(0.1)
+        call.link.writable.set()
+        await call.event(on.HungUp)

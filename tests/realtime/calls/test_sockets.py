@@ -1,0 +1,206 @@
+"""Calls over real sockets: a provider's line on one side, an agent on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from realtime.config import ConfigError, load_config
+from realtime.protocol.phones.signature import sign
+from realtime.serve import create_app
+from tests.fakes.engine import FakeSpeechEngine
+from tests.realtime.calls import far_side
+from tests.realtime.live import WAIT_S, Live, live_server, until
+
+KEY, OTHER_KEY = "a-key-of-enough-characters", "another-key-of-enough-characters"
+TOKEN = "a-secret-token"
+PUBLIC = "https://voice.example.com"
+SIGNED = {"X-Twilio-Signature": sign(TOKEN, "wss://voice.example.com/v1/calls/twilio")}
+TEXT = "Hello there."
+
+
+def dial(live: Live, path: str, **headers: str) -> connect:
+    return connect(live.url + path, compression=None, proxy=None, additional_headers=headers)
+
+
+@asynccontextmanager
+async def twilio_call(live: Live, **headers: str) -> AsyncIterator[far_side.FarSide]:
+    async with dial(live, "/v1/calls/twilio", **headers) as socket:
+        outgoing: asyncio.Queue[str] = asyncio.Queue()
+        far = far_side.FarSide(outgoing.put_nowait)
+        tasks = [asyncio.create_task(pump(socket, far)), asyncio.create_task(drain(outgoing, socket))]
+        for message in (far_side.connected(), far_side.start()):
+            await socket.send(message)
+        yield far
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def pump(socket: ClientConnection, far: far_side.FarSide) -> None:
+    async for message in socket:
+        far.receive(message)
+
+
+async def drain(outgoing: asyncio.Queue[str], socket: ClientConnection) -> None:
+    while True:
+        await socket.send(await outgoing.get())
+
+
+async def told(agent: ClientConnection, kind: str) -> dict[str, Any]:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            event = json.loads(await agent.recv())
+            if event["type"] == kind:
+                return event  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def live() -> AsyncIterator[Live]:
+    flags = {"calls__twilio_auth_token": TOKEN, "calls__public_url": PUBLIC, "calls__owner": "agent"}
+    async with live_server(auth__api_keys=f"other:{OTHER_KEY},agent:{KEY}", **flags) as server:
+        yield server
+        await server.freed()
+
+
+async def test_an_agent_speaks_into_a_call_by_websocket(live: Live) -> None:
+    async with dial(live, "/v1/calls", Authorization=f"Bearer {KEY}") as agent, twilio_call(live, **SIGNED) as far:
+        call_id = (await told(agent, "call.connected"))["call_id"]
+        await agent.send(json.dumps({"type": "say", "call_id": call_id, "text": TEXT}))
+        accepted, played = await told(agent, "reply.accepted"), await told(agent, "reply.played")
+        assert accepted["reply_id"] == played["reply_id"]
+        assert played["confirmed"]
+        assert far.played_s == pytest.approx(played["played_ms"] / 1000, abs=0.02)
+        await agent.send(json.dumps({"type": "hang_up", "call_id": call_id}))
+        assert (await told(agent, "call.hung_up"))["reason"] == "agent"
+        await agent.send(json.dumps({"type": "say", "call_id": call_id, "text": TEXT}))
+        assert (await told(agent, "error"))["code"] == "unknown_call"
+
+
+async def test_an_agent_speaks_into_a_call_by_http(live: Live) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with live.http() as http, twilio_call(live, **SIGNED):
+        calls = await first_calls(lambda: http.get("/v1/calls", headers=headers))
+        path = f"/v1/calls/{calls[0]['call_id']}"
+        events: list[dict[str, Any]] = []
+        async with http.stream("GET", path + "/events", headers=headers, timeout=WAIT_S) as stream:
+            lines = stream.aiter_lines()
+            assert "call.connected" in await anext(lines)
+            answer = await http.post(path, headers=headers, json={"type": "say", "text": TEXT, "reply_id": "r"})
+            assert (answer.status_code, answer.json()["reply_id"]) == (202, "r")
+            later = {"type": "hang_up", "after_speech": True}
+            assert (await http.post(path, headers=headers, json=later)).json() == {}
+            events += [json.loads(line.removeprefix("data: ")) async for line in lines if line]
+        assert [event["type"] for event in events] == ["reply.played", "call.hung_up"]
+        await until(lambda: live.speech.num_connections == 0)
+        assert (await http.post(path, headers=headers, json={"type": "interrupt"})).status_code == 404
+
+
+async def first_calls(ask: Callable[[], Any]) -> list[dict[str, Any]]:
+    async with asyncio.timeout(WAIT_S):
+        while not (calls := (await ask()).json()["calls"]):
+            await asyncio.sleep(0.01)
+        return calls  # type: ignore[no-any-return]
+
+
+async def test_calls_belong_to_their_key(live: Live) -> None:
+    async with dial(live, "/v1/calls", Authorization=f"Bearer {KEY}") as agent, twilio_call(live, **SIGNED):
+        call_id = (await told(agent, "call.connected"))["call_id"]
+        other = {"Authorization": f"Bearer {OTHER_KEY}"}
+        async with live.http() as http:
+            assert (await http.get("/v1/calls", headers=other)).json() == {"calls": []}
+            answer = await http.post(f"/v1/calls/{call_id}", headers=other, json={"type": "interrupt"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_call")
+            assert (await http.get(f"/v1/calls/{call_id}/events", headers=other)).status_code == 404
+            assert (await http.get("/v1/calls")).status_code == 401
+        with pytest.raises(InvalidStatus):
+            async with dial(live, f"/v1/calls/{call_id}", **other):
+                pass
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"X-Twilio-Signature": "AAAA"},
+        {"X-Twilio-Signature": sign(TOKEN, "wss://other.example.com/v1/calls/twilio")},
+        {"X-Twilio-Signature": sign("another-token", "wss://voice.example.com/v1/calls/twilio")},
+        {"Authorization": f"Bearer {KEY}"},
+    ],
+)
+async def test_a_line_that_twilio_did_not_sign_is_refused(live: Live, headers: dict[str, str]) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with dial(live, "/v1/calls/twilio", **headers):
+            pass
+    assert refused.value.response.status_code == 401
+    assert TOKEN.encode() not in (refused.value.response.body or b"")
+
+
+async def test_other_lines_show_a_key(live: Live) -> None:
+    for path in ("telnyx", "plivo", "vonage"):
+        with pytest.raises(InvalidStatus):
+            async with dial(live, f"/v1/calls/{path}"):
+                pass
+    async with dial(live, f"/v1/calls/vonage?token={KEY}") as line, dial(live, f"/v1/calls?token={KEY}") as agent:
+        await line.send('{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}')
+        call_id = (await told(agent, "call.connected"))["call_id"]
+        await agent.send(json.dumps({"type": "say", "call_id": call_id, "text": "Hi."}))
+        frames = 0
+        async with asyncio.timeout(WAIT_S):
+            while isinstance(message := await line.recv(), bytes):
+                assert len(message) == 640
+                frames += 1
+        assert frames > 2
+        await line.send(json.dumps({"event": "websocket:notify", "payload": json.loads(message)["payload"]}))
+        assert (await told(agent, "reply.played"))["confirmed"]
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("{", "malformed_json"),
+        ('{"type":"shout"}', "invalid_event"),
+        ('{"type":"say","text":5}', "invalid_event"),
+        ('{"type":"say","txt":"x"}', "invalid_event"),
+        ('{"type":"say","text":"x"}', "invalid_event"),
+        ('{"type":"say","text":"x","call_id":"none"}', "unknown_call"),
+        (b"\0", "binary_not_accepted"),
+        (json.dumps({"type": "say", "text": "x" * 300_000}), "message_too_big"),
+    ],
+)
+async def test_what_an_agent_may_not_say_is_answered(live: Live, message: str | bytes, code: str) -> None:
+    async with dial(live, "/v1/calls", Authorization=f"Bearer {KEY}") as agent:
+        await agent.send(message)
+        assert (await told(agent, "error"))["code"] == code
+        await agent.send('{"type":"interrupt","call_id":"x"}')
+        assert (await told(agent, "error"))["code"] == "unknown_call", "the connection lives on"
+
+
+async def test_an_agent_that_errs_without_end_is_closed() -> None:
+    async with live_server(limits__max_errors=3) as live, dial(live, "/v1/calls") as agent:
+        for _ in range(5):
+            await agent.send("{")
+        while agent.close_code is None:
+            with suppress(ConnectionClosed):
+                await asyncio.wait_for(agent.recv(), WAIT_S)
+        assert agent.close_code == 1008
+
+
+async def test_the_auth_token_is_in_no_log(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    async with twilio_call(live, **SIGNED):
+        await until(lambda: live.speech.num_connections == 1)
+    await until(lambda: live.speech.num_connections == 0)
+    assert TOKEN not in caplog.text
+    assert TEXT not in caplog.text
+
+
+def test_an_owner_who_has_no_key_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"calls\.owner"):
+        create_app(load_config(flags={"calls.owner": "nobody"}), FakeSpeechEngine())

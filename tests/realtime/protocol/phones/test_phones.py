@@ -1,0 +1,171 @@
+"""Each provider's messages, literally: what it says is read, and what we say is what it expects."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.phones.base import (
+    CallerAudio,
+    HungUp,
+    LineFormat,
+    MarkReached,
+    PhoneDialect,
+    PhoneEvent,
+    Pressed,
+    Started,
+)
+from realtime.protocol.phones.plivo import Plivo
+from realtime.protocol.phones.telnyx import Telnyx
+from realtime.protocol.phones.twilio import Twilio
+from realtime.protocol.phones.vonage import Vonage
+
+AUDIO = b"\xff\x7f"
+PAYLOAD = base64.b64encode(AUDIO).decode()
+
+TWILIO = [
+    ('{"event":"connected","protocol":"Call","version":"1.0.0"}', []),
+    (
+        '{"event":"start","sequenceNumber":"1","streamSid":"MZ1","start":{"accountSid":"AC1","streamSid":"MZ1",'
+        '"callSid":"CA1","tracks":["inbound"],"customParameters":{"name":"Ann"},'
+        '"mediaFormat":{"encoding":"audio/x-mulaw","sampleRate":8000,"channels":1}}}',
+        [Started("CA1", LineFormat(), {"name": "Ann"})],
+    ),
+    (
+        '{"event":"media","sequenceNumber":"3","streamSid":"MZ1","media":{"track":"inbound","chunk":"2",'
+        f'"timestamp":"25","payload":"{PAYLOAD}"}}}}',
+        [CallerAudio(AUDIO, 2)],
+    ),
+    (f'{{"event":"media","streamSid":"MZ1","media":{{"track":"outbound","payload":"{PAYLOAD}"}}}}', []),
+    ('{"event":"dtmf","streamSid":"MZ1","dtmf":{"track":"inbound_track","digit":"5"}}', [Pressed("5")]),
+    ('{"event":"mark","streamSid":"MZ1","sequenceNumber":"4","mark":{"name":"vw1"}}', [MarkReached("vw1")]),
+    ('{"event":"stop","streamSid":"MZ1","stop":{"accountSid":"AC1","callSid":"CA1"}}', [HungUp()]),
+    ('{"event":"something-new","streamSid":"MZ1"}', []),
+]
+TELNYX = [
+    ('{"event":"connected","version":"1.0.0"}', []),
+    (
+        '{"event":"start","sequence_number":"1","stream_id":"S1","start":{"user_id":"u","call_control_id":"v3:1",'
+        '"media_format":{"encoding":"PCMA","sample_rate":8000,"channels":1}}}',
+        [Started("v3:1", LineFormat("alaw"), {})],
+    ),
+    (
+        f'{{"event":"media","sequence_number":"4","stream_id":"S1","media":{{"track":"inbound","chunk":"7",'
+        f'"timestamp":"5","payload":"{PAYLOAD}"}}}}',
+        [CallerAudio(AUDIO, 7)],
+    ),
+    ('{"event":"dtmf","stream_id":"S1","dtmf":{"digit":"#"}}', [Pressed("#")]),
+    ('{"event":"mark","stream_id":"S1","mark":{"name":"vw1"}}', [MarkReached("vw1")]),
+    ('{"event":"stop","stream_id":"S1","stop":{"user_id":"u"}}', [HungUp()]),
+]
+PLIVO = [
+    (
+        '{"sequenceNumber":0,"event":"start","start":{"callId":"C1","streamId":"S1","accountId":"A1",'
+        '"tracks":["inbound"],"mediaFormat":{"encoding":"audio/x-l16","sampleRate":16000}},"extra_headers":"{a: b}"}',
+        [Started("C1", LineFormat("pcm_s16le", 16_000), {})],
+    ),
+    (
+        f'{{"sequenceNumber":3,"streamId":"S1","event":"media","media":{{"track":"inbound","timestamp":"1",'
+        f'"chunk":2,"payload":"{PAYLOAD}"}}}}',
+        [CallerAudio(AUDIO, 2)],
+    ),
+    ('{"event":"dtmf","streamId":"S1","dtmf":{"track":"inbound","digit":"0"}}', [Pressed("0")]),
+    ('{"event":"playedStream","streamId":"S1","name":"vw1"}', [MarkReached("vw1")]),
+    ('{"event":"clearedAudio","streamId":"S1"}', []),
+]
+VONAGE = [
+    (
+        '{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1","language":"en"}',
+        [Started("U1", LineFormat("pcm_s16le", 16_000), {"uuid": "U1", "language": "en"})],
+    ),
+    (b"\x01\x00" * 320, [CallerAudio(b"\x01\x00" * 320)]),
+    ('{"event":"websocket:dtmf","digit":"9","duration":260}', [Pressed("9")]),
+    ('{"event":"websocket:notify","payload":{"mark":"vw1"}}', [MarkReached("vw1")]),
+    ('{"event":"websocket:cleared"}', []),
+]
+EXCHANGES = {"twilio": (Twilio, TWILIO), "telnyx": (Telnyx, TELNYX), "plivo": (Plivo, PLIVO)}
+
+
+def hear(dialect: PhoneDialect, exchange: list[tuple[str | bytes, list[PhoneEvent]]]) -> None:
+    for message, events in exchange:
+        assert list(dialect.receive(message)) == events
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_what_the_provider_says_is_read(name: str) -> None:
+    make, exchange = EXCHANGES[name]
+    hear(make(), exchange)
+
+
+def test_vonage_says_control_in_text_and_sound_in_bytes() -> None:
+    hear(Vonage("line-1"), VONAGE)
+
+
+def test_what_we_say_is_what_each_expects() -> None:
+    said = {}
+    for name, (make, exchange) in EXCHANGES.items():
+        dialect = make()
+        hear(dialect, exchange)
+        said[name] = [json.loads(message) for message in (dialect.audio(AUDIO), dialect.mark("m"), dialect.clear())]
+    assert said == {
+        "twilio": [
+            {"event": "media", "streamSid": "MZ1", "media": {"payload": PAYLOAD}},
+            {"event": "mark", "streamSid": "MZ1", "mark": {"name": "m"}},
+            {"event": "clear", "streamSid": "MZ1"},
+        ],
+        "telnyx": [
+            {"event": "media", "media": {"payload": PAYLOAD}},
+            {"event": "mark", "mark": {"name": "m"}},
+            {"event": "clear"},
+        ],
+        "plivo": [
+            {
+                "event": "playAudio",
+                "media": {"contentType": "audio/x-l16", "sampleRate": 16_000, "payload": PAYLOAD},
+            },
+            {"event": "checkpoint", "streamId": "S1", "name": "m"},
+            {"event": "clearAudio", "streamId": "S1"},
+        ],
+    }
+    vonage = Vonage("line-1")
+    assert vonage.audio(AUDIO) == AUDIO
+    assert json.loads(vonage.mark("m")) == {"action": "notify", "payload": {"mark": "m"}}
+    assert json.loads(vonage.clear()) == {"action": "clear"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "message", "param"),
+    [
+        (Twilio(), TWILIO[2][0], "media"),
+        (Telnyx(), TELNYX[2][0], "media"),
+        (Plivo(), PLIVO[1][0], "media"),
+        (Vonage("c"), b"\0\0", "media"),
+        (Twilio(), TWILIO[1][0].replace("x-mulaw", "x-l16"), "encoding"),
+        (Telnyx(), TELNYX[1][0].replace("PCMA", "OPUS"), "encoding"),
+        (Plivo(), PLIVO[0][0].replace("16000", "44100"), "encoding"),
+        (Vonage("c"), VONAGE[0][0].replace("16000", "11025"), "encoding"),
+        (Vonage("c"), VONAGE[0][0].replace("audio/l16", "audio/opus"), "content-type"),
+        (Twilio(), '{"event":"start","streamSid":"MZ1"}', "start"),
+        (Twilio(), TWILIO[1][0].replace('"CA1"', '"' + "x" * 300 + '"'), "call_id"),
+    ],
+)
+def test_what_cannot_be_served_is_named(dialect: PhoneDialect, message: str | bytes, param: str) -> None:
+    with pytest.raises(RemoteProtocolError) as refused:
+        dialect.receive(message)
+    assert refused.value.param == param
+
+
+def test_half_a_sample_is_refused() -> None:
+    dialect = Vonage("c")
+    dialect.receive(VONAGE[0][0])
+    with pytest.raises(RemoteProtocolError, match="641 bytes"):
+        dialect.receive(b"\0" * 641)
+
+
+def test_an_error_that_telnyx_reports_ends_the_line() -> None:
+    dialect = Telnyx()
+    with pytest.raises(RemoteProtocolError, match="100003: invalid_media"):
+        dialect.receive('{"event":"error","payload":{"code":100003,"title":"invalid_media"},"stream_id":"S1"}')
