@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx2 as httpx
 import psutil
 import pytest
 
 from realtime.client import SpeechClient, open_session
+from realtime.memory import resident_bytes
 from realtime.protocol import events as ev
+from tests.realtime import live
 from tests.realtime.live import hear, next_of
-from tests.realtime.processes import Server, server
+from tests.realtime.processes import Server, server, wire_address
 
 QUICK = {"ms_per_char": 40.0, "first_chunk_s": 0.005, "real_time_factor": 0.05}
 TEXT = "Hello there, this is a reply of some length."
@@ -22,6 +28,9 @@ MAX_GROWTH_BYTES = 20_000_000
 """What the allocator comes to hold at its busiest; about a twentieth of a server with a model in it."""
 MAX_SETTLED_GROWTH_BYTES = 5_000_000
 """Once it has; 4 kB left behind by each session would show."""
+MAX_REAL_GROWTH = 1.05
+PAUSE_S = 2.0
+"""Longer than the engine takes to hand back what is free, and to report."""
 
 
 async def one_session(running: Server, rng: random.Random) -> None:
@@ -85,6 +94,43 @@ async def test_some_sessions_leave_nothing_behind() -> None:
 @pytest.mark.timeout(600)
 async def test_2_000_sessions_leave_nothing_behind() -> None:
     await leak_check(200, 600, 1_200)
+
+
+@contextmanager
+def real_server() -> Iterator[Server]:
+    """With the embedded voice, its engine in a process of its own."""
+    command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--log-level", "error"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            yield Server(process, wire_address(process.stdout).removesuffix("/v1/speech"))
+        finally:
+            process.terminate()
+
+
+async def real_leak_check(num_first: int, num_more: int) -> None:
+    rng = random.Random(3)
+    with real_server() as running:
+
+        async def resident_after(num_sessions: int) -> int:
+            await many_sessions(running, num_sessions, rng)
+            await readings(running)
+            await asyncio.sleep(PAUSE_S)
+            return resident_bytes(running.process.pid)
+
+        first = await resident_after(num_first)
+        after = await resident_after(num_more)
+        told = await readings(running)
+        assert told["kv_blocks_free"] == told["kv_blocks_total"]
+        assert told["decoder_slots_free"] == told["decoder_slots_total"]
+        assert after <= first * MAX_REAL_GROWTH, f"{first / 1e6:.0f} MB, then {after / 1e6:.0f}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+async def test_a_real_server_takes_no_more_memory_after_2_000_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "WAIT_S", 120.0)
+    await real_leak_check(200, 1_800)
 
 
 async def idle_cost(num_sessions: int) -> None:
