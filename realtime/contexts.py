@@ -73,8 +73,9 @@ class Contexts:
     _finishing: bool = False
 
     @property
-    def num_open(self) -> int:
-        return len(self._open)
+    def num_speaking(self) -> int:
+        """Open ones that hold a place."""
+        return sum(context.response is not None for context in self._open.values())
 
     def act(self, intent: ContextIntent) -> list[on.Event]:
         """What is to be told at once. An intent on a context that is not open changes nothing."""

@@ -32,6 +32,8 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "responses_total": ("Responses that ended.", ("status",)),
     "segments_total": ("Segments that ended.", ("reason",)),
     "refusals_total": ("Handshakes, requests and events that were refused.", ("code",)),
+    "wire_connections_total": ("Sockets and requests that came in on a vendor's wire.", ("wire",)),
+    "wire_contexts_total": ("Contexts of a vendor's wire that ended.", ("wire", "status")),
 }
 
 

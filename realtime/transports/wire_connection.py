@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import cast
 
 from starlette.responses import JSONResponse
 
 from engine.api import EngineError
 from realtime.auth import UNKNOWN_KEY, Caller
-from realtime.contexts import ContextLimits, Contexts
+from realtime.contexts import ContextIntent, ContextLimits, Contexts
 from realtime.errors import Refused, describe, error_body, http_status, rule_for
 from realtime.protocol.close import CloseCode
 from realtime.protocol.dialects import base as on
@@ -32,6 +33,7 @@ from sessions.voices.naming import find_voice
 
 log = logging.getLogger("voicewire.wire")
 
+OtherIntent = on.Close | on.Abort | on.Authenticate | ContextIntent
 MESSAGES_AT_ONCE = 50
 """Messages that came together are read so many at a time, then others have their turn."""
 LAST_WORDS_S = 0.5
@@ -70,6 +72,7 @@ class WireConnection:
         self._ending = True
         """Not to be ended: not yet begun, or about to end."""
         self._closing = False
+        self._writing = asyncio.Lock()
 
     @property
     def _lead_ms(self) -> int | None:
@@ -102,6 +105,7 @@ class WireConnection:
     async def converse(self, link: Link, body: bytes | None = None) -> None:
         """Returns when the line is closed. An HTTP request has its ``body``. Raises ``BrokenOff``."""
         self._link = link
+        self._server.metrics.inc("wire_connections_total", wire=self._wire.path)
         try:
             async with self._tasks:
                 self._ending = False
@@ -135,7 +139,7 @@ class WireConnection:
                 self.end("unauthorized")
         elif self._session.detached.is_set():
             self.end("idle_timeout")
-        elif self._server.draining and not self._contexts.num_open:
+        elif self._server.draining and not self._contexts.num_speaking:
             self.end("draining")
         elif self._dialect.context_timeout_s is not None:
             for idle in self._contexts.idle(self._dialect.context_timeout_s, now_s):
@@ -174,10 +178,21 @@ class WireConnection:
             )
 
     async def _carry_out(self, intents: Iterable[on.Intent], wanted: Callable[[], bool] | None = None) -> None:
-        for intent in list(intents):
+        for kind, run in itertools.groupby(list(intents), type):
+            if kind is on.Send:
+                await self._send(cast(Iterable[on.Send], run), wanted)
+            else:
+                await self._act(cast(Iterable[OtherIntent], run))
+
+    async def _send(self, messages: Iterable[on.Send], wanted: Callable[[], bool] | None) -> None:
+        """Nothing comes between messages that belong together, however slowly the line takes them."""
+        async with self._writing:
+            for each in messages:
+                await self._link.send(each.message, wanted)
+
+    async def _act(self, intents: Iterable[OtherIntent]) -> None:
+        for intent in intents:
             match intent:
-                case on.Send():
-                    await self._link.send(intent.message, wanted)
                 case on.Close():
                     await self._close(intent.code, intent.reason)
                 case on.Abort():
@@ -195,6 +210,7 @@ class WireConnection:
             self._note_warnings(event.warnings)
         if isinstance(event, on.Ended):
             log.info("context ended", extra=self._facts(event))
+            self._server.metrics.inc("wire_contexts_total", wire=self._wire.path, status=event.status)
         await self._carry_out(self._dialect.tell(event), wanted)
 
     def _note_warnings(self, warnings: tuple[str, ...]) -> None:
@@ -225,7 +241,9 @@ class WireConnection:
             await self._fail(info, self._close_after(error, info.code))
 
     def _close_after(self, error: Exception, code: str) -> CloseCode | None:
-        if code in ("message_too_big", "unauthorized"):
+        if self._session is None:
+            return rule_for(code).close or CloseCode.POLICY_VIOLATION
+        if code == "message_too_big":
             return rule_for(code).close
         return rule_for(code).close if isinstance(error, ProtocolError) and not self._dialect.forgiving else None
 
@@ -263,9 +281,10 @@ class WireConnection:
         if self._session is not None:
             return
         caller = self._server.gatekeeper.caller_of(key)
+        self._entered.close()  # its own place counts for nobody
         self._server.check_room(caller)
+        self._server.check_key(caller)
         self._open_session(caller)
-        self._entered.close()
         self._entered.enter_context(self._server.connected(self, caller))
 
     def _open_session(self, caller: Caller) -> None:

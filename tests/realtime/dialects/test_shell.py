@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 
@@ -11,6 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from realtime.transports import wires
+from realtime.transports.link import AsgiLink
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.tiny import TINY_WIRES
 from tests.realtime.live import WAIT_S, Live, live_server, until
@@ -176,6 +178,67 @@ async def test_a_key_in_the_first_message() -> None:
             await dial(live, "/tiny")
         assert refused.value.response.status_code == 401
         await live.freed()
+
+
+async def test_a_late_key_takes_the_place_that_its_connection_has() -> None:
+    limits = {"auth__api_keys": f"agent:{KEY}", "limits__max_connections": 1, "limits__max_connections_per_key": 1}
+    async with live_server(**limits) as live:
+        async with dial(live, "/tiny/late") as socket:
+            await socket.send(f"key {KEY}")
+            await socket.send(TEXT)
+            await socket.send("")
+            assert (await heard(socket, "done"))[1] == ["done 0 completed"]
+        await live.freed()
+
+
+async def test_a_late_key_with_all_its_places_taken_costs_the_connection() -> None:
+    limits = {"auth__api_keys": f"agent:{KEY}", "limits__max_active_responses_per_key": 1}
+    async with live_server(FakeSpeechEngine(SLOW), **limits) as live:
+        async with dial(live, f"/tiny/at-once?api_key={KEY}") as speaking, dial(live, "/tiny/late") as late:
+            await speaking.send(TEXT * 3)
+            await until(lambda: live.speech.num_active_responses == 1)
+            await late.send(f"key {KEY}")
+            assert await code_of(late) == (1008, ["error limit_exceeded"])
+        await live.freed()
+
+
+async def test_a_server_about_to_stop_waits_for_no_context_without_text() -> None:
+    async with live_server(listen__drain_timeout_s=WAIT_S) as live, dial(live, "/tiny") as socket:
+        await socket.send(" ")
+        await until(lambda: live.speech.num_connections == 1)
+        draining = asyncio.create_task(live.speech.drain())
+        assert await code_of(socket) == (1012, ["error draining"])
+        async with asyncio.timeout(WAIT_S / 2):
+            await draining
+
+
+async def test_messages_of_one_event_stay_together_on_a_line_that_stutters(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s = itertools.cycle((0.002, 0.0, 0.0))
+
+    async def stutter(_: AsgiLink) -> None:
+        await asyncio.sleep(next(waits_s))
+
+    monkeypatch.setattr(AsgiLink, "_until_writable", stutter)
+    async with dial(live, "/tiny/pairs") as socket:
+        for _ in range(4):
+            await socket.send(TEXT)
+            await socket.send("")
+        said = [message for _ in range(4) for message in (await heard(socket, "done"))[1]]
+        pairs = [message for message in said if not message.startswith("done")]
+        assert len(pairs) > 40
+        assert [f"end {begun.removeprefix('begin ')}" for begun in pairs[::2]] == pairs[1::2]
+
+
+async def test_the_metrics_tell_wires_apart(live: Live) -> None:
+    async with dial(live, "/tiny") as socket:
+        await socket.send(TEXT)
+        await socket.send("")
+        await heard(socket, "done")
+    told = live.speech.metrics.exposition().decode()
+    assert 'voicewire_wire_connections_total{wire="/tiny"} 1.0' in told
+    assert 'voicewire_wire_contexts_total{status="completed",wire="/tiny"} 1.0' in told
 
 
 async def test_a_key_that_never_comes() -> None:

@@ -50,6 +50,17 @@ class Tiny(on.Dialect):
         yield on.Send(f"error {error.code}")
 
 
+class Pairs(Tiny):
+    """Two messages for each piece of audio."""
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        if isinstance(event, on.Audio):
+            yield on.Send(f"begin {event.context} {event.start_ms}")
+            yield on.Send(f"end {event.context} {event.start_ms}")
+        else:
+            yield from super().tell(event)
+
+
 class TinyFile(on.Dialect):
     """The same over HTTP: a body in, its audio out."""
 
@@ -77,5 +88,6 @@ TINY_WIRES = (
     Wire("/tiny", Tiny, serial=True),
     Wire("/tiny/at-once", Tiny),
     Wire("/tiny/late", Tiny, late_key=True),
+    Wire("/tiny/pairs", Pairs),
     Wire("/tiny/file", TinyFile, "http"),
 )
