@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -39,6 +40,7 @@ from engine.load import load_engine
 FRAME_S = 0.08
 NO_END = 1_000
 """Tokens without an end: the most a request may ask for."""
+EPOCHS = itertools.count()
 WORDS = "the quick brown fox jumps over the lazy dog and then it does the same thing all over again ".split()
 SETTINGS: dict[str, Any] = dict(
     loop_limit_frames=100_000, silence_limit_s=1e6, max_waiting=4096, max_prefill_positions=256, voice_encoders=False
@@ -64,7 +66,7 @@ def summary_ms(values_s: list[float]) -> dict[str, float]:
 
 def fill(engine: Engine, rows: int, text: str, frames: int) -> None:
     """Until ``rows`` speak."""
-    for epoch in range(len(engine.requests), rows):
+    for epoch in itertools.islice(EPOCHS, rows - len(engine.requests)):
         sampling = SamplingParams(seed=epoch, min_new_tokens=NO_END)
         spec = SpeechRequest(request_id=str(epoch), text=text, text_closed=True, sampling=sampling, max_frames=frames)
         engine.submit(spec, epoch)
@@ -255,7 +257,7 @@ def main() -> None:
     parser.add_argument("--rates", type=numbers, default=[1, 10, 20, 40])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--chars", type=int, default=400, help="of a text in steps and crowd")
-    parser.add_argument("--max-frames", type=int, default=700)
+    parser.add_argument("--max-frames", type=int, default=990)
     parser.add_argument("--seconds", type=float, default=20.0, help="of speech (crowd), or of arrivals (load)")
     parser.add_argument("--ramp", type=float, default=4.0, help="seconds in which the crowd comes")
     parser.add_argument("--lead-ms", type=int, default=2000)

@@ -1,9 +1,9 @@
 """How the launch shapes in ``engine.kernels.fused`` were found: every candidate, timed for every layer.
 
-    python -m benchmarks.gpu_tiles --what conv --rows 1,64,256,1024
-    python -m benchmarks.gpu_tiles --what linear --rows 1,16,64,128
+    python -m benchmarks.gpu_tiles [--rows 1,64,256,1024] [--layers 0,5,7]
 
-``rows`` are streams of one frame. The line of a layer tells the time of the rule's shape and the best three.
+``rows`` are streams of one frame. The line of a layer tells the time of the rule's shape and the best three. Then, for
+one row, the products of talker, predictor and codec: cuBLAS with the kernels beside it, and the fused one.
 """
 
 from __future__ import annotations
@@ -95,13 +95,6 @@ def conv_shapes(rows: int, out: int) -> Iterator[Shape]:
                 yield block_m, block_n, warps, stages
 
 
-def linear_shapes(rows: int) -> Iterator[Shape]:
-    block_m = max(16, min(64, fused.power_of_two(rows)))
-    for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (64, 128, 256), (2, 4, 8), (3, 5)):
-        if block_m * block_k * stages <= 64 * 128 * 5:
-            yield block_m, block_n, block_k, warps, stages
-
-
 def compare(
     name: str, candidates: Iterator[Shape], rule: str, run: Callable[[], None], work: float, moved: float
 ) -> None:
@@ -119,28 +112,26 @@ def compare(
     print(f"{name:40s} rule {now:8.1f} us   best {listed}   {rates}", flush=True)
 
 
+def compare_products() -> None:
+    for layer in LINEAR:
+        plain, fused_us = (timed(linear_case(layer, 1, is_fused=is_fused)) for is_fused in (False, True))
+        print(f"1 x {layer!s:30s} cuBLAS {plain:.1f} us   fused {fused_us:.1f} us", flush=True)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=["conv", "linear"], default="conv")
     parser.add_argument("--rows", type=numbers, default=[1, 64, 1024])
     parser.add_argument("--layers", type=numbers, help="numbers of the layers, from 0; default all")
     args = parser.parse_args()
-    layers: list[Any] = CONV if args.what == "conv" else LINEAR
-    chosen = [layers[i] for i in args.layers] if args.layers else layers
+    chosen = [CONV[i] for i in args.layers] if args.layers else CONV
     for rows, layer in itertools.product(args.rows, chosen):
-        if args.what == "conv":
-            taps, _, channels, out, rate = layer
-            work = 2.0 * rows * rate * taps * channels * out
-            moved = 2.0 * (taps * channels * out + rows * rate * (channels + out))
-            shapes, rule, run = conv_shapes(rows * rate, out), "conv_shape", conv_case(layer, rows)
-        else:
-            kind, size, out = layer
-            wide = 2 * out if kind == "swiglu" else out
-            work, moved = 2.0 * rows * size * wide, 2.0 * size * wide
-            print(f"  cuBLAS and kernels beside it: {timed(linear_case(layer, rows, is_fused=False)):.1f} us")
-            shapes, rule, run = linear_shapes(rows), "linear_shape", linear_case(layer, rows, is_fused=True)
-        compare(f"{rows} x {layer}", shapes, rule, run, work, moved)
+        taps, _, channels, out, rate = layer
+        work = 2.0 * rows * rate * taps * channels * out
+        moved = 2.0 * (taps * channels * out + rows * rate * (channels + out))
+        run = conv_case(layer, rows)
+        compare(f"{rows} x {layer}", conv_shapes(rows * rate, out), "conv_shape", run, work, moved)
+    compare_products()
 
 
 if __name__ == "__main__":

@@ -53,9 +53,10 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def wants_graphs(config: EngineConfig) -> bool:
+def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
     """The windowed stage has none."""
-    return bool(config.graphs) and not config.windowed_decode
+    wanted = device.type == "cuda" if config.graphs is None else config.graphs
+    return wanted and not config.windowed_decode
 
 
 def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool) -> Loaded:
@@ -67,7 +68,7 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
     stages = load_model(resolve_folder(folder), config, device, dtype)
 
     def make_engine() -> Engine:
-        if stages.make_pipelined is not None and wants_graphs(config):
+        if stages.make_pipelined is not None and wants_graphs(config, device):
             engine = stages.make_pipelined()
         else:
             stage = stages.make_stage()

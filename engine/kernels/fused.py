@@ -17,14 +17,16 @@ from engine.kernels.plain import PlainOps
 from engine.kernels.settings import DrawSettings, PadPlan
 from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
 from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel
-from engine.kernels.triton_linear import gemv_kernel, linear_kernel, norm_kernel, swiglu_kernel
+from engine.kernels.triton_linear import gemv_kernel, norm_kernel, swiglu_kernel
 from engine.kernels.triton_sampling import draw_kernel
 
-KERNELS = ("linear", "gemv", "norm", "swiglu", "paged", "frame", "ring", "draw", "conv", "depthwise", "tail", "pasts", "overlap")
-MAX_FUSED_ROWS = 4
+KERNELS = ("gemv", "norm", "swiglu", "paged", "frame", "ring", "draw", "conv", "depthwise", "tail", "pasts")
+MAX_GEMV_ROWS = 2
 """Above this cuBLAS wins and norms stand alone."""
-LINEAR_K = 128
 FRAME_WARPS = 1
+GEMV_COLUMNS = 8
+GEMV_DEPTHS = (1024, 512, 256, 128)
+LEAST_DEPTH = GEMV_DEPTHS[-1]
 
 
 def power_of_two(size: int) -> int:
@@ -39,9 +41,7 @@ class FusedOps(PlainOps):
         if unknown:
             raise ValueError(f"unknown kernel {unknown[0]!r}; known: {', '.join(KERNELS)}")
         self.on = set(KERNELS) - set(off)
-        self.max_fused_rows = MAX_FUSED_ROWS
-        early = "overlap" in self.on and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-        self.overlap = dict(EARLY=early, launch_pdl=early)
+        self.max_gemv_rows = MAX_GEMV_ROWS
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ class FusedOps(PlainOps):
         size = x.shape[-1]
         block = power_of_two(size)
         warps = 4 if block <= 2048 else 8
-        norm_kernel[(x.numel() // size,)](x, weight, out, eps, H=size, BLOCK=block, **self.overlap, num_warps=warps)
+        norm_kernel[(x.numel() // size,)](x, weight, out, eps, H=size, BLOCK=block, num_warps=warps)
         return out
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
@@ -60,54 +60,44 @@ class FusedOps(PlainOps):
             return super().swiglu(gate_up)
         width = gate_up.shape[-1] // 2
         out = gate_up.new_empty(*gate_up.shape[:-1], width)
-        swiglu_kernel[(out.numel() // width, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024, **self.overlap)
+        swiglu_kernel[(out.numel() // width, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024)
         return out
 
     def fits(self, x: Tensor, num_out: int) -> bool:
-        return (
-            "linear" in self.on
-            and x.shape[0] <= self.max_fused_rows
-            and x.shape[-1] % LINEAR_K == 0
-            and num_out % 64 == 0
-        )
+        rows, size = x.shape
+        few = rows <= self.max_gemv_rows and rows == power_of_two(rows)
+        return "gemv" in self.on and few and size % LEAST_DEPTH == 0 and num_out % GEMV_COLUMNS == 0
 
-    def launch_linear(
+    def launch_gemv(
         self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool
     ) -> None:
         rows, size = x.shape
         num_out = out.shape[-1]
-        if rows in (1, 2, 4) and "gemv" in self.on:
-            block_n, block_k, warps = gemv_shape(rows, size, num_out)
-            gemv_kernel[(num_out // block_n,)](
-                x, weight, x if norm is None else norm, out, eps, num_out, size, ROWS=rows, NORM=norm is not None,
-                SWIGLU=swiglu, ADD=add, BLOCK_N=block_n, BLOCK_K=block_k, **self.overlap, num_warps=warps,
-            )  # fmt: skip
-            return
-        block_m, block_n, block_k, warps, stages = linear_shape(rows, num_out)
-        linear_kernel[(num_out // block_n, triton.cdiv(rows, block_m))](
-            x, weight, x if norm is None else norm, out, rows, eps,
-            N=num_out, K=size, NORM=norm is not None, SWIGLU=swiglu, ADD=add, EXACT=x.dtype == torch.float32,
-            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, **self.overlap, num_warps=warps, num_stages=stages,
+        depth = next(depth for depth in GEMV_DEPTHS if size % depth == 0)
+        gemv_kernel[(num_out // GEMV_COLUMNS,)](
+            x, weight, x if norm is None else norm, out, eps, num_out, size,
+            ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth,
+            num_warps=4,
         )  # fmt: skip
 
     def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
         if not self.fits(x, weight.shape[0]):
             return F.linear(self.norm(x, norm_weight, eps), weight)
         out = x.new_empty(x.shape[0], weight.shape[0])
-        self.launch_linear(x, weight, out, norm_weight, eps, swiglu=False, add=False)
+        self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=False, add=False)
         return out
 
     def norm_swiglu(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
         if not self.fits(x, weight.shape[0] // 2):
             return super().norm_swiglu(x, norm_weight, eps, weight)
         out = x.new_empty(x.shape[0], weight.shape[0] // 2)
-        self.launch_linear(x, weight, out, norm_weight, eps, swiglu=True, add=False)
+        self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=True, add=False)
         return out
 
     def add_linear(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         if not self.fits(y, weight.shape[0]):
             return super().add_linear(x, y, weight)
-        self.launch_linear(y, weight, x, None, 0.0, swiglu=False, add=True)
+        self.launch_gemv(y, weight, x, None, 0.0, swiglu=False, add=True)
         return x
 
     # -- attention -----------------------------------------------------------------------------------------------
@@ -133,12 +123,12 @@ class FusedOps(PlainOps):
         if together:
             paged_write_kernel[(rows, heads)](
                 qkv, norms[1], *rope, cache, tables, positions, eps, cache.stride(0), tables.stride(0),
-                **shape, **self.overlap, num_warps=1,
+                **shape, num_warps=1,
             )  # fmt: skip
         paged_kernel[(rows, heads)](
             qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
             **shape, BLOCK=64, WRITE=not together, EXACT=qkv.dtype == torch.float32,
-            **self.overlap, num_warps=4, num_stages=3,
+            num_warps=4, num_stages=3,
         )  # fmt: skip
         return out
 
@@ -159,7 +149,7 @@ class FusedOps(PlainOps):
         out = qkv.new_empty(rows * num_tokens, heads * group * size)
         frame_kernel[(rows, heads)](
             qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
-            HEADS=heads, GROUP=group, D=size, SIZE=length, TOKENS=num_tokens, **self.overlap, num_warps=FRAME_WARPS,
+            HEADS=heads, GROUP=group, D=size, SIZE=length, TOKENS=num_tokens, num_warps=FRAME_WARPS,
         )  # fmt: skip
         return out
 
@@ -180,7 +170,7 @@ class FusedOps(PlainOps):
         ring_kernel[(slots.shape[0], heads)](
             qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
             HEADS=heads, D=size, RING=length, BLOCK=max(16, power_of_two(length)), TOKENS=num_tokens,
-            EXACT=qkv.dtype == torch.float32, **self.overlap, num_warps=4,
+            EXACT=qkv.dtype == torch.float32, num_warps=4,
         )  # fmt: skip
         return out
 
@@ -201,7 +191,7 @@ class FusedOps(PlainOps):
             settings.frame, codebook, out, seen, slots, penalty, forget, banned, finite, num_codes, eos,
             none if table is None else table, none if following is None else following, WIDTH=size,
             V=width, BLOCK=power_of_two(width), BITS=16 if is_bf16 else 32, FIRST=bool(first),
-            NEXT=table is not None, WIDTH_BLOCK=power_of_two(size), **self.overlap,
+            NEXT=table is not None, WIDTH_BLOCK=power_of_two(size),
             num_warps=8 if width > 2048 else 4,
         )  # fmt: skip
         return out
@@ -267,7 +257,7 @@ class FusedOps(PlainOps):
             C=channels, TAPS=taps, N=num_out, RESIDUAL=residual is not None, RAW=raw is not None,
             ACT=0 if act is None else 3 if gelu else 2 if waves else 1, EXACT=x.dtype == torch.float32,
             EVEN_N=num_out % block_n == 0, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-            **self.overlap, num_warps=warps, num_stages=stages,
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
     def depthwise_norm(
@@ -280,7 +270,7 @@ class FusedOps(PlainOps):
         out = x.new_empty(streams, length, channels)
         depthwise_norm_kernel[(streams * length,)](
             x, weight, bias, *norm, out, length, x.stride(0), eps,
-            C=channels, BLOCK=power_of_two(channels), TAPS=weight.shape[0], **self.overlap, num_warps=4,
+            C=channels, BLOCK=power_of_two(channels), TAPS=weight.shape[0], num_warps=4,
         )  # fmt: skip
         return out
 
@@ -292,7 +282,7 @@ class FusedOps(PlainOps):
         channels = x.shape[2]
         tail_kernel[(triton.cdiv(streams * length, 64),)](
             x, weight, bias, pcm, streams * length, length, x.stride(0), pcm.stride(0),
-            C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, **self.overlap, num_warps=4,
+            C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, num_warps=4,
         )  # fmt: skip
 
     def load_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
@@ -310,20 +300,8 @@ class FusedOps(PlainOps):
     def launch_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool) -> None:
         pasts_kernel[(pads.chunks.shape[0], slots.shape[0])](
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
-            LOAD=load, BLOCK=PadPlan.CHUNK, **self.overlap, num_warps=4,
+            LOAD=load, BLOCK=PadPlan.CHUNK, num_warps=4,
         )  # fmt: skip
-
-
-def gemv_shape(rows: int, size: int, num_out: int) -> tuple[int, int, int]:
-    """(columns, depth) of a tile, warps."""
-    depth = next(depth for depth in (1024, 512, 256, 128) if size % depth == 0)
-    return 4 if num_out * size > 2**22 else 2, depth, 4
-
-
-def linear_shape(rows: int, num_out: int) -> tuple[int, int, int, int, int]:
-    """(rows, columns, depth) of a tile, warps, stages."""
-    block_m = max(16, power_of_two(rows))
-    return block_m, 16 if block_m <= 32 else 32, LINEAR_K, 4, 4
 
 
 CONV_TILES = ((128, 256, 8, 3), (64, 128, 4, 3), (64, 64, 4, 3), (32, 64, 4, 3), (16, 64, 4, 3), (16, 32, 4, 3))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton_overlap import begin
-
 NUM_Q = tl.constexpr(16)
 """Query rows of a tile: the least a matrix product takes; those beyond the real ones are masked."""
 
@@ -35,10 +33,8 @@ def _angles(cos_ptr, sin_ptr, position, d, D: tl.constexpr):
 def paged_write_kernel(
     qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, eps, value_offset, table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Keys and values of positions that others of this very call will read."""
-    begin(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(position_ptr + row)
     d = tl.arange(0, D)[None]
@@ -58,10 +54,8 @@ def paged_kernel(
     eps, scale, value_offset, table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
     WRITE: tl.constexpr, EXACT: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One row and one key head a program. With WRITE its own key and value are made here, else they are there."""
-    begin(EARLY)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(position_ptr + row)
@@ -114,10 +108,8 @@ def paged_kernel(
 def frame_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, out_ptr, eps, scale, value_offset, start,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The predictor's: TOKENS new positions of one row, and at most SIZE (a power of two, 16 at least) in all."""
-    begin(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, D)[None]
     place = tl.arange(0, SIZE)
@@ -155,10 +147,8 @@ def ring_kernel(
     qkv_ptr, cos_ptr, sin_ptr, ring_ptr, slot_ptr, first_ptr, out_ptr, scale, slot_stride, window, num_angles,
     HEADS: tl.constexpr, D: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
     EXACT: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The codec's: TOKENS new positions of a slot over its last ``window``, kept in a ring of RING positions."""
-    begin(EARLY)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slot_ptr + row).to(tl.int64)

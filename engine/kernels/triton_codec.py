@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton_overlap import begin
-
 INVERSE_PI = tl.constexpr(0.3183098861837907)
 PI = tl.constexpr(3.141592653589793)
 
@@ -27,10 +25,8 @@ def conv_kernel(
     RESIDUAL: tl.constexpr, RAW: tl.constexpr,
     ACT: tl.constexpr, EXACT: tl.constexpr, EVEN_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Rows are (stream, position); strides are between streams. ACT: 0 none, 1 plain, 2 snake, 3 GELU."""
-    begin(EARLY)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -69,9 +65,7 @@ def conv_kernel(
 def depthwise_norm_kernel(
     x_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, out_ptr, length, x_stride, eps,
     C: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     row = tl.program_id(0)
     stream, place = (row // length).to(tl.int64), row % length
     c = tl.arange(0, BLOCK)
@@ -91,9 +85,7 @@ def depthwise_norm_kernel(
 def tail_kernel(
     x_ptr, weight_ptr, bias_ptr, pcm_ptr, num_rows, length, x_stride, pcm_stride,
     C: tl.constexpr, BLOCK_C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_rows = rows < num_rows
     stream, place = (rows // length).to(tl.int64), rows % length
@@ -112,11 +104,16 @@ def tail_kernel(
 
 @triton.jit
 def pasts_kernel(
-    state_ptr, flat_ptr, chunk_ptr, slot_ptr, fresh_ptr, state_stride, LOAD: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    state_ptr,
+    flat_ptr,
+    chunk_ptr,
+    slot_ptr,
+    fresh_ptr,
+    state_stride,
+    LOAD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """One run of a layer's past of one row a program: state to the head of its buffer, or its tail to the state."""
-    begin(EARLY)
     row = tl.program_id(1).to(tl.int64)
     chunk = chunk_ptr + tl.program_id(0) * 6
     offset, count, base, stride = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)

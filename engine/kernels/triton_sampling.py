@@ -9,8 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton_overlap import begin
-
 
 @triton.jit
 def _exponential(word):
@@ -46,10 +44,8 @@ def draw_kernel(
     table_ptr, next_ptr, WIDTH: tl.constexpr,
     V: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr, FIRST: tl.constexpr, NEXT: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One row a program. With NEXT the row of ``table`` [V, WIDTH] that was drawn is copied to ``next``."""
-    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     ids = tl.arange(0, BLOCK)
     inside = ids < V

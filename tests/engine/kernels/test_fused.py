@@ -40,7 +40,7 @@ def fused() -> Any:
     from engine.kernels.fused import FusedOps
 
     ops = FusedOps()
-    ops.max_fused_rows = 64
+    ops.max_gemv_rows = 4
     return ops
 
 
@@ -54,7 +54,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None
     assert float((found - wanted).norm() / wanted.norm()) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 33])
+@pytest.mark.parametrize("rows", [1, 2, 4, 5])
 def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, rows: int) -> None:
     size, out = 256, 128
     x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
