@@ -1,13 +1,10 @@
 /** One spoken reply, from its text to the loudspeaker. */
 
-import { openDecoder } from "./audio/decoder.js";
 import { Peaks } from "./audio/peaks.js";
 import { Emitter } from "./emitter.js";
+import { Reception } from "./reception.js";
 import { Underruns } from "./underruns.js";
 import { WordTimes } from "./words.js";
-
-/** What comes of one response is kept up to here, to be saved as a file. */
-const MAX_KEPT_BYTES = 2 ** 25;
 
 /**
  * @typedef {import("./protocol/events.js").HeardBody} Heard
@@ -48,20 +45,12 @@ export class SpokenResponse extends Emitter {
   error = null;
   /** With the setting `word_times`. */
   word_times = new WordTimes();
-  /** @type {import("./protocol/events.js").ActualFormat | null} */
-  format = null;
-  /** What came, for `session.record`. @type {Uint8Array[]} */
-  packets = [];
+  /** From `response.created` on. @type {Reception | null} */
+  reception = null;
   underruns = new Underruns();
   #final_ms = /** @type {number | null} */ (null);
   #ttfa_ms = /** @type {number | null} */ (null);
   #server_first_audio_ms = /** @type {number | null} */ (null);
-  #num_messages = 0;
-  #num_packets = 0;
-  #num_bytes = 0;
-  #num_samples = 0;
-  /** @type {import("./audio/decoder.js").Decoder | null} */
-  #decoder = null;
   /** Whether it was told to stop. */
   interrupted = false;
   #resolve = (/** @type {Status} */ _) => {};
@@ -135,7 +124,7 @@ export class SpokenResponse extends Emitter {
     if (this.over || this.interrupted) return this.played_ms;
     this.interrupted = true;
     if (this.status === "completed") this.status = "cancelled"; // all had come, and not all was heard
-    this.#decoder?.close();
+    this.reception?.close();
     const position = await this.voice.stop();
     const played_ms = this.#ms(position);
     if (this.status !== "failed") this.#send({ type: "response.cancel", response_id: this.id, played_ms });
@@ -157,10 +146,10 @@ export class SpokenResponse extends Emitter {
     return {
       ttfa_ms: this.#ttfa_ms,
       server_first_audio_ms: this.#server_first_audio_ms,
-      num_messages: this.#num_messages,
-      num_packets: this.#num_packets,
-      num_bytes: this.#num_bytes,
-      audio_ms: this.#ms(this.#num_samples),
+      num_messages: this.reception?.num_messages ?? 0,
+      num_packets: this.reception?.num_packets ?? 0,
+      num_bytes: this.reception?.num_bytes ?? 0,
+      audio_ms: this.#ms(this.reception?.num_samples ?? 0),
       underruns: { ...this.underruns.counts },
     };
   }
@@ -172,7 +161,7 @@ export class SpokenResponse extends Emitter {
     else if (event.type === "response.words") this.word_times.add(event.words);
     else if (event.type === "response.done") this.#end(event);
     else if (event.type === "response.heard") this.#tellHeard(event.heard);
-    else if (event.type === "error" && this.format === null) this.fail(event); // it was refused
+    else if (event.type === "error" && this.reception === null) this.fail(event); // it was refused
   }
 
   /** It will not go on. What has come is still played. @param {ErrorBody} error */
@@ -193,39 +182,19 @@ export class SpokenResponse extends Emitter {
 
   /** @param {import("./protocol/events.js").ActualFormat} format */
   #open(format) {
-    this.format = format;
-    const rate = this.voice.player.context.sampleRate;
-    this.#decoder = openDecoder(format, this.opus, rate, (pcm) => this.#play(pcm));
+    this.reception = new Reception(format, this.opus, this.#rate, (pcm) => this.#play(pcm));
   }
 
   /** @param {AudioMessage} message */
   #hear(message) {
-    if (this.interrupted || this.#decoder === null || this.format === null) return;
-    const { sample_rate, pre_skip_samples } = this.format;
-    for (const packet of message.packets) {
-      if (this.#num_bytes < MAX_KEPT_BYTES) this.packets.push(packet);
-      this.#num_packets += 1;
-      this.#num_bytes += packet.length;
-      this.#decoder.decode(packet);
-    }
-    this.#num_messages += 1;
-    const came = message.sample_time - pre_skip_samples + this.#samplesIn(message);
-    this.underruns.received((came * this.#rate) / sample_rate, performance.now());
+    if (this.interrupted || this.reception === null) return;
+    this.underruns.received(this.reception.hear(message), performance.now());
     this.emit("audio", message);
-  }
-
-  /** Of a message, at its own rate. @param {AudioMessage} message */
-  #samplesIn({ packets }) {
-    const format = /** @type {import("./protocol/events.js").ActualFormat} */ (this.format);
-    if (format.encoding === "opus") return (packets.length * format.sample_rate) / 50;
-    const num_bytes = packets.reduce((sum, packet) => sum + packet.length, 0);
-    return format.encoding === "pcm_s16le" ? num_bytes / 2 : num_bytes;
   }
 
   /** @param {Float32Array} pcm */
   #play(pcm) {
     if (this.interrupted) return;
-    this.#num_samples += pcm.length;
     this.peaks.push(pcm);
     this.voice.push(pcm);
   }
@@ -244,18 +213,14 @@ export class SpokenResponse extends Emitter {
     this.#server_first_audio_ms = done.first_audio_ms;
     this.error = done.error;
     if (done.heard !== null) this.#tellHeard(done.heard);
-    const rate = this.format?.sample_rate ?? this.#rate;
+    const rate = this.reception?.format.sample_rate ?? this.#rate;
     this.#finishSound(Math.round((done.audio_samples * this.#rate) / rate));
     this.#enter(done.status);
   }
 
   /** No packet comes any more; of what has come play no more than `total` samples. @param {number} total */
   async #finishSound(total) {
-    const decoder = this.#decoder;
-    await decoder?.flush();
-    this.#num_samples = Math.min(this.#num_samples, total);
-    this.voice.end(this.#num_samples);
-    decoder?.close();
+    this.voice.end((await this.reception?.finish(total)) ?? 0);
   }
 
   /** @param {Heard} heard */

@@ -1,6 +1,6 @@
 /** A conversation with a voicewire server: a connection, a loudspeaker, and the responses that are spoken. */
 
-import { chooseOpusDecoder, openDecoder } from "./audio/decoder.js";
+import { chooseOpusDecoder } from "./audio/decoder.js";
 import { Player } from "./audio/player.js";
 import { Connection } from "./connection.js";
 import { Emitter } from "./emitter.js";
@@ -146,21 +146,7 @@ export class VoicewireSession extends Emitter {
    * @returns {Promise<Float32Array>}
    */
   async record(response) {
-    const { format, packets } = response;
-    /** @type {Float32Array[]} */
-    const parts = [];
-    if (format === null || this.player === null) return new Float32Array(0);
-    const rate = this.player.context.sampleRate;
-    const decoder = openDecoder(format, await this.decoder, rate, (pcm) => parts.push(pcm));
-    for (const packet of packets) decoder.decode(packet);
-    await decoder.flush();
-    decoder.close();
-    const sound = new Float32Array(parts.reduce((sum, part) => sum + part.length, 0));
-    let at = 0;
-    for (const part of parts) {
-      sound.set(part, at);
-      at += part.length;
-    }
+    const sound = (await response.reception?.replay()) ?? new Float32Array(0);
     return sound.slice(0, Math.round(response.voice.heard_samples));
   }
 

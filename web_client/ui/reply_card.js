@@ -13,6 +13,15 @@ const STATES = {
   failed: "failed",
 };
 
+const NUMBERS = {
+  ttfa: "first sound",
+  buffer: "buffer",
+  underruns: "underruns",
+  packets: "packets",
+  rate: "bitrate",
+  length: "length",
+};
+
 export class ReplyCard {
   #text = new ReplyText();
   #buffered_ms = 0;
@@ -42,36 +51,25 @@ export class ReplyCard {
     this.canvas = make("canvas", { className: "wave", role: "img", ariaLabel: `The sound of reply ${number}` });
     this.numbers = make("dl", { className: "numbers" });
     this.problem = make("p", { className: "problem", hidden: true });
-    const head = make(
-      "header",
-      {},
-      make("h2", {}, `Reply ${number}`),
-      make("span", { className: "muted how" }, how),
-      this.state,
-      this.stop,
-      this.save,
-    );
-    this.element = make(
-      "li",
-      { className: "card reply" },
-      head,
-      this.#text.element,
-      this.canvas,
-      this.problem,
-      this.numbers,
-    );
-    for (const [name, label] of [
-      ["ttfa", "first sound"],
-      ["buffer", "buffer"],
-      ["underruns", "underruns"],
-      ["packets", "packets"],
-      ["rate", "bitrate"],
-      ["length", "length"],
-    ]) {
+    this.element = this.#build(number, how);
+    this.#listen(response);
+  }
+
+  /** @param {number} number @param {string} how */
+  #build(number, how) {
+    const [title, manner] = [make("h2", {}, `Reply ${number}`), make("span", { className: "muted how" }, how)];
+    const head = make("header", {}, title, manner, this.state, this.stop, this.save);
+    for (const [name, label] of Object.entries(NUMBERS)) {
       const value = make("dd", {}, "–");
       this.#numbers.set(name, value);
       this.numbers.append(make("div", {}, make("dt", {}, label), value));
     }
+    const parts = [head, this.#text.element, this.canvas, this.problem, this.numbers];
+    return make("li", { className: "card reply" }, ...parts);
+  }
+
+  /** @param {import("../response.js").SpokenResponse} response */
+  #listen(response) {
     response.on("level", ({ buffered }) => {
       this.#buffered_ms = (1000 * buffered) / response.voice.player.context.sampleRate;
     });

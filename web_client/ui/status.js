@@ -1,0 +1,78 @@
+/** How things stand with the connection, the sound and the browser, and what to do about it. */
+
+import { askForKey } from "./access.js";
+import { find } from "./dom.js";
+import { tell } from "./notices.js";
+
+/** @typedef {import("../session.js").VoicewireSession} Session */
+
+const BLOCKED_AFTER_MS = 400;
+
+/** @param {Session} session */
+export function watchStatus(session) {
+  session.on("state", (change) => showConnection(session, change));
+  session.on("ready", () => showConnection(session, { state: "open", reason: null }));
+  session.on("sound", () => checkSound(session));
+  if (!isSecureContext) tellOfPlainHttp();
+  showPath(session);
+}
+
+/** A browser that holds sound back says so by doing nothing. @param {Session} session */
+export function checkSound(session) {
+  const notice = {
+    text: "Your browser keeps this page silent until you click.",
+    tone: /** @type {const} */ ("warn"),
+    action: "Turn the sound on",
+    onAction: () => session.player?.resume(),
+  };
+  setTimeout(() => {
+    const blocked = session.player !== null && !session.player.running;
+    tell("sound", blocked ? notice : null);
+  }, BLOCKED_AFTER_MS);
+}
+
+/** @param {Session} session */
+export async function showPath(session) {
+  const opus = { webcodecs: "WebCodecs", wasm: "WebAssembly" }[await session.decoder];
+  const path = session.player === null ? [] : pathOf(session.player);
+  find("path").textContent = [`Opus by ${opus}`, ...path].join(" · ");
+}
+
+/** @param {import("../audio/player.js").Player} player */
+function pathOf({ output, context, output_latency_s }) {
+  const how = output.kind === "worklet" ? "audio worklet" : "scheduled buffers";
+  return [how, `${context.sampleRate / 1000} kHz`, `output latency ${Math.round(1000 * output_latency_s)} ms`];
+}
+
+/** @param {Session} session @param {import("../connection.js").ConnectionEvents["state"]} change */
+function showConnection(session, { state, reason }) {
+  const words = {
+    connecting: "connecting",
+    open: `connected · ${session.info?.model ?? ""}`,
+    waiting: "reconnecting",
+    refused: "refused",
+    closed: "closed",
+  };
+  find("connection").dataset.state = state;
+  find("connection-text").textContent = words[state];
+  if (state !== "connecting") tell("connection", reason === null ? null : noticeOf(session, reason));
+}
+
+/** @param {Session} session @param {import("../connection.js").Reason} reason @returns {import("./notices.js").Notice} */
+function noticeOf(session, { code, message, retry_ms }) {
+  if (code === "unauthorized") {
+    return { text: "This server asks for an API key.", tone: "warn", action: "Enter the key", onAction: askForKey };
+  }
+  const again = { action: "Try now", onAction: () => session.connection.open() };
+  if (retry_ms === null) return { text: `The server refuses this page: ${message}.`, tone: "bad", ...again };
+  return { text: `There is no connection: ${message}. Trying again by itself.`, tone: "warn", ...again };
+}
+
+function tellOfPlainHttp() {
+  tell("plain", {
+    text:
+      "This page came over plain http from another machine, so it decodes with WebAssembly and schedules short " +
+      "buffers. Over https sound starts a little sooner.",
+    dismiss: true,
+  });
+}
