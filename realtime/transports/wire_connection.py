@@ -158,7 +158,8 @@ class WireConnection:
                 return
             if number % MESSAGES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            await self._receive(message)
+            if not self._closing:
+                await self._receive(message)
 
     async def _receive(self, message: on.Message) -> None:
         if self._session is not None:

@@ -241,6 +241,16 @@ async def test_the_metrics_tell_wires_apart(live: Live) -> None:
     assert 'voicewire_wire_contexts_total{status="completed",wire="/tiny"} 1.0' in told
 
 
+async def test_nothing_is_read_after_the_reason_to_close() -> None:
+    async with live_server(auth__api_keys=f"agent:{KEY}") as live:
+        async with dial(live, "/tiny/late") as socket:
+            for message in (f"key {KEY}x", f"key {KEY}", TEXT, TEXT):
+                await socket.send(message)
+            assert await code_of(socket) == (1008, ["error unauthorized"])
+        assert 'refusals_total{code="unauthorized"} 1.0' in live.speech.metrics.exposition().decode()
+        await live.freed()
+
+
 async def test_a_key_that_never_comes() -> None:
     async with live_server(auth__api_keys=f"agent:{KEY}", listen__handshake_timeout_s=0.3) as live:
         async with dial(live, "/tiny/late") as silent:
