@@ -39,11 +39,12 @@ class SilenceGuard:
         self._quiet_samples = 0
 
     def push(self, pcm: npt.NDArray[np.float32], armed: bool) -> bool:
+        if not armed:
+            self._quiet_samples = 0
+            return False
         loud = np.flatnonzero(np.abs(pcm) >= self.level)
         if loud.size:
             self._quiet_samples = len(pcm) - 1 - int(loud[-1])
         else:
             self._quiet_samples += len(pcm)
-        if not armed:
-            self._quiet_samples = 0
         return self._quiet_samples >= self.limit_samples

@@ -8,6 +8,7 @@ run beside it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from engine.admission import StepModel
+from engine.api import SpeechRequest
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.engine import STALL_RETRY_S, Engine
@@ -53,6 +55,7 @@ class PipelinedEngine(Engine):
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Record every graph while nobody is there, unless each is to be recorded when first needed; then speak."""
+        self.choose_device()
         if not self.config.fast_start:
             start = time.perf_counter()
             for number, (graphs, key) in enumerate(self.recordings(), 1):
@@ -63,6 +66,17 @@ class PipelinedEngine(Engine):
             log.info("%d graphs in %.1f s", len(self.recordings()), time.perf_counter() - start)
         super().warm_up()
         self.step_model = StepModel()
+        if self.runner.device.type == "cuda":
+            gc.freeze()  # what is there now stays; looking through it again would stop the engine for a step or two
+
+    def choose_device(self) -> None:
+        """Kernels go to the device that is current on their thread."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.set_device(self.runner.device)
+
+    def prefetch(self, spec: SpeechRequest) -> None:
+        self.choose_device()
+        super().prefetch(spec)
 
     def recordings(self) -> list[tuple[GraphSet, tuple[int, ...]]]:
         """Largest first: the smaller ones then fit in the memory of the larger."""
@@ -84,6 +98,7 @@ class PipelinedEngine(Engine):
     @torch.inference_mode()
     def step(self) -> None:
         start = time.perf_counter()
+        self.choose_device()
         self.take(self.runner.collect(self.times))
         now = self.clock()
         batch = self.scheduler.schedule(now)

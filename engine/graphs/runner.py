@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.graphs.buffers import Buffers, Done
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
 from engine.model_runner import ModelRunner, Result, isolate
-from engine.models.base import Outcome, Row, SpeechModel
+from engine.models.base import Failed, Outcome, Row, SpeechModel
 from engine.request import Phase, Request
 from engine.stats import StepTimes
 
@@ -126,17 +126,31 @@ class GraphRunner(ModelRunner):
         for work in works:
             if id(work.request) not in lost:
                 self.advance(work)
-        if sampled:
-            self.launch_frame([work.request for work in sampled])
+        staged = self.stage([work.request for work in sampled], failed)
+        if staged:
+            self.launch_frame(staged)
         times.launch_s += time.perf_counter() - start
         return failed
+
+    def stage(self, requests: Sequence[Request], failed: list[Result]) -> list[Request]:
+        """Write each request's row of the buffers; one that cannot be written fails alone."""
+        staged: list[Request] = []
+        for request in requests:
+            try:
+                self.hold(request)
+                self.program.stage_row(len(staged), request.row)
+            except Exception as error:
+                failed.append((request, Failed(f"{type(error).__name__}: {error}")))
+            else:
+                staged.append(request)
+        return staged
 
     def launch_frame(self, requests: list[Request]) -> None:
         count = len(requests)
         bucket = fitting(self.frame_buckets, count)
         inputs = self.program.inputs.host
         slots = np.zeros(bucket, dtype=np.int64)
-        slots[:count] = [self.hold(request) for request in requests]
+        slots[:count] = [request.held_slot for request in requests]
         for name, values in self._constants.items():
             inputs[name][:bucket] = values[slots]
         inputs["slot"][:bucket] = slots
@@ -144,15 +158,13 @@ class GraphRunner(ModelRunner):
         inputs["position"][:count] = [request.row.num_computed - 1 for request in requests]
         for name in ("position", "frame", "text", "goes_on"):
             inputs[name][count:bucket] = 0
-        for index, request in enumerate(requests):
-            self.program.stage_row(index, request.row)
         self.program.inputs.upload(bucket)
         self.frames.replay(bucket)
         self.program.outputs.download(count)
         self._flight = Flight(requests, Done(self.device))
 
-    def hold(self, request: Request) -> int:
-        """The request's slot, with what stays the same for it in place."""
+    def hold(self, request: Request) -> None:
+        """Put what stays the same for a request in place, and the blocks it has by now."""
         slot = request.held_slot
         if self._holders[slot] is not request:
             self._holders[slot] = request
@@ -162,7 +174,6 @@ class GraphRunner(ModelRunner):
                     self._constants[name] = np.zeros(len(self._holders), dtype=kind)
                 self._constants[name][slot] = value
         self.tables.update(slot, request.block_table)
-        return slot
 
     def collect(self, times: StepTimes) -> list[Result]:
         """The outcomes of the step in flight, once it has passed; of rows that go on alone."""
