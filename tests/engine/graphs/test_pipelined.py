@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.api import ClonedVoice, SamplingParams, TextLayout
+from engine.api import ClonedVoice, EngineOverloaded, FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.load import load_engine
 from tests.engine.recorder import Recorder
@@ -134,3 +134,32 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
         benches.append(bench)
     check_same(benches[1], benches[0])
     assert len(benches[1].engine.stage.references) == 1  # type: ignore[attr-defined]
+
+
+def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(tiny_folder, True)
+    program = bench.engine.runner.program  # type: ignore[attr-defined]
+    stage_row = program.stage_row
+
+    def stage(index: int, row: Any) -> None:
+        if row.seed == 1 and len(row.codes) == 3:
+            raise ValueError("no such row")
+        stage_row(index, row)
+
+    monkeypatch.setattr(program, "stage_row", stage)
+    rows = [bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=seed)) for seed in range(3)]
+    bench.run()
+    bench.check_idle()
+    assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
+
+
+def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
+    bench = make_bench(tiny_folder, True, admission_share=0.9)
+    first = bench.submit(text=TEXT, text_closed=True)
+    for _ in range(100):
+        bench.engine.step_model.note(1, 0.08)  # type: ignore[attr-defined]
+    second = bench.submit(text=TEXT, text_closed=True)
+    bench.run()
+    assert bench.heard[first].reason is not FinishReason.ERROR
+    assert bench.heard[second].end is not None
+    assert bench.heard[second].end.code == EngineOverloaded.code
