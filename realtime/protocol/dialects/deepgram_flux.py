@@ -235,7 +235,7 @@ class Flux(on.Dialect):
             yield from self._tell_interrupted(turn, event.heard, event.remaining)
         else:
             self._played_ms += event.audio_ms
-            self._last = event.context, turn
+            self._last = (event.context, turn) if event.audio_ms else self._last
             yield from self._tell_end(turn, event.error)
         yield from self._announce()
 

@@ -230,6 +230,20 @@ def test_flux_interruptions_of_what_was_sent_and_is_still_heard(remaining: str, 
     assert play.tell(on.Recalled("0", "Hello", remaining, 400.0))[0]["type"] == kind
 
 
+def test_flux_interruptions_after_a_turn_without_sound_are_answered() -> None:
+    play = flux()
+    speak(play, "...")
+    flush(play)
+    play.tell(on.Ended("0"))
+    assert interrupt(play)[0]["code"] == "NO_AUDIO_GENERATED"
+    started(play)
+    play.tell(on.Ended("1", audio_ms=1_000.0))
+    speak(play, "...")
+    flush(play)
+    play.tell(on.Ended("2"))
+    assert interrupt(play, 400) == [on.Recall("1", 400.0)]
+
+
 def test_flux_speed_changes_for_the_turns_to_come() -> None:
     play = flux()
     assert play.say(type="Configure", speed=1.2) == [{"type": "ConfigureSuccess", "applied": {"speed": 1.2}}]
