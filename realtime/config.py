@@ -71,6 +71,12 @@ class LimitSettings(Section, frozen=True):
     max_speech_chars: Annotated[int, Meta(ge=1, le=10_000_000, description="Text of one POST /v1/audio/speech.")] = (
         4_096
     )
+    max_answer_bytes: Annotated[
+        int, Meta(ge=1_024, le=2_147_483_647, description="Audio of one HTTP answer that is not streamed.")
+    ] = 67_108_864
+    encoder_threads: Annotated[
+        int, Meta(ge=0, le=256, description="Threads for Opus, MP3, AAC, FLAC and changes of speed; 0 has none.")
+    ] = 1
     max_lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="The largest lead a client may ask for.")] = 60_000
     max_errors: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = 100
     max_remembered_responses: Annotated[

@@ -124,7 +124,8 @@ class SpeechServer:
         limits = self.config.limits
         self._check("max_connections", self.tally.total(CONNECTIONS), limits.max_connections)
         limit = limits.max_connections_per_key if caller.max_connections is None else caller.max_connections
-        self._check("max_connections_per_key", self.tally.total(of_key(CONNECTIONS, caller.name)), limit)
+        name = "max_connections_per_key" if caller.is_known else "max_connections_without_key"
+        self._check(name, self.tally.total(of_key(CONNECTIONS, caller.name)), limit)
         now_s = asyncio.get_running_loop().time()
         if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_after_s:
             raise Refused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
@@ -209,6 +210,7 @@ def registry_limits(config: ServerConfig) -> RegistryLimits:
         max_active_responses_per_key=limits.max_active_responses_per_key,
         idle_timeout_s=limits.idle_timeout_s,
         retry_after_ms=limits.retry_after_ms,
+        encoder_threads=limits.encoder_threads,
         session=SessionLimits(
             max_active_responses=limits.max_active_responses_per_session,
             max_response_chars=limits.max_response_chars,

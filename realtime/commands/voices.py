@@ -18,7 +18,7 @@ from realtime.local_engine import add_model_argument, local_engine
 from realtime.server import voice_limits
 from sessions.voices.blend import blend
 from sessions.voices.folder import voices_folder
-from sessions.voices.naming import is_built_in
+from sessions.voices.naming import looks_built_in
 from sessions.voices.store import VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, Manifest, StoredVoice, check_manifest
 
@@ -71,7 +71,7 @@ async def add_voice(args: argparse.Namespace, config: ServerConfig) -> int:
     manifest = _manifest(args, transcript=args.transcript)
     check_transcript(args.transcript)
     async with local_engine(args.model) as engine:
-        if is_built_in(args.name, engine.info):
+        if looks_built_in(args.name, engine.info):
             raise VoiceExists(f"voice {args.name!r} belongs to the model", "name")
         clone, sample_s = await _cloned(args.file, args.transcript, Cloning(config, engine))
         source = "audio" if sample_s else "embedding"

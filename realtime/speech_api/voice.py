@@ -12,7 +12,7 @@ from realtime.auth import Caller
 from realtime.cloning import check_transcript
 from realtime.server import SpeechServer
 from realtime.speech_api.body import SpeechBody
-from sessions.voices.naming import find_voice
+from sessions.voices.naming import find_voice, is_built_in
 from sessions.voices.voice import StoredVoice
 
 TASKS = {"customvoice": "custom_voice", "voicedesign": "voice_design", "base": "base"}
@@ -39,7 +39,8 @@ class Voice:
 async def voice_of(body: SpeechBody, server: SpeechServer, caller: Caller, listener: Listener) -> Voice:
     """Raises ``Refused`` or ``InvalidRequest``."""
     name, warning = _voice_name(body, server, caller)
-    stored = None if name is None else find_voice(server.voices, caller.name, name)
+    is_ours = name is None or is_built_in(name, server.engine.info)
+    stored = None if name is None or is_ours else find_voice(server.voices, caller.name, name)
     clone = await _clone(body, server, listener) or _by_embedding_alone(body, stored)
     heard = clone or (None if stored is None else stored.clone)
     return Voice(name, clone, _num_frames(heard, server.engine.info), warning)

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from realtime.auth import Caller
 from realtime.errors import Refused, http_status, rule_for
 from realtime.server import SpeechServer
-from realtime.speech_api.body import parse_body
+from realtime.speech_api.body import SpeechBody, parse_body
 from realtime.speech_api.formats import Delivery
 from realtime.speech_api.order import Order, begin, order_of
 from realtime.speech_api.usage import usage, usage_headers
 from realtime.transports.http import server_of
+from realtime.transports.staying import client_left, unless_it_leaves
 from sessions.audio.formats.encoders import stream_encoder
 from sessions.audio.formats.whole import whole_file
-from sessions.errors import ErrorInfo
+from sessions.errors import ErrorInfo, LimitExceeded
 from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
 from sessions.response import Response as SpokenResponse
 from sessions.session import Session
@@ -53,51 +55,78 @@ async def speech(request: Request) -> Response:
     """Raises ``Refused``, ``SessionError`` or ``EngineError`` as long as no audio was sent."""
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
-    order = await order_of(parse_body(await read_body(request, server)), server, caller)
-    headers = {VOICE_WARNING: order.warning} if order.warning else {}
+    body = parse_body(await read_body(request, server))
+    check_place(server, caller)
+    return await unless_it_leaves(request, _answered(body, server, caller))
+
+
+def check_place(server: SpeechServer, caller: Caller) -> None:
+    """Before any work. Raises ``Refused`` or ``LimitExceeded``."""
     server.may_speak()
+    server.check_key(caller)
+
+
+async def _answered(body: SpeechBody, server: SpeechServer, caller: Caller) -> Response:
+    """As soon as there is sound; until then whatever goes wrong ends the session."""
+    order = await order_of(body, server, caller)
     session = server.open_session(caller)
-    async with ended_by_leaving(request, session):
-        response = begin(order, session)
-        if order.delivery is Delivery.WHOLE:
-            data, done = await whole(response)
-            session.detach()
-            told = headers | usage_headers(done, order.num_reference_frames)
-            return Response(data, media_type=order.media_type, headers=told)
-        is_events = order.delivery is Delivery.EVENTS
-        content = _events(response, order) if is_events else _stream(response)
-        first = await anext(content)
+    try:
+        return await _answer(begin(order, session), order, session, AnswerRoom(server.config.limits.max_answer_bytes))
+    except BaseException:
+        session.detach()
+        raise
+
+
+async def _answer(response: SpokenResponse, order: Order, session: Session, room: AnswerRoom) -> Response:
+    headers = {VOICE_WARNING: order.warning} if order.warning else {}
+    if order.delivery is Delivery.WHOLE:
+        data, done = await whole(response, room)
+        session.detach()
+        told = headers | usage_headers(done, order.num_reference_frames)
+        return Response(data, media_type=order.media_type, headers=told)
+    is_events = order.delivery is Delivery.EVENTS
+    content = _events(response, order) if is_events else _stream(response)
+    first = await anext(content)
     if is_events:
         return SpokenFile(session, _joined(first, content), media_type=EVENT_STREAM, headers=headers | UNBUFFERED)
     return SpokenFile(session, _joined(first, content), media_type=order.media_type, headers=headers)
 
 
-async def whole(response: SpokenResponse) -> tuple[bytes, ResponseDone]:
-    """The file, and how it ended. Raises ``Refused``."""
+class AnswerRoom:
+    """Bytes of audio that an answer may hold before it is sent; all files of one answer share it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Raises ``LimitExceeded``; then nothing was taken."""
+        if self._num_bytes + num_bytes > self._max_bytes:
+            raise LimitExceeded(f"an answer that is not streamed has at most max_answer_bytes, {self._max_bytes}")
+        self._num_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
+
+
+async def whole(response: SpokenResponse, room: AnswerRoom) -> tuple[bytes, ResponseDone]:
+    """The file, and how it ended. Raises ``Refused`` or ``LimitExceeded``; then nothing more is spoken."""
     pieces: list[bytes] = []
-    async for event in response:
-        match event:
-            case ResponseAudio():
-                pieces += event.packets
-            case ResponseDone():
-                _require_success(event)
-                data = b"".join(pieces) or stream_encoder(response.format).finish()
-                return whole_file(data, response.format, event.audio_samples), event
-    raise AssertionError("a response without an end")
-
-
-@asynccontextmanager
-async def ended_by_leaving(request: Request, session: Session) -> AsyncIterator[None]:
-    """A client that leaves ends its session; so does an error. Once it hears, the streaming of the answer notices."""
-    leaving = asyncio.create_task(_detach_when_it_leaves(request, session), name="voicewire http client")
     try:
-        yield
+        async for event in response:
+            match event:
+                case ResponseAudio():
+                    room.take(sum(map(len, event.packets)))
+                    pieces += event.packets
+                case ResponseDone():
+                    _require_success(event)
+                    data = b"".join(pieces) or stream_encoder(response.format).finish()
+                    return whole_file(data, response.format, event.audio_samples), event
     except BaseException:
-        session.detach()
+        response.cancel()
+        room.give_back(sum(map(len, pieces)))
         raise
-    finally:
-        leaving.cancel()
-        await asyncio.wait([leaving])
+    raise AssertionError("a response without an end")
 
 
 async def read_body(request: Request, server: SpeechServer) -> bytes:
@@ -116,6 +145,8 @@ async def read_body(request: Request, server: SpeechServer) -> bytes:
                         deadline.reschedule(loop.time() + voices.upload_timeout_s)
                     if len(body) > limits.max_message_bytes + room:
                         raise _too_big(limits.max_message_bytes, room)
+        except ClientDisconnect:
+            raise client_left() from None
         except TimeoutError:
             raise Refused("body_timeout", "the body did not arrive in time") from None
     return bytes(body)
@@ -124,12 +155,6 @@ async def read_body(request: Request, server: SpeechServer) -> bytes:
 def _too_big(max_message_bytes: int, room: int) -> Refused:
     beside = " beside a recording" if room else ""
     return Refused("message_too_big", f"the body is longer than max_message_bytes, {max_message_bytes}{beside}")
-
-
-async def _detach_when_it_leaves(request: Request, session: Session) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    session.detach()
 
 
 async def _stream(response: SpokenResponse) -> AsyncIterator[bytes]:

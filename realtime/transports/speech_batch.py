@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response, StreamingResponse
 
 from engine.api import ClonedVoice, EngineError, InvalidRequest
 from realtime.auth import Caller
@@ -20,11 +22,15 @@ from realtime.speech_api.order import begin, order_of
 from realtime.speech_api.usage import usage
 from realtime.speech_api.voice import Listener
 from realtime.transports.http import server_of
-from realtime.transports.speech import ended_by_leaving, read_body, whole
+from realtime.transports.speech import AnswerRoom, check_place, read_body, whole
+from realtime.transports.staying import unless_it_leaves
 from sessions.errors import SessionError
 from sessions.session import Session
 
 MAX_ITEMS = 32
+AUDIO = "audio_data"
+PIECE_BYTES = 3 * 16_384
+"""Each becomes base64 without padding, so that the pieces can be joined."""
 OF_STREAMS = ("stream", "stream_format")
 """A batch is sent as a whole; these are passed over."""
 
@@ -57,24 +63,31 @@ class Batch:
     caller: Caller
     session: Session
     listener: HeardOnce
+    room: AnswerRoom
     at_once: asyncio.Semaphore
 
 
 async def speech_batch(request: Request) -> Response:
-    """Raises ``Refused`` for what is wrong with all of it."""
+    """Raises ``Refused`` or ``LimitExceeded`` for what is wrong with all of it."""
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
-    defaults = parse_object(await read_body(request, server))
-    items = _items(defaults)
-    server.may_speak()
-    session = server.open_session(caller)
-    async with ended_by_leaving(request, session):
-        at_once = asyncio.Semaphore(server.config.limits.max_active_responses_per_session)
-        batch = Batch(server, caller, session, HeardOnce(server.cloning), at_once)
+    items = _items(parse_object(await read_body(request, server)))
+    check_place(server, caller)
+    results = await unless_it_leaves(request, _all_spoken(items, server, caller))
+    return StreamingResponse(_told(results), media_type="application/json")
+
+
+async def _all_spoken(items: list[dict[str, Any]], server: SpeechServer, caller: Caller) -> list[dict[str, Any]]:
+    limits, session = server.config.limits, server.open_session(caller)
+    at_once = asyncio.Semaphore(limits.max_active_responses_per_session)
+    room = AnswerRoom(limits.max_answer_bytes)
+    batch = Batch(server, caller, session, HeardOnce(server.cloning), room, at_once)
+    try:
         async with asyncio.TaskGroup() as tasks:
             spoken = [tasks.create_task(_speak(index, item, batch)) for index, item in enumerate(items)]
-    session.detach()
-    return JSONResponse(_summary([task.result() for task in spoken]))
+    finally:
+        session.detach()
+    return [task.result() for task in spoken]
 
 
 def _items(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -95,16 +108,10 @@ async def _speak(index: int, item: dict[str, Any], batch: Batch) -> dict[str, An
 
 
 async def _spoken(item: dict[str, Any], batch: Batch) -> dict[str, Any]:
-    if batch.session.detached.is_set():
-        raise Refused("session_closed", "the client has left")
     fields = {name: value for name, value in item.items() if name not in OF_STREAMS}
     order = await order_of(body_of(fields), batch.server, batch.caller, batch.listener)
-    data, done = await whole(begin(order, batch.session))
-    told = {
-        "audio_data": base64.b64encode(data).decode(),
-        "media_type": order.media_type,
-        "usage": usage(done, order.num_reference_frames),
-    }
+    data, done = await whole(begin(order, batch.session), batch.room)
+    told = {AUDIO: data, "media_type": order.media_type, "usage": usage(done, order.num_reference_frames)}
     return told | ({"warning": order.warning} if order.warning else {})
 
 
@@ -119,12 +126,26 @@ def _error(error: Exception) -> dict[str, Any]:
     return {"error": body}
 
 
-def _summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+async def _told(results: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """The JSON of all of it, in pieces so small that others are served in between."""
     succeeded = sum(result["status"] == "success" for result in results)
-    return {
-        "id": f"speech-batch-{secrets.token_hex(8)}",
-        "results": results,
-        "total": len(results),
-        "succeeded": succeeded,
-        "failed": len(results) - succeeded,
-    }
+    counts = {"total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
+    head = {"id": f"speech-batch-{secrets.token_hex(8)}"} | counts
+    yield msgspec.json.encode(head)[:-1] + b',"results":['
+    for index, result in enumerate(results):
+        yield b"," if index else b""
+        for piece in _told_result(result):
+            yield piece
+    yield b"]}"
+
+
+def _told_result(result: dict[str, Any]) -> Iterator[bytes]:
+    audio = result.pop(AUDIO, None)
+    rest = msgspec.json.encode(result)
+    if audio is None:
+        yield rest
+        return
+    yield b'{"%s":"' % AUDIO.encode()
+    for start in range(0, len(audio), PIECE_BYTES):
+        yield base64.b64encode(audio[start : start + PIECE_BYTES])
+    yield b'",' + rest[1:]

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from realtime.errors import Refused
+from realtime.transports.staying import client_left
 
 MAX_FIELDS = 16
 MAX_FIELD_BYTES = 262_144
@@ -46,6 +47,8 @@ async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> 
         async with asyncio.timeout(timeout_s):
             form = await parser.parse()
             return await _taken(form, max_file_bytes)
+    except ClientDisconnect:
+        raise client_left() from None
     except TimeoutError:
         raise Refused("body_timeout", "the body did not arrive in time") from None
     except (MultiPartException, UnicodeError) as error:

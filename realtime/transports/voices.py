@@ -21,8 +21,9 @@ from realtime.cloning import check_transcript
 from realtime.errors import Refused
 from realtime.server import SpeechServer
 from realtime.transports.http import server_of
+from realtime.transports.staying import unless_it_leaves
 from realtime.transports.uploads import Form, read_form
-from sessions.voices.naming import find_voice, is_built_in, voices_for
+from sessions.voices.naming import find_voice, is_built_in, looks_built_in, voices_for
 from sessions.voices.voice import SHARED, Manifest, StoredVoice, check_manifest
 
 log = logging.getLogger("voicewire.voices")
@@ -33,17 +34,21 @@ EMBEDDING_FIELD = "speaker_embedding"
 
 async def list_voices(request: Request) -> Response:
     server = server_of(request)
-    info, stored = server.engine.info, await _stored(server, server.gatekeeper.admit(request))
+    caller = server.gatekeeper.admit(request)
+    info, stored = server.engine.info, await _stored(server, caller)
     names = [voice.name for voice in info.voices] + [manifest.name for manifest in stored]
-    uploaded = [_told(manifest) for manifest in stored]
+    uploaded = [_told(manifest, caller) for manifest in stored]
     return JSONResponse({"model": info.model, "voices": names, "uploaded_voices": uploaded})
 
 
 async def list_voices_with_ids(request: Request) -> Response:
     server = server_of(request)
-    info, stored = server.engine.info, await _stored(server, server.gatekeeper.admit(request))
+    caller = server.gatekeeper.admit(request)
+    info, stored = server.engine.info, await _stored(server, caller)
     voices = [_told_built_in(voice) for voice in info.voices]
-    voices += [_told(manifest) | _common(manifest.name, info.languages, manifest.description) for manifest in stored]
+    for manifest in stored:
+        about = _common(manifest.name, info.languages, manifest.description)
+        voices += [_told(manifest, caller) | about]
     return JSONResponse({"model": info.model, "voices": voices})
 
 
@@ -56,7 +61,7 @@ async def show_voice(request: Request) -> Response:
     found = await asyncio.to_thread(find_voice, server.voices, caller.name, name)
     if found is None:
         raise _not_found(name)
-    return JSONResponse(_told(found.manifest))
+    return JSONResponse(_told(found.manifest, caller))
 
 
 async def add_voice(request: Request) -> Response:
@@ -67,14 +72,14 @@ async def add_voice(request: Request) -> Response:
         form = await read_form(request, settings.max_upload_bytes, settings.upload_timeout_s)
         manifest = _manifest(form, caller, server.engine.info)
         _check_free(server, manifest)
-        clone, manifest = await _cloned(server, form, manifest)
+        clone, manifest = await unless_it_leaves(request, _cloned(server, form, manifest))
     num_codebooks = server.engine.info.num_codebooks
     try:
         await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone), num_codebooks)
     except OSError:
         log.exception("a voice could not be stored")
         raise Refused("internal_error", "the voice could not be stored") from None
-    return JSONResponse({"success": True, "voice": _told(manifest)})
+    return JSONResponse({"success": True, "voice": _told(manifest, caller)})
 
 
 async def delete_voice(request: Request) -> Response:
@@ -117,7 +122,7 @@ def _manifest(form: Form, caller: Caller, info: EngineInfo) -> Manifest:
 
 def _check_free(server: SpeechServer, manifest: Manifest) -> None:
     """Before any work; the store looks again when it writes."""
-    if is_built_in(manifest.name, server.engine.info):
+    if looks_built_in(manifest.name, server.engine.info):
         raise Refused("voice_protected", f"voice {manifest.name!r} belongs to the model", "name")
     if server.voices.find(manifest.owner, manifest.name):
         raise Refused("voice_exists", f"voice {manifest.name!r} exists already; delete it first", "name")
@@ -139,9 +144,10 @@ def _numbers(text: str) -> list[float]:
         raise InvalidRequest("speaker_embedding must be a JSON list of numbers", EMBEDDING_FIELD) from None
 
 
-def _told(manifest: Manifest) -> dict[str, Any]:
-    """What may be told of a stored voice: of one that all share, neither who agreed nor what was said."""
+def _told(manifest: Manifest, caller: Caller) -> dict[str, Any]:
+    """What may be told of a stored voice: who agreed to it and what was said is for the holder of its owner's key."""
     is_shared = manifest.owner == SHARED
+    is_private = is_shared or caller.by_token
     told = {
         "name": manifest.name,
         "created_at": manifest.created_s,
@@ -152,8 +158,8 @@ def _told(manifest: Manifest) -> dict[str, Any]:
     }
     more = {
         "sample_s": manifest.sample_s,
-        "consent": "" if is_shared else manifest.consent,
-        "ref_text": "" if is_shared else manifest.transcript,
+        "consent": "" if is_private else manifest.consent,
+        "ref_text": "" if is_private else manifest.transcript,
         "speaker_description": manifest.description,
     }
     return told | {field: value for field, value in more.items() if value}

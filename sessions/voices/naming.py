@@ -44,6 +44,11 @@ def is_built_in(name: str, info: EngineInfo) -> bool:
     return any(voice.name == name for voice in info.voices)
 
 
+def looks_built_in(name: str, info: EngineInfo) -> bool:
+    """Whether people would take it for a voice of the checkpoint, some of whose wires pass over case."""
+    return name.lower() in {voice.name.lower() for voice in info.voices}
+
+
 def check_fits(voice: StoredVoice, info: EngineInfo) -> None:
     num = len(voice.clone.embedding) // BYTES_PER_NUMBER
     if info.can_clone and num != info.embedding_size:

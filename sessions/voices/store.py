@@ -159,7 +159,7 @@ class VoiceStore:
             _warn(path.name, error)
             return None
         if len(self._voices) >= MAX_CACHED_VOICES:
-            self._voices.pop(next(iter(self._voices)), None)
+            self._voices.pop(list(self._voices)[0], None)  # noqa: RUF015 other threads change it meanwhile
         self._voices[path] = known
         return known
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from pathlib import Path
 
 import pytest
 
+from realtime.transports.speech_batch import PIECE_BYTES, _told
 from sessions.audio.wav import wav_file
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript
@@ -108,6 +110,42 @@ async def test_a_recording_for_all_is_heard_once(tmp_path: Path, audio: bytes) -
         assert len(live.engine.samples) == is_audio
         if not is_audio:
             assert {result["error"]["param"] for result in told["results"]} == {"ref_audio"}
+
+
+async def test_what_a_batch_gives_has_a_limit_and_so_has_a_whole_file() -> None:
+    """Of 30,000 bytes: each of the texts makes some 22,000."""
+    async with live_server(limits__max_answer_bytes=30_000) as live:
+        item = {"input": "Twelve chars."}
+        alone = await post(live, items=[item])
+        assert 15_000 < len(base64.b64decode(alone[1]["results"][0]["audio_data"])) < 30_000
+        status, told = await post(live, items=[item, item, item])
+        assert (status, told["succeeded"]) == (200, 1)
+        errors = [result["error"] for result in told["results"] if result["status"] == "error"]
+        assert {error["code"] for error in errors} == {"limit_exceeded"}
+        assert "max_answer_bytes, 30000" in errors[0]["message"]
+        await live.freed()
+        async with live.http() as http:
+            long = {"input": "This text is a little longer than that.", "response_format": "pcm"}
+            refused = await http.post("/v1/audio/speech", json=long | {"stream": False})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "limit_exceeded")
+            assert len((await http.post("/v1/audio/speech", json=long)).content) > 30_000, "streams have none"
+        await live.freed()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 2])
+async def test_an_answer_in_pieces_is_one_json(size: int) -> None:
+    audio = bytes(range(256)) * (size // 256 + 1)
+    results = [
+        {"index": 0, "status": "success", "audio_data": audio[:size], "usage": {"a": 1}},
+        {"index": 1, "status": "error", "error": {"message": 'a "sign"'}},
+    ]
+    pieces = [piece async for piece in _told(results)]
+    assert max(map(len, pieces)) <= PIECE_BYTES * 4 // 3
+    told = json.loads(b"".join(pieces))
+    assert base64.b64decode(told["results"][0].pop("audio_data")) == audio[:size]
+    assert told["results"][0] == {"index": 0, "status": "success", "usage": {"a": 1}}
+    assert told["results"][1] == results[1]
+    assert (told["total"], told["succeeded"], told["failed"]) == (2, 1, 1)
 
 
 async def test_a_client_that_leaves_frees_every_slot() -> None:

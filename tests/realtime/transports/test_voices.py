@@ -120,6 +120,7 @@ NUMBERS = json.dumps([0.1] * EMBEDDING_SIZE)
         ("ann", WAV, {"consent": " "}, 400, "invalid_request", "consent", "empty"),
         ("ann", WAV, {"ref_text": "x" * 2_001}, 400, "invalid_request", "ref_text", "2000"),
         ("ada", WAV, {}, 403, "voice_protected", "name", "belongs to the model"),
+        ("ADA", WAV, {}, 403, "voice_protected", "name", "belongs to the model"),
         ("ann", None, {}, 400, "invalid_request", "audio_sample", "none is given"),
         ("ann", WAV, {"speaker_embedding": NUMBERS}, 400, "invalid_request", "audio_sample", "both"),
         ("ann", b"", {}, 400, "invalid_request", "audio_sample", "audio is empty"),
@@ -250,6 +251,19 @@ async def test_keys_have_voices_of_their_own(tmp_path: Path) -> None:
         assert (await add(live, audio=None, headers=BOB, speaker_embedding=NUMBERS))[0] == 200
         assert (await delete(live, "ann", ALICE))[0] == 200
         assert (await get(live, f"{PATH}/ann", BOB))[0] == 200
+
+
+async def test_a_browser_is_not_told_who_agreed_nor_what_was_said(tmp_path: Path) -> None:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path), auth__api_keys=KEYS) as live:
+        assert (await add(live, headers=ALICE, ref_text="My secret."))[0] == 200
+        async with live.http() as http:
+            token = {"X-API-Key": (await http.post("/v1/tokens", headers=ALICE)).json()["token"]}
+            for path in (PATH, "/v1/voices", f"{PATH}/ann"):
+                assert "secret" in (await http.get(path, headers=ALICE)).text
+                told = (await http.get(path, headers=token)).text
+                assert "ann" in told
+                assert "secret" not in told
+                assert "she agreed" not in told
 
 
 def voice_of_operator(name: str) -> StoredVoice:

@@ -1,0 +1,40 @@
+"""Work for an HTTP client that may leave at any moment: then it is cancelled, wherever it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from realtime.errors import Refused
+
+Result = TypeVar("Result")
+
+
+async def unless_it_leaves(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """What the work gives, once the body of the request has been read.
+
+    Raises ``Refused`` when the client leaves first; by then the work has ended and given back what it held.
+    """
+    working = asyncio.create_task(work, name="voicewire http work")
+    leaving = asyncio.create_task(_until_it_leaves(request), name="voicewire http client")
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise client_left()
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait([working, leaving])
+
+
+def client_left() -> Refused:
+    return Refused("session_closed", "the client has left")
+
+
+async def _until_it_leaves(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
