@@ -26,6 +26,10 @@ from realtime.version import VERSION
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 READ_BYTES = 65_536
+STEP_BYTES = 4_096
+"""Read between two turns of the event loop: a host that sends its body in crumbs takes no more of it at once."""
+MIN_CRUMB_BYTES, MAX_CRUMBS = 256, 1_000
+"""A body may come in so many pieces of any size, and in more as long as they are so large in the mean."""
 MAX_HEAD_BYTES = 32_768
 MAX_LOOK_UPS = 4
 
@@ -140,11 +144,14 @@ class Fetcher:
         return await self._body(connection, reader)
 
     async def _body(self, connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
-        body = bytearray()
+        body, num_pieces = bytearray(), 0
         while isinstance(event := await self._next(connection, reader), h11.Data):
             body += event.data
+            num_pieces += 1
             if len(body) > self.rules.max_bytes:
                 raise _too_large(self.rules.max_bytes)
+            if num_pieces > MAX_CRUMBS + len(body) // MIN_CRUMB_BYTES:
+                raise refused(f"its {len(body)} bytes came in {num_pieces} pieces")
         if not isinstance(event, h11.EndOfMessage):
             raise refused("it broke off")
         return bytes(body)
@@ -152,7 +159,8 @@ class Fetcher:
     async def _next(self, connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
         while (event := connection.next_event()) is h11.NEED_DATA or isinstance(event, h11.InformationalResponse):
             if event is h11.NEED_DATA:
-                connection.receive_data(await reader.read(READ_BYTES))
+                connection.receive_data(await reader.read(STEP_BYTES))
+                await asyncio.sleep(0)
         return event  # type: ignore[return-value]
 
 

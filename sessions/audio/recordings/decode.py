@@ -88,8 +88,9 @@ def _decode(container: InputContainer, sample_rate: int, max_s: float) -> Pcm:
 
 def _check_stream(stream: AudioStream, max_s: float) -> None:
     codec: AudioCodecContext | None = stream.codec_context
-    if codec is None or codec.name not in DECODERS:
-        raise BadRecording(f"audio is coded as {codec.name if codec else 'nothing we know'}; send {FORMATS}")
+    name = None if codec is None or codec.codec is None else codec.name
+    if codec is None or name not in DECODERS:
+        raise BadRecording(f"audio is coded as {name or 'nothing we know'}; send {FORMATS}")
     if not 1 <= codec.sample_rate <= MAX_SOURCE_RATE:
         raise BadRecording(f"the sample rate must be 1 to {MAX_SOURCE_RATE}, is {codec.sample_rate}")
     if not 1 <= codec.channels <= MAX_CHANNELS:

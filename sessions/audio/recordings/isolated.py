@@ -43,7 +43,7 @@ async def decode_isolated(data: bytes, sample_rate: int, limits: DecodeLimits) -
     arguments = (str(sample_rate), repr(limits.max_s), str(int(limits.timeout_s) + 1), str(limits.memory_bytes))
     child = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", MODULE, *arguments),
+        *("-P", "-m", MODULE, *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -66,7 +66,7 @@ async def decode_isolated(data: bytes, sample_rate: int, limits: DecodeLimits) -
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of ours but the way to our modules."""
+    """Nothing of ours but the way to our modules; ``-P`` keeps the current folder out of it."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
     return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OPENBLAS_NUM_THREADS": "1"}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import ssl
 import subprocess
 from pathlib import Path
 
+import h11
 import pytest
 
 from engine.api import InvalidRequest
@@ -144,6 +146,49 @@ async def test_one_clock_runs_over_all_of_it(pieces: list[bytes | float]) -> Non
     async with web_server(lambda _: pieces) as port:
         with pytest.raises(InvalidRequest, match=r"within 0\.3 s"):
             await local(timeout_s=0.3).fetch(f"http://good.test:{port}/")
+
+
+async def test_a_body_in_crumbs_costs_little() -> None:
+    """Each crumb is work for the parser, and the event loop is everybody's."""
+    crumbs = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            before = connections[0].num_events if connections else 0
+            await asyncio.sleep(0)
+            most = max(most, (connections[0].num_events if connections else 0) - before)
+
+    connections: list[CountingConnection] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("realtime.references.fetch.h11.Connection", lambda *a, **k: counting(connections, *a, **k))
+        async with web_server(lambda _: [crumbs, b"0\r\n\r\n"]) as port:
+            watching = asyncio.create_task(watch())
+            with pytest.raises(InvalidRequest, match=r"bytes came in 100\d pieces"):
+                await local().fetch(f"http://good.test:{port}/")
+            watching.cancel()
+    assert 0 < most < 1_000
+
+
+class CountingConnection(h11.Connection):
+    num_events = 0
+
+    def next_event(self) -> object:
+        self.num_events += 1
+        return super().next_event()
+
+
+def counting(made: list[CountingConnection], *args: object, **kwargs: object) -> CountingConnection:
+    made.append(CountingConnection(*args, **kwargs))  # type: ignore[arg-type]
+    return made[-1]
+
+
+@pytest.mark.parametrize("pieces", [200, 2_000])
+async def test_a_body_in_small_pieces_arrives(pieces: int) -> None:
+    body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + (b"200\r\n" + b"x" * 512 + b"\r\n") * pieces
+    async with web_server(lambda _: [body + b"0\r\n\r\n"]) as port:
+        assert len(await local().fetch(f"http://good.test:{port}/")) == 512 * pieces
 
 
 @pytest.mark.parametrize("location", ["/there", "http://good.test:{port}/there", "there"])

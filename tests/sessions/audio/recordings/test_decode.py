@@ -76,6 +76,14 @@ def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
         decode_recording(data, RATE, 30)
 
 
+@pytest.mark.parametrize(("tag", "words"), [(0x9999, "coded as nothing we know"), (0x11, "coded as adpcm_ima_wav")])
+def test_a_codec_that_is_not_ours_is_refused(tag: int, words: str) -> None:
+    data = bytearray(wav_file(tone(1, 16_000), 16_000))
+    data[20:22] = tag.to_bytes(2, "little")
+    with pytest.raises(BadRecording, match=words):
+        decode_recording(bytes(data), RATE, 30)
+
+
 def test_a_bomb_is_small_and_never_unpacked() -> None:
     bomb = flac_bomb(60)
     assert len(bomb) < 60 * 8_000 * 2 / 50
@@ -112,6 +120,15 @@ SMALL = {kind: recording(kind, [tone(0.2, 16_000)], 16_000) for kind in CONTAINE
 async def test_a_child_decodes_for_us() -> None:
     pcm = await decode_isolated(SMALL["flac"], RATE, DecodeLimits())
     np.testing.assert_array_equal(pcm, decode_recording(SMALL["flac"], RATE, 30))
+
+
+async def test_a_child_takes_nothing_from_the_folder_it_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "av.py").write_text("raise SystemExit('a stranger')")
+    (tmp_path / "sessions.py").write_text("raise SystemExit('a stranger')")
+    monkeypatch.chdir(tmp_path)
+    assert (await decode_isolated(SMALL["wav"], RATE, DecodeLimits())).size > 0
 
 
 async def test_a_child_s_refusal_is_told() -> None:
