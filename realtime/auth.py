@@ -59,11 +59,16 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Caller:
     """Whose work it is; limits that are ``None`` are the server's."""
 
-    name: str
+    name: str = ""
+    """Empty while the key is still to come."""
     max_connections: int | None = None
     max_active_responses: int | None = None
     by_token: bool = False
     """Showed a token and not the key."""
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.name)
 
 
 LOCAL = Caller("local")

@@ -131,6 +131,9 @@ class WireSettings(Section, frozen=True):
     max_contexts: Annotated[
         int, Meta(ge=1, le=10_000, description="Open contexts of a connection on a vendor's wire.")
     ] = 64
+    max_connections_without_key: Annotated[
+        int, Meta(ge=1, le=100_000, description="Connections whose key is still to come, in their first message.")
+    ] = 256
     token_ttl_s: Annotated[int, Meta(ge=1, le=86_400, description="The longest a browser token may be valid.")] = 3_600
 
 

@@ -41,8 +41,6 @@ LAST_WORDS_S = 0.5
 VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
 """Clients of vendors do not know our own codes."""
 WARNING = "X-Voicewire-Warning"
-ANYBODY = Caller("")
-"""Has not shown a key yet."""
 
 
 class WireConnection:
@@ -55,7 +53,7 @@ class WireConnection:
         self._limits = server.config.limits
         self._tasks = asyncio.TaskGroup()
         self._entered = ExitStack()
-        self._caller = ANYBODY
+        self._caller = Caller()
         self._grantor = Grantor(
             replace(server.settings, lead_ms=self._lead_ms),
             server.engine.info,
@@ -84,7 +82,7 @@ class WireConnection:
         self._caller = caller
         if self._dialect.wish is not None:
             self._warnings = self._check_wish(self._dialect.wish)
-        if caller is not ANYBODY:
+        if caller.is_known:
             self._open_session(caller)
         self._entered.enter_context(self._server.connected(self, caller))
 

@@ -19,7 +19,7 @@ from realtime.protocol.errors import ProtocolError
 from realtime.server import SpeechServer
 from realtime.transports.body import HttpLink
 from realtime.transports.link import WRITE_GRACE_S, AsgiLink
-from realtime.transports.wire_connection import ANYBODY, WireConnection, refusal
+from realtime.transports.wire_connection import WireConnection, refusal
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.wire")
@@ -53,7 +53,8 @@ class WireEndpoint:
     def _admit(self, request: HTTPConnection) -> Caller:
         """Raises ``Refused``."""
         gatekeeper = self._server.gatekeeper
-        caller = gatekeeper.admit_late(request) or ANYBODY if self._wire.late_key else gatekeeper.admit(request)
+        anybody = Caller(max_connections=self._server.config.wires.max_connections_without_key)
+        caller = gatekeeper.admit_late(request) or anybody if self._wire.late_key else gatekeeper.admit(request)
         self._server.check_room(caller)
         self._server.check_key(caller)
         return caller

@@ -9,11 +9,15 @@ import json
 import os
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
+from websockets.sync.client import ClientConnection, connect
 
 from tests.realtime.processes import Server, server
 
@@ -117,6 +121,29 @@ def test_a_client_speaks_and_goes_on(running: Server, environment: str, service:
         assert turn["peak"] > LEAST_PEAK
         if mode != "synthesize" and is_timed(environment, service, mode):
             check_words(turn)
+
+
+def test_livekit_that_is_told_429_comes_again() -> None:
+    limits = {"auth__api_keys": f"agent:{KEY}", "speech__aligner": "even", "limits__max_connections": 1}
+    with server(SCRIPT, **limits) as started:
+        shown = {"X-API-Key": KEY}
+        holder = connect(f"{started.url}/tts/websocket", additional_headers=shown, compression=None, proxy=None)
+        leaves = threading.Thread(target=leave_after_a_refusal, args=(started, holder))
+        leaves.start()
+        told = run("livekit", "cartesia", started.url.replace("ws", "http", 1), "stream")
+        leaves.join()
+        assert [turn["peak"] > LEAST_PEAK for turn in told["turns"]] == [True, True]
+
+
+def leave_after_a_refusal(started: Server, holder: ClientConnection) -> None:
+    """Its place is another's once that one was refused."""
+    metrics = f"{started.url.replace('ws', 'http', 1)}/metrics"
+    for _ in range(RUN_TIMEOUT_S * 10):
+        told = httpx.get(metrics, headers={"X-API-Key": KEY}, trust_env=False).text
+        if 'refusals_total{code="too_many_connections"}' in told:
+            break
+        time.sleep(0.1)
+    holder.close()
 
 
 def is_timed(environment: str, service: str, mode: str) -> bool:

@@ -241,6 +241,21 @@ async def test_the_metrics_tell_wires_apart(live: Live) -> None:
     assert 'voicewire_wire_contexts_total{status="completed",wire="/tiny"} 1.0' in told
 
 
+async def test_those_without_a_key_do_not_take_every_place() -> None:
+    limits = {"auth__api_keys": f"agent:{KEY}", "wires__max_connections_without_key": 1}
+    async with live_server(**limits) as live:
+        async with dial(live, "/tiny/late") as silent:
+            with pytest.raises(InvalidStatus) as refused:
+                await dial(live, "/tiny/late")
+            assert (refused.value.response.status_code, refused.value.response.headers["Retry-After"]) == (429, "1")
+            async with dial(live, f"/tiny/late?api_key={KEY}"):
+                await silent.send(f"key {KEY}")
+                await until(lambda: live.speech.registry.statistics().num_sessions == 2)
+                async with dial(live, "/tiny/late"):
+                    pass
+        await live.freed()
+
+
 async def test_nothing_is_read_after_the_reason_to_close() -> None:
     async with live_server(auth__api_keys=f"agent:{KEY}") as live:
         async with dial(live, "/tiny/late") as socket:
