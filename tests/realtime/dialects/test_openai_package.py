@@ -1,0 +1,85 @@
+"""The ``openai`` package on the realtime wire, as its users call it. The other vendors' clients are run by
+``tests/sdk/run``."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+from openai.resources.realtime.realtime import AsyncRealtimeConnection
+
+from tests.fakes.engine import FakeScript
+from tests.realtime.live import WAIT_S, Live, live_server
+
+KEY = "a-key-of-enough-characters"
+TEXTS = ("Hello there, how are you?", "And this is another turn.")
+LONG = "This is one sentence of a very long story. " * 40
+LEAST_BYTES = 2 * 24_000 * 0.04 * 0.9
+"""Of one character."""
+
+
+@pytest.fixture
+async def live() -> AsyncIterator[Live]:
+    async with live_server(auth__api_keys=f"agent:{KEY}") as server:
+        yield server
+        await server.freed()
+
+
+@pytest.fixture
+async def connection(live: Live) -> AsyncIterator[AsyncRealtimeConnection]:
+    client = openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{live.port}/v1", websocket_base_url=f"{live.url}/v1", api_key=KEY, max_retries=0
+    )
+    async with client, client.realtime.connect(model="gpt-realtime") as opened:
+        assert (await opened.recv()).type == "session.created"
+        yield opened
+
+
+async def write(connection: AsyncRealtimeConnection, text: str) -> None:
+    content = [{"type": "input_text", "text": text}]
+    await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
+    await connection.response.create()
+
+
+async def write_by_the_token(connection: AsyncRealtimeConnection, text: str) -> None:
+    for token in text.split(" "):
+        await connection.send({"type": "input_text_buffer.append", "delta": token + " "})  # type: ignore[arg-type]
+    await connection.send({"type": "input_text_buffer.commit"})  # type: ignore[arg-type]
+
+
+async def hear(connection: AsyncRealtimeConnection) -> tuple[str, bytes, str]:
+    """Status, audio and transcript of the next response."""
+    pcm, transcript = b"", ""
+    async with asyncio.timeout(WAIT_S):
+        async for event in connection:
+            if event.type == "response.output_audio.delta":
+                pcm += base64.b64decode(event.delta)
+            elif event.type == "response.output_audio_transcript.delta":
+                transcript += event.delta
+            elif event.type == "response.done":
+                return event.response.status, pcm, transcript
+    raise AssertionError("the connection was closed")
+
+
+@pytest.mark.parametrize("say", [write, write_by_the_token])
+async def test_two_turns(connection: AsyncRealtimeConnection, say: object) -> None:
+    for text in TEXTS:
+        await say(connection, text)  # type: ignore[operator]
+        status, pcm, transcript = await hear(connection)
+        assert (status, transcript.strip()) == ("completed", text)
+        assert len(pcm) > len(text) * LEAST_BYTES
+
+
+async def test_an_interruption_and_a_turn_after_it(live: Live, connection: AsyncRealtimeConnection) -> None:
+    live.engine.script = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
+    await write(connection, LONG)
+    async with asyncio.timeout(WAIT_S):
+        while (await connection.recv()).type != "response.output_audio.delta":
+            pass
+    await connection.response.cancel()
+    assert (await hear(connection))[0] == "cancelled"
+    await write(connection, TEXTS[0])
+    assert (await hear(connection))[2].strip() == TEXTS[0]
