@@ -147,6 +147,11 @@ class CallSettings(Section, frozen=True):
     owner: Annotated[
         str | None, Meta(description="Name of the API key that lines without a key belong to; by default the first.")
     ] = None
+    audiosocket: Annotated[bool, Meta(description="Whether there is a port for Asterisk's AudioSocket.")] = False
+    audiosocket_port: Annotated[int, Meta(ge=0, le=65_535, description="That port; 0 takes a free one.")] = 9_092
+    audiosocket_host: Annotated[
+        str, Meta(description="Address of that port, which has no keys: whoever reaches it is a caller.")
+    ] = "127.0.0.1"
     lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of what the caller has heard.")] = 400
     mark_every_ms: Annotated[int, Meta(ge=100, le=60_000, description="Audio between marks on the line.")] = 1_000
     mark_timeout_s: Annotated[float, Meta(ge=0, le=60, description="A mark so late counts as heard, by our clock.")] = (
@@ -156,8 +161,8 @@ class CallSettings(Section, frozen=True):
     max_marks: Annotated[int, Meta(ge=0, le=10_000, description="Marks of a reply.")] = 256
     max_events: Annotated[int, Meta(ge=16, le=1_000_000, description="Events that may wait for an agent.")] = 4_096
     barge_in: Annotated[bool, Meta(description="Whether the caller's voice interrupts.")] = True
-    vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="How likely sound has to be speech.")] = 0.5
-    vad_min_speech_ms: Annotated[int, Meta(ge=32, le=2_000, description="For so long, to interrupt.")] = 64
+    vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="How likely sound has to be speech.")] = 0.7
+    vad_min_speech_ms: Annotated[int, Meta(ge=32, le=2_000, description="For so long, to interrupt.")] = 32
     vad_min_silence_ms: Annotated[
         int, Meta(ge=32, le=5_000, description="Silence after which speech may begin again.")
     ] = 320

@@ -19,11 +19,12 @@ from realtime.errors import Refused
 from realtime.local_engine import make_engine
 from realtime.protocol.native import PATH
 from realtime.server import SpeechServer
+from realtime.transports.audiosocket import AudioSocketPort
 from realtime.transports.calls import call_routes
 from realtime.transports.http import INFORMATION_ROUTES, refuse, refuse_socket
 from realtime.transports.listener import DrainingServer, ListenConfig, listening_sockets
 from realtime.transports.page import page_routes
-from realtime.transports.phones import phone_routes
+from realtime.transports.phones import owner_of_lines, phone_routes
 from realtime.transports.speech import speech
 from realtime.transports.speech_batch import speech_batch
 from realtime.transports.tokens import token_routes
@@ -50,12 +51,14 @@ def create_app(
         engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
     server = SpeechServer(config, engine, load_gatekeeper(config.auth), tally)
     switchboard = Switchboard(config.calls.max_events)
+    audiosocket = AudioSocketPort(server, switchboard, owner_of_lines(server))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await server.start()
         try:
-            yield
+            async with audiosocket.open():
+                yield
         finally:
             await server.aclose()
 
@@ -78,6 +81,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.server = server
+    app.state.audiosocket = audiosocket
     return app
 
 

@@ -46,7 +46,7 @@ class PhoneConnection:
         self._call: Call | None = None
         self._live: LiveCall | None = None
         self._ear: CallerEar | None = None
-        self._speaking: asyncio.Task[None] | None = None
+        self._speaking: list[asyncio.Task[None]] = []
         self._last_number = -1
         """Of the caller's audio."""
         self._tasks = asyncio.TaskGroup()
@@ -63,8 +63,8 @@ class PhoneConnection:
                     self._ending = False
                     await self._read()
                     await self._leave()
-                    if self._speaking is not None:
-                        self._speaking.cancel()
+                    for task in self._speaking:
+                        task.cancel()
             except ExceptionGroup:
                 log.exception("a call failed", extra={"session_id": self._session.session_id})
                 self._reason = "internal_error"
@@ -187,7 +187,8 @@ class PhoneConnection:
         if self._settings.barge_in:
             self._ear = CallerEar(line.encoding, line.sample_rate, ear_settings(self._server))
         self._entered.enter_context(self._switchboard.connected(self._live))
-        self._speaking = self._tasks.create_task(self._call.run(), name="voicewire call")
+        work = (self._call.run(), self._call.line.keep_clock())
+        self._speaking = [self._tasks.create_task(part, name="voicewire call") for part in work]
         log.info("call connected", extra={"session_id": self._session.session_id, "wire": self._dialect.name})
 
     def _tell(self, event: on.CallEvent) -> None:

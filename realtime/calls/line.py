@@ -20,6 +20,8 @@ from sessions.hearing.echo import OwnVoice
 FRAME_MS = 20
 SILENCE = {"mulaw": b"\xff", "alaw": b"\xd5", "pcm_s16le": b"\0"}
 MARK_PREFIX = "vw"
+MAX_BEHIND_S = 0.1
+"""A clock that was held up catches up on so much, and forgets the rest."""
 
 Reached = Callable[[bool], None]
 """Called when the caller has heard up to a mark; ``True`` when the far side said so, ``False`` by our clock."""
@@ -95,6 +97,16 @@ class Line:
             self._own_voice.sent(self._base + self._pacer.handed_over_samples, frame)
             await self.write(self._dialect.audio(frame), wanted)
             await self._mark_now_and_then(wanted)
+
+    async def keep_clock(self) -> None:
+        """For a far side that must be fed: silence, whenever there is nothing to say."""
+        silence = self._dialect.audio(SILENCE[self.format.encoding] * self._frame_bytes)
+        due_s = now_s()
+        while self._dialect.clocked:
+            due_s = max(due_s + FRAME_MS / 1000, now_s() - MAX_BEHIND_S)
+            await asyncio.sleep(due_s - now_s())
+            if not self.sounding:
+                await self.write(silence, lambda: not self.sounding)
 
     async def finish(self, wanted: Callable[[], bool]) -> None:
         """Play what is left of the last frame, filled up with silence."""

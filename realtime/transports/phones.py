@@ -86,6 +86,4 @@ def owner_of_lines(server: SpeechServer) -> Caller:
 
 
 def phone_routes(server: SpeechServer, switchboard: Switchboard) -> list[BaseRoute]:
-    """Raises ``ConfigError``."""
-    owner_of_lines(server)
     return [WebSocketRoute(phone.path, PhoneEndpoint(server, switchboard, phone)) for phone in PHONES]

@@ -21,9 +21,9 @@ SILENCE_DB = -120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarSettings:
-    threshold: float = 0.5
+    threshold: float = 0.7
     """How likely a window has to be speech."""
-    min_speech_ms: int = 64
+    min_speech_ms: int = 32
     """For so long, without a break."""
     min_silence_ms: int = 320
     """Then speech has ended, and may begin again."""

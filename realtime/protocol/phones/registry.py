@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from realtime.protocol.phones.asterisk import Asterisk
 from realtime.protocol.phones.base import PhoneDialect
 from realtime.protocol.phones.plivo import Plivo
 from realtime.protocol.phones.telnyx import Telnyx
@@ -25,4 +26,5 @@ PHONES: tuple[Phone, ...] = (
     Phone("/v1/calls/telnyx", lambda _: Telnyx()),
     Phone("/v1/calls/plivo", lambda _: Plivo()),
     Phone("/v1/calls/vonage", Vonage),
+    Phone("/v1/calls/asterisk", lambda _: Asterisk()),
 )

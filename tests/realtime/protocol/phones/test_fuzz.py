@@ -7,9 +7,10 @@ import random
 import pytest
 
 from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.phones.audiosocket import AudioSocket
 from realtime.protocol.phones.base import CallerAudio, PhoneDialect
-from realtime.protocol.phones.registry import PHONES
-from tests.realtime.protocol.phones.test_phones import PLIVO, TELNYX, TWILIO, VONAGE
+from realtime.protocol.phones.registry import PHONES, Phone
+from tests.realtime.protocol.phones.test_phones import ASTERISK, AUDIOSOCKET, PLIVO, TELNYX, TWILIO, VONAGE
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
 CORPORA: dict[str, list[str | bytes]] = {
@@ -17,7 +18,10 @@ CORPORA: dict[str, list[str | bytes]] = {
     "telnyx": [message for message, _ in TELNYX],
     "plivo": [message for message, _ in PLIVO],
     "vonage": [message for message, _ in VONAGE],
+    "asterisk": [message for message, _ in ASTERISK],
+    "audiosocket": [message for message, _ in AUDIOSOCKET],
 }
+LINES = (*PHONES, Phone("audiosocket", lambda _: AudioSocket()))
 SPICES = ("null", "-1", "1e400", '""', "{}", "[]", '"\\ud800"', "true", '"x"', "[[[", "\x00", "9" * 40)
 
 
@@ -51,12 +55,12 @@ def check(make: object, name: str, num_messages: int) -> None:
     assert num_refused > num_messages / 20
 
 
-@pytest.mark.parametrize("phone", PHONES, ids=lambda phone: phone.path)
+@pytest.mark.parametrize("phone", LINES, ids=lambda phone: phone.path)
 def test_anything_in_any_order(phone: object) -> None:
     check(phone.dialect, phone.path.rpartition("/")[2], NUM_MESSAGES)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phone", PHONES, ids=lambda phone: phone.path)
+@pytest.mark.parametrize("phone", LINES, ids=lambda phone: phone.path)
 def test_much_of_it(phone: object) -> None:
     check(phone.dialect, phone.path.rpartition("/")[2], NUM_MESSAGES_SLOW)  # type: ignore[attr-defined]

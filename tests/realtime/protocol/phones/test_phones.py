@@ -8,8 +8,11 @@ import json
 import pytest
 
 from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.phones.asterisk import Asterisk
+from realtime.protocol.phones.audiosocket import AudioSocket, frame
 from realtime.protocol.phones.base import (
     CallerAudio,
+    Held,
     HungUp,
     LineFormat,
     MarkReached,
@@ -86,6 +89,36 @@ VONAGE = [
     ('{"event":"websocket:notify","payload":{"mark":"vw1"}}', [MarkReached("vw1")]),
     ('{"event":"websocket:cleared"}', []),
 ]
+ASTERISK = [
+    (
+        '{"event":"MEDIA_START","connection_id":"W1","channel":"WebSocket/vw/0x1","channel_id":"1.2","format":"slin16",'
+        '"optimal_frame_size":640,"ptime":20,"channel_variables":{"EXTEN":"100"}}',
+        [Started("1.2", LineFormat("pcm_s16le", 16_000), {"EXTEN": "100", "channel": "WebSocket/vw/0x1"})],
+    ),
+    (b"\x01\x00" * 320, [CallerAudio(b"\x01\x00" * 320)]),
+    ('{"event":"DTMF_END","digit":"7","channel_id":"1.2"}', [Pressed("7")]),
+    ('{"event":"MEDIA_MARK_PROCESSED","correlation_id":"vw1"}', [MarkReached("vw1")]),
+    ('{"event":"MEDIA_XOFF"}', [Held(True)]),
+    ('{"event":"MEDIA_XON"}', [Held(False)]),
+    ('{"event":"QUEUE_DRAINED"}', []),
+]
+UUID = bytes(range(16))
+SOUND = b"\x01\x00" * 160
+AUDIOSOCKET = [
+    (b"\x01\x00\x10" + UUID, []),
+    (
+        b"\x10\x01\x40" + SOUND,
+        [
+            Started("00010203-0405-0607-0809-0a0b0c0d0e0f", LineFormat("pcm_s16le", 8_000), {}),
+            CallerAudio(SOUND),
+        ],
+    ),
+    (b"\x10\x01\x40" + SOUND, [CallerAudio(SOUND)]),
+    (b"\x03\x00\x015", [Pressed("5")]),
+    (b"\x42\x00\x00", []),
+    (b"\x00\x00\x00", [HungUp()]),
+    (b"\xff\x00\x01\x02", [HungUp("asterisk_error")]),
+]
 EXCHANGES = {"twilio": (Twilio, TWILIO), "telnyx": (Telnyx, TELNYX), "plivo": (Plivo, PLIVO)}
 
 
@@ -102,6 +135,54 @@ def test_what_the_provider_says_is_read(name: str) -> None:
 
 def test_vonage_says_control_in_text_and_sound_in_bytes() -> None:
     hear(Vonage("line-1"), VONAGE)
+
+
+def test_asterisk_says_control_in_json_and_sound_in_bytes() -> None:
+    line = Asterisk()
+    hear(line, ASTERISK)
+    assert line.audio(AUDIO) == AUDIO
+    said = [json.loads(message) for message in (line.mark("m"), line.clear(), line.hang_up())]
+    assert said == [
+        {"command": "MARK_MEDIA", "correlation_id": "m"},
+        {"command": "FLUSH_MEDIA"},
+        {"command": "HANGUP"},
+    ]
+    with pytest.raises(RemoteProtocolError, match=r"f\(json\)"):
+        Asterisk().receive("MEDIA_START connection_id:W1 format:ulaw")
+
+
+def test_audiosocket_says_all_in_frames() -> None:
+    line = AudioSocket()
+    hear(line, AUDIOSOCKET)
+    assert line.audio(SOUND) == b"\x10\x01\x40" + SOUND
+    assert (line.mark("m"), line.clear(), line.hang_up()) == (None, None, b"\x00\x00\x00")
+    wide = AudioSocket()
+    hear(wide, AUDIOSOCKET[:1])
+    wide.receive(frame(0x12, bytes(640)))
+    assert wide.audio(bytes(640))[:3] == b"\x12\x02\x80"
+    with pytest.raises(RemoteProtocolError, match="16000 Hz and goes on at 8000"):
+        wide.receive(frame(0x10, SOUND))
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ([b"\x10\x01\x40" + SOUND], "before the UUID"),
+        ([b"\x01\x00\x02ab"], "16 bytes"),
+        ([AUDIOSOCKET[0][0], AUDIOSOCKET[0][0]], "already"),
+        ([AUDIOSOCKET[0][0], b"\x17\x00\x02ab"], "96000"),
+        ([AUDIOSOCKET[0][0], b"\x10\x00\x03abc"], "3 bytes are no whole number"),
+        ([b"\x01\x00\x10abc"], "a frame of 16 bytes has 3"),
+        ([b"\x01"], "not a frame"),
+        (["text"], "not a frame"),
+    ],
+)
+def test_broken_frames_are_named(frames: list[str | bytes], words: str) -> None:
+    line = AudioSocket()
+    for one in frames[:-1]:
+        line.receive(one)
+    with pytest.raises(RemoteProtocolError, match=words):
+        line.receive(frames[-1])
 
 
 def test_what_we_say_is_what_each_expects() -> None:

@@ -1,0 +1,154 @@
+"""How soon the caller's voice is noticed, and how often noise or our own echo is taken for it.
+
+``python -m benchmarks.barge_in [MINUTES]``: speech is flite's two voices on the held-out sentences, everything passes
+mu-law at 8 kHz in packets of 20 ms. A delay is from the first sound of a sentence to the arrival of the packet in
+which it is noticed; what the cancel itself takes comes on top (a fraction of a millisecond, it is measured too).
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from benchmarks.spoken import TEACHERS
+from sessions.audio.g711 import pcm_to_mulaw
+from sessions.audio.pcm import Pcm
+from sessions.audio.resampler import Resampler
+from sessions.hearing.caller import CallerEar, EarSettings, level_db
+from sessions.hearing.echo import OwnVoice
+from training.flite import SAMPLE_RATE_HZ, synthesize
+from training.heldout import read_sentences
+
+RATE = 8_000
+PACKET = 160
+DEFAULT_MINUTES = 5.0
+NUM_SENTENCES = 40
+SPEECH_DB = -20.0
+"""Of full scale: usual on telephone lines."""
+SETTINGS = [(0.5, 32), (0.6, 32), (0.7, 32), (0.8, 32), (0.5, 64), (0.7, 64)]
+ECHO_LOSS_DB = (15.0, 20.0, 25.0, 35.0, 45.0)
+ECHO_DELAYS_MS = (40, 160, 400)
+
+
+def at_level(pcm: Pcm, db: float) -> Pcm:
+    """Its mean power, in dB of full scale."""
+    return (pcm * 10 ** ((db - level_db(pcm)) / 20)).astype(np.float32)
+
+
+def noises(minutes: float, rng: np.random.Generator) -> dict[str, Pcm]:
+    size = int(minutes * 60 * RATE)
+    seconds = np.arange(size) / RATE
+    white = rng.standard_normal(size)
+    spectrum = np.fft.rfft(rng.standard_normal(size))
+    pink = np.fft.irfft(spectrum / np.sqrt(np.maximum(np.fft.rfftfreq(size, 1 / RATE), 20.0)), size)
+    hum = sum(np.sin(2 * np.pi * 50 * n * seconds) / n for n in range(1, 12))
+    clicks = np.where(rng.random(size) < 3 / RATE, rng.choice([-1.0, 1.0], size), 0.0)
+    crackle = np.convolve(clicks, np.exp(-np.arange(80) / 12.0))[:size]
+    bursts = white * (np.sin(2 * np.pi * 0.7 * seconds) > 0.8)
+    keys = np.sin(2 * np.pi * 770 * seconds) + np.sin(2 * np.pi * 1336 * seconds)
+    return {
+        "white, -45 dB": at_level(white, -45),
+        "white, -30 dB": at_level(white, -30),
+        "pink, -30 dB": at_level(pink, -30),
+        "hum of 50 Hz, -30 dB": at_level(hum, -30),
+        "crackle, -35 dB": at_level(crackle, -35),
+        "bursts of hiss, -25 dB": at_level(bursts, -25),
+        "tones of keys, -20 dB": at_level(keys * (seconds % 1.0 < 0.15), -20),
+    }
+
+
+def packets(pcm: Pcm) -> Iterator[bytes]:
+    coded = pcm_to_mulaw(np.clip(pcm, -1, 1).astype(np.float32))
+    return (coded[at : at + PACKET] for at in range(0, len(coded) - PACKET + 1, PACKET))
+
+
+def onsets(pcm: Pcm, settings: EarSettings, own_db: list[float] | None = None) -> list[int]:
+    """The packets in which speech was noticed."""
+    ear = CallerEar("mulaw", RATE, settings)
+    loud = own_db or []
+    return [
+        number for number, packet in enumerate(packets(pcm)) if ear.began_to_speak(packet, *loud[number : number + 1])
+    ]
+
+
+def sentences(num: int) -> Iterator[Pcm]:
+    """Trimmed to where they sound, at the level of speech."""
+    for sentence in read_sentences()[:num]:
+        for voice in TEACHERS.values():
+            spoken = np.asarray(synthesize(sentence, voice).pcm, np.float32) / 32768
+            resampler = Resampler(SAMPLE_RATE_HZ, RATE)
+            pcm = at_level(np.concatenate([resampler.push(spoken), resampler.flush()]), SPEECH_DB)
+            loud = np.flatnonzero(np.abs(pcm) > 10 ** (-40 / 20))
+            yield pcm[loud[0] : loud[-1] + 1]
+
+
+def delays_ms(spoken: list[Pcm], settings: EarSettings, noise_db: float, rng: np.random.Generator) -> list[float]:
+    """Of those that are noticed within a second."""
+    found = []
+    for pcm in spoken:
+        start = RATE + int(rng.integers(PACKET))
+        line = rng.standard_normal(start + pcm.size + RATE) * 10 ** (noise_db / 20)
+        line[start : start + pcm.size] += pcm
+        noticed = [
+            1000 * ((number + 1) * PACKET - start) / RATE for number in onsets(line.astype(np.float32), settings)
+        ]
+        found += [delay for delay in noticed if 0 < delay < 1_000][:1]
+    return found
+
+
+def echo_onsets(spoken: list[Pcm], settings: EarSettings, loss_db: float, delay_ms: int, guarded: bool) -> float:
+    """A minute of our own speech."""
+    own = np.concatenate(spoken)
+    delay = delay_ms * RATE // 1000
+    echo = np.concatenate([np.zeros(delay, np.float32), own * np.float32(10 ** (-loss_db / 20))])[: own.size]
+    voice, levels = OwnVoice("mulaw", RATE), []
+    for number, packet in enumerate(packets(own)):
+        voice.sent((number + 1) * PACKET, packet)
+        levels.append(voice.level_db((number + 1) * PACKET))
+    return 60 * RATE * len(onsets(echo, settings, levels if guarded else None)) / own.size
+
+
+def percentile(values: list[float], share: float) -> float:
+    return float(np.percentile(values, 100 * share)) if values else float("nan")
+
+
+def main() -> None:
+    minutes = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_MINUTES
+    spoken = list(sentences(NUM_SENTENCES))
+    print("| threshold, least speech | noise | noticed | delay ms, median | p95 | worst |")
+    for threshold, least_ms in SETTINGS:
+        settings = EarSettings(threshold=threshold, min_speech_ms=least_ms)
+        for noise_db in (-60.0, -40.0):
+            delays = delays_ms(spoken, settings, noise_db, np.random.default_rng(1))
+            median = statistics.median(delays)
+            shown = f"{median:.0f} | {percentile(delays, 0.95):.0f} | {max(delays):.0f}"
+            print(f"| {threshold}, {least_ms} ms | {noise_db:.0f} dB | {len(delays)} of {len(spoken)} | {shown} |")
+    print("| false onsets a minute | " + " | ".join(f"{one}, {least} ms" for one, least in SETTINGS) + " |")
+    for name, noise in noises(minutes, np.random.default_rng(2)).items():
+        counts = [len(onsets(noise, EarSettings(threshold=one, min_speech_ms=least))) for one, least in SETTINGS]
+        print(f"| {name} | " + " | ".join(f"{count / minutes:.2g}" for count in counts) + " |")
+    print("| echo of our own voice, onsets a minute | bare | guarded |")
+    for loss_db in ECHO_LOSS_DB:
+        for delay_ms in ECHO_DELAYS_MS:
+            bare, guarded = (echo_onsets(spoken[:20], EarSettings(), loss_db, delay_ms, on) for on in (False, True))
+            print(f"| {loss_db:.0f} dB, {delay_ms} ms | {bare:.2g} | {guarded:.2g} |")
+    print(f"one packet with the detector: {cost_us(spoken[0]):.0f} us")
+
+
+def cost_us(pcm: Pcm) -> float:
+    """Median over the packets of a second of speech, a window's work spread over the packets that fill it."""
+    ear, times = CallerEar("mulaw", RATE, replace(EarSettings(), min_level_db=-120.0)), [time.perf_counter()]
+    for packet in packets(pcm[: 8 * RATE]):
+        ear.began_to_speak(packet)
+        times.append(time.perf_counter())
+    return 1e6 * statistics.fmean(later - earlier for earlier, later in pairwise(times))
+
+
+if __name__ == "__main__":
+    main()

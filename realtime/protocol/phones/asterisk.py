@@ -1,0 +1,74 @@
+"""Asterisk's ``chan_websocket`` with ``f(json)``: control in JSON, audio in binary, which Asterisk plays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+
+from realtime.protocol.dialects.parsing import dump, parse_json
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.phones import base, reading
+
+FORMATS = {
+    "ulaw": base.LineFormat("mulaw"),
+    "alaw": base.LineFormat("alaw"),
+    "slin": base.LineFormat("pcm_s16le", 8_000),
+    "slin12": base.LineFormat("pcm_s16le", 12_000),
+    "slin16": base.LineFormat("pcm_s16le", 16_000),
+    "slin24": base.LineFormat("pcm_s16le", 24_000),
+    "slin32": base.LineFormat("pcm_s16le", 32_000),
+    "slin44": base.LineFormat("pcm_s16le", 44_100),
+    "slin48": base.LineFormat("pcm_s16le", 48_000),
+}
+
+
+class Told(Struct):
+    event: str
+    connection_id: str = ""
+    channel_id: str = ""
+    channel: str = ""
+    format: str = ""
+    channel_variables: dict[str, object] = field(default_factory=dict)
+    correlation_id: str = ""
+    digit: str = ""
+
+
+class Asterisk(base.PhoneDialect):
+    name = "asterisk"
+    lines = frozenset(FORMATS.values())
+    subprotocol = "media"
+
+    def receive(self, message: base.Message) -> Sequence[base.PhoneEvent]:
+        if isinstance(message, bytes):
+            return [self.heard(message)]
+        if not message.lstrip().startswith("{"):
+            raise RemoteProtocolError("malformed_json", "control messages must be JSON: dial with f(json)")
+        told = parse_json(message, Told)
+        match told.event:
+            case "MEDIA_START":
+                return [self._begin(told)]
+            case "DTMF_END":
+                return [base.Pressed(reading.digit(told.digit))]
+            case "MEDIA_MARK_PROCESSED":
+                return [base.MarkReached(reading.mark_name(told.correlation_id))]
+            case "MEDIA_XOFF" | "MEDIA_XON":
+                return [base.Held(told.event == "MEDIA_XOFF")]
+        return []
+
+    def _begin(self, told: Told) -> base.Started:
+        line = FORMATS.get(told.format) or base.LineFormat(told.format, 0)
+        variables = reading.parameters(told.channel_variables | {"channel": told.channel})
+        return self.start(told.channel_id or told.connection_id, line, variables)
+
+    def audio(self, data: bytes) -> bytes:
+        return data
+
+    def mark(self, name: str) -> str:
+        return dump(command="MARK_MEDIA", correlation_id=name)
+
+    def clear(self) -> str:
+        return dump(command="FLUSH_MEDIA")
+
+    def hang_up(self) -> str:
+        return dump(command="HANGUP")

@@ -1,0 +1,107 @@
+"""A TCP port for Asterisk's AudioSocket. It has no keys: whoever reaches it is a caller."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from engine.api import EngineError
+from realtime.auth import Caller
+from realtime.calls.connection import PhoneConnection
+from realtime.calls.switchboard import Switchboard
+from realtime.errors import Refused, describe
+from realtime.protocol.phones.audiosocket import HEADER, AudioSocket
+from realtime.server import SpeechServer
+from realtime.transports.link import WRITE_GRACE_S
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.call")
+
+WRITE_BUFFER_BYTES = 16_384
+
+
+class TcpLink:
+    """Implements ``Link``; its messages are whole frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, write_timeout_s: float) -> None:
+        self._reader, self._writer = reader, writer
+        self._write_timeout_s = write_timeout_s
+        self._closed = False
+
+    async def receive(self) -> bytes | None:
+        if self._closed:
+            return None
+        try:
+            header = await self._reader.readexactly(HEADER.size)
+            return header + await self._reader.readexactly(HEADER.unpack(header)[1])
+        except (asyncio.IncompleteReadError, OSError):
+            self._closed = True
+            return None
+
+    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+        if not await self._until_writable() or (wanted is not None and not wanted()):
+            return
+        self._writer.write(message if isinstance(message, bytes) else message.encode())
+
+    async def close(self, code: int, reason: str = "") -> None:
+        if await self._until_writable():
+            self._closed = True
+            self._writer.close()
+
+    async def _until_writable(self) -> bool:
+        """Whether anything may be written still."""
+        if self._closed:
+            return False
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._writer.drain()
+        except TimeoutError:
+            log.info("cut a line that took nothing", extra={"code": "slow_reader"})
+            self._closed = True
+            self._writer.transport.abort()
+        except OSError:
+            self._closed = True
+        return not self._closed
+
+
+class AudioSocketPort:
+    def __init__(self, server: SpeechServer, switchboard: Switchboard, owner: Caller) -> None:
+        self._server, self._switchboard, self._owner = server, switchboard, owner
+        self.port: int | None = None
+        """While it is open."""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Does nothing without ``calls.audiosocket``. Raises ``OSError``."""
+        calls = self._server.config.calls
+        if not calls.audiosocket:
+            yield
+            return
+        listener = await asyncio.start_server(self._serve, calls.audiosocket_host, calls.audiosocket_port)
+        self.port = listener.sockets[0].getsockname()[1]
+        log.info("listening for AudioSocket", extra={"host": calls.audiosocket_host, "port": self.port})
+        try:
+            yield
+        finally:
+            listener.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        link = TcpLink(reader, writer, self._server.config.limits.reader_timeout_s + WRITE_GRACE_S)
+        try:
+            self._server.check_room(self._owner)
+            connection = PhoneConnection(self._server, self._switchboard, AudioSocket(), self._owner, link)
+        except (Refused, SessionError, EngineError) as error:
+            self._server.metrics.refused(describe(error).code)
+            log.info("refused a line", extra={"code": describe(error).code, "wire": AudioSocket.name})
+            writer.close()
+            return
+        try:
+            await connection.converse()
+        finally:
+            writer.close()
+            await connection.aclose()
+            with suppress(OSError):
+                await writer.wait_closed()

@@ -1,0 +1,108 @@
+"""Asterisk's AudioSocket over real TCP: a port of its own, fed a frame each 20 ms whether there is speech or not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from realtime.protocol.phones.audiosocket import HEADER, frame
+from tests.realtime.calls.test_sockets import dial, told
+from tests.realtime.live import WAIT_S, Live, live_server, until
+
+UUID = frame(0x01, bytes(range(16)))
+QUIET = frame(0x10, bytes(320))
+FRAMES_A_SECOND = 50
+
+
+@pytest.fixture
+async def live() -> AsyncIterator[Live]:
+    async with live_server(calls__audiosocket=True, calls__audiosocket_port=0) as server:
+        yield server
+        await server.freed()
+
+
+@asynccontextmanager
+async def line(live: Live) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    port = live.uvicorn.config.app.state.audiosocket.port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def next_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    async with asyncio.timeout(WAIT_S):
+        kind, length = HEADER.unpack(await reader.readexactly(3))
+        return kind, await reader.readexactly(length)
+
+
+async def test_silence_speech_and_silence_again(live: Live) -> None:
+    async with dial(live, "/v1/calls") as agent, line(live) as (reader, writer):
+        writer.write(UUID + QUIET[:100])
+        writer.write(QUIET[100:])
+        connected = await told(agent, "call.connected")
+        assert connected["provider_call_id"] == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+        assert (connected["encoding"], connected["sample_rate"]) == ("pcm_s16le", 8_000)
+        assert await next_frame(reader) == (0x10, bytes(320))
+        began_s = asyncio.get_running_loop().time()
+        await agent.send(json.dumps({"type": "say", "call_id": connected["call_id"], "text": "Hello there."}))
+        played = asyncio.create_task(told(agent, "reply.played"))
+        frames: list[bytes] = []
+        while not played.done():
+            kind, payload = await next_frame(reader)
+            assert (kind, len(payload)) == (0x10, 320)
+            frames.append(payload)
+        loud = [bool(np.frombuffer(payload, "<i2").any()) for payload in frames]
+        took_s = asyncio.get_running_loop().time() - began_s
+        assert 20 < sum(loud) < 30, "of 480 ms of speech"
+        assert len(frames) <= took_s * FRAMES_A_SECOND + 12, "it comes as fast as it is played"
+        assert not (await played)["confirmed"]
+        while (await next_frame(reader))[1] != bytes(320):
+            pass
+
+
+async def test_keys_a_hang_up_and_what_is_broken(live: Live) -> None:
+    async with dial(live, "/v1/calls") as agent:
+        async with line(live) as (_, writer):
+            writer.write(UUID + QUIET + frame(0x03, b"9"))
+            assert (await told(agent, "call.dtmf"))["digit"] == "9"
+            writer.write(frame(0x00, b""))
+            assert (await told(agent, "call.hung_up"))["reason"] == "caller"
+        async with line(live) as (_, writer):
+            writer.write(UUID + QUIET)
+            await told(agent, "call.connected")
+        assert (await told(agent, "call.hung_up"))["reason"] == "caller"
+        async with line(live) as (reader, writer):
+            writer.write(QUIET)
+            assert await reader.read(100) == frame(0x00, b"")
+            assert await reader.read(100) == b""
+        await until(lambda: live.speech.num_connections == 1)
+
+
+async def test_the_agent_hangs_up(live: Live) -> None:
+    async with dial(live, "/v1/calls") as agent, line(live) as (reader, writer):
+        writer.write(UUID + QUIET)
+        call_id = (await told(agent, "call.connected"))["call_id"]
+        await agent.send(json.dumps({"type": "hang_up", "call_id": call_id}))
+        while (await next_frame(reader))[0] != 0x00:
+            pass
+        assert await reader.read(100) == b""
+
+
+async def test_a_full_server_takes_no_line() -> None:
+    async with live_server(calls__audiosocket=True, calls__audiosocket_port=0, limits__max_connections=1) as live:
+        async with dial(live, "/v1/calls"), line(live) as (reader, _):
+            assert await reader.read(100) == b""
+        await live.freed()
+
+
+async def test_without_a_setting_there_is_no_port() -> None:
+    async with live_server() as live:
+        assert live.uvicorn.config.app.state.audiosocket.port is None

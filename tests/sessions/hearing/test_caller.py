@@ -1,0 +1,109 @@
+"""The caller's side of a line: speech is noticed, silence and noise are not, however the sound is cut."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from ctypes.util import find_library
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sessions.audio.g711 import mulaw_to_pcm, pcm_to_alaw, pcm_to_mulaw
+from sessions.audio.pcm import Pcm, float_to_s16
+from sessions.audio.resampler import Resampler
+from sessions.hearing.caller import CallerEar, EarSettings
+from sessions.hearing.silero import Silero, Windows
+
+RATE = 8_000
+START = 4_000
+PACKET = 160
+
+
+@pytest.fixture(scope="module")
+def speech() -> Pcm:
+    """Half a second of noise of a line, then a voice."""
+    if find_library("flite") is None:
+        pytest.skip("flite is not installed")
+    from training.flite import SAMPLE_RATE_HZ, synthesize
+
+    spoken = np.asarray(synthesize("Wait a moment, please. I have a question.", "slt").pcm, np.float32) / 32768
+    pcm = Resampler(SAMPLE_RATE_HZ, RATE).push(spoken)
+    noise = np.random.default_rng(1).standard_normal(START + pcm.size).astype(np.float32) * np.float32(0.001)
+    noise[START:] += pcm
+    return noise
+
+
+def noticed(ear: CallerEar, data: bytes, step: int, own_db: float = -120.0) -> list[int]:
+    """How many bytes were heard when speech was noticed."""
+    ends = range(step, len(data) + 1, step)
+    return [end for end in ends if ear.began_to_speak(data[end - step : end], own_db)]
+
+
+def test_a_voice_is_noticed_soon_after_it_begins(speech: Pcm) -> None:
+    found = noticed(CallerEar("mulaw", RATE, EarSettings()), pcm_to_mulaw(speech), PACKET)
+    assert len(found) >= 1
+    assert START < found[0] < START + 0.3 * RATE
+
+
+def test_every_encoding_and_rate_tells_about_the_same(speech: Pcm) -> None:
+    expected = noticed(CallerEar("mulaw", RATE, EarSettings()), pcm_to_mulaw(speech), PACKET)[0]
+    assert noticed(CallerEar("alaw", RATE, EarSettings()), pcm_to_alaw(speech), PACKET)[0] == expected
+    for rate in (16_000, 24_000):
+        data = float_to_s16(Resampler(RATE, rate).push(speech)).tobytes()
+        found = noticed(CallerEar("pcm_s16le", rate, EarSettings()), data, 2 * rate // 50)
+        assert abs(found[0] * RATE / rate / 2 - expected) <= 0.2 * RATE
+
+
+def test_a_voice_no_louder_than_our_echo_is_not_noticed(speech: Pcm) -> None:
+    data = pcm_to_mulaw(speech)
+    assert noticed(CallerEar("mulaw", RATE, EarSettings()), data, PACKET, own_db=0.0) != []
+    assert noticed(CallerEar("mulaw", RATE, EarSettings(echo_loss_db=0.0)), data, PACKET, own_db=0.0) == []
+
+
+def test_a_line_without_a_voice_is_silent() -> None:
+    rng = np.random.default_rng(3)
+    hum = 0.05 * np.sin(2 * np.pi * 50 * np.arange(5 * RATE) / RATE)
+    for line in (np.zeros(5 * RATE), 0.003 * rng.standard_normal(5 * RATE), hum):
+        data = pcm_to_mulaw(line.astype(np.float32))
+        assert noticed(CallerEar("mulaw", RATE, EarSettings()), data, PACKET) == []
+
+
+@settings(max_examples=20, deadline=None)
+@given(cuts=st.lists(st.integers(0, 20_000), max_size=20))
+def test_any_cut_gives_the_same_windows(cuts: list[int]) -> None:
+    pcm = np.arange(20_000, dtype=np.float32)
+    windows = Windows(256)
+    places = [0, *sorted(cuts), pcm.size]
+    pieces = [pcm[start:end] for start, end in pairwise(places)]
+    cut = [window for piece in pieces for window in windows.push(piece)]
+    np.testing.assert_array_equal(np.concatenate(cut), pcm[: pcm.size // 256 * 256])
+
+
+def test_one_voice_does_not_disturb_another(speech: Pcm) -> None:
+    windows = Windows(256).push(speech[:RATE])
+    alone, beside, other = Silero(RATE), Silero(RATE), Silero(RATE)
+    noise = np.random.default_rng(5).standard_normal(256).astype(np.float32)
+    expected = [alone.likelihood(window) for window in windows]
+    assert [(beside.likelihood(window), other.likelihood(noise))[0] for window in windows] == expected
+
+
+def test_a_rate_that_the_detector_does_not_know_is_named() -> None:
+    with pytest.raises(ValueError, match="got 24000"):
+        Silero(24_000)
+
+
+def test_the_detector_brings_no_torch_along() -> None:
+    check = (
+        "import sys; from sessions.hearing.caller import CallerEar, EarSettings;"
+        "CallerEar('mulaw', 8000, EarSettings(min_level_db=-120)).began_to_speak(bytes(512));"
+        "assert 'onnxruntime' in sys.modules; assert 'torch' not in sys.modules; assert 'silero_vad' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_mulaw_silence_is_silence() -> None:
+    assert not mulaw_to_pcm(b"\xff").any()
