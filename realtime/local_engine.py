@@ -13,8 +13,8 @@ from engine.api import CheckpointReport, SpeechEngine
 MODEL_HELP = "checkpoint folder, or OWNER/NAME of a model on the hub (default: the voice that comes with voicewire)"
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help=MODEL_HELP)
+def add_model_argument(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    parser.add_argument("--model", type=Path, metavar="FOLDER", default=default, help=MODEL_HELP)
 
 
 def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:

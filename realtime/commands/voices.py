@@ -24,26 +24,36 @@ from sessions.voices.voice import SHARED, Manifest, StoredVoice, check_manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_argument(parser)
-    parser.add_argument("--folder", type=Path, help="where voices are stored (default: voices.folder)")
-    parser.add_argument("--owner", default=SHARED, metavar="KEY", help="name of an API key (default: all share it)")
-    parser.set_defaults(act=list_voices)
+    _add_where(parser)
+    parser.set_defaults(act=list_voices, model=None, config=None, folder=None, owner=SHARED)
+    where = argparse.ArgumentParser(add_help=False)
+    _add_where(where)
     actions = parser.add_subparsers(metavar="ACTION")
-    actions.add_parser("list", help="the voices of the model, and those stored").set_defaults(act=list_voices)
-    adding = actions.add_parser("add", help="store a voice made of a recording, or of an embedding")
+    listing = actions.add_parser("list", help="the voices of the model, and those stored", parents=[where])
+    listing.set_defaults(act=list_voices)
+    adding = actions.add_parser("add", help="store a voice made of a recording, or of an embedding", parents=[where])
     adding.set_defaults(act=add_voice)
     _add_about(adding)
     adding.add_argument("file", type=Path, help="a recording of 1 to 30 s, or a JSON list of numbers (.json)")
     adding.add_argument("--transcript", default="", help="what is said in it: then it is cloned in context")
-    blending = actions.add_parser("blend", help="store a voice between two stored voices")
+    blending = actions.add_parser("blend", help="store a voice between two stored voices", parents=[where])
     blending.set_defaults(act=blend_voices)
     _add_about(blending)
     blending.add_argument("first")
     blending.add_argument("second")
     blending.add_argument("--weight", type=float, default=0.5, help="0 is the first voice, 1 the second (default: 0.5)")
-    removing = actions.add_parser("remove", help="delete a stored voice")
+    removing = actions.add_parser("remove", help="delete a stored voice", parents=[where])
     removing.set_defaults(act=remove_voice)
     removing.add_argument("name")
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    """These may stand before the action and behind it; what is not given leaves the other place's value alone."""
+    absent = argparse.SUPPRESS
+    add_model_argument(parser, default=absent)
+    parser.add_argument("--config", type=Path, metavar="FILE", default=absent, help="the server's TOML file")
+    parser.add_argument("--folder", type=Path, default=absent, help="where voices are stored (default: voices.folder)")
+    parser.add_argument("--owner", default=absent, metavar="KEY", help="name of an API key (default: all share it)")
 
 
 def _add_about(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _acted(act: Callable[[argparse.Namespace, ServerConfig], Awaitable[int]], args: argparse.Namespace) -> int:
-    return await act(args, load_config(environment=os.environ))
+    return await act(args, load_config(args.config, os.environ))
 
 
 async def list_voices(args: argparse.Namespace, config: ServerConfig) -> int:

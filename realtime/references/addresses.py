@@ -37,6 +37,7 @@ CLOSED_NETWORKS: tuple[Network, ...] = tuple(
         "64:ff9b:1::/48",
         "2001::/23",  # protocols, Teredo among them
         "2002::/16",  # 6to4
+        "3fff::/20",  # examples in books, which older Pythons do not know
         "5f00::/16",  # segment routing
         "fec0::/10",  # site local, as it was
     )

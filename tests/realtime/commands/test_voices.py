@@ -76,6 +76,27 @@ def test_a_stored_voice_s_whole_life(
     assert VoiceStore(folder).list(SHARED) == []
 
 
+@pytest.mark.parametrize("behind", [True, False])
+def test_where_voices_are_may_be_told_before_and_behind_the_action(
+    engine: FakeSpeechEngine, folder: Path, tmp_path: Path, wav: str, behind: bool
+) -> None:
+    where = ["--model", "a-folder", "--folder", str(tmp_path / "elsewhere"), "--owner", "alice"]
+    add, remove = ["add", "ann", wav, *CONSENT], ["remove", "ann"]
+    assert main(["voices", *add, *where] if behind else ["voices", *where, *add]) == 0
+    assert VoiceStore(tmp_path / "elsewhere").find("alice", "ann")
+    assert main(["voices", *remove, *where] if behind else ["voices", *where, *remove]) == 0
+    assert not folder.exists()
+
+
+def test_the_server_s_file_tells_where_voices_are(
+    engine: FakeSpeechEngine, tmp_path: Path, wav: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VOICEWIRE_VOICES_FOLDER", raising=False)
+    (tmp_path / "server.toml").write_text(f'[voices]\nfolder = "{tmp_path / "there"}"\n')
+    assert main(["voices", "add", "ann", wav, *CONSENT, "--config", str(tmp_path / "server.toml")]) == 0
+    assert VoiceStore(tmp_path / "there").find(SHARED, "ann")
+
+
 def test_voices_blend(engine: FakeSpeechEngine, folder: Path, tmp_path: Path) -> None:
     for name, values in (("one", (4.0, 0.0)), ("two", (0.0, 4.0))):
         assert main(["voices", "add", name, numbers(tmp_path, name, *values), *CONSENT]) == 0

@@ -27,7 +27,7 @@ http://[::]/ http://[::1]/ http://[0:0:0:0:0:0:0:1]/ http://[::127.0.0.1]/ http:
 http://[::ffff:7f00:1]/ http://[::ffff:10.0.0.1]/ http://[::ffff:0:127.0.0.1]/ http://[64:ff9b::127.0.0.1]/
 http://[64:ff9b::7f00:1]/ http://[64:ff9b:1::a00:1]/ http://[2002:7f00:1::]/ http://[2002:c0a8:101::1]/
 http://[2001:0:7f00:1::]/ http://[fe80::1]/ http://[fe80::1%25eth0]/ http://[fe80::1%eth0]/ http://[fc00::1]/
-http://[fd00:ec2::254]/ http://[fec0::1]/ http://[ff02::1]/ http://[2001:db8::1]/ http://[100::1]/ http://[::1 http://::1/
+http://[fd00:ec2::254]/ http://[fec0::1]/ http://[ff02::1]/ http://[2001:db8::1]/ http://[3fff::1]/ http://[100::1]/ http://[::1 http://::1/
 http://localhost/ http://localhost./ http://LOCALHOST/ http://loopback.test/ http://private.test/ http://metadata.test/
 http://mixed.test/ http://mixed-again.test/ http://mapped.test/ http://nat64.test/ http://six.test/ http://nowhere.test/
 http://127.0.0.1.wildcard.test/ http://unknown.test/ http://public.test@127.0.0.1/ http://127.0.0.1@public.test/
