@@ -21,6 +21,8 @@ BLOCK_FRAMES = 8
 BLOCK_STEPS = BLOCK_FRAMES // FRAMES_PER_STEP
 CONTEXT_FRAMES = 6
 """The network sees so many frames before and after a step."""
+STEP_FRAMES = FRAMES_PER_STEP * np.arange(BLOCK_STEPS)[:, None] + np.arange(FRAMES_PER_STEP + 2 * CONTEXT_FRAMES)
+"""Which frames of a block each step sees."""
 NUM_BANDS = 14
 LOWEST_HZ, HIGHEST_HZ = 80.0, 7000.0
 FLOOR_NEPERS = 12.0
@@ -45,6 +47,7 @@ class BandEnergies:
         self._window = np.hanning(size).astype(np.float32)
         self._bands = mel_bands(sample_rate, size, warp)
         self._block_samples = self._hop * (BLOCK_FRAMES - 1) + size
+        self._places = self._hop * np.arange(BLOCK_FRAMES)[:, None] + np.arange(size)
         self._held = np.zeros((size - self._hop) // 2, np.float32)
         self._loudest = FIRST_LEVEL
         self._num_frames = 0
@@ -60,7 +63,7 @@ class BandEnergies:
 
     def _block(self, pcm: Floats) -> Floats:
         size = self._window.size
-        frames = np.lib.stride_tricks.sliding_window_view(pcm, size)[:: self._hop] * self._window
+        frames = pcm[self._places] * self._window
         power = np.abs(np.fft.rfft(frames, axis=1)) ** 2
         bands = np.log(power @ self._bands + 1e-9)
         times = LEVEL_FALL * np.arange(self._num_frames, self._num_frames + BLOCK_FRAMES)
@@ -118,9 +121,7 @@ class Ear:
         self._frames = np.concatenate([self._frames, block])
         if len(self._frames) < BLOCK_FRAMES + 2 * CONTEXT_FRAMES:
             return []
-        views = np.lib.stride_tricks.sliding_window_view(
-            self._frames[: BLOCK_FRAMES + 2 * CONTEXT_FRAMES], FRAMES_PER_STEP + 2 * CONTEXT_FRAMES, axis=0
-        )[::FRAMES_PER_STEP]
+        views = self._frames[STEP_FRAMES]
         self._frames = self._frames[BLOCK_FRAMES:]
         self._num_steps += BLOCK_STEPS
-        return [self._weights.scores(views.transpose(0, 2, 1).reshape(BLOCK_STEPS, -1))]
+        return [self._weights.scores(views.reshape(BLOCK_STEPS, -1))]
