@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+
+MAX_SIZE = 2**20
+"""Of any width, row count or number of positions; released ones end at 151,936."""
+MAX_COUNT = 256
+"""Of layers, heads, books, or entries of a list."""
+LEAST_NUMBER, MAX_NUMBER = 1e-30, 1e30
+MAX_SHOWN_CHARS = 80
 
 
 class Section:
@@ -26,20 +34,37 @@ class Section:
             raise CheckpointError(f"{self.where}: {key!r} is {value!r}; its type must be {kind}")
         return value
 
-    def positive(self, key: str) -> int:
+    def positive(self, key: str, most: int = MAX_SIZE) -> int:
+        """1 to ``most``, so that nothing is made whose size no file could fill."""
         value: int = self.get(key, int)
-        if value <= 0:
-            raise CheckpointError(f"{self.where}: {key!r} is {value}; it must be positive")
+        if not 0 < value <= most:
+            found = f"{self.where}: {key!r} is {shown(value)}"
+            raise CheckpointError(f"{found}; it must be positive and at most {most}")
         return value
 
-    def number(self, key: str) -> float:
-        return float(self.get(key, (int, float)))
+    def count(self, key: str) -> int:
+        return self.positive(key, MAX_COUNT)
+
+    def number(self, key: str, least: float = -MAX_NUMBER) -> float:
+        value: int | float = self.get(key, (int, float))
+        if not least <= value <= MAX_NUMBER:  # nor NaN
+            limits = f"{least:g}..{MAX_NUMBER:g}"
+            raise CheckpointError(f"{self.where}: {key!r} is {shown(value)}; it must lie in {limits}")
+        return float(value)
+
+    def positive_number(self, key: str) -> float:
+        return self.number(key, LEAST_NUMBER)
 
     def positives(self, key: str) -> tuple[int, ...]:
         values = self.get(key, list)
-        if not values or any(not isinstance(v, int) or v <= 0 for v in values):
-            raise CheckpointError(f"{self.where}: {key!r} is {values!r}; it must list positive integers")
+        if not 0 < len(values) <= MAX_COUNT or any(type(v) is not int or not 0 < v <= MAX_SIZE for v in values):
+            raise CheckpointError(f"{self.where}: {key!r} is {shown(values)}; it must list positive integers")
         return tuple(values)
+
+    def names(self, key: str, kind: type) -> dict[str, Any]:
+        """An object, its keys in lower case and each of its values of one kind."""
+        found = self.section(key)
+        return {name.lower(): found.get(name, kind) for name in found.values}
 
     def section(self, key: str) -> Section:
         return Section(self.get(key, Mapping), f"{self.where}: {key}")
@@ -52,11 +77,16 @@ class Section:
             raise CheckpointError(f"{self.where}: {key!r} is {value!r}; what is built here: {wanted}")
 
 
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
+
+
 def read_json(path: Path) -> Section:
     """Raises ``CheckpointError`` naming the file when it is missing or no JSON."""
     try:
         return Section(json.loads(path.read_text(encoding="utf-8")), path.name)
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}; it is no checkpoint folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None

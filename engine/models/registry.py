@@ -45,6 +45,6 @@ def _model_type(folder: Path) -> object:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no config.json; it is no checkpoint folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read as JSON: {error}") from None
     return values.get("model_type") if isinstance(values, dict) else None

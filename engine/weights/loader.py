@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine.errors import CheckpointError
 
 INDEX_SUFFIX = ".index.json"
 VALUE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+"""Quantized weights would need their scales."""
 TOLD_EVERY_BYTES = 256 * 2**20
 
 log = logging.getLogger(__name__)
@@ -47,12 +49,11 @@ def iterate_tensors(folder: Path, prefix: str, wanted: Container[str]) -> Iterat
             yield name, tensors.get_tensor(prefix + name)
 
 
-def iterate_shapes(folder: Path, prefix: str) -> Iterator[tuple[str, list[int], int]]:
-    """Name, shape and bytes of every tensor named ``prefix`` + something. Raises as ``iterate_tensors``."""
+def iterate_shapes(folder: Path, prefix: str) -> Iterator[tuple[str, list[int], str]]:
+    """Name, shape and type of every tensor named ``prefix`` + something. Raises as ``iterate_tensors``."""
     for tensors, name in _iterate_names(folder, prefix):
         entry = tensors.get_slice(prefix + name)
-        shape = entry.get_shape()
-        yield name, shape, math.prod(shape) * VALUE_BYTES.get(entry.get_dtype(), 4)
+        yield name, entry.get_shape(), entry.get_dtype()
 
 
 def _iterate_names(folder: Path, prefix: str) -> Iterator[tuple[Any, str]]:
@@ -103,6 +104,16 @@ def uninitialized() -> TorchFunctionMode:
     return _NoInitialValues()
 
 
+@contextmanager
+def sizes_of(folder: Path) -> Iterator[None]:
+    """Context for making a module by the configuration in ``folder``: sizes that make none are the folder's fault."""
+    try:
+        yield
+    except (RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(f"{folder}: the sizes in its configuration make no model: {reason[0]}") from None
+
+
 def check_weights(module: nn.Module, folder: Path, prefix: str, passed_over: str | None = None) -> int:
     """Hold the headers in ``folder`` against ``module``; no tensor is read. Returns the bytes of what is wanted.
 
@@ -112,7 +123,7 @@ def check_weights(module: nn.Module, folder: Path, prefix: str, passed_over: str
     expected = module.state_dict()
     found: set[str] = set()
     num_bytes = 0
-    for name, shape, size_bytes in iterate_shapes(folder, prefix):
+    for name, shape, kind in iterate_shapes(folder, prefix):
         if name not in expected:
             if passed_over is None or not name.startswith(passed_over):
                 raise CheckpointError(f"{folder}: unknown tensor {prefix}{name}")
@@ -120,8 +131,11 @@ def check_weights(module: nn.Module, folder: Path, prefix: str, passed_over: str
         if shape != list(expected[name].shape):
             shapes = f"{shape}; the config asks for {list(expected[name].shape)}"
             raise CheckpointError(f"{folder}: tensor {prefix}{name} has shape {shapes}")
+        if kind not in VALUE_BYTES:
+            known = ", ".join(VALUE_BYTES)
+            raise CheckpointError(f"{folder}: tensor {prefix}{name} is of type {kind}; what is built here: {known}")
         found.add(name)
-        num_bytes += size_bytes
+        num_bytes += math.prod(shape) * VALUE_BYTES[kind]
     missing = sorted(expected.keys() - found)
     if missing:
         raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, first {prefix}{missing[0]}")

@@ -132,8 +132,8 @@ class EncoderTransformer(nn.Module):
 class EncoderCodebook(nn.Module):
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
-        self.register_buffer("embed_sum", torch.zeros(size, width))
-        self.register_buffer("cluster_usage", torch.ones(size))
+        self.register_buffer("embed_sum", torch.empty(size, width))
+        self.register_buffer("cluster_usage", torch.empty(size))
 
     def table(self) -> Tensor:
         return self.embed_sum / self.cluster_usage.clamp(min=1e-5)[:, None]

@@ -28,18 +28,18 @@ def read_transformer(section: Section, **extra: bool) -> TransformerConfig:
     for key, known in FIXED_VALUES.items():
         section.fixed(key, *known)
     _check_rope(section)
-    heads, kv_heads = section.positive("num_attention_heads"), section.positive("num_key_value_heads")
+    heads, kv_heads = section.count("num_attention_heads"), section.count("num_key_value_heads")
     if heads % kv_heads:
         raise CheckpointError(f"{section.where}: {heads} heads cannot share {kv_heads} key-value heads")
     return TransformerConfig(
         hidden_size=section.positive("hidden_size"),
         intermediate_size=section.positive("intermediate_size"),
-        num_hidden_layers=section.positive("num_hidden_layers"),
+        num_hidden_layers=section.count("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=section.positive("head_dim"),
-        rms_norm_eps=section.number("rms_norm_eps"),
-        rope_theta=section.number("rope_theta"),
+        rms_norm_eps=section.positive_number("rms_norm_eps"),
+        rope_theta=section.positive_number("rope_theta"),
         **extra,
     )
 
@@ -177,10 +177,23 @@ def _speaker_ids(section: Section) -> dict[str, int]:
     found = {}
     for name, value in section.get("spk_id", Mapping).items():
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
-        if not isinstance(value, int):
+        if type(value) is not int:
             raise CheckpointError(f"{section.where}: spk_id of {name!r} is {value!r}; it must be an integer")
         found[name.lower()] = value
     return found
+
+
+def _dialects(section: Section) -> dict[str, str]:
+    """Speakers without one have false, or are left out."""
+    if section.values.get("spk_is_dialect") is None:
+        return {}
+    found = section.section("spk_is_dialect").values
+    for name, value in found.items():
+        if value not in (False, None) and not isinstance(value, str):
+            raise CheckpointError(
+                f"{section.where}: spk_is_dialect of {name!r} is {value!r}; it must be a name or false"
+            )
+    return {name.lower(): dialect.lower() for name, dialect in found.items() if dialect}
 
 
 def _read_predictor(section: Section, talker_size: int) -> CodePredictorConfig:
@@ -188,7 +201,7 @@ def _read_predictor(section: Section, talker_size: int) -> CodePredictorConfig:
     return CodePredictorConfig(
         transformer=transformer,
         vocab_size=section.positive("vocab_size"),
-        num_code_groups=section.positive("num_code_groups"),
+        num_code_groups=section.count("num_code_groups"),
         projected=transformer.hidden_size != talker_size,
     )
 
@@ -209,14 +222,13 @@ def _check_codec_ids(config: TalkerConfig, where: str) -> None:
 
 def read_talker(section: Section) -> TalkerConfig:
     transformer = read_transformer(section)
-    dialects = section.values.get("spk_is_dialect") or {}
     config = TalkerConfig(
         transformer=transformer,
         code_predictor=_read_predictor(section.section("code_predictor_config"), transformer.hidden_size),
         vocab_size=section.positive("vocab_size"),
         text_vocab_size=section.positive("text_vocab_size"),
         text_hidden_size=section.positive("text_hidden_size"),
-        num_code_groups=section.positive("num_code_groups"),
+        num_code_groups=section.count("num_code_groups"),
         max_position_embeddings=section.positive("max_position_embeddings"),
         control=ControlIds(
             pad=section.get("codec_pad_id", int),
@@ -227,9 +239,9 @@ def read_talker(section: Section) -> TalkerConfig:
             think_bos=section.get("codec_think_bos_id", int),
             think_eos=section.get("codec_think_eos_id", int),
         ),
-        languages={name.lower(): value for name, value in section.get("codec_language_id", Mapping).items()},
+        languages=section.names("codec_language_id", int),
         speakers=_speaker_ids(section),
-        dialects={name.lower(): dialect.lower() for name, dialect in dialects.items() if isinstance(dialect, str)},
+        dialects=_dialects(section),
     )
     _check_codec_ids(config, section.where)
     return config
@@ -241,7 +253,7 @@ def read_codec(file: Section) -> CodecDecoderConfig:
         transformer=read_transformer(section, qk_norm=False, layer_scale=True),
         codebook_size=section.positive("codebook_size"),
         codebook_dim=section.positive("codebook_dim"),
-        num_quantizers=section.positive("num_quantizers"),
+        num_quantizers=section.count("num_quantizers"),
         latent_dim=section.positive("latent_dim"),
         decoder_dim=section.positive("decoder_dim"),
         sliding_window=section.positive("sliding_window"),

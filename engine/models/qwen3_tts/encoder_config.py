@@ -118,22 +118,22 @@ def read_codec_encoder(file: Section) -> CodecEncoderConfig:
         kernel_size=section.positive("kernel_size"),
         residual_kernel_size=section.positive("residual_kernel_size"),
         last_kernel_size=section.positive("last_kernel_size"),
-        num_residual_layers=section.positive("num_residual_layers"),
+        num_residual_layers=section.count("num_residual_layers"),
         dilation_growth=section.positive("dilation_growth_rate"),
         compress=section.positive("compress"),
         rates=section.positives("upsampling_ratios"),
-        num_layers=section.positive("num_hidden_layers"),
-        num_heads=section.positive("num_attention_heads"),
+        num_layers=section.count("num_hidden_layers"),
+        num_heads=section.count("num_attention_heads"),
         head_dim=section.positive("head_dim"),
         intermediate_size=section.positive("intermediate_size"),
-        norm_eps=section.number("norm_eps"),
-        rope_theta=section.number("rope_theta"),
+        norm_eps=section.positive_number("norm_eps"),
+        rope_theta=section.positive_number("rope_theta"),
         codebook_size=section.positive("codebook_size"),
         codebook_dim=section.positive("codebook_dim"),
-        num_used_books=file.positive("encoder_valid_num_quantizers"),
+        num_used_books=file.count("encoder_valid_num_quantizers"),
         sample_rate=file.positive("input_sample_rate"),
     )
-    if not 2 <= config.num_used_books <= section.positive("num_quantizers"):
+    if not 2 <= config.num_used_books <= section.count("num_quantizers"):
         found = f"'encoder_valid_num_quantizers' is {config.num_used_books}"
         raise CheckpointError(f"{file.where}: {found}; the encoder has {section.values['num_quantizers']} books")
     if config.frame_samples != file.positive("encode_downsample_rate"):
@@ -153,7 +153,7 @@ def read_speaker_encoder(file: Section) -> SpeakerEncoderConfig:
         kernel_sizes=section.positives("enc_kernel_sizes"),
         dilations=section.positives("enc_dilations"),
         attention_channels=section.positive("enc_attention_channels"),
-        res2net_scale=section.positive("enc_res2net_scale"),
+        res2net_scale=section.count("enc_res2net_scale"),
         se_channels=section.positive("enc_se_channels"),
     )
     lengths = {len(config.channels), len(config.kernel_sizes), len(config.dilations)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
 from engine.models.qwen3_tts.weights import UNUSED_IN_ENCODER
 from engine.tokenizer import TextTokenizer
-from engine.weights.loader import check_weights
+from engine.weights.loader import check_weights, sizes_of
 
 
 class Part(NamedTuple):
@@ -32,8 +31,10 @@ def inspect(folder: Path) -> CheckpointReport:
     """Raises ``CheckpointError`` naming file, key or tensor."""
     config = read_config(folder)
     TextTokenizer.from_folder(folder)
+    with sizes_of(folder):
+        found = parts(config)
     megabytes = {}
-    for part in parts(config):
+    for part in found:
         num_bytes = check_weights(part.module, folder / part.room, part.prefix, part.passed_over)
         megabytes[part.name] = round(num_bytes / 1e6, 1)
     talker = config.talker
@@ -42,12 +43,17 @@ def inspect(folder: Path) -> CheckpointReport:
     return CheckpointReport(model, config.task, tuple(talker.speakers), languages, config.takes_instruct, megabytes)
 
 
-def parts(config: Qwen3TTSConfig) -> Iterator[Part]:
+def parts(config: Qwen3TTSConfig) -> list[Part]:
     """Shapes alone: no memory stands behind these modules."""
     with torch.device("meta"):
-        yield Part("talker", Talker(config.talker), "", "talker.")
-        yield Part("codec decoder", CodecDecoder(config.codec), "speech_tokenizer", "decoder.")
+        found = [
+            Part("talker", Talker(config.talker), "", "talker."),
+            Part("codec decoder", CodecDecoder(config.codec), "speech_tokenizer", "decoder."),
+        ]
         if config.encoders is not None:
             speaker, codec = SpeakerEncoder(config.encoders.speaker), CodecEncoder(config.encoders.codec)
-            yield Part("speaker encoder", speaker, "", "speaker_encoder.")
-            yield Part("codec encoder", codec, "speech_tokenizer", "encoder.", UNUSED_IN_ENCODER)
+            found += [
+                Part("speaker encoder", speaker, "", "speaker_encoder."),
+                Part("codec encoder", codec, "speech_tokenizer", "encoder.", UNUSED_IN_ENCODER),
+            ]
+    return found

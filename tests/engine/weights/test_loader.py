@@ -135,3 +135,8 @@ def test_an_index_that_is_none_is_named(folder: Path, content: str) -> None:
 def test_a_shard_outside_the_folder_is_refused(folder: Path, name: str) -> None:
     write_index(folder, json.dumps({"weight_map": {"model.0.weight": name}}))
     assert repr(name) in refusal(folder)
+
+
+def test_quantized_weights_are_told(folder: Path) -> None:
+    write(folder, tensors() | {"model.1.weight": torch.ones(2, 3, dtype=torch.int8)})
+    assert "model.1.weight is of type I8; what is built here: F64, F32, BF16, F16" in refusal(folder)

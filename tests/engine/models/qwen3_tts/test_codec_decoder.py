@@ -18,7 +18,7 @@ LENGTH = 30
 """Frames: more than twice the transformer's window of 12, and more than the convolutions' reach of 11."""
 TOLERANCE = 2e-5
 """Of samples in [-1, 1] with a deviation of 0.3: the same sums, in another order for another shape."""
-shared = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+shared = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def some_codes(num_rows: int, length: int = LENGTH, seed: int = 0) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.models.qwen3_tts.config import read_config
-from engine.models.registry import load_model
+from engine.models.registry import inspect_model, load_model
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -29,6 +29,22 @@ def edit(path: Path, change: Change) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     change(content)
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+SIZES_OF_NO_FILE: list[Change] = [
+    lambda c: c["talker_config"].update(hidden_size=2**20, text_hidden_size=2**20, intermediate_size=2**20),
+    lambda c: c["talker_config"].update(text_hidden_size=96),
+]
+
+
+@pytest.mark.parametrize("change", SIZES_OF_NO_FILE)
+def test_sizes_that_the_weights_do_not_have_are_told_before_memory_is_filled(folder: Path, change: Change) -> None:
+    edit(folder / "config.json", change)
+    with pytest.raises(CheckpointError, match="has shape"):
+        inspect_model(folder)
+    assert torch.empty(0).device.type == "cpu"
+    with pytest.raises(CheckpointError, match="has shape|make no model"):
+        load_model(folder, EngineConfig(), torch.device("cpu"), torch.float32)
 
 
 def refusal(folder: Path) -> str:
@@ -91,6 +107,18 @@ WRONG_VALUES: list[tuple[Change, list[str]]] = [
     (lambda c: c["talker_config"].update(spk_id={"ada": 10**6}), ["speaker 'ada'", "1000000"]),
     (lambda c: c["talker_config"].update(codec_language_id={"english": -4}), ["language 'english'", "-4"]),
     (lambda c: c["talker_config"].update(spk_is_dialect={"ada": "martian"}), ["'martian'", "'ada'"]),
+    (
+        lambda c: c["talker_config"].update(codec_language_id={"english": "a"}),
+        ["codec_language_id", "'english'", "'a'"],
+    ),
+    (lambda c: c["talker_config"].update(spk_id={"ada": True}), ["spk_id", "'ada'", "True"]),
+    (lambda c: c["talker_config"].update(spk_is_dialect=["ada"]), ["spk_is_dialect", "['ada']"]),
+    (lambda c: c["talker_config"].update(spk_is_dialect={"ada": 3}), ["spk_is_dialect", "'ada'", "3"]),
+    (lambda c: c["talker_config"].update(rms_norm_eps=float("nan")), ["rms_norm_eps", "nan"]),
+    (lambda c: c["talker_config"].update(rope_theta=10**400), ["rope_theta", "1000"]),
+    (lambda c: c["talker_config"].update(rope_theta=-1.0), ["rope_theta", "-1.0"]),
+    (lambda c: c["talker_config"].update(num_hidden_layers=10**7), ["num_hidden_layers", "10000000", "256"]),
+    (lambda c: c["talker_config"].update(text_hidden_size=2**40), ["text_hidden_size", str(2**40), str(2**20)]),
     (lambda c: c["talker_config"].update(vocab_size=1200), ["codebook size", "176", "64"]),
     (lambda c: c["talker_config"].update(num_code_groups=5), ["num_code_groups", "5", "4"]),
     (lambda c: c["talker_config"]["code_predictor_config"].update(vocab_size=65), ["codebook size", "65", "64"]),
@@ -113,6 +141,7 @@ WRONG_CODEC_VALUES: list[tuple[Change, list[str]]] = [
     (lambda c: c.update(decode_upsample_rate=1000), ["1920", "1000"]),
     (lambda c: c["decoder_config"].update(upsample_rates=[8, 5, 4, "x"]), ["upsample_rates", "'x'"]),
     (lambda c: c["decoder_config"].update(upsample_rates=[]), ["upsample_rates", "[]"]),
+    (lambda c: c["decoder_config"].update(upsample_rates=[1] * 10**5), ["upsample_rates", "..."]),
     (lambda c: c["decoder_config"].update(codebook_size=128), ["codebook size", "128", "64"]),
     (lambda c: c["decoder_config"].update(num_quantizers=8), ["num_code_groups", "8", "4"]),
 ]

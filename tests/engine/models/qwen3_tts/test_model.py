@@ -101,7 +101,7 @@ arrivals = st.lists(st.one_of(st.integers(0, 4), st.just("frame")), max_size=30)
 
 
 @given(arrivals)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_however_text_arrives_it_is_fed_in_order_and_padding_never_before_its_end(
     model: Qwen3TTS, arrivals: list[int | str]
 ) -> None:
