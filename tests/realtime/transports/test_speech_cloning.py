@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -12,8 +13,9 @@ import pytest
 
 from sessions.audio.wav import wav_file
 from sessions.voices.store import VoiceStore
+from tests.fakes.engine import FakeScript
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
-from tests.realtime.live import Live, live_server
+from tests.realtime.live import Live, live_server, until
 from tests.realtime.references.hosts import answer, web_server
 from tests.sessions.audio.recordings.files import tone
 from tests.sessions.voices.voices import StoredVoice, voice
@@ -119,6 +121,32 @@ async def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
             status, error = await speak(live, ref_audio=data_uri(WAV))
         assert (status, error["code"]) == (429, "overloaded")
         assert (await speak(live, ref_audio=data_uri(WAV)))[0] == 200
+
+
+async def test_who_has_no_place_is_told_before_a_recording_is_heard(tmp_path: Path) -> None:
+    flags = {"voices__folder": str(tmp_path), "limits__max_active_responses_per_key": 1}
+    async with live_server(cloning_engine(), **flags) as live:
+        live.engine.script = FakeScript(first_chunk_s=60.0)
+        speaking = asyncio.create_task(speak(live))
+        await until(lambda: live.speech.num_active_responses == 1)
+        for path, body in (("/v1/audio/speech", {"input": "Hi."}), ("/v1/audio/speech/batch", {"items": [{}]})):
+            async with live.http() as http:
+                told = await http.post(path, json=body | {"ref_audio": data_uri(WAV)})
+            assert (told.status_code, told.json()["error"]["code"]) == (429, "limit_exceeded")
+            assert "retry-after" in told.headers
+        assert live.engine.samples == []
+        speaking.cancel()
+        await asyncio.wait([speaking])
+        await live.freed()
+
+
+async def test_a_voice_of_the_model_comes_before_a_stored_one_of_its_name(tmp_path: Path) -> None:
+    """Which may have been stored while another model was served."""
+    VoiceStore(tmp_path).add(voice("ada", owner="local"), 4)
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path)) as live:
+        status, _ = await speak(live, voice="ada", stream=False, x_vector_only_mode=True)
+        assert status == 200
+        assert live.engine.requests[-1].voice == "ada"
 
 
 async def test_a_stored_voice_in_context_and_by_its_embedding_alone(live: Live, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -252,6 +253,23 @@ async def test_a_client_that_leaves_frees_its_slot(live: Live, stream: bool | No
             await anext(answer.aiter_raw())
             await answer.aclose()
     await until(lambda: live.speech.num_active_responses == 0)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+async def test_encoders_have_as_many_threads_as_the_setting_says(num_threads: int) -> None:
+    before = encoder_threads()
+    async with live_server(limits__encoder_threads=num_threads) as live:
+        async with live.http() as http:
+            bodies = [{"input": TEXT, "response_format": "mp3", "speed": 1.2, "stream": False}] * 6
+            answers = await asyncio.gather(*(http.post("/v1/audio/speech", json=body) for body in bodies))
+        assert {answer.status_code for answer in answers} == {200}
+        assert len({answer.content for answer in answers}) == 1
+        assert min(num_threads, 1) <= len(encoder_threads() - before) <= num_threads
+        await live.freed()
+
+
+def encoder_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("voicewire-encoder")}
 
 
 async def test_mp3_begins_before_it_is_all_spoken() -> None:
