@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,8 @@ MEDIA_TYPES = {
     "alaw": "audio/x-alaw-basic",
     "ogg_opus": "audio/ogg",
 }
+WHOLE = ("wav", "ogg_opus")
+"""Two of these, one behind the other, are not one."""
 CONTEXT = ""
 
 
@@ -89,17 +92,36 @@ class DialogueBody(Struct):
 
 
 class DialogueStream(Stream):
-    """``/v1/text-to-dialogue/stream``: all inputs are spoken by the voice of the first."""
+    """``/v1/text-to-dialogue/stream``: inputs one after the other, each by its voice. To be spoken serially."""
+
+    _num_left = 0
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        body = parse_json(message, DialogueBody)
-        text = " ".join(part.text for part in body.inputs)
-        if not text.strip():
-            raise RemoteProtocolError("invalid_request", "inputs hold no text", "inputs")
         assert self.wish is not None
-        language = body.language_code or self.wish.language
-        yield on.Open(CONTEXT, replace(self.wish, voice=body.inputs[0].voice_id, language=language, seed=body.seed))
-        yield on.Append(CONTEXT, text, last=True)
+        body = parse_json(message, DialogueBody)
+        parts = list(_by_voice(body.inputs))
+        if not parts:
+            raise RemoteProtocolError("invalid_request", "inputs hold no text", "inputs")
+        if len(parts) > 1 and self.wish.format.encoding in WHOLE:
+            raise RemoteProtocolError("unsupported_format", "this output_format holds one voice only", "output_format")
+        self._num_left = len(parts)
+        wish = replace(self.wish, language=body.language_code or self.wish.language, seed=body.seed)
+        for number, (voice, text) in enumerate(parts):
+            yield on.Open(str(number), replace(wish, voice=voice))
+            yield on.Append(str(number), text, last=True)
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        if isinstance(event, on.Ended) and event.error is None:
+            self._num_left -= 1
+            if self._num_left:
+                return
+        yield from super().tell(event)
+
+
+def _by_voice(inputs: Iterable[DialogueInput]) -> Iterator[tuple[str | None, str]]:
+    """Neighbours of one voice are one text."""
+    for voice, parts in itertools.groupby((part for part in inputs if part.text.strip()), lambda part: part.voice_id):
+        yield voice, " ".join(part.text for part in parts)
 
 
 class StreamWithTimestamps(Stream):

@@ -301,6 +301,28 @@ async def test_over_http(live: Live, path: str, body: dict[str, Any], media_type
         assert refused.status_code == 401
 
 
+async def test_a_dialogue_over_http_has_many_voices(live: Live) -> None:
+    inputs = [
+        ("ada", "Hello there."),
+        ("ada", "How are you?"),
+        ("ben", "Well, thank you."),
+        ("ada", " "),
+        ("ada", "Good."),
+    ]
+    body = {"inputs": [{"voice_id": voice, "text": text} for voice, text in inputs]}
+    async with live.http() as http:
+        shown = {"xi-api-key": KEY}
+        path = "/v1/text-to-dialogue/stream?output_format="
+        answer = await http.post(f"{path}pcm_24000", json=body, headers=shown)
+        assert [request.voice for request in live.engine.requests] == ["ada", "ben", "ada"]
+        assert len(answer.content) > 2 * 24_000 * sum(len(text.strip()) for _, text in inputs) * 0.04 * 0.9
+        refused = await http.post(f"{path}wav_24000", json=body, headers=shown)
+        assert (refused.status_code, refused.json()["detail"]["status"]) == (400, "invalid_output_format")
+        live.engine.script = FakeScript(fail_at_frame=0)
+        failed = await http.post(f"{path}pcm_24000", json=body, headers=shown)
+        assert (failed.status_code, failed.json()["detail"]["status"]) == (500, "engine_error")
+
+
 async def test_what_a_client_names_ends_no_header(live: Live) -> None:
     named = "%0d%0aSet-Cookie:%20a=b%00%E2%82%AC"
     async with live.http() as http:
