@@ -25,6 +25,7 @@ from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding
 from sessions.errors import SessionError
 from sessions.hearing.caller import CallerEar, EarSettings
+from sessions.hearing.silero import network
 from sessions.session import Session
 
 log = logging.getLogger("voicewire.call")
@@ -131,6 +132,8 @@ class PhoneConnection:
 
     async def _act(self, event: base.PhoneEvent) -> None:
         if isinstance(event, base.Started):
+            if self._settings.barge_in and not network.cache_info().currsize:
+                await asyncio.to_thread(network)  # takes a good part of a second, once
             self._start(event)
             return
         call = self._call

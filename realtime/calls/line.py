@@ -63,8 +63,7 @@ class Line:
         self._marks: dict[str, WaitingMark] = {}
         """By their names on the wire, in order."""
         self._marked = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        self._held = False
         self._alarm = Alarm()
 
     @property
@@ -147,10 +146,12 @@ class Line:
 
     def hold(self, on: bool) -> None:
         """The far buffer is full, or has room again."""
-        self._room.clear() if on else self._room.set()
+        self._held = on
+        self._alarm.ring()
 
     def tick(self) -> None:
-        """Marks that never return: our clock tells instead."""
+        """Marks that never return: our clock tells instead. And what is held may not be wanted any more."""
+        self._alarm.ring()
         grace_s = self._settings.mark_timeout_s if self._dialect.has_marks else 0.0
         played, now = self.played(), now_s()
         for name, mark in list(self._marks.items()):
@@ -173,9 +174,11 @@ class Line:
             await self.mark(None, wanted)
 
     async def _until_due(self, wanted: Callable[[], bool]) -> None:
-        await self._room.wait()
-        while wanted() and not is_due(due_s := self._pacer.due_s(self.frame_samples, now_s()), now_s()):
-            await self._alarm.wait(until_s=due_s)
+        while wanted():
+            due_s = self._pacer.due_s(self.frame_samples, now_s())
+            if not self._held and is_due(due_s, now_s()):
+                return
+            await self._alarm.wait(until_s=None if self._held else due_s)
 
     def _new_pacer(self) -> Pacer:
         lead_ms = min(self._settings.lead_ms, self._dialect.max_ahead_ms)

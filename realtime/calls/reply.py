@@ -26,6 +26,7 @@ class Reply:
     """Names of the agent's marks, by the number of the flush that they stand for."""
     _waiting: list[str | None] = field(default_factory=list)
     """Text, and ``None`` where a mark stands."""
+    _num_waiting_chars: int = 0
 
     @property
     def waiting_text(self) -> str:
@@ -37,9 +38,11 @@ class Reply:
         if self.response is not None:
             self.response.push_text(text)
             return
-        if len(self.waiting_text) + len(text) > self.max_waiting_chars:
+        if self._num_waiting_chars + len(text) > self.max_waiting_chars:
             raise LimitExceeded(f"the text of a reply may have {self.max_waiting_chars} characters")
-        self._waiting.append(text)
+        if text:
+            self._waiting.append(text)
+            self._num_waiting_chars += len(text)
         if text.strip():
             self.changed.set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from engine.api import EngineError
 from realtime.auth import Caller
@@ -103,5 +103,11 @@ class AudioSocketPort:
         finally:
             writer.close()
             await connection.aclose()
-            with suppress(OSError):
+            await self._until_closed(writer)
+
+    async def _until_closed(self, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._server.config.listen.close_timeout_s):
                 await writer.wait_closed()
+        except (TimeoutError, OSError):
+            writer.transport.abort()

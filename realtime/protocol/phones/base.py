@@ -14,6 +14,8 @@ Message = str | bytes
 MAX_NAME_CHARS = 256
 """Of an id that the provider gives."""
 MAX_PARAMETERS = 64
+MAX_AUDIO_S = 2
+"""In one message; providers send 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,9 @@ class PhoneDialect(ABC):
         line = self.require_start("media")
         if len(data) % line.sample_bytes:
             found = f"{len(data)} bytes are no whole number of samples of {line.sample_bytes} bytes"
+            raise RemoteProtocolError("invalid_event", found, "payload")
+        if len(data) > MAX_AUDIO_S * line.sample_rate * line.sample_bytes:
+            found = f"a message holds at most {MAX_AUDIO_S} s of audio, this one {len(data)} bytes"
             raise RemoteProtocolError("invalid_event", found, "payload")
         return CallerAudio(data, number)
 

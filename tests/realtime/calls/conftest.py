@@ -14,6 +14,7 @@ from realtime.protocol import calls as on
 from realtime.protocol.phones.base import PhoneDialect
 from realtime.protocol.phones.twilio import Twilio
 from realtime.server import SpeechServer
+from sessions.hearing.silero import network
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls import far_side
 
@@ -77,6 +78,7 @@ class Phone:
 async def phone(
     script: FakeScript = SCRIPT, dialect: PhoneDialect | None = None, **flags: object
 ) -> AsyncIterator[Phone]:
+    network()  # real time would pass while it is loaded
     settings = {"speech.aligner": "even"} | {name.replace("__", "."): value for name, value in flags.items()}
     engine = FakeSpeechEngine(script)
     server = SpeechServer(load_config(flags=settings), engine, Gatekeeper([]))

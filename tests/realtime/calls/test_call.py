@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from realtime.protocol import calls as on
+from realtime.protocol.phones.asterisk import Asterisk
 from sessions.errors import DuplicateResponse, LimitExceeded, TextClosed, UnknownResponse
 from tests.fakes.engine import FakeScript
 from tests.realtime.calls import far_side
@@ -244,3 +245,21 @@ async def test_a_line_that_takes_nothing_does_not_keep_a_call_alive() -> None:
         await asyncio.sleep(0.1)
         call.link.writable.set()
         await call.event(on.HungUp)
+
+
+async def test_a_queue_that_is_full_for_ever_holds_one_reply_and_no_call() -> None:
+    async with phone(dialect=Asterisk(), limits__reader_timeout_s=2.0) as call:
+        heard: list[str | bytes] = []
+        call.link.told = heard.append
+        call.say_to_server('{"event":"MEDIA_START","channel_id":"1.2","format":"ulaw"}', '{"event":"MEDIA_XOFF"}')
+        await call.event(on.Connected)
+        await call.command(on.Say(text=TEXT, reply_id="r"))
+        failed = await call.event(on.ReplyFailed)
+        assert failed.error.code == "slow_reader"
+        assert not any(isinstance(message, bytes) for message in heard)
+        call.say_to_server('{"event":"MEDIA_XON"}')
+        await call.command(on.Say(text="Hello.", reply_id="s"))
+        await call.command(on.HangUp(after_speech=True))
+        assert (await call.event(on.HungUp)).reason == "agent"
+        assert isinstance(call.heard[-2], on.ReplyPlayed)
+        assert heard[-1] == '{"command":"HANGUP"}'

@@ -246,6 +246,13 @@ def test_half_a_sample_is_refused() -> None:
         dialect.receive(b"\0" * 641)
 
 
+def test_a_message_holds_no_flood_of_audio() -> None:
+    dialect = Vonage("c")
+    dialect.receive(VONAGE[0][0])
+    with pytest.raises(RemoteProtocolError, match="at most 2 s"):
+        dialect.receive(bytes(64_002))
+
+
 def test_an_error_that_telnyx_reports_ends_the_line() -> None:
     dialect = Telnyx()
     with pytest.raises(RemoteProtocolError, match="100003: invalid_media"):
