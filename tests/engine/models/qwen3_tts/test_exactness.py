@@ -44,7 +44,8 @@ def make_bench(request: pytest.FixtureRequest) -> MakeBench:
     folder, cpu_kernels = request.param
 
     def make(**settings: Any) -> Recorder:
-        usual = dict(num_blocks=300, block_size=8, max_batch=ROWS, max_requests=ROWS, max_frames=24)
+        usual: dict[str, Any] = dict(num_blocks=300, block_size=8, max_batch=ROWS, max_requests=ROWS, max_frames=24)
+        usual["fast_start"] = True  # warming up is seconds for each engine, and says nothing
         config = EngineConfig(**(usual | {"cpu_kernels": cpu_kernels} | settings))
         loaded = load_engine(request.getfixturevalue(folder), config, "cpu", "float32", is_embedded=False)
         return Recorder(loaded.make_engine())
@@ -271,7 +272,9 @@ def test_layouts_are_not_the_same_speech(make_bench: MakeBench, book: DrawBook) 
 
 
 def test_an_engine_made_anew_on_the_same_weights_says_the_same(any_folder: Path, book: DrawBook) -> None:
-    loaded = load_engine(any_folder, EngineConfig(num_blocks=60, **PINNED, max_batch=ROWS), "cpu", "auto", False)
+    loaded = load_engine(
+        any_folder, EngineConfig(num_blocks=60, **PINNED, max_batch=ROWS, fast_start=True), "cpu", "auto", False
+    )
     said = []
     for _ in range(2):
         bench = Recorder(loaded.make_engine())
@@ -332,7 +335,8 @@ def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
 
 def test_the_embedded_voice_too_is_bit_identical_in_a_pinned_shape(book: DrawBook) -> None:
     """At its real sizes, where products take other paths than in small."""
-    config = EngineConfig(kv_memory_mb=64, max_batch=ROWS, max_requests=ROWS, max_frames=12, **PINNED)
+    usual = dict(kv_memory_mb=64, max_batch=ROWS, max_requests=ROWS, max_frames=12, fast_start=True)
+    config = EngineConfig(**usual, **PINNED)  # type: ignore[arg-type]
     loaded = load_engine(EMBEDDED_VOICE, config, "cpu", "float32", is_embedded=True)
     bench = Recorder(loaded.make_engine())
     speak(bench)
