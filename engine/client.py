@@ -99,7 +99,8 @@ class LocalEngine:
         try:
             return await asyncio.wrap_future(self._encoding.submit(sample))
         except asyncio.CancelledError:
-            if not self._closed:
+            caller = asyncio.current_task()
+            if not self._closed or (caller is not None and caller.cancelling()):
                 raise
             raise EngineDead("the engine was closed") from None
 

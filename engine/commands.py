@@ -41,6 +41,12 @@ class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
     sample: VoiceSample
 
 
+class DismissSample(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits any more for the voice of the ``EncodeVoice`` of that number."""
+
+    number: int
+
+
 class Encoded(msgspec.Struct, frozen=True, tag=True):
     """The voice, or why there is none."""
 
@@ -48,10 +54,11 @@ class Encoded(msgspec.Struct, frozen=True, tag=True):
     voice: ClonedVoice | None = None
     code: str = ""
     message: str = ""
+    param: str | None = None
     retry_after_ms: int = 0
 
 
-Command = Submit | PushText | EndInput | ReportPlayback | Cancel | Prefetch | EncodeVoice
+Command = Submit | PushText | EndInput | ReportPlayback | Cancel | Prefetch | EncodeVoice | DismissSample
 
 
 class Released(msgspec.Struct, frozen=True):

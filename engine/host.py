@@ -25,7 +25,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, VoiceSample
-from engine.commands import Cancel, Command, Emitted, Encoded, EncodeVoice, Prefetch, Released, Submit
+from engine.commands import (
+    Cancel,
+    Command,
+    DismissSample,
+    Emitted,
+    Encoded,
+    EncodeVoice,
+    Prefetch,
+    Released,
+    Submit,
+)
 from engine.config import EngineConfig
 from engine.encoding import EncodingThread
 from engine.errors import EngineError, EngineOverloaded, InvalidRequest
@@ -61,6 +71,7 @@ class Gateway:
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
         self.active: set[int] = set()
+        self.encodings: dict[int, Future[ClonedVoice]] = {}
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._num_unsent_bytes = 0
         threading.Thread(target=self._write, name="voicewire-gateway-write", daemon=True).start()
@@ -148,6 +159,8 @@ class Host:
         finally:
             del self.gateways[gateway.number]
             gateway.finish()
+            for encoding in list(gateway.encodings.values()):
+                encoding.cancel()
             for epoch in list(gateway.active):
                 self.loop.send(Cancel(gateway.number << EPOCH_BITS | epoch))
             connection.close()
@@ -159,6 +172,10 @@ class Host:
         if isinstance(command, EncodeVoice):
             self._encode(gateway, command)
             return
+        if isinstance(command, DismissSample):
+            if encoding := gateway.encodings.get(command.number):
+                encoding.cancel()
+            return
         if isinstance(command, Submit):
             gateway.active.add(command.epoch)
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
@@ -167,12 +184,15 @@ class Host:
         """The answer goes out from the encoding thread, to nobody when the gateway has left by then."""
 
         def answer(future: Future[ClonedVoice]) -> None:
-            gateway.send(encode(encoded(command.number, future)))
+            gateway.encodings.pop(command.number, None)
+            if not future.cancelled():
+                gateway.send(encode(encoded(command.number, future)))
 
         try:
             if self.encoding is None:
                 raise InvalidRequest("no encoders are loaded", "voice")
-            self.encoding.submit(command.sample).add_done_callback(answer)
+            future = gateway.encodings[command.number] = self.encoding.submit(command.sample)
+            future.add_done_callback(answer)
         except EngineError as error:
             gateway.send(encode(failed_encoding(command.number, error)))
 
@@ -195,7 +215,8 @@ def failed_encoding(number: int, error: BaseException) -> Encoded:
         log.error("a recording could not be encoded: %s", type(error).__name__)
         return Encoded(number, code=EngineError.code, message=f"encoding failed: {type(error).__name__}")
     retry_after_ms = error.retry_after_ms if isinstance(error, EngineOverloaded) else 0
-    return Encoded(number, code=error.code, message=str(error), retry_after_ms=retry_after_ms)
+    param = error.param if isinstance(error, InvalidRequest) else None
+    return Encoded(number, code=error.code, message=str(error), param=param, retry_after_ms=retry_after_ms)
 
 
 def receive(connection: socket.socket) -> bytes | None:

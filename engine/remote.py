@@ -32,7 +32,7 @@ from engine.api import (
     SpeechRequest,
     VoiceSample,
 )
-from engine.commands import Command, Encoded, EncodeVoice, Prefetch
+from engine.commands import Command, DismissSample, Encoded, EncodeVoice, Prefetch
 from engine.config import EngineConfig
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
@@ -219,9 +219,10 @@ class RemoteEngine:
             future.set_result(answer.voice)
         elif answer.code == EngineOverloaded.code:
             future.set_exception(EngineOverloaded(answer.message, answer.retry_after_ms))
+        elif answer.code == InvalidRequest.code:
+            future.set_exception(InvalidRequest(answer.message, answer.param))
         else:
-            kind = InvalidRequest if answer.code == InvalidRequest.code else EngineError
-            future.set_exception(kind(answer.message))
+            future.set_exception(EngineError(answer.message))
 
     def submit(self, request: SpeechRequest) -> EngineStream:
         if self._writer is None or self._hello is None:
@@ -238,6 +239,9 @@ class RemoteEngine:
         self._send(EncodeVoice(number, sample))
         try:
             return await future
+        except asyncio.CancelledError:
+            self._send(DismissSample(number))
+            raise
         finally:
             del self._encodings[number]
 

@@ -1,15 +1,25 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
-from engine.api import EngineInfo, SpeechRequest
-from engine.commands import Cancel, Command, EndInput, PushText, Released, Submit
+from engine.api import ClonedVoice, EngineInfo, InvalidRequest, SpeechRequest, VoiceSample
+from engine.commands import (
+    Cancel,
+    Command,
+    DismissSample,
+    EncodeVoice,
+    EndInput,
+    PushText,
+    Released,
+    Submit,
+)
 from engine.config import EngineConfig
-from engine.host import MAX_UNSENT_BYTES, Gateway, Host
+from engine.host import MAX_UNSENT_BYTES, Gateway, Host, failed_encoding
 
 INFO = EngineInfo("fake", 24000, 1920, (), (), 100, False)
 
@@ -44,3 +54,29 @@ def test_a_gateway_that_does_not_read_is_cut_off(gateway: Gateway) -> None:
         gateway.send(bytes(MAX_UNSENT_BYTES // 64))
     with pytest.raises(BrokenPipeError):
         gateway.connection.send(b"x")
+
+
+def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: Gateway) -> None:
+    gate, heard = threading.Event(), list[str]()
+
+    def encode_voice(sample: VoiceSample) -> ClonedVoice:
+        gate.wait()
+        heard.append(sample.transcript)
+        return ClonedVoice(embedding=b"")
+
+    host = Host(cast(Any, None), INFO, EngineConfig(), encode_voice)
+    for number in range(3):
+        host._obey(gateway, EncodeVoice(number, VoiceSample(pcm=b"", transcript=str(number))))
+    host._obey(gateway, DismissSample(1))
+    host._obey(gateway, DismissSample(99))
+    assert set(gateway.encodings) == {0, 2}
+    gate.set()
+    assert host.encoding is not None
+    host.encoding._executor.shutdown(wait=True)
+    assert heard == ["0", "2"]
+    assert gateway.encodings == {}
+
+
+def test_a_refused_recording_is_told_with_its_field() -> None:
+    answer = failed_encoding(3, InvalidRequest("audio is odd", "audio"))
+    assert (answer.number, answer.code, answer.param) == (3, "invalid_request", "audio")
