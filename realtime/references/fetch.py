@@ -21,6 +21,7 @@ from urllib.parse import urljoin
 import h11
 
 from engine.api import InvalidRequest
+from realtime.crumbs import CrumblessConnection
 from realtime.references.addresses import Address, Network, Target, check_addresses, parse_url, refused
 from realtime.version import VERSION
 
@@ -28,8 +29,6 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 READ_BYTES = 65_536
 STEP_BYTES = 4_096
 """Read between two turns of the event loop: a host that sends its body in crumbs takes no more of it at once."""
-MIN_CRUMB_BYTES, MAX_CRUMBS = 256, 1_000
-"""A body may come in so many pieces of any size, and in more as long as they are so large in the mean."""
 MAX_HEAD_BYTES = 32_768
 MAX_LOOK_UPS = 4
 
@@ -125,7 +124,7 @@ class Fetcher:
         return await self.connect(str(addresses[-1]), target, tls)
 
     async def _ask(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | Moved:
-        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        connection = CrumblessConnection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         headers = [
             ("Host", target.host_header),
             ("User-Agent", f"voicewire/{VERSION}"),
@@ -144,14 +143,11 @@ class Fetcher:
         return await self._body(connection, reader)
 
     async def _body(self, connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
-        body, num_pieces = bytearray(), 0
+        body = bytearray()
         while isinstance(event := await self._next(connection, reader), h11.Data):
             body += event.data
-            num_pieces += 1
             if len(body) > self.rules.max_bytes:
                 raise _too_large(self.rules.max_bytes)
-            if num_pieces > MAX_CRUMBS + len(body) // MIN_CRUMB_BYTES:
-                raise refused(f"its {len(body)} bytes came in {num_pieces} pieces")
         if not isinstance(event, h11.EndOfMessage):
             raise refused("it broke off")
         return bytes(body)

@@ -9,12 +9,14 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
 from realtime.config import ConfigError, LimitSettings, ListenSettings
+from realtime.crumbs import CrumblessConnection
 from realtime.server import SpeechServer
 from realtime.transports.link import EXTENSION, WRITE_GRACE_S, Line
 
@@ -74,6 +76,7 @@ class SpeechHttpProtocol(H11Protocol):
     _write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.conn = CrumblessConnection(h11.SERVER)
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self.config.listen.write_buffer_bytes)
         self.config.http_connections.add(self)
@@ -90,6 +93,13 @@ class SpeechHttpProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: Any) -> None:
         self._leave()
         super().handle_websocket_upgrade(event)
+
+    def send_400_response(self, msg: str) -> None:
+        """Also when another answer has begun, or is complete: then the line is cut."""
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         self._await_request()
