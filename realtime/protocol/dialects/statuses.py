@@ -14,6 +14,7 @@ STATUSES = {
     "unknown_path": 404,
     "voice_not_found": 404,
     "unknown_response": 404,
+    "unknown_call": 404,
     "body_timeout": 408,
     "idle_timeout": 408,
     "session_expired": 408,
