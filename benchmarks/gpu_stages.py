@@ -31,11 +31,12 @@ from engine.config import EngineConfig
 from engine.graphs.engine import PipelinedEngine
 from engine.models.qwen3_tts.codec_program import CodecProgram
 from engine.models.qwen3_tts.frame_rows import FrameRows
-from engine.models.qwen3_tts.pipelined import make_pipelined
+from engine.models.qwen3_tts.pipelined import make_graphs
 
 BLOCK = 16
 
 
+@torch.inference_mode()
 def make_engine(args: argparse.Namespace, device: torch.device) -> PipelinedEngine:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +50,7 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> PipelinedEngi
         fused_kernels=not args.plain,
         plain_kernels=tuple(args.off),
     )
-    return make_pipelined(model, codec, config, dtype, device)
+    return PipelinedEngine(model, make_graphs(model, codec, config, device), config, dtype=dtype, device=device)
 
 
 def fill(program: FrameRows, decoder: CodecProgram, rows: int, context: int) -> None:

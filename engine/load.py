@@ -16,6 +16,8 @@ from engine.config import EngineConfig
 from engine.decode.slots import ExactDecode
 from engine.engine import MAX_WARM_UP_S, Engine
 from engine.errors import InvalidRequest
+from engine.graphs.engine import PipelinedEngine
+from engine.graphs.stages import GraphStages
 from engine.models.base import AudioShape, SpeechModel
 from engine.models.registry import load_model
 from engine.weights.hub import resolve_folder
@@ -53,6 +55,13 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+@torch.inference_mode()
+def pipelined(
+    model: SpeechModel, stages: GraphStages, config: EngineConfig, dtype: torch.dtype, device: torch.device
+) -> Engine:
+    return PipelinedEngine(model, stages, config, dtype=dtype, device=device)
+
+
 def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
     """The windowed stage has none."""
     wanted = device.type == "cuda" if config.graphs is None else config.graphs
@@ -68,8 +77,8 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
     stages = load_model(resolve_folder(folder), config, device, dtype)
 
     def make_engine() -> Engine:
-        if stages.make_pipelined is not None and wants_graphs(config, device):
-            engine = stages.make_pipelined()
+        if stages.make_graphs is not None and wants_graphs(config, device):
+            engine = pipelined(stages.model, stages.make_graphs(), config, dtype, device)
         else:
             stage = stages.make_stage()
             if isinstance(stage, ExactDecode) and not config.fast_start:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,27 +24,19 @@ from engine.errors import OVERLOAD_RETRY_MS, EngineOverloaded
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecode
 from engine.graphs.runner import GraphRunner
+from engine.graphs.stages import GraphStages
 from engine.models.base import Decoded, SpeechModel
 
 log = logging.getLogger(__name__)
 
 
 class PipelinedEngine(Engine):
-    """``make_runner`` gets what ``ModelRunner`` gets, and makes the runner over the engine's own cache."""
-
     runner: GraphRunner
     stage: GraphDecode
 
-    def __init__(
-        self,
-        model: SpeechModel,
-        stage: GraphDecode,
-        config: EngineConfig,
-        make_runner: Callable[..., GraphRunner],
-        **settings: Any,
-    ) -> None:
-        super().__init__(model, stage, config, **settings)
-        self.runner = make_runner(model, self.kv, self.prefixes, config)
+    def __init__(self, model: SpeechModel, stages: GraphStages, config: EngineConfig, **settings: Any) -> None:
+        super().__init__(model, stages.decode, config, **settings)
+        self.runner = stages.make_runner(model, self.kv, self.prefixes, config)
         self.step_model = StepModel()
 
     @property

@@ -18,7 +18,7 @@ from engine.api import ClonedVoice, SpeechRequest, VoiceInfo, VoiceSample
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.engine import Engine
+    from engine.graphs.stages import GraphStages
     from engine.layers.transformer import AttentionContext
 
 Pcm = npt.NDArray[np.float32]
@@ -215,8 +215,8 @@ class Stages(NamedTuple):
     audio: AudioShape
     encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None
     """Where the checkpoint's encoders are loaded."""
-    make_pipelined: Callable[[], Engine] | None = None
-    """An engine over graphs, of families that have one."""
+    make_graphs: Callable[[], GraphStages] | None = None
+    """Both stages over graphs, of families that have them so."""
 
 
 class DecodeStage(Protocol):

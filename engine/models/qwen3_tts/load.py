@@ -9,13 +9,13 @@ import torch
 from engine.config import EngineConfig
 from engine.decode.slots import ExactDecode
 from engine.decode.windowed import WindowedDecode
-from engine.graphs.engine import PipelinedEngine
+from engine.graphs.stages import GraphStages
 from engine.layers.linear import pack_linears
 from engine.layers.streaming import use_products
 from engine.models.base import DecodeStage, Stages
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.pipelined import make_pipelined
+from engine.models.qwen3_tts.pipelined import make_graphs
 from engine.models.qwen3_tts.weights import load_codec, load_encoders
 
 MAX_TWICE_HELD_BYTES = 64 * 2**20
@@ -37,10 +37,10 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
     if config.voice_encoders and model.config.encoders is not None:
         encode_voice = load_encoders(folder, model.config.encoders, device)
 
-    def make_graphs() -> PipelinedEngine:
-        return make_pipelined(model, codec, config, dtype, device)
+    def make_both() -> GraphStages:
+        return make_graphs(model, codec, config, device)
 
-    return Stages(model, lambda: make_stage(codec, config), model.config.codec, encode_voice, make_graphs)
+    return Stages(model, lambda: make_stage(codec, config), model.config.codec, encode_voice, make_both)
 
 
 def weight_bytes(module: torch.nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""Qwen3-TTS as a pipelined engine: both programs, their graphs, and what they share."""
+"""Qwen3-TTS over graphs: both programs, their graphs, and what they share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecode
-from engine.graphs.engine import PipelinedEngine
 from engine.graphs.runner import GraphRunner
+from engine.graphs.stages import GraphStages
 from engine.kernels.choice import choose_ops
 from engine.models.base import SpeechModel
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
@@ -23,9 +23,7 @@ from engine.models.qwen3_tts.model import Qwen3TTS
 
 
 @torch.inference_mode()
-def make_pipelined(
-    model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, dtype: torch.dtype, device: torch.device
-) -> PipelinedEngine:
+def make_graphs(model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, device: torch.device) -> GraphStages:
     ops, slots = choose_ops(config, device), config.max_requests
     ring = torch.zeros(slots + 2, RING_FRAMES, model.config.talker.num_code_groups, dtype=torch.int64, device=device)
     decoder = CodecProgram(codec, ops, ring, slots, slots)
@@ -49,4 +47,4 @@ def make_pipelined(
             model, kv, prefixes, config, program, GraphSet(run, device), GraphSet(program.run_prefill, device), slots
         )
 
-    return PipelinedEngine(model, stage, config, make_runner, dtype=dtype, device=device)
+    return GraphStages(stage, make_runner)

@@ -16,7 +16,8 @@ from engine.api import SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.choice import choose_ops
-from engine.models.qwen3_tts.pipelined import make_pipelined
+from engine.load import pipelined
+from engine.models.qwen3_tts.pipelined import make_graphs
 from engine.request import Request
 from tests.engine.graphs.test_pipelined import SAMPLINGS, TEXT
 from tests.engine.recorder import Recorder
@@ -64,7 +65,7 @@ def bench_of(device: torch.device, dtype: torch.dtype, **settings: Any) -> Recor
     predictor = model.talker.code_predictor
     predictor.input_tables = [table.to(device=device, dtype=dtype) for table in predictor.input_tables]
     model.device = device
-    engine: Engine = make_pipelined(model, codec, config, dtype, device)
+    engine: Engine = pipelined(model, make_graphs(model, codec, config, device), config, dtype, device)
     engine.warm_up()
     return Recorder(engine)
 
