@@ -95,7 +95,9 @@ class SpeechHttpProtocol(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
-        """Also when another answer has begun, or is complete: then the line is cut."""
+        """Also when another answer has begun, or is complete: then the line is cut. Later answers are dropped."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:
