@@ -45,9 +45,9 @@ class FlushDone:
 
 @dataclass(frozen=True, slots=True)
 class ResponseWords:
-    """With ``SpeechSettings.word_times``: the next words of the text and when they are spoken, each word once, in order.
+    """With ``SpeechSettings.word_times``: the next words of the text and when they are spoken, each word once.
 
-    They come after the audio they were found in, and before a ``FlushDone`` or a completed end that they belong to.
+    In order, after the audio they were found in, and before a ``FlushDone`` or a completed end that they belong to.
     """
 
     response_id: str
