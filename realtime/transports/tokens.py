@@ -30,6 +30,7 @@ class Mint(NamedTuple):
 
     path: str
     ttl_field: str | None
+    """Where the body may say it; a dot leads into an object."""
     default_ttl_s: int
     answer: Callable[[Minted], dict[str, Any]]
 
@@ -46,7 +47,7 @@ MINTS = (
     ),
     Mint(
         "/v1/realtime/client_secrets",
-        None,
+        "expires_after.seconds",
         600,
         lambda minted: {"value": minted.token, "expires_at": minted.expires_s, "session": {"type": "realtime"}},
     ),
@@ -70,12 +71,18 @@ class MintEndpoint:
 
     def _ttl_s(self, body: Mapping[str, Any], longest_s: int) -> int:
         name = self._mint.ttl_field
-        asked = body.get(name) if name else None
+        asked = _found(body, name) if name else None
         if asked is None:
             return min(self._mint.default_ttl_s, longest_s)
         if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= longest_s:
             raise Refused("invalid_request", f"{name} must be 1 to {longest_s} (wires.token_ttl_s)", name)
         return asked
+
+
+def _found(body: Any, name: str) -> Any:
+    for part in name.split("."):
+        body = body.get(part) if isinstance(body, Mapping) else None
+    return body
 
 
 async def read_object(request: Request) -> dict[str, Any]:

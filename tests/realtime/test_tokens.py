@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -96,6 +97,22 @@ async def test_tokens_in_every_shape_open_sockets(path: str, body: dict[str, Any
         assert (await http.post(path)).status_code == 401
         with pytest.raises(InvalidStatus):
             await connect(f"{live.url}/tts/websocket?access_token={token}x", compression=None, proxy=None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/tokens", {"ttl_s": 20}),
+        ("/v1/realtime/client_secrets", {"expires_after": {"anchor": "created_at", "seconds": 20}}),
+    ],
+)
+async def test_a_token_lives_as_long_as_was_asked(path: str, body: dict[str, Any]) -> None:
+    async with live_server(auth__api_keys=f"agent:{KEY}") as live, live.http() as http:
+        begun_s = int(time.time())
+        told = (await http.post(path, json=body, headers={"X-API-Key": KEY})).json()
+        assert begun_s + 20 <= told["expires_at"] <= time.time() + 20
+        for odd in ({"expires_after": 5}, {"expires_after": {"seconds": None}}):
+            assert (await http.post(path, json=odd, headers={"X-API-Key": KEY})).status_code == 200
 
 
 async def test_a_token_speaks_and_does_nothing_else() -> None:
