@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
 from realtime.cloning import Cloning, check_transcript
-from realtime.config import ServerConfig, load_config
+from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.local_engine import add_model_argument, local_engine
 from realtime.server import voice_limits
 from sessions.voices.blend import blend
@@ -21,6 +22,8 @@ from sessions.voices.folder import voices_folder
 from sessions.voices.naming import looks_built_in
 from sessions.voices.store import VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, Manifest, StoredVoice, check_manifest
+
+WRONG_SETTINGS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +67,11 @@ def _add_about(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     act: Callable[[argparse.Namespace, ServerConfig], Awaitable[int]] = args.act
-    return asyncio.run(_acted(act, args))
+    try:
+        return asyncio.run(_acted(act, args))
+    except ConfigError as error:
+        print(f"voicewire voices: {error}", file=sys.stderr)
+        return WRONG_SETTINGS
 
 
 async def _acted(act: Callable[[argparse.Namespace, ServerConfig], Awaitable[int]], args: argparse.Namespace) -> int:

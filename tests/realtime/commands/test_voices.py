@@ -97,6 +97,16 @@ def test_the_server_s_file_tells_where_voices_are(
     assert VoiceStore(tmp_path / "there").find(SHARED, "ann")
 
 
+def test_settings_that_cannot_be_used_are_told(
+    engine: FakeSpeechEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["voices", "--config", "nowhere.toml"]) == 2
+    assert "nowhere.toml" in capsys.readouterr().err
+    monkeypatch.setenv("VOICEWIRE_VOICES_MAX_VOICES", "many")
+    assert main(["voices"]) == 2
+    assert "voices.max_voices = 'many'" in capsys.readouterr().err
+
+
 def test_voices_blend(engine: FakeSpeechEngine, folder: Path, tmp_path: Path) -> None:
     for name, values in (("one", (4.0, 0.0)), ("two", (0.0, 4.0))):
         assert main(["voices", "add", name, numbers(tmp_path, name, *values), *CONSENT]) == 0
