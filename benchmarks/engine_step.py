@@ -89,18 +89,17 @@ def best_of(engine: Engine, num_frames: int, rounds: int) -> dict[str, float]:
 
 
 def python_share(engine: Engine, num_frames: int) -> float:
-    """Share of a step's processor time that is not inside any torch operator, by the profiler.
+    """Share of a step that is not inside any torch operator, by the profiler.
 
     It counts the profiler's own cost and numpy's sines in; native sampling tells less (docs/experiments.md).
     """
-    cpu_s = time.thread_time()
+    engine.times.reset()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(num_frames):
             engine.step()
-    cpu_s = time.thread_time() - cpu_s
     engine.events.clear()
     inside_us = float(sum(event.cpu_time_total for event in seen.events() if event.cpu_parent is None))
-    return max(0.0, 1.0 - inside_us / 1e6 / cpu_s)
+    return max(0.0, 1.0 - inside_us / 1e6 / engine.times.total_s)
 
 
 def random_checkpoint(shape: str) -> Path:
