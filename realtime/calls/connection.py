@@ -33,6 +33,9 @@ log = logging.getLogger("voicewire.call")
 MESSAGES_AT_ONCE = 50
 """Messages that came together are read so many at a time, then others have their turn."""
 
+IN_HAND_MS = 160
+"""A reply is handed to its line so much sooner than it leaves, in messages of 80 ms: the line sends even frames."""
+
 
 class PhoneConnection:
     """``converse`` returns when the line is closed; then ``aclose``."""
@@ -157,7 +160,9 @@ class PhoneConnection:
             if audio.number <= self._last_number:
                 return
             self._last_number = audio.number
-        if self._ear is not None and self._ear.began_to_speak(audio.data, call.line.echo_db()):
+        if self._ear is None or not call.busy:  # nothing to interrupt: nobody need listen
+            return
+        if self._ear.began_to_speak(audio.data, call.line.echo_db()):
             await call.barge_in()
 
     def _start(self, started: base.Started) -> None:
@@ -166,7 +171,7 @@ class PhoneConnection:
         settings = replace(
             self._session.settings,
             format=AudioFormat(encoding=Encoding(line.encoding), sample_rate=line.sample_rate),
-            lead_ms=self._settings.lead_ms,
+            lead_ms=self._settings.lead_ms + IN_HAND_MS,
         )
         connected = on.Connected(
             call_id=call_id,
