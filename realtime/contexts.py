@@ -34,6 +34,8 @@ class Context:
     waits: list[TextIntent] | None = None
     """What is to be done once it is this context's turn; ``None`` when it is."""
     num_waiting_chars: int = 0
+    admitted: bool = False
+    """It was, when it began to wait."""
     response: Response | None = None
     ended: bool = False
     """Has all its text."""
@@ -112,13 +114,15 @@ class Contexts:
     def _begin(self, intent: on.Open) -> list[on.Event]:
         if intent.context in self._open:
             return []
+        waits: list[TextIntent] | None = [] if self.serial and self._open else None
         try:
             self._check_room()
             settings, warnings = self.grantor.grant(intent.wish)
-        except SessionError as error:
+            if waits is not None:
+                self.may_speak()
+        except (Refused, SessionError) as error:
             return [_failed(intent.context, error)]
-        waits: list[TextIntent] | None = [] if self.serial and self._open else None
-        self._open[intent.context] = Context(intent.context, settings, now_s(), waits)
+        self._open[intent.context] = Context(intent.context, settings, now_s(), waits, admitted=waits is not None)
         return [on.Opened(intent.context, warnings)]
 
     def _check_room(self) -> None:
@@ -169,7 +173,8 @@ class Contexts:
     def _speak(self, context: Context, text: str, last: bool) -> list[on.Event]:
         """The first text: take a place, and speak."""
         try:
-            self.may_speak()
+            if not context.admitted:
+                self.may_speak()
             response = self.session.create_response(settings=context.settings, text=text, text_closed=last)
         except (Refused, SessionError, EngineError) as error:
             return self._fail(context, error)

@@ -212,6 +212,25 @@ async def test_a_server_about_to_stop_waits_for_no_context_without_text() -> Non
             await draining
 
 
+async def test_a_server_about_to_stop_speaks_the_turns_that_wait_and_takes_no_more() -> None:
+    async with live_server(FakeSpeechEngine(SLOW), listen__drain_timeout_s=WAIT_S) as live:
+        async with dial(live, "/tiny") as socket:
+            for text in (TEXT, "Hi there."):
+                await socket.send(text)
+                await socket.send("")
+            await until(lambda: live.speech.num_active_responses == 1)
+            await heard_first_audio(socket)
+            draining = asyncio.create_task(live.speech.drain())
+            await until(lambda: live.speech.draining)
+            await socket.send(TEXT)
+            assert (await heard(socket, "done 2"))[1] == ["done 2 failed draining"]
+            code, said = await code_of(socket)
+            turns = [message for message in said if isinstance(message, str)]
+            assert (code, turns) == (1012, ["done 0 completed", "done 1 completed", "error draining"])
+            await draining
+        await live.freed()
+
+
 async def test_messages_of_one_event_stay_together_on_a_line_that_stutters(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
