@@ -31,7 +31,7 @@ changes = st.tuples(st.integers(0, NUM_COLUMNS - 1), st.sampled_from(NAMES), st.
 
 
 @given(st.lists(changes, max_size=30), st.integers(0, NUM_COLUMNS - 1))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_all_see_the_sum_of_all_and_one_that_is_gone_leaves_nothing(
     file: Path, made: list[tuple[int, str, int]], gone: int
 ) -> None:
