@@ -130,7 +130,7 @@ class PhoneConnection:
     def _break(self, error: Exception) -> None:
         info = describe(error)
         self._server.metrics.refused(info.code)
-        log.info("a phone broke the wire", extra={"code": info.code, "param": info.param, "wire": self._dialect.name})
+        log.info("a phone broke the wire", extra={"code": info.code, "wire": self._dialect.name})
         self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)
 
     async def _act(self, event: base.PhoneEvent) -> None:
