@@ -127,11 +127,11 @@ def test_livekit_that_is_told_429_comes_again() -> None:
     limits = {"auth__api_keys": f"agent:{KEY}", "speech__aligner": "even", "limits__max_connections": 1}
     with server(SCRIPT, **limits) as started:
         shown = {"X-API-Key": KEY}
-        holder = connect(f"{started.url}/tts/websocket", additional_headers=shown, compression=None, proxy=None)
-        leaves = threading.Thread(target=leave_after_a_refusal, args=(started, holder))
-        leaves.start()
-        told = run("livekit", "cartesia", started.url.replace("ws", "http", 1), "stream")
-        leaves.join()
+        with connect(f"{started.url}/tts/websocket", additional_headers=shown, compression=None, proxy=None) as holder:
+            leaves = threading.Thread(target=leave_after_a_refusal, args=(started, holder))
+            leaves.start()
+            told = run("livekit", "cartesia", started.url.replace("ws", "http", 1), "stream")
+            leaves.join()
         assert [turn["peak"] > LEAST_PEAK for turn in told["turns"]] == [True, True]
 
 
