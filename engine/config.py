@@ -6,6 +6,7 @@ import msgspec
 
 from engine.api import CHUNK_FRAMES
 from engine.errors import InvalidRequest
+from engine.models.cosyvoice3.settings import CosyVoice3Settings
 
 AT_LEAST_ONE = (
     "max_batch",
@@ -95,6 +96,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Decode from the codes of a left context instead of carried state: the slow reference."""
     windowed_context_frames: int = 25
     windowed_overlap_samples: int = 480
+    cosyvoice3: CosyVoice3Settings = CosyVoice3Settings()
+    """Of that family's own stages."""
 
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:

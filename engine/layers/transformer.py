@@ -26,6 +26,7 @@ class TransformerConfig:
     rms_norm_eps: float
     rope_theta: float
     qk_norm: bool = True
+    qkv_bias: bool = False
     layer_scale: bool = False
     """Multiply each branch by a learned vector before adding it (the codec's transformer)."""
 
@@ -122,8 +123,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def joined(*projections: nn.Linear) -> nn.Linear:
     """One product that gives the outputs of several, side by side."""
     weight = torch.cat([projection.weight for projection in projections]).detach()
-    one = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    biases = [projection.bias for projection in projections if projection.bias is not None]
+    one = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases), device="meta")
     one.weight = nn.Parameter(weight, requires_grad=False)
+    if biases:
+        one.bias = nn.Parameter(torch.cat(biases).detach(), requires_grad=False)
     return one
 
 
@@ -134,9 +138,9 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.num_heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
         query, key_value = (n * config.head_dim for n in self.num_heads[:2])
-        self.q_proj = nn.Linear(config.hidden_size, query, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, key_value, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, key_value, bias=False)
+        self.q_proj = nn.Linear(config.hidden_size, query, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_value, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_value, bias=config.qkv_bias)
         self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()

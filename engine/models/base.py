@@ -56,10 +56,13 @@ class TextQueue:
 
 
 class Reference(NamedTuple):
-    """Frames of a recording that a row's speech goes on from; equal keys are equal frames."""
+    """What a row's speech goes on from; equal keys are equal references."""
 
     key: Hashable
     frames: Sequence[Sequence[int]]
+    """Of a recording, to be heard as if the row had spoken them."""
+    prompt: Any = None
+    """What else of a voice the family's own decode stage asks for."""
 
 
 @dataclass(slots=True)
