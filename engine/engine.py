@@ -1,4 +1,4 @@
-"""The continuous-batching loop body: intake, schedule, run, decode, emit, retire.
+"""The continuous-batching loop body: schedule, run, decode, emit, retire. What requests are told is ``intake``.
 
 Owned by one thread; it knows no clock but the one it is given, no asyncio and no sockets. What leaves it are events
 tagged with the epoch of their request.
@@ -7,51 +7,29 @@ tagged with the epoch of their request.
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import torch
 
-from engine.api import (
-    EngineStats,
-    Finished,
-    FinishReason,
-    InvalidRequest,
-    SpeechChunk,
-    SpeechRequest,
-    Starved,
-)
+from engine.api import EngineStats, FinishReason, SpeechChunk, SpeechRequest
 from engine.batch import Batch, Work
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
-from engine.commands import Emitted, Released
+from engine.commands import Released
 from engine.config import EngineConfig
 from engine.decode.batcher import CALL_ROWS
-from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, RequestTooLong
-from engine.guards import LoopGuard, SilenceGuard
+from engine.errors import EngineError
+from engine.intake import Intake
 from engine.model_runner import ModelRunner, Result
 from engine.models.base import Audio, Control, Decoded, DecodeStage, Failed, Park, SpeechModel, Stop
-from engine.request import Phase, PlaybackClock, Request
-from engine.scheduler import Scheduler
+from engine.request import Phase, Request
 from engine.stats import StepTimes
-from engine.validation import check_chunk_frames, check_sampling
 
-PROMPT_END_ROWS = 2
-"""Positions after the text in a full-text prompt."""
 STALL_RETRY_S = 0.01
 MAX_WARM_UP_S = 2.0
 CPU_KV_BYTES = 512 * 2**20
-NO_PCM = np.zeros(0, dtype=np.float32)
-
-
-def as_reported(error: Exception) -> tuple[str, str]:
-    """(code, message) of what ended one request."""
-    if isinstance(error, EngineError):
-        return error.code, str(error)
-    return EngineError.code, f"{type(error).__name__}: {error}"
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -63,7 +41,14 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
     return max(CPU_KV_BYTES, torch.cuda.mem_get_info(device)[0] - config.reserved_memory_mb * 2**20)
 
 
-class Engine:
+def blocks_allowed(model: SpeechModel, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """What all requests use on average, yet never less than one may use alone, as far as the memory goes."""
+    by_memory = kv_bytes(config, device) // PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
+    wanted = max(config.max_requests * config.positions_per_request, model.max_positions)
+    return max(1, min(by_memory, wanted // config.block_size))
+
+
+class Engine(Intake):
     def __init__(
         self,
         model: SpeechModel,
@@ -74,96 +59,15 @@ class Engine:
         device: torch.device | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.model, self.stage, self.config, self.clock = model, stage, config, clock
         device = device or torch.device("cpu")
-        self.pool = BlockPool(config.num_blocks or self.blocks_allowed(dtype, device))
-        self.kv = PagedKV(model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device)
+        pool = BlockPool(config.num_blocks or blocks_allowed(model, config, dtype, device))
+        self.kv = PagedKV(model.kv_shape, pool.num_blocks, config.block_size, dtype, device)
         self.prefixes = PrefixCache(self.kv, config.max_prefixes, config.max_prefix_positions)
-        self.scheduler = Scheduler(model, stage, self.pool, self.prefixes, config, self.starved, self.fail)
+        super().__init__(model, stage, pool, self.prefixes, config, clock)
         self.runner = ModelRunner(model, self.kv, self.prefixes, config)
         self.times = StepTimes()
-        self.requests: dict[int, Request] = {}
-        self.released: list[Request] = []
-        self.events: list[Emitted] = []
-        self.num_finished = 0
         self.retry_s = 0.0
         """The last step got nowhere, for rows at their lead held the blocks: no use in another before this time."""
-
-    def blocks_allowed(self, dtype: torch.dtype, device: torch.device) -> int:
-        """What all requests use on average, yet never less than one may use alone, as far as the memory goes."""
-        config = self.config
-        by_memory = kv_bytes(config, device) // PagedKV.block_bytes(self.model.kv_shape, config.block_size, dtype)
-        wanted = max(config.max_requests * config.positions_per_request, self.model.max_positions)
-        return max(1, min(by_memory, wanted // config.block_size))
-
-    # -- what a request can be told, between steps ---------------------------------------------------------------
-
-    def submit(self, spec: SpeechRequest, epoch: int) -> None:
-        """Queue a request. A bad one ends at once, with its terminal event."""
-        seed = secrets.randbits(48) if spec.sampling.seed is None else spec.sampling.seed
-        try:
-            self.check_room()
-            request = self.new_request(spec, epoch, seed)
-        except Exception as error:
-            code, message = as_reported(error)
-            end = Finished(spec.request_id, FinishReason.ERROR, code=code, message=message, seed=seed)
-            self.events += [(epoch, end), (epoch, Released(spec.request_id))]
-            return
-        self.requests[epoch] = request
-        self.scheduler.waiting.append(request)
-        if spec.text:
-            self.push_text(epoch, spec.text)
-        if spec.text_closed:
-            self.end_input(epoch)
-
-    def check_room(self) -> None:
-        """Raises ``EngineOverloaded`` when there is none for one more request."""
-        if len(self.requests) >= self.config.max_requests + self.config.max_waiting:
-            raise EngineOverloaded(f"{len(self.requests)} requests are active in the engine", OVERLOAD_RETRY_MS)
-
-    def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
-        check_sampling(spec.sampling)
-        check_chunk_frames(spec.chunk_frames)
-        row = self.model.new_row(spec, seed)
-        needed = row.num_prefix + row.num_reserved + PROMPT_END_ROWS + self.config.min_frame_cap
-        if needed > self.capacity:
-            raise RequestTooLong(
-                f"voice and instruct need {needed} positions; the cache holds {self.capacity}", "instruct"
-            )
-        rate = self.stage.sample_rate
-        return Request(
-            spec=spec,
-            epoch=epoch,
-            seed=seed,
-            row=row,
-            tokens=self.model.tokenizer.incremental(),
-            clock=PlaybackClock(rate),
-            silence=SilenceGuard(int(self.config.silence_limit_s * rate), self.config.silence_dbfs),
-            loop=LoopGuard(self.config.loop_limit_frames, self.config.max_loop_period),
-            prefix_key=self.model.prefix_key(row),
-            submitted_s=self.clock(),
-        )
-
-    def push_text(self, epoch: int, text: str) -> None:
-        request = self.requests.get(epoch)
-        if request is None or request.row.text.closed:
-            return
-        request.num_chars += len(text)
-        if request.num_chars > self.config.max_text_chars:
-            limit = f"text has {request.num_chars} characters; one request takes {self.config.max_text_chars}"
-            self.fail(request, RequestTooLong(limit, "text"))
-            return
-        self.take_text(request, lambda: request.tokens.push(text))
-
-    def end_input(self, epoch: int) -> None:
-        request = self.requests.get(epoch)
-        if request is None or request.row.text.closed:
-            return
-        request.row.text.closed = request.has_new_text = True
-        self.take_text(request, request.tokens.close)
-        self.note_prompt(request)
-        if not request.row.text.ids and request.phase is not Phase.DONE:
-            self.fail(request, InvalidRequest("text holds nothing that can be spoken", "text"))
 
     @torch.inference_mode()
     def prefetch(self, spec: SpeechRequest) -> None:
@@ -182,46 +86,6 @@ class Engine:
         self.runner.run(Batch(prefills=[work]), self.times)
         self.pool.free(request.block_table)
         self.settle_blocks()
-
-    def take_text(self, request: Request, ids: Callable[[], list[int]]) -> None:
-        try:
-            self.add_ids(request, ids())
-        except Exception as error:
-            self.fail(request, error)
-
-    def add_ids(self, request: Request, ids: list[int]) -> None:
-        if not ids:
-            return
-        request.has_new_text = True
-        if request.first_token_s is None:
-            request.first_token_s = self.clock()
-        request.row.text.ids += ids
-        num_tokens = len(request.row.text.ids)
-        row = request.row
-        if row.num_prompt_tokens is not None and num_tokens >= row.num_prompt_tokens:
-            self.note_prompt(request)
-        num_positions = row.num_prefix + row.num_reserved + num_tokens + PROMPT_END_ROWS + self.frame_cap(request)
-        if num_positions > self.capacity:
-            detail = f"{num_tokens} tokens may need {num_positions} positions; the cache holds {self.capacity}"
-            raise RequestTooLong(f"text is too long: {detail}", "text")
-
-    def note_prompt(self, request: Request) -> None:
-        """The text is there that the first frame needs."""
-        if request.prompt_ready_s is None:
-            request.prompt_ready_s = self.clock()
-
-    @property
-    def capacity(self) -> int:
-        """Positions that one request can have."""
-        return min(self.model.max_positions, self.pool.num_blocks * self.config.block_size)
-
-    def report_playback(self, epoch: int, played_samples: int) -> None:
-        if request := self.requests.get(epoch):
-            request.clock.report(played_samples, self.clock())
-
-    def cancel(self, epoch: int) -> None:
-        if request := self.requests.get(epoch):
-            self.finish(request, FinishReason.CANCELLED)
 
     # -- the loop body -------------------------------------------------------------------------------------------
 
@@ -264,11 +128,6 @@ class Engine:
             self.drain(request, FinishReason.LOOP)
         elif request.num_frames >= self.frame_cap(request):
             self.drain(request, FinishReason.LENGTH)
-
-    def frame_cap(self, request: Request) -> int:
-        """A named limit on runaway speech: from the length of the text, unless the request says its own."""
-        from_text = self.config.min_frame_cap + self.config.frames_per_text_token * len(request.row.text.ids)
-        return min(request.spec.max_frames or from_text, self.config.max_frames)
 
     def drain(self, request: Request, reason: FinishReason) -> None:
         """Nothing more to sample; what is sampled is still decoded and sent."""
@@ -328,59 +187,6 @@ class Engine:
         for request in list(self.scheduler.running):
             if request.phase is Phase.DRAINING and self.stage.num_pending(request.held_slot) == 0:
                 self.finish(request, request.finish_reason or FinishReason.STOP)
-
-    # -- how a request ends --------------------------------------------------------------------------------------
-
-    def starved(self, request: Request) -> None:
-        if request.num_frames:
-            lead_ms = 1000 * request.generated_lead_s(self.clock(), self.scheduler.frame_s)
-            self.events.append((request.epoch, Starved(request.spec.request_id, lead_ms)))
-
-    def fail(self, request: Request, error: Exception) -> None:
-        request.error = as_reported(error)
-        self.finish(request, FinishReason.ERROR)
-
-    def finish(self, request: Request, reason: FinishReason) -> None:
-        """The one way out: terminal event, then everything the request held goes back."""
-        if request.phase is Phase.DONE:
-            return
-        if reason not in (FinishReason.CANCELLED, FinishReason.ERROR) and not request.last_sent:
-            end = request.clock.num_emitted
-            self.events.append((request.epoch, SpeechChunk(request.spec.request_id, end, NO_PCM, last=True)))
-        self.events.append((request.epoch, self.terminal(request, reason)))
-        self.scheduler.release(request)
-        del self.requests[request.epoch]
-        self.released.append(request)
-        self.num_finished += 1
-
-    def terminal(self, request: Request, reason: FinishReason) -> Finished:
-        code, message = request.error or (None, None)
-        started = request.started_s if request.started_s is not None else self.clock()
-        return Finished(
-            request_id=request.spec.request_id,
-            reason=reason,
-            num_frames=request.num_frames,
-            num_samples=request.clock.num_emitted,
-            num_text_tokens=len(request.row.text.ids),
-            seed=request.seed,
-            queue_ms=1000 * (started - request.submitted_s),
-            first_audio_ms=self.since_first_token_ms(request, request.first_chunk_s),
-            num_prompt_tokens=self.num_prompt_tokens(request),
-            prompt_wait_ms=self.since_first_token_ms(request, request.prompt_ready_s),
-            code=code,
-            message=message,
-        )
-
-    @staticmethod
-    def since_first_token_ms(request: Request, moment_s: float | None) -> float | None:
-        if moment_s is None or request.first_token_s is None:
-            return None
-        return 1000 * (moment_s - request.first_token_s)
-
-    @staticmethod
-    def num_prompt_tokens(request: Request) -> int:
-        needed, there = request.row.num_prompt_tokens, len(request.row.text.ids)
-        return there if needed is None else min(needed, there)
 
     def settle(self) -> None:
         """The step has passed: what was freed during it, or since the last one, can be lent again."""
