@@ -130,7 +130,7 @@ class WireSettings(Section, frozen=True):
     ] = {}
     max_contexts: Annotated[
         int, Meta(ge=1, le=10_000, description="Open contexts of a connection on a vendor's wire.")
-    ] = 64
+    ] = 256
     max_connections_without_key: Annotated[
         int, Meta(ge=1, le=100_000, description="Connections whose key is still to come, in their first message.")
     ] = 256

@@ -31,9 +31,10 @@ class Context:
     context_id: str
     settings: SpeechSettings
     last_sign_s: float
+    line: str | None = None
+    """Contexts of one line speak one after the other."""
     waits: list[TextIntent] | None = None
     """What is to be done once it is this context's turn; ``None`` when it is."""
-    num_waiting_chars: int = 0
     admitted: bool = False
     """It was, when it began to wait."""
     response: Response | None = None
@@ -45,6 +46,7 @@ class Context:
 class ContextLimits:
     max_contexts: int
     max_waiting_chars: int
+    """Of text that waits for its turn, of all contexts."""
     max_remembered: int
 
 
@@ -67,11 +69,12 @@ class Contexts:
     """Raises ``Refused`` when nothing may begin now."""
     limits: ContextLimits
     serial: bool = False
-    """One speaks after the other."""
+    """All are of one line."""
     _open: dict[str, Context] = field(default_factory=dict)
     """In the order they were opened."""
     _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
     _speaking: set[asyncio.Task[None]] = field(default_factory=set)
+    _num_waiting_chars: int = 0
     _finishing: bool = False
 
     @property
@@ -114,7 +117,8 @@ class Contexts:
     def _begin(self, intent: on.Open) -> list[on.Event]:
         if intent.context in self._open:
             return []
-        waits: list[TextIntent] | None = [] if self.serial and self._open else None
+        line = "" if self.serial else intent.line
+        waits: list[TextIntent] | None = [] if self._is_busy(line) else None
         try:
             self._check_room()
             settings, warnings = self.grantor.grant(intent.wish)
@@ -122,8 +126,11 @@ class Contexts:
                 self.may_speak()
         except (Refused, SessionError) as error:
             return [_failed(intent.context, error)]
-        self._open[intent.context] = Context(intent.context, settings, now_s(), waits, admitted=waits is not None)
+        self._open[intent.context] = Context(intent.context, settings, now_s(), line, waits, admitted=waits is not None)
         return [on.Opened(intent.context, warnings)]
+
+    def _is_busy(self, line: str | None) -> bool:
+        return line is not None and any(context.line == line for context in self._open.values())
 
     def _check_room(self) -> None:
         if self._finishing:
@@ -132,11 +139,11 @@ class Contexts:
             raise LimitExceeded(f"max_contexts of a connection is {self.limits.max_contexts}")
 
     def _wait(self, context: Context, intent: TextIntent) -> list[on.Event]:
-        """Keep it until the contexts before have ended; like a response, no longer a text than so many characters."""
+        """Keep it until the contexts before have ended."""
         assert context.waits is not None
         context.waits.append(intent)
-        context.num_waiting_chars += len(intent.text) if isinstance(intent, on.Append) else 1
-        if context.num_waiting_chars > self.limits.max_waiting_chars:
+        self._num_waiting_chars += _weight(intent)
+        if self._num_waiting_chars > self.limits.max_waiting_chars:
             limit = self.limits.max_waiting_chars
             return self._fail(context, LimitExceeded(f"the text that waits for its turn may have {limit} characters"))
         return []
@@ -214,7 +221,13 @@ class Contexts:
 
     def _leave(self, context: Context, ended: on.Ended) -> list[on.Event]:
         del self._open[context.context_id]
+        self._take_waits(context)
         return [ended]
+
+    def _take_waits(self, context: Context) -> list[TextIntent]:
+        waits, context.waits = context.waits or [], None
+        self._num_waiting_chars -= sum(map(_weight, waits))
+        return waits
 
     def _settle(self) -> list[on.Event]:
         """Whose turn is it, and has everything ended?"""
@@ -225,19 +238,31 @@ class Contexts:
         return told
 
     def _whose_turn_it_is(self) -> Iterator[Context]:
-        while (first := next(iter(self._open.values()), None)) is not None and first.waits is not None:
+        while (first := self._first_that_waits()) is not None:
             yield first
 
+    def _first_that_waits(self) -> Context | None:
+        """In its line, with nobody before it."""
+        busy: set[str | None] = {None}
+        for context in self._open.values():
+            if context.line not in busy and context.waits is not None:
+                return context
+            busy.add(context.line)
+        return None
+
     def _catch_up(self, context: Context) -> list[on.Event]:
-        waits, context.waits = context.waits or [], None
         context.last_sign_s = now_s()
-        return [event for intent in waits for event in self._apply(intent)]
+        return [event for intent in self._take_waits(context) for event in self._apply(intent)]
 
     def _remember(self, context_id: str, response: Response) -> None:
         self._past[context_id] = response
         self._past.move_to_end(context_id)
         if len(self._past) > self.limits.max_remembered:
             self._past.popitem(last=False)
+
+
+def _weight(intent: TextIntent) -> int:
+    return 1 + len(intent.text) if isinstance(intent, on.Append) else 1
 
 
 def _told(context_id: str, response: Response, event: ResponseEvent) -> Iterator[on.Event]:

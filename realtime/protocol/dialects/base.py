@@ -82,6 +82,8 @@ class Open:
 
     context: str
     wish: Wish
+    line: str | None = None
+    """Contexts of one line are spoken one after the other, in the order they were opened."""
 
 
 @dataclass(frozen=True, slots=True)

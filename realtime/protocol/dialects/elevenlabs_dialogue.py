@@ -1,143 +1,147 @@
-"""ElevenLabs' text-to-dialogue socket, which its v3 and v4 models speak: contexts as in ``multi-stream-input``, in
-snake case. A context is spoken by one voice, the first it names.
+"""ElevenLabs' text-to-dialogue sockets, which its v3 and v4 models speak: lines, each by its voice, in one signal.
+
+What a voice says until another takes over is a part of its own; the parts of a context are spoken in turn.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msgspec import Struct
-
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.elevenlabs_times import Char, characters, snake_alignment
-from realtime.protocol.dialects.elevenlabs_words import CLOSES, Credentials, error_answer, error_fields, reason, wish_of
-from realtime.protocol.dialects.parsing import dump, is_true, parse_json, require_context_id, text_only
+from realtime.protocol.dialects.elevenlabs_socket import ElevenLabsSocket, Line, Said, Spoken
+from realtime.protocol.dialects.elevenlabs_times import Char, characters, later, snake_alignment
+from realtime.protocol.dialects.elevenlabs_words import wish_of
+from realtime.protocol.dialects.parsing import dump, is_true
+from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
-DEFAULT_CONTEXT = "default"
 IDLE_S = 20.0
 
 
-class Input(Struct):
-    text: str = ""
-    voice_id: str | None = None
-
-
-class Said(Credentials):
-    context_id: str | None = None
-    voices: list[str] | None = None
-    inputs: list[Input] | None = None
-    flush: bool | None = None
-    close_context: bool | None = None
-    close_socket: bool | None = None
-    keep_alive: bool | None = None
-
-
-@dataclass(slots=True)
-class Spoken:
-    last_text: str = ""
-    flushed: bool = False
-    closed: bool = False
+@dataclass(slots=True, kw_only=True)
+class SpokenDialogue(Spoken):
+    wish: on.Wish
+    parts: list[str] = field(default_factory=list)
+    """That have not ended. The last one is written, the first one spoken."""
+    unflushed: bool = False
+    """The turn that is written has text."""
+    offset_ms: float = 0.0
+    """Where the part that is spoken begins."""
     audio_end_ms: float = 0.0
     """Of what was told."""
+    failure: ErrorBody | None = None
+    """Of a part; the others are dropped."""
     owed_ms: float = 0.0
     """pipecat strips leading spaces, and with them the first message's share of its clock: the second makes up."""
-    words: list[on.TimedWord] = field(default_factory=list)
 
 
-class Dialogue(on.Dialect):
+class Dialogue(ElevenLabsSocket[SpokenDialogue]):
+    """``multi-stream-input``, in snake case."""
+
     context_timeout_s = IDLE_S
 
     def __init__(self, handshake: on.Handshake) -> None:
         super().__init__(handshake)
         self.wish = wish_of(handshake.query, None)
+        if self.wish.format.encoding == "wav":
+            raise RemoteProtocolError("unsupported_format", "a WAV file has an end, this socket none", "output_format")
         self._fills = is_true(handshake.query.get("sync_alignment"))
         """Each message tells times for just its audio: clients add these up."""
-        self._contexts: dict[str, Spoken] = {}
+        self._numbers = itertools.count()
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        said = parse_json(text_only(message), Said)
-        if said.key:
-            yield on.Authenticate(said.key)
-        context = require_context_id(said.context_id or DEFAULT_CONTEXT)
-        if said.close_socket:
-            yield from self._close_all()
-        elif said.close_context:
-            yield from self._close_context(context)
-        else:
-            yield from self._write(context, said)
+    def _begins(self, said: Said) -> bool:
+        return bool(said.voices or said.inputs)
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
-        match event:
-            case on.Silent():
-                yield on.Close()
-            case on.Idle():
-                yield from self._expire(event.context)
-            case on.Words() if event.context in self._contexts:
-                self._contexts[event.context].words += event.words
-            case on.Audio() if event.context in self._contexts:
-                yield self._send(event.context, event.data, event.start_ms, event.end_ms)
-            case on.Flushed() if event.context in self._contexts:
-                yield from self._send_words(event.context)
-                yield on.Send(dump(is_final_audio_for_turn=True, context_id=event.context))
-            case on.Ended() if event.context in self._contexts:
-                yield from self._end(event)
-
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        code = CLOSES.get(close, close) if close is not None else 1008
-        yield on.Send(dump(**error_fields(error, code), param=error.param))
-        if close is not None:
-            yield on.Close(code, reason(error.message))
-
-    @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
-        return error_answer(error), {}
-
-    def _write(self, context: str, said: Said) -> Iterator[on.Intent]:
-        inputs = said.inputs or []
-        spoken = self._contexts.get(context)
-        if spoken is None:
-            if not (said.voices or inputs):
-                return  # a sign of life
-            yield from self._open(context, said)
-            spoken = self._contexts[context]
-        if spoken.closed:
-            return
-        yield on.Append(context, "".join(_with_space(spoken, part.text) for part in inputs))
-        if said.flush:
-            yield on.Flush(context)
-        says_something = any(part.text.strip() for part in inputs)
-        if said.flush or says_something:
-            spoken.flushed = not says_something
-
-    def _open(self, context: str, said: Said) -> Iterator[on.Intent]:
+    def _open(self, name: str, said: Said) -> tuple[SpokenDialogue, on.Open]:
         assert self.wish is not None
-        named = [*(said.voices or ()), *(part.voice_id for part in said.inputs or () if part.voice_id)]
-        self._contexts[context] = Spoken()
-        yield on.Open(context, replace(self.wish, voice=named[0] if named else None))
+        named = [*(line.voice_id for line in said.inputs or () if line.voice_id), *(said.voices or ())]
+        speed = said.voice_settings.speed if said.voice_settings else None
+        wish = replace(self.wish, voice=named[0] if named else None, speed=speed or self.wish.speed)
+        spoken = SpokenDialogue(name=name, wish=wish)
+        return spoken, self._begin_part(spoken)
 
-    def _close_context(self, context: str) -> Iterator[on.Intent]:
-        spoken = self._contexts.get(context)
-        if spoken is not None:
-            ends, spoken.closed = spoken.flushed and not spoken.closed, True
-            yield on.End(context) if ends else on.Cancel(context)
+    def _begin_part(self, spoken: SpokenDialogue) -> on.Open:
+        part = f"{next(self._numbers)}:{spoken.name}"
+        spoken.parts.append(part)
+        return on.Open(part, spoken.wish, line=spoken.name)
 
-    def _close_all(self) -> Iterator[on.Intent]:
-        for context in self._contexts:
-            yield from self._expire(context)
-        yield on.Finish()
+    def _append(self, spoken: SpokenDialogue, said: Said) -> Iterator[on.Intent]:
+        for line in said.inputs or ():
+            yield from self._append_line(spoken, line)
+        if not said.inputs:
+            yield on.Append(self._part(spoken), "")
 
-    def _expire(self, context: str) -> Iterator[on.Intent]:
-        spoken = self._contexts.get(context)
-        if spoken is not None and not spoken.closed:
+    def _append_line(self, spoken: SpokenDialogue, line: Line) -> Iterator[on.Intent]:
+        if line.text.strip():
+            if line.voice_id not in (None, spoken.wish.voice):
+                yield from self._pass_on(spoken, line.voice_id)
+            elif line.new_turn:
+                yield from self._end_turn(spoken)
+            spoken.unflushed = True
+        yield on.Append(self._part(spoken), _with_space(spoken, line.text))
+
+    def _pass_on(self, spoken: SpokenDialogue, voice: str | None) -> Iterator[on.Intent]:
+        """Another takes over."""
+        yield from self._end_turn(spoken)
+        yield on.End(self._part(spoken))
+        spoken.wish = replace(spoken.wish, voice=voice)
+        spoken.last_text = ""
+        yield self._begin_part(spoken)
+
+    def _end_turn(self, spoken: SpokenDialogue) -> Iterator[on.Intent]:
+        if spoken.unflushed:
+            yield from self._flush(spoken)
+
+    def _flush(self, spoken: SpokenDialogue) -> Iterator[on.Intent]:
+        spoken.unflushed = False
+        yield from super()._flush(spoken)
+
+    def _cancel(self, spoken: SpokenDialogue) -> Iterator[on.Intent]:
+        """From the last one on, so that none of them begins to speak."""
+        for part in reversed(spoken.parts):
+            yield on.Cancel(part)
+
+    def _part(self, spoken: SpokenDialogue) -> str:
+        return spoken.parts[-1]
+
+    def _of(self, part: str) -> SpokenDialogue | None:
+        spoken = self._contexts.get(part.partition(":")[2])
+        return spoken if spoken is not None and part in spoken.parts else None
+
+    def _tell_of(self, spoken: SpokenDialogue, event: on.Event) -> Iterator[on.Intent]:
+        if isinstance(event, on.Opened) and spoken.failure is not None:
+            yield on.Cancel(event.context)
+        yield from super()._tell_of(spoken, event)
+
+    def _take_words(self, spoken: SpokenDialogue, words: tuple[on.TimedWord, ...]) -> None:
+        spoken.words += (later(word, spoken.offset_ms) for word in words)
+
+    def _tell_audio(self, spoken: SpokenDialogue, audio: on.Audio) -> on.Send:
+        return self._send(spoken, audio.data, spoken.offset_ms + audio.start_ms, spoken.offset_ms + audio.end_ms)
+
+    def _tell_words(self, spoken: SpokenDialogue) -> on.Send:
+        return self._send(spoken, b"", spoken.audio_end_ms, spoken.audio_end_ms)
+
+    def _tell_flushed(self, spoken: SpokenDialogue) -> Iterator[on.Intent]:
+        yield from super()._tell_flushed(spoken)
+        yield on.Send(dump(is_final_audio_for_turn=True, **self._named_if_many(spoken)))
+
+    def _tell_end(self, spoken: SpokenDialogue, event: on.Ended) -> Iterator[on.Intent]:
+        """Of a part; the last one's is the context's."""
+        spoken.parts.remove(event.context)
+        spoken.offset_ms = spoken.audio_end_ms
+        spoken.failure = spoken.failure or event.error
+        if not spoken.parts:
+            yield from super()._tell_end(spoken, replace(event, error=spoken.failure))
+        elif spoken.failure is not None:
             spoken.closed = True
-            yield on.End(context)
+            yield from self._cancel(spoken)
 
-    def _send(self, context: str, data: bytes, start_ms: float, end_ms: float) -> on.Send:
-        spoken = self._contexts[context]
+    def _send(self, spoken: SpokenDialogue, data: bytes, start_ms: float, end_ms: float) -> on.Send:
         words, spoken.words = spoken.words, []
         spoken.audio_end_ms = end_ms
         chars = characters(words)
@@ -146,25 +150,23 @@ class Dialogue(on.Dialect):
             fill_ms = chars.pop().start_ms if chars and chars[-1].text == " " else start_ms
             chars.append(Char(" ", fill_ms, max(end_ms, fill_ms) + owed_ms))
         audio = base64.b64encode(data).decode() if data else None
-        return on.Send(dump(audio=audio, alignment=snake_alignment(chars, start_ms), context_id=context))
+        return on.Send(dump(audio=audio, alignment=snake_alignment(chars, start_ms), **self._named_if_many(spoken)))
 
-    def _send_words(self, context: str) -> Iterator[on.Intent]:
-        """Those that came after their audio."""
-        spoken = self._contexts[context]
-        if spoken.words:
-            yield self._send(context, b"", spoken.audio_end_ms, spoken.audio_end_ms)
+    def _final(self) -> dict[str, Any]:
+        return {"is_final": True}
 
-    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
-        if event.error is not None and event.error.code != "text_timeout":
-            told = error_fields(event.error, 1008)
-            yield on.Send(dump(**told, param=event.error.param, context_id=event.context))
-        yield from self._send_words(event.context)
-        del self._contexts[event.context]
-        yield on.Send(dump(is_final=True, context_id=event.context))
+    def _named(self, spoken: SpokenDialogue) -> dict[str, str]:
+        return {"context_id": spoken.name}
 
 
-def _with_space(spoken: Spoken, text: str) -> str:
-    """Inputs are sentences."""
+class SingleDialogue(Dialogue):
+    """``stream-input``: one dialogue without an id, until ``close_socket``; then the server closes."""
+
+    single = True
+
+
+def _with_space(spoken: SpokenDialogue, text: str) -> str:
+    """Lines are sentences."""
     before, spoken.last_text = spoken.last_text, text or spoken.last_text
     apart = before[-1:].isspace() or text[:1].isspace()
     return f" {text}" if text and before and not apart else text

@@ -25,8 +25,6 @@ MEDIA_TYPES = {
     "alaw": "audio/x-alaw-basic",
     "ogg_opus": "audio/ogg",
 }
-WHOLE = ("wav", "ogg_opus")
-"""Two of these, one behind the other, are not one."""
 CONTEXT = ""
 
 
@@ -102,8 +100,8 @@ class DialogueStream(Stream):
         parts = list(_by_voice(body.inputs))
         if not parts:
             raise RemoteProtocolError("invalid_request", "inputs hold no text", "inputs")
-        if len(parts) > 1 and self.wish.format.encoding in WHOLE:
-            raise RemoteProtocolError("unsupported_format", "this output_format holds one voice only", "output_format")
+        if len(parts) > 1 and self.wish.format.encoding == "wav":
+            raise RemoteProtocolError("unsupported_format", "a WAV file holds one voice only", "output_format")
         self._num_left = len(parts)
         wish = replace(self.wish, language=body.language_code or self.wish.language, seed=body.seed)
         for number, (voice, text) in enumerate(parts):

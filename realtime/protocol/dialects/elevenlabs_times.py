@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from realtime.protocol.dialects.base import TimedWord
@@ -25,6 +26,17 @@ def characters(words: Iterable[TimedWord], spoken: bool = False) -> list[Char]:
         if text and not _is_spaceless(text[-1]):
             found.append(Char(" ", word.end_ms, word.end_ms))
     return found
+
+
+def later(word: TimedWord, by_ms: float) -> TimedWord:
+    """The same word, so much later."""
+    return replace(
+        word,
+        start_ms=word.start_ms + by_ms,
+        end_ms=word.end_ms + by_ms,
+        char_ends_ms=tuple(end_ms + by_ms for end_ms in word.char_ends_ms),
+        spoken_ends_ms=tuple(end_ms + by_ms for end_ms in word.spoken_ends_ms),
+    )
 
 
 def alignment(chars: Sequence[Char], base_ms: float) -> dict[str, Any] | None:

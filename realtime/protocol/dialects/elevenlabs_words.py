@@ -54,10 +54,11 @@ class Credentials(Struct):
     dashed_key: str | None = field(default=None, name="xi-api-key")
     xi_api_key: str | None = None
     authorization: str | None = None
+    single_use_token: str | None = None
 
     @property
     def key(self) -> str | None:
-        found = self.dashed_key or self.xi_api_key or self.authorization
+        found = self.dashed_key or self.xi_api_key or self.authorization or self.single_use_token
         return found and found.removeprefix("Bearer ").strip()
 
 
@@ -82,7 +83,8 @@ def wish_of(query: Mapping[str, str], voice: str | None) -> Wish:
 
 
 def error_fields(error: ErrorBody, close: int) -> dict[str, Any]:
-    return {"message": error.message, "error": STATUSES.get(error.code, error.code), "code": close}
+    told = {"message": error.message, "error": STATUSES.get(error.code, error.code), "code": close}
+    return told if error.param is None else told | {"param": error.param}
 
 
 def error_answer(error: ErrorBody) -> dict[str, Any]:

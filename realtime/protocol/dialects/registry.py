@@ -38,6 +38,7 @@ WIRES: tuple[Wire, ...] = (
     Wire("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.MultiStream, late_key=True),
     Wire("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.StreamInput, late_key=True),
     Wire("/v1/text-to-dialogue/multi-stream-input", elevenlabs_dialogue.Dialogue, late_key=True),
+    Wire("/v1/text-to-dialogue/stream-input", elevenlabs_dialogue.SingleDialogue, late_key=True),
     Wire("/v1/text-to-speech/{voice_id}", elevenlabs_http.Stream, "http"),
     Wire("/v1/text-to-speech/{voice_id}/stream", elevenlabs_http.Stream, "http"),
     Wire("/v1/text-to-speech/{voice_id}/stream/with-timestamps", elevenlabs_http.StreamWithTimestamps, "http"),

@@ -99,6 +99,18 @@ CLIENTS = {
             key_in_query="authorization",
         ),
         VendorClient(
+            "elevenlabs single dialogue",
+            "/v1/text-to-dialogue/stream-input?output_format=pcm_24000",
+            say=lambda turn, text: [{"voices": ["zoe"]}, {"inputs": [{"text": text, "voice_id": "zoe"}]}],
+            end=lambda turn: [{"flush": True}, {"close_socket": True}],
+            cancel=lambda turn: [],
+            is_end=lambda message, turn: message.get("is_final") is True,
+            audio=_b64("audio"),
+            is_error=lambda message: "error" in message,
+            one_turn=True,
+            key_in_query="single_use_token",
+        ),
+        VendorClient(
             "cartesia",
             "/tts/websocket?cartesia_version=2026-03-01",
             say=lambda turn, text: _cartesia(turn, text, **{"continue": True, "add_timestamps": True}),

@@ -29,7 +29,57 @@ def _pack(kind: str, **fields: object) -> bytes:
     return msgspec.msgpack.encode({"type": kind, **fields})
 
 
+_TWO_VOICES = [{"voice_id": "zoe", "text": "Hello. "}, {"voice_id": "max", "text": "Hi!", "new_turn": True}]
+_TEXT: tuple[dict[str, Any], ...] = (
+    {"text": " ", "context_id": "c1", "voice_settings": {"speed": 1.1}, "xi_api_key": "key"},
+    {"text": "Hello there. ", "context_id": "c1", "flush": True},
+    {"text": "", "context_id": "c1"},
+    {"context_id": "c1", "flush": True},
+    {"context_id": "c1", "close_context": True},
+    {"close_socket": True},
+)
+_DIALOGUE: tuple[dict[str, Any], ...] = (
+    {"voices": ["zoe", "max"], "context_id": "c1", "voice_settings": {"stability": 0.5}},
+    {"context_id": "c1", "inputs": _TWO_VOICES},
+    {"context_id": "c2", "voices": ["max"], "inputs": _TWO_VOICES, "flush": True},
+    {"context_id": "c1", "inputs": [{"voice_id": "zoe", "text": ""}], "flush": True},
+    {"context_id": "c1", "keep_alive": True},
+    {"context_id": "c1", "flush": True},
+    {"context_id": "c1", "close_context": True},
+    {"close_socket": True},
+)
+_CARTESIA = {
+    "context_id": "c1",
+    "transcript": "Hello there. ",
+    "voice": {"mode": "id", "id": "zoe"},
+    "output_format": {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000},
+    "add_timestamps": True,
+}
+_SPEAK: tuple[dict[str, Any], ...] = (
+    {"type": "Speak", "text": "Hello there. "},
+    {"type": "Flush"},
+    {"type": "Close"},
+)
+
+
 RIGHT: dict[str, tuple[dict[str, Any] | bytes, ...]] = {
+    "/v1/text-to-speech/{voice_id}/multi-stream-input": _TEXT,
+    "/v1/text-to-speech/{voice_id}/stream-input": _TEXT,
+    "/v1/text-to-dialogue/multi-stream-input": _DIALOGUE,
+    "/v1/text-to-dialogue/stream-input": _DIALOGUE,
+    "/tts/websocket": (
+        _CARTESIA | {"continue": True},
+        _CARTESIA | {"continue": False, "transcript": ""},
+        _CARTESIA | {"continue": True, "flush": True},
+        {"context_id": "c1", "cancel": True},
+    ),
+    "/v1/speak": (*_SPEAK, {"type": "Clear"}),
+    "/v2/speak": (
+        *_SPEAK,
+        {"type": "Interrupt"},
+        {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 100}},
+        {"type": "Configure", "speed": 1.2},
+    ),
     "/v1/realtime": (
         {"type": "session.update", "event_id": "e1", "session": {"type": "realtime", "audio": _AUDIO}},
         {"type": "conversation.item.create", "item": _ITEM, "previous_item_id": "root"},

@@ -195,7 +195,7 @@ def test_a_context_that_was_left_alone_ends() -> None:
     assert multi(inactivity_timeout="999").dialect.context_timeout_s == 180
 
 
-@pytest.mark.parametrize("field", ["xi-api-key", "xi_api_key", "authorization"])
+@pytest.mark.parametrize("field", ["xi-api-key", "xi_api_key", "authorization", "single_use_token"])
 def test_a_key_in_the_first_message(field: str) -> None:
     key, *rest = single().say(**{"text": " ", field: "Bearer the-key" if field == "authorization" else "the-key"})
     assert key == on.Authenticate("the-key")
@@ -215,7 +215,9 @@ def test_the_single_socket_speaks_one_text_and_closes() -> None:
 
 def test_the_single_socket_without_any_text() -> None:
     assert [type(intent) for intent in single().say(text="")] == [on.Open, on.End]
-    assert single().say(close_socket=True) == [on.Close(1000)]
+    play = single()
+    assert play.say(close_socket=True) == [{"audio": None, "isFinal": True}, on.Finish()]
+    assert play.tell(on.Silent()) == [on.Close(1000)]
 
 
 @pytest.mark.parametrize("event", [on.Idle("default"), failed("default", "text_timeout")])

@@ -75,7 +75,9 @@ async def test_two_turns_and_a_goodbye(live: Live) -> None:
         assert (await code_of(socket))[0] == 1000
 
 
-@pytest.mark.parametrize(("path", "in_order"), [("/tiny", True), ("/tiny/at-once", False)])
+@pytest.mark.parametrize(
+    ("path", "in_order"), [("/tiny", True), ("/tiny/at-once", False), ("/tiny/at-once?line=a", True)]
+)
 async def test_contexts_speak_in_turn_or_at_once(path: str, in_order: bool) -> None:
     engine = FakeSpeechEngine(SLOW)
     async with live_server(engine) as live:
@@ -161,6 +163,20 @@ async def test_contexts_beyond_the_limit_end_at_once() -> None:
         await socket.send("")
         await socket.send(TEXT)
         assert (await heard(socket, "done 1"))[1] == ["done 1 failed limit_exceeded"]
+
+
+async def test_text_that_waits_for_its_turn_is_limited_for_all_contexts_together() -> None:
+    async with live_server(FakeSpeechEngine(SLOW), limits__max_response_chars=200) as live:
+        async with dial(live, "/tiny") as socket:
+            for text in ("x" * 150, "y" * 90, "z" * 90):
+                await socket.send(text)
+                await socket.send("")
+            await socket.send("w" * 90)
+            failed = (await heard(socket, "done"))[1]
+            assert failed == ["done 3 failed limit_exceeded"]
+            await socket.send("")
+            assert [(await heard(socket, "done"))[1] for _ in range(3)] == [[f"done {n} completed"] for n in range(3)]
+        await live.freed()
 
 
 async def test_a_key_in_the_first_message() -> None:

@@ -323,6 +323,53 @@ async def test_a_dialogue_over_http_has_many_voices(live: Live) -> None:
         assert (failed.status_code, failed.json()["detail"]["status"]) == (500, "engine_error")
 
 
+LINES = [("ada", "Hello there."), ("ben", "Well, how are you?"), ("ada", "Good."), ("ada", "Bye."), ("ben", "Bye.")]
+
+
+@pytest.mark.parametrize("name", ["elevenlabs dialogue", "elevenlabs single dialogue"])
+async def test_each_line_of_a_dialogue_has_its_voice(live: Live, name: str) -> None:
+    """All lines at once or a line at a time: the same voices in the same order, one signal without a gap."""
+    client = CLIENTS[name]
+    inputs = [{"voice_id": voice, "text": text} for voice, text in LINES]
+    for pieces in ([inputs], [[each] for each in inputs]):
+        live.engine.requests.clear()
+        async with dial(live, client) as socket:
+            begin = {"context_id": "t1", "voices": ["ada", "ben"]}
+            await send(socket, [begin, *({"context_id": "t1", "inputs": piece} for piece in pieces), *client.end("t1")])
+            audio, said = await hear(socket, client, "t1")
+        assert [request.voice for request in live.engine.requests] == ["ada", "ben", "ada", "ben"]
+        assert sum("is_final_audio_for_turn" in message for message in said) == 4
+        assert sum("is_final" in message for message in said) == 1
+        assert len(audio) > 2 * 24_000 * sum(len(text) for _, text in LINES) * 0.04 * 0.9
+
+
+async def test_an_interruption_ends_all_lines_of_a_dialogue() -> None:
+    client = CLIENTS["elevenlabs dialogue"]
+    engine = FakeSpeechEngine(SLOW)
+    async with live_server(engine) as live:
+        async with dial(live, client) as socket:
+            inputs = [{"voice_id": voice, "text": text * 20} for voice, text in LINES]
+            await send(socket, [{"context_id": "t1", "voices": ["ada", "ben"], "inputs": inputs}])
+            await hear_first_audio(socket, client)
+            await send(socket, client.cancel("t1"))
+            await hear(socket, client, "t1")
+            assert [request.voice for request in engine.requests] == ["ada"]
+            engine.script = QUICK
+            assert await turn(socket, client, "t1")
+        await live.freed()
+
+
+async def test_more_voices_than_contexts_are_allowed_end_the_dialogue() -> None:
+    client = CLIENTS["elevenlabs dialogue"]
+    async with live_server(FakeSpeechEngine(QUICK), wires__max_contexts=3) as live:
+        async with dial(live, client) as socket:
+            inputs = [{"voice_id": voice, "text": text} for voice, text in [*LINES, *LINES]]
+            await send(socket, [{"context_id": "t1", "voices": ["ada", "ben"], "inputs": inputs}])
+            audio, said = await hear(socket, client, "t1")
+            assert (audio, said[-2]["error"]) == (b"", "too_many_concurrent_requests")
+        await live.freed()
+
+
 async def test_what_a_client_names_ends_no_header(live: Live) -> None:
     named = "%0d%0aSet-Cookie:%20a=b%00%E2%82%AC"
     async with live.http() as http:

@@ -31,7 +31,7 @@ class Tiny(on.Dialect):
         elif text:
             if not self._open:
                 self._open = True
-                yield on.Open(context, self.wish)
+                yield on.Open(context, self.wish, line=self.handshake.query.get("line"))
             yield on.Append(context, text + " ")
         else:
             yield on.End(context)

@@ -1,0 +1,245 @@
+"""What ElevenLabs' four sockets share: contexts by their ids, or a single one; how they open, end, fail and idle."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.elevenlabs_words import (
+    CLOSES,
+    Credentials,
+    VoiceSettings,
+    error_answer,
+    error_fields,
+    reason,
+)
+from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
+from realtime.protocol.events import ErrorBody
+
+DEFAULT_CONTEXT = "default"
+
+
+class Line(Struct):
+    """Of a dialogue."""
+
+    text: str = ""
+    voice_id: str | None = None
+    new_turn: bool | None = None
+
+
+class Said(Credentials):
+    """One message of a client, of any of these sockets; what is not named here has no counterpart."""
+
+    text: str | None = None
+    voices: list[str] | None = None
+    inputs: list[Line] | None = None
+    context_id: str | None = None
+    camel_context_id: str | None = msgspec.field(default=None, name="contextId")
+    flush: bool | None = None
+    close_context: bool | None = None
+    close_socket: bool | None = None
+    voice_settings: VoiceSettings | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Spoken:
+    """What is known of a context."""
+
+    name: str
+    last_text: str = ""
+    flushed: bool = False
+    """The last that was said was a flush without text: a close means a normal end, and no interruption."""
+    closed: bool = False
+    words: list[on.TimedWord] = field(default_factory=list)
+    """Not told yet: they go with the next audio."""
+
+
+S = TypeVar("S", bound=Spoken)
+
+
+class ElevenLabsSocket(on.Dialect, Generic[S]):
+    """Contexts by their ids, at once."""
+
+    single = False
+    """One text, and with it the connection ends."""
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self._contexts: dict[str, S] = {}
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        said = parse_json(text_only(message), Said)
+        if said.key:
+            yield on.Authenticate(said.key)
+        if said.close_socket:
+            yield from self._close_all()
+            return
+        name = DEFAULT_CONTEXT if self.single else said.context_id or said.camel_context_id or DEFAULT_CONTEXT
+        if said.close_context:
+            yield from self._close_context(require_context_id(name))
+        else:
+            yield from self._write(require_context_id(name), said)
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        if isinstance(event, on.Silent):
+            yield on.Close()
+        elif (spoken := self._of(event.context)) is not None:
+            yield from self._tell_of(spoken, event)
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        code = CLOSES.get(close, close) if close is not None else 1008
+        yield on.Send(dump(**error_fields(error, code)))
+        if close is not None:
+            yield on.Close(code, reason(error.message))
+
+    @classmethod
+    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return error_answer(error), {}
+
+    # --- what a client says
+
+    @abstractmethod
+    def _begins(self, said: Said) -> bool:
+        """Whether a context opens with it; else it is a sign of life, or a flush of nothing."""
+
+    @abstractmethod
+    def _open(self, name: str, said: Said) -> tuple[S, on.Open]: ...
+
+    @abstractmethod
+    def _append(self, spoken: S, said: Said) -> Iterator[on.Intent]:
+        """At least a sign of life. A flush of the message is not its business."""
+
+    def _write(self, name: str, said: Said) -> Iterator[on.Intent]:
+        spoken = self._contexts.get(name)
+        if spoken is None:
+            if not self._begins(said):
+                return
+            spoken, opening = self._open(name, said)
+            self._contexts[name] = spoken
+            yield opening
+        says_something = _says_something(said)
+        if spoken.closed:
+            if says_something and not self.single:
+                yield self._error(spoken, ErrorBody(code="text_closed", message="text after the close of its context"))
+            return
+        yield from self._append(spoken, said)
+        if said.flush:
+            yield from self._flush(spoken)
+        if said.flush or says_something:
+            spoken.flushed = not says_something
+
+    def _flush(self, spoken: S) -> Iterator[on.Intent]:
+        yield on.Flush(self._part(spoken))
+
+    def _close_context(self, name: str) -> Iterator[on.Intent]:
+        spoken = self._contexts.get(name)
+        if spoken is None:
+            return
+        ends = spoken.flushed and not spoken.closed
+        spoken.closed = True
+        yield from (on.End(self._part(spoken)),) if ends else self._cancel(spoken)
+
+    def _cancel(self, spoken: S) -> Iterable[on.Intent]:
+        yield on.Cancel(self._part(spoken))
+
+    def _close_all(self) -> Iterator[on.Intent]:
+        if self.single and not self._contexts:
+            yield on.Send(dump(**self._final()))
+        for spoken in self._contexts.values():
+            yield from self._end_text(spoken)
+        yield on.Finish()
+
+    def _end_text(self, spoken: S) -> Iterator[on.Intent]:
+        if not spoken.closed:
+            spoken.closed = True
+            yield on.End(self._part(spoken))
+
+    # --- what becomes of it
+
+    def _part(self, spoken: S) -> str:
+        """What the context, or the part of it that is written now, is called on our side."""
+        return spoken.name
+
+    def _of(self, part: str) -> S | None:
+        return self._contexts.get(part)
+
+    @abstractmethod
+    def _tell_audio(self, spoken: S, audio: on.Audio) -> on.Send: ...
+
+    @abstractmethod
+    def _tell_words(self, spoken: S) -> on.Send:
+        """Those that came after their audio."""
+
+    @abstractmethod
+    def _final(self) -> dict[str, Any]:
+        """The last message of a context, without its id."""
+
+    @abstractmethod
+    def _named(self, spoken: S) -> dict[str, str]:
+        """The id of a context, as it stands in messages."""
+
+    def _take_words(self, spoken: S, words: tuple[on.TimedWord, ...]) -> None:
+        spoken.words += words
+
+    def _tell_of(self, spoken: S, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Words():
+                self._take_words(spoken, event.words)
+            case on.Audio():
+                yield self._tell_audio(spoken, event)
+            case on.Flushed():
+                yield from self._tell_flushed(spoken)
+            case on.Idle():
+                yield from self._expire(spoken)
+            case on.Ended():
+                yield from self._tell_end(spoken, event)
+
+    def _tell_flushed(self, spoken: S) -> Iterator[on.Intent]:
+        yield from self._late_words(spoken)
+
+    def _late_words(self, spoken: S) -> Iterator[on.Intent]:
+        if spoken.words:
+            yield self._tell_words(spoken)
+
+    def _expire(self, spoken: S) -> Iterator[on.Intent]:
+        if self.single and not spoken.closed:
+            yield from self._time_out()
+        else:
+            yield from self._end_text(spoken)
+
+    def _tell_end(self, spoken: S, event: on.Ended) -> Iterator[on.Intent]:
+        error = event.error
+        timed_out = error is not None and error.code == "text_timeout"
+        if timed_out and self.single:
+            yield from self._time_out()
+            return
+        if error is not None and not timed_out:
+            yield self._error(spoken, error)
+        yield from self._late_words(spoken)
+        del self._contexts[spoken.name]
+        yield on.Send(dump(**self._final(), **self._named_if_many(spoken)))
+        if self.single:
+            yield on.Close() if error is None else on.Close(1008, reason(error.message))
+
+    def _time_out(self) -> Iterator[on.Intent]:
+        """The last that is said."""
+        self._contexts.clear()
+        message = f"Have not received a new text input within the timeout of {self.context_timeout_s:.0f} seconds."
+        yield on.Send(dump(message=message, error="input_timeout_exceeded", code=1008))
+        yield on.Close(1008, message)
+
+    def _error(self, spoken: S, error: ErrorBody) -> on.Send:
+        return on.Send(dump(**error_fields(error, 1008), **self._named_if_many(spoken)))
+
+    def _named_if_many(self, spoken: S) -> dict[str, str]:
+        return {} if self.single else self._named(spoken)
+
+
+def _says_something(said: Said) -> bool:
+    return bool((said.text or "").strip()) or any(line.text.strip() for line in said.inputs or ())
