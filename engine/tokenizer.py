@@ -6,12 +6,13 @@ tokens are known by id only: text is encoded without them, so that ``<|im_start|
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
+from engine.models.base import TextIntake
 from engine.nfc import WHITE_SPACE, NfcStream, compose
 from engine.open_word import BytePairs, OpenWord, byte_level
 from engine.tokenizer_files import TokenizerFiles
@@ -29,12 +30,31 @@ MAX_CONTEXT_CHARS = 8
 """An open pre-token up to this length is looked at whole; of a longer one the last two characters decide."""
 
 
-class TextTokenizer:
+class BytePairTokenizer:
+    """Encodes any text by a vocabulary and its merges; knows no special tokens."""
+
+    def __init__(self, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
+        self._pairs = BytePairs(vocab, merges)
+        self._split = Split(Regex(PRE_TOKEN_PATTERN), "isolated")
+
+    def encode(self, text: str) -> list[int]:
+        return [token for word in self.pre_tokens(compose(text)) for token in self._pairs.encode(byte_level(word))]
+
+    def pre_tokens(self, text: str) -> list[str]:
+        return [word for word, _ in self._split.pre_tokenize_str(text)]
+
+    def incremental(self) -> TextIntake:
+        return IncrementalTokenizer(self)
+
+    def open_word(self) -> OpenWord:
+        return OpenWord(self._pairs)
+
+
+class TextTokenizer(BytePairTokenizer):
     """Encodes text to ids below ``text_vocab_size``; any string is accepted."""
 
     def __init__(self, files: TokenizerFiles) -> None:
-        self._pairs = BytePairs(files.vocab, files.merges)
-        self._split = Split(Regex(PRE_TOKEN_PATTERN), "isolated")
+        super().__init__(files.vocab, files.merges)
         self.special_ids = files.special_ids
         self.text_vocab_size = files.text_vocab_size
         (newline,) = self.encode("\n")
@@ -46,12 +66,6 @@ class TextTokenizer:
         """Read a checkpoint folder; raises ``CheckpointError`` naming the file and the key that is wrong."""
         return cls(TokenizerFiles.read(Path(folder)))
 
-    def encode(self, text: str) -> list[int]:
-        return [token for word in self.pre_tokens(compose(text)) for token in self._pairs.encode(byte_level(word))]
-
-    def pre_tokens(self, text: str) -> list[str]:
-        return [word for word, _ in self._split.pre_tokenize_str(text)]
-
     def instruct_ids(self, instruct: str) -> list[int]:
         """The user turn that carries an instruction; nothing for an empty one."""
         if not instruct:
@@ -62,19 +76,16 @@ class TextTokenizer:
     def incremental(self) -> IncrementalTokenizer:
         return IncrementalTokenizer(self)
 
-    def open_word(self) -> OpenWord:
-        return OpenWord(self._pairs)
-
 
 class IncrementalTokenizer:
     """One text in pieces. However it is cut, all returned ids in a row are ``encode`` of the text in one piece,
-    white space at its start left out.
+    white space at its start left out unless ``keeps_start``.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: BytePairTokenizer, keeps_start: bool = False) -> None:
         self._tokenizer = tokenizer
         self._nfc = NfcStream()
-        self._begun = False
+        self._begun = keeps_start
         self._context = ""
         self._word = tokenizer.open_word()
         self._spaces: list[str] = []

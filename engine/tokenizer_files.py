@@ -45,13 +45,13 @@ class TokenizerFiles:
     @classmethod
     def read(cls, folder: Path) -> TokenizerFiles:
         """Raises ``CheckpointError`` naming the file and the key that is wrong."""
-        config = _read_json(folder / "config.json")
-        vocab = _read_vocab(folder / "vocab.json")
-        merges = _read_merges(folder / "merges.txt", vocab)
+        config = read_json(folder / "config.json")
+        vocab = read_vocab(folder / "vocab.json")
+        merges = read_merges(folder / "merges.txt", vocab)
         text_vocab_size = _text_vocab_size(config)
         _check_ids("vocab.json", vocab, text_vocab_size)
         special_ids = _special_ids(config, vocab, text_vocab_size)
-        _check_tokenizer_config(_read_json(folder / "tokenizer_config.json"), config)
+        _check_tokenizer_config(read_json(folder / "tokenizer_config.json"), config)
         return cls(vocab, merges, special_ids, text_vocab_size)
 
 
@@ -64,7 +64,7 @@ def _read_text(path: Path) -> str:
         raise CheckpointError(f"{path.name}: cannot be read: {error}") from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
@@ -74,8 +74,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_vocab(path: Path) -> dict[str, int]:
-    vocab = _read_json(path)
+def read_vocab(path: Path) -> dict[str, int]:
+    vocab = read_json(path)
     if bad := next((token for token, value in vocab.items() if type(value) is not int or not token), None):
         raise CheckpointError(f"vocab.json: {bad!r} has the id {vocab[bad]!r}, expected a whole number")
     if missing := [byte for byte, character in BYTE_CHARACTERS.items() if character not in vocab]:
@@ -85,7 +85,7 @@ def _read_vocab(path: Path) -> dict[str, int]:
     return vocab
 
 
-def _read_merges(path: Path, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+def read_merges(path: Path, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
     merges = []
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if not line.strip() or (number == 1 and line.startswith("#version")):

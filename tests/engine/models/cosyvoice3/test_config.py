@@ -1,0 +1,97 @@
+"""The released configuration is read as data; what is wrong in it is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.models.cosyvoice3.config import CosyVoice3Config
+from engine.models.cosyvoice3.read_config import read_config
+from engine.models.cosyvoice3.yaml_file import CLASS, read_yaml
+from tests.fakes.cosyvoice3_checkpoint import settings_text, text_config
+from tests.fakes.cosyvoice3_sizes import TINY
+
+
+def write_config(folder: Path, config: CosyVoice3Config) -> Path:
+    (folder / "CosyVoice-BlankEN").mkdir(parents=True)
+    (folder / "cosyvoice3.yaml").write_text(settings_text(config), encoding="utf-8")
+    (folder / "CosyVoice-BlankEN" / "config.json").write_text(json.dumps(text_config(config.talker)))
+    return folder
+
+
+@pytest.mark.parametrize("config", [CosyVoice3Config(), TINY], ids=["released", "tiny"])
+def test_what_is_written_is_read(tmp_path: Path, config: CosyVoice3Config) -> None:
+    assert read_config(write_config(tmp_path / "m", config)) == config
+
+
+def test_a_token_is_40_ms() -> None:
+    config = CosyVoice3Config()
+    assert (config.sample_rate, config.frame_samples, config.hift.frame_samples) == (24_000, 960, 480)
+
+
+def test_tags_become_data_and_nothing_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "a: !apply:os.system ['touch ran']\nb: !new:os.path.Foo\n  c: !ref <d> * <e>\nd: 25\ne: 2\nf: 1e-6\n"
+    )
+    assert read_yaml(path) == {"a": ["touch ran"], "b": {CLASS: "new:os.path.Foo", "c": 50}, "d": 25, "e": 2, "f": 1e-6}
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: !!python/object/apply:os.system [ls]", "cannot be read as YAML"),
+        ("a: !ref <b>\nb: !ref <a>", "refers to itself"),
+        ("a: !ref <nowhere>", "<nowhere> is nowhere defined"),
+        ("- a", "holds list"),
+        ("a: [", "cannot be read as YAML"),
+        ("a: " + "[" * 3000 + "]" * 3000, "cannot be read as YAML"),
+        ("a: '" + "x" * 2**20 + "'", "has 1048581 bytes"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(CheckpointError, match=told):
+        read_yaml(tmp_path / "x.yaml")
+
+
+Edit = Callable[[str], str]
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda s: s.replace("speech_token_size: 6561", "speech_token_size: -1"), "'speech_token_size' is -1"),
+        (lambda s: s.replace("sample_rate: 24000", "sample_rate: 22050"), "'token_frame_rate' makes"),
+        (lambda s: s.replace("CosyVoice3LM", "Qwen2LM"), "made into 'new:cosyvoice.llm.llm.Qwen2LM'"),
+        (lambda s: s.replace("mix_ratio: [5, 15]", "mix_ratio: [5]"), "'mix_ratio' is"),
+        (lambda s: s.replace("solver: 'euler'", "solver: 'rk4'"), "'solver' is 'rk4'"),
+        (lambda s: s.replace("    vocab_size: 6561", "    vocab_size: 4096"), "'flow.vocab_size' makes 4096"),
+        (lambda s: s.replace("[16, 11, 7]", "[16, 0, 7]"), "'upsample_kernel_sizes' is"),
+        (lambda s: s.replace("top_k: 25", "top_k: many"), "'top_k' is 'many'"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(tmp_path: Path, edit: Edit, told: str) -> None:
+    folder = write_config(tmp_path / "m", TINY)
+    path = folder / "cosyvoice3.yaml"
+    changed = edit(path.read_text())
+    assert changed != path.read_text()
+    path.write_text(changed)
+    with pytest.raises(CheckpointError, match=told):
+        read_config(folder)
+
+
+def test_a_backbone_of_another_kind(folder: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "m"
+    shutil.copytree(folder / "CosyVoice-BlankEN", copied / "CosyVoice-BlankEN")
+    shutil.copy(folder / "cosyvoice3.yaml", copied)
+    path = copied / "CosyVoice-BlankEN" / "config.json"
+    path.write_text(path.read_text().replace('"qwen2"', '"llama"'))
+    with pytest.raises(CheckpointError, match="'model_type' is 'llama'"):
+        read_config(copied)
