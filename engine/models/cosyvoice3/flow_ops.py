@@ -1,0 +1,56 @@
+"""What a block of the flow is made of between its products, in plain torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.models.cosyvoice3.dit import normed, rotate_pairs
+
+if TYPE_CHECKING:
+    from engine.models.cosyvoice3.flow_program import Call
+
+BLOCK_BUCKETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""A call's tables are padded to the next of these; larger limits double on."""
+
+
+class FlowOps:
+    """Rows are (cell, branch); modulations [n, dim] are the same for both branches of a cell."""
+
+    def table_sizes(self, max_blocks: int) -> list[int]:
+        """To which the tables of a call are padded: every key of the table is gathered, so there are many."""
+        return [*(size for size in BLOCK_BUCKETS if size < max_blocks), max_blocks]
+
+    def modulated(self, h: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
+        """A norm in fp32 under a moment's scale and shift, rounded for the product to come."""
+        rows = normed(h).unflatten(0, (len(scale), -1))
+        return torch.addcmul(shift[:, None, None], rows, 1 + scale[:, None, None]).flatten(0, 1).to(dtype)
+
+    def add_gated(self, h: Tensor, added: Tensor, gate: Tensor) -> Tensor:
+        rows = h.unflatten(0, (len(gate), -1))
+        return torch.addcmul(rows, added.view(rows.shape).float(), gate[:, None, None]).flatten(0, 1)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+    def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, call: Call, heads: int) -> Tensor:
+        """qkv [rows, frames, 3 * inner] -> [rows, frames, inner]; keys and values of the call go to their pages."""
+        q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(2)
+        q, k = self.turned(q, call.angles), self.turned(k, call.angles)
+        keys.index_copy_(0, call.own, k.flatten(2))
+        values.index_copy_(0, call.own, v.flatten(2))
+        rows, blocks = call.seen.shape
+        past = [side.index_select(0, call.seen.flatten()).view(rows, -1, *q.shape[2:]) for side in (keys, values)]
+        seen = torch.arange(past[0].shape[1], device=q.device) < call.num_seen[:, None]
+        found = F.scaled_dot_product_attention(
+            *(side.transpose(1, 2) for side in (q, *past)), attn_mask=seen[:, None, None]
+        )
+        return found.transpose(1, 2).flatten(2)
+
+    def turned(self, x: Tensor, angles: Tensor) -> Tensor:
+        """x [rows, frames, heads, D] with its first head turned to its position."""
+        first = rotate_pairs(x[:, :, 0].float(), angles).to(x.dtype)
+        return torch.cat((first[:, :, None], x[:, :, 1:]), 2)

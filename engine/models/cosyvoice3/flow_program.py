@@ -1,0 +1,178 @@
+"""The flow block by block over static buffers: one ODE step for many blocks at once, each at a step of its own.
+
+A *cell* is one block of one row on its way from noise to mel. It lives at a *place*: its frames ``x``, and what the
+estimator is told of them (``told``), which stays the same for all steps. A cell's keys, values and convolution tails
+go to its page before any cell of the call reads them, so that blocks of one row can go through the steps side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.graphs.buffers import Buffers
+from engine.models.cosyvoice3.dit import normed
+from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow, moments, positional_noise
+from engine.models.cosyvoice3.flow_ops import FlowOps
+from engine.models.cosyvoice3.flow_pages import BRANCHES, ZERO_PAGE, FlowPages
+
+DUMMY_PLACE = 0
+
+
+class Layer(NamedTuple):
+    qkv: tuple[Tensor, Tensor]
+    out: nn.Linear
+    wide: nn.Linear
+    back: nn.Linear
+
+
+class GroupedConv(NamedTuple):
+    """A causal grouped convolution as one product a group: weight [groups, in * kernel, out], bias [groups, 1, out]."""
+
+    weight: Tensor
+    bias: Tensor
+    kernel: int
+
+    @staticmethod
+    def of(conv: nn.Conv1d) -> GroupedConv:
+        weight = conv.weight.unflatten(0, (conv.groups, -1)).permute(0, 2, 3, 1).flatten(1, 2)
+        return GroupedConv(weight.contiguous(), conv.bias.view(conv.groups, 1, -1), conv.kernel_size[0])
+
+    def __call__(self, joined: Tensor) -> Tensor:
+        """joined [B, kernel - 1 + T, dim] -> [B, T, dim]."""
+        windows = joined.unflatten(-1, (len(self.weight), -1)).unfold(1, self.kernel, 1)
+        batch, length = windows.shape[:2]
+        flat = windows.permute(2, 0, 1, 3, 4).reshape(len(self.weight), batch * length, -1)
+        out = torch.baddbmm(self.bias, flat, self.weight)
+        return out.view(-1, batch, length, out.shape[-1]).permute(1, 2, 0, 3).flatten(2)
+
+
+class Call(NamedTuple):
+    """The cells of one call, as their lines of the pages: ``own`` and ``before`` [n * 2], ``seen`` [n * 2, blocks];
+    ``num_seen`` [n * 2] frames of these; ``angles`` [n * 2, frames, head_dim / 2]."""
+
+    own: Tensor
+    before: Tensor
+    seen: Tensor
+    num_seen: Tensor
+    angles: Tensor
+
+
+def joint_qkv(attention: nn.Module) -> tuple[Tensor, Tensor]:
+    """One product for three, without a second copy of the weights."""
+    parts = attention.to_q, attention.to_k, attention.to_v
+    weight, bias = torch.cat([p.weight for p in parts]).detach(), torch.cat([p.bias for p in parts]).detach()
+    for part, own in zip(parts, weight.chunk(3), strict=True):
+        part.weight.data = own
+    return weight, bias
+
+
+class FlowProgram:
+    """``inputs`` and ``x``, ``told`` never move: a graph of ``run`` holds their addresses."""
+
+    def __init__(
+        self, flow: Flow, pages: FlowPages, ops: FlowOps, max_cells: int, num_places: int, max_blocks: int
+    ) -> None:
+        dit = flow.dit.config
+        self.flow, self.pages, self.ops = flow, pages, ops
+        self.device, self.frames, self.dtype = flow.device, dit.block_frames, pages.keys.dtype
+        self.heads = dit.heads
+        scalars = {name: (torch.int64, ()) for name in ("place", "step", "page", "before", "block", "count", "frames")}
+        self.inputs = Buffers(max_cells, {**scalars, "table": (torch.int64, (max_blocks,))}, self.device)
+        fresh = {"device": self.device, "dtype": torch.float32}
+        self.x = torch.zeros(num_places + 1, self.frames, dit.mel_bins, **fresh)
+        self.told = torch.zeros(num_places + 1, self.frames, dit.dim, **fresh)
+        self.noise = positional_noise(dit.mel_bins).to(self.device)
+        self.time_steps = moments(flow.config.ode_steps).diff().to(self.device)
+        self.moments = flow.modulations()
+        self.layers = [
+            Layer(joint_qkv(block.attn), block.attn.to_out[0], block.ff.ff[0][0], block.ff.ff[2])
+            for block in flow.dit.transformer_blocks
+        ]
+        embed = flow.dit.input_embed
+        self.convs = [GroupedConv.of(conv[0]) for conv in (embed.conv_pos_embed.conv1, embed.conv_pos_embed.conv2)]
+        self.x_weight = embed.proj.weight[:, : dit.mel_bins].contiguous()
+        self.told_weight = embed.proj.weight[:, dit.mel_bins :].contiguous()
+        self.bias = embed.proj.bias
+
+    def open(self, places: Tensor, blocks: Tensor, inputs: Tensor) -> None:
+        """Put blocks [n] of rows at ``places`` [n], as noise; inputs [n, frames, cond + mu + spk]."""
+        self.told.index_copy_(0, places, F.linear(inputs, self.told_weight, self.bias))
+        at = blocks[:, None] * self.frames + torch.arange(self.frames, device=self.device)
+        self.x.index_copy_(0, places, self.noise[at % NOISE_FRAMES])
+
+    def stage(self, cells: Sequence[dict[str, int | list[int]]], num_cells: int) -> None:
+        """Write what the cells of the next call are, padded with dummies."""
+        host = self.inputs.host
+        dummy = dict(place=DUMMY_PLACE, step=0, page=self.pages.scratch, before=ZERO_PAGE, block=0, count=1, frames=1)
+        for i in range(num_cells):
+            values = cells[i] if i < len(cells) else {**dummy, "table": [self.pages.scratch]}
+            for name, value in values.items():
+                if name == "table":
+                    host["table"][i] = ZERO_PAGE
+                    host["table"][i, : len(value)] = value
+                else:
+                    host[name][i] = value
+        self.inputs.upload(num_cells)
+
+    def run(self, num_cells: int, num_blocks: int) -> None:
+        """One Euler step of the staged cells; tables are read up to ``num_blocks``."""
+        given = {name: values[:num_cells] for name, values in self.inputs.device.items()}
+        call = self.call(given, num_blocks)
+        x = self.x.index_select(0, given["place"])
+        h = self.embed(x, given["place"])
+        h = self.place_frames(h, call)
+        blocks, outputs = (values.index_select(0, given["step"]) for values in self.moments)
+        for number, layer in enumerate(self.layers):
+            h = self.block(number, layer, h, blocks[:, number], call)
+        told, free = self.velocity(h, outputs).unbind(1)
+        weights, dt = self.flow.guidance, self.time_steps[given["step"]][:, None, None]
+        x = x + dt * (weights.conditioned * told - weights.free * free)
+        self.x.index_copy_(0, given["place"], x)
+        self.x[DUMMY_PLACE].zero_()
+
+    def call(self, given: dict[str, Tensor], num_blocks: int) -> Call:
+        step, lines = given["step"], self.pages.lines
+        positions = given["block"][:, None] * self.frames + torch.arange(self.frames, device=self.device)
+        num_seen = (given["count"] - 1) * self.frames + given["frames"]
+        angles = positions[..., None] * self.flow.dit.rotary_embed.inv_freq
+        return Call(
+            own=lines(given["page"], step).flatten(),
+            before=lines(given["before"], step).flatten(),
+            seen=lines(given["table"][:, :num_blocks], step[:, None]).flatten(0, 1),
+            num_seen=num_seen.repeat_interleave(BRANCHES),
+            angles=angles.repeat_interleave(BRANCHES, 0),
+        )
+
+    def embed(self, x: Tensor, place: Tensor) -> Tensor:
+        """x [n, frames, mel] -> [n * 2, frames, dim]; the free branch is told nothing."""
+        own = F.linear(x, self.x_weight)
+        return torch.stack((own + self.told.index_select(0, place), own + self.bias), 1).flatten(0, 1)
+
+    def place_frames(self, h: Tensor, call: Call) -> Tensor:
+        y = h
+        for conv, tails in zip(self.convs, self.pages.tails, strict=True):
+            y = y.to(self.dtype)
+            tails.index_copy_(0, call.own, y[:, -tails.shape[1] :])
+            y = F.mish(conv(torch.cat((tails.index_select(0, call.before), y), 1)).float())
+        return h + y
+
+    def block(self, number: int, layer: Layer, h: Tensor, parts: Tensor, call: Call) -> Tensor:
+        """h [n * 2, frames, dim] in fp32, parts [n, 6, dim]."""
+        ops = self.ops
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts.unbind(1)
+        qkv = F.linear(ops.modulated(h, scale, shift, self.dtype), *layer.qkv)
+        heard = ops.attend(qkv, self.pages.keys[number], self.pages.values[number], call, self.heads)
+        h = ops.add_gated(h, layer.out(heard), gate)
+        wide = ops.gelu(layer.wide(ops.modulated(h, scale_mlp, shift_mlp, self.dtype)))
+        return ops.add_gated(h, layer.back(wide), gate_mlp)
+
+    def velocity(self, h: Tensor, outputs: Tensor) -> Tensor:
+        """-> [n, 2, frames, mel]."""
+        scale, shift = (part[:, None, None] for part in outputs.unbind(1))
+        proj = self.flow.dit.proj_out
+        return F.linear(normed(h).unflatten(0, (-1, BRANCHES)) * (1 + scale) + shift, proj.weight, proj.bias)
