@@ -1,0 +1,227 @@
+"""Mel to PCM: the vocoder CausalHiFTGenerator, exact in one pass and exact in pieces (specs/cosyvoice3.md 5).
+
+``one_pass`` is the slow reference: a whole mel, torch's STFT and its inverse. ``forward`` moves rows of any progress on
+by some frames each, with everything that they need of their past in a state of fixed size. It works ``LEAD_FRAMES``
+behind the mel, and its PCM comes ``WITHHELD_FRAMES`` behind: pitch looks ahead, the network does, and neighbouring
+spectra overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.layers.streaming import assign_state
+from engine.models.cosyvoice3 import f0
+from engine.models.cosyvoice3.config import HiftConfig
+from engine.models.cosyvoice3.f0 import F0Predictor
+from engine.models.cosyvoice3.hift_layers import DownConv, Kept, LeftConv, RepeatConv, ResBlock
+from engine.models.cosyvoice3.source import Source
+from engine.models.cosyvoice3.spectra import Spectra
+
+WITHHELD_FRAMES = 8
+LEAD_FRAMES = WITHHELD_FRAMES - 1
+"""Mel frames that only enter the state before the first is worked on."""
+NO_END = 1 << 40
+"""Of an utterance whose number of frames nobody knows yet."""
+MAX_MAGNITUDE = 100.0
+POST_SLOPE = 0.01
+POST_KERNEL = 7
+
+
+@dataclass(slots=True)
+class HiftState:
+    """values [R, S] fp32: every layer's past; phase [R, harmonics] fp64, in turns; num_frames [R]: frames worked on.
+
+    All zero at the start, but for the first mel frames. Updated in place.
+    """
+
+    values: Tensor
+    phase: Tensor
+    num_frames: Tensor
+
+
+class Hift(nn.Module):
+    """Everything in hift.pt by its released names, weight norms folded."""
+
+    def __init__(self, config: HiftConfig) -> None:
+        super().__init__()
+        self.config = config
+        channels = [config.base_channels >> i for i in range(len(config.upsample_rates) + 1)]
+        self.f0_predictor = F0Predictor(config)
+        self.m_source = Source(config)
+        self.conv_pre = nn.Conv1d(config.mel_bins, config.base_channels, config.look_right_frames + 1)
+        self.ups = nn.ModuleList(
+            RepeatConv(channels[i], channels[i + 1], kernel, rate)
+            for i, (kernel, rate) in enumerate(zip(config.upsample_kernels, config.upsample_rates, strict=True))
+        )
+        self.source_downs = nn.ModuleList(
+            DownConv(config.istft_n_fft + 2, wide, rate)
+            for wide, rate in zip(channels[1:], down_rates(config), strict=True)
+        )
+        self.source_resblocks = nn.ModuleList(
+            ResBlock(wide, kernel, dilations)
+            for wide, kernel, dilations in zip(
+                channels[1:], config.source_resblock_kernels, config.source_resblock_dilations, strict=True
+            )
+        )
+        self.resblocks = nn.ModuleList(
+            ResBlock(wide, kernel, dilations)
+            for wide in channels[1:]
+            for kernel, dilations in zip(config.resblock_kernels, config.resblock_dilations, strict=True)
+        )
+        self.conv_post = LeftConv(channels[-1], config.istft_n_fft + 2, POST_KERNEL)
+        self.spectra = Spectra(config.istft_n_fft, config.istft_hop)
+        self.past = Past(config)
+        self.num_state_values = assign_state(self)
+
+    @property
+    def frame_samples(self) -> int:
+        return self.config.frame_samples
+
+    def fuse(self) -> None:
+        """What can be computed once the weights are there."""
+        self.f0_predictor.double()
+        self.m_source.fuse()
+        self.spectra.fuse(self.conv_pre.weight.device)
+
+    def new_state(self, num_rows: int) -> HiftState:
+        like = self.conv_pre.weight
+        return HiftState(
+            values=like.new_zeros(num_rows, self.num_state_values),
+            phase=like.new_zeros(num_rows, self.m_source.num_harmonics, dtype=torch.float64),
+            num_frames=torch.zeros(num_rows, dtype=torch.long, device=like.device),
+        )
+
+    def fill(self, state: HiftState, row: int, mel: Tensor) -> None:
+        """The first ``LEAD_FRAMES`` of an utterance, mel [bins, LEAD_FRAMES], into a zeroed row."""
+        self.past.mel.of(state.values)[row, :, -LEAD_FRAMES:] = mel
+
+    def one_pass(self, mel: Tensor) -> Tensor:
+        """A whole mel [B, bins, F] -> PCM [B, F * frame_samples]."""
+        pitch = self.f0_predictor(mel)
+        start = torch.zeros(len(mel), dtype=torch.long, device=mel.device)
+        phase = torch.zeros(len(mel), self.m_source.num_harmonics, dtype=torch.float64, device=mel.device)
+        excitation, _ = self.m_source(pitch, phase, start)
+        spectrum = self.spectra.whole(excitation.flatten(1))
+        x = self.conv_pre(F.pad(mel, (0, self.config.look_right_frames)))
+        for stage, down in enumerate(self.source_downs):
+            x = self.upsample(stage, x, None)
+            if stage == len(self.ups) - 1:
+                x = F.pad(x, (1, 0), mode="reflect")
+            x = self.mix(stage, x, down(F.pad(spectrum, (down.num_past, 0))), None)
+        return self.limit(self.spectra.whole_inverse(*self.polar(x, None)))
+
+    def forward(self, mel: Tensor, state: HiftState, end: Tensor) -> Tensor:
+        """The next n frames of B rows: mel [B, bins, n] -> PCM [B, n * frame_samples], ``WITHHELD_FRAMES`` behind.
+
+        ``end`` [B]: frames of an utterance that is over, else ``NO_END``. Past the end come zero frames, and what comes
+        out for them, as what comes out before the first sample, is to be dropped.
+        """
+        num_new, first = mel.shape[-1], state.num_frames.clone()
+        window = self.past.mel.with_past(mel, state.values)
+        spectrum = self.excite(window, first, end, state)
+        ahead = window[..., f0.PAST_FRAMES : f0.PAST_FRAMES + num_new + self.config.look_right_frames]
+        x = self.conv_pre(ahead)
+        for stage, down in enumerate(self.source_downs):
+            x = self.upsample(stage, x, state.values)
+            if stage == len(self.ups) - 1:
+                x = self.one_later(x, first, state.values)
+            spare = self.source_downs[0].num_past - down.num_past
+            num_spectra = x.shape[-1] * down.rate
+            source = down(spectrum[..., spare : spare + down.num_past + num_spectra + (down.rate > 1)])
+            x = self.mix(stage, x, source, state.values)
+        magnitude, angle = self.polar(x, state.values)
+        state.num_frames += num_new
+        return self.limit(self.sound(magnitude, angle, first, end, state.values))
+
+    def excite(self, window: Tensor, first: Tensor, end: Tensor, state: HiftState) -> Tensor:
+        """mel [B, bins, 8 + n + 7] around the frames -> spectra of the source, with those that the first stage looks
+        back to and the one it looks ahead to [B, n_fft + 2, 14 + 120 n + 1]."""
+        num_new = window.shape[-1] - f0.PAST_FRAMES - LEAD_FRAMES
+        pitch = self.f0_predictor.window(window[..., : f0.PAST_FRAMES + num_new + 1 + f0.LOOK_RIGHT_FRAMES], first)
+        excitation, phase = self.m_source(pitch, state.phase, first)
+        state.phase.copy_(phase[:, num_new - 1])
+        whole = excitation.flatten(1)
+        past = self.past.source
+        joined = torch.cat((past.of(state.values)[:, 0], whole), dim=-1)
+        kept = joined[:, num_new * self.frame_samples :][:, : past.context]
+        past.of(state.values)[:, 0] = kept
+        begin = first * self.frame_samples
+        wanted = torch.arange(-past.context, (num_new * self.frame_samples) + self.spectra.reach, device=begin.device)
+        place = reflected(begin[:, None] + wanted, end[:, None] * self.frame_samples) - begin[:, None] + past.context
+        samples = joined.gather(1, place.clamp(0, joined.shape[1] - 1))
+        spectrum = self.spectra(samples)
+        number = self.hops(first)[:, None] - self.source_downs[0].num_past
+        number = number + torch.arange(spectrum.shape[-1], device=begin.device)
+        return spectrum * (number >= 0)[:, None]
+
+    def hops(self, frames: Tensor) -> Tensor:
+        return frames * (self.frame_samples // self.config.istft_hop)
+
+    def upsample(self, stage: int, x: Tensor, state: Tensor | None) -> Tensor:
+        return self.ups[stage](F.leaky_relu(x, self.config.lrelu_slope), state)
+
+    def one_later(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        """Position t reads x at t - 1; at the very start, where there is none, x at 1."""
+        last = self.past.shifted.of(state)
+        before = torch.where((first == 0)[:, None, None], x[..., 1:2], last)
+        shifted = torch.cat((before, x[..., :-1]), dim=-1)
+        last.copy_(x[..., -1:])
+        return shifted
+
+    def mix(self, stage: int, x: Tensor, source: Tensor, state: Tensor | None) -> Tensor:
+        x = x + self.source_resblocks[stage](source, state)
+        num_blocks = len(self.config.resblock_kernels)
+        blocks = self.resblocks[stage * num_blocks : (stage + 1) * num_blocks]
+        return sum(block(x, state) for block in blocks) / num_blocks
+
+    def polar(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """[B, C, T] -> magnitude and angle [B, bins, T]."""
+        x = self.conv_post(F.leaky_relu(x, POST_SLOPE), state)
+        magnitude, angle = x.chunk(2, dim=1)
+        return magnitude.exp().clamp(max=MAX_MAGNITUDE), angle.sin()
+
+    def sound(self, magnitude: Tensor, angle: Tensor, first: Tensor, end: Tensor, state: Tensor) -> Tensor:
+        """Spectra of n frames -> the samples that are ready by then and were not given out yet."""
+        number = self.hops(first)[:, None] + torch.arange(magnitude.shape[-1], device=first.device)
+        exists = number <= self.hops(end)[:, None]
+        tail, held = self.past.overlap.of(state), self.past.held.of(state)
+        samples, rest = self.spectra.inverse(magnitude, angle, exists, tail)
+        tail.copy_(rest)
+        joined = torch.cat((held[:, 0], samples), dim=-1)
+        held[:, 0] = joined[:, -held.shape[-1] :]
+        return joined[:, : samples.shape[-1]]
+
+    def limit(self, pcm: Tensor) -> Tensor:
+        return pcm.clamp(-self.config.audio_limit, self.config.audio_limit)
+
+
+class Past(nn.Module):
+    """What is kept beside the pasts of the layers."""
+
+    def __init__(self, config: HiftConfig) -> None:
+        super().__init__()
+        hop, overlap = config.istft_hop, config.istft_n_fft - config.istft_hop
+        furthest = (down_rates(config)[0] - 1) * hop + config.istft_n_fft // 2
+        self.mel = Kept(config.mel_bins, f0.PAST_FRAMES + LEAD_FRAMES)
+        self.source = Kept(1, furthest)
+        self.shifted = Kept(config.base_channels >> len(config.upsample_rates), 1)
+        self.overlap = Kept(2, overlap)
+        self.held = Kept(1, config.frame_samples - config.istft_n_fft // 2)
+
+
+def down_rates(config: HiftConfig) -> list[int]:
+    """Spectra per position of each stage: 15, 3, 1."""
+    rates = config.upsample_rates
+    return [math.prod(rates[i + 1 :]) for i in range(len(rates))]
+
+
+def reflected(number: Tensor, end: Tensor) -> Tensor:
+    """Sample numbers, those outside of 0 .. end - 1 mirrored at the first and the last sample."""
+    inside = number.abs()
+    return torch.where(inside >= end, 2 * (end - 1) - inside, inside)

@@ -1,0 +1,153 @@
+"""Utterances in the vocoder, by slots: which frames enter, which samples are to be given out.
+
+Law: after frames F of an utterance ``frame_samples * (F - WITHHELD_FRAMES)`` samples are out, and all of them after its
+last push; how the mel was cut does not show in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, WITHHELD_FRAMES, Hift, HiftState
+from engine.transfer import to_device
+
+MAX_CALL_FRAMES = 100
+MAX_CALL_CELLS = 1600
+"""Rows times frames of one call: half a gigabyte of activations at the released size."""
+
+
+@dataclass(slots=True)
+class Utterance:
+    """How far one is. ``early``: its first frames [k, bins], until there are ``LEAD_FRAMES`` of them."""
+
+    early: Tensor | None
+    num_frames: int = 0
+    num_worked: int = 0
+    """Frames past the first ``LEAD_FRAMES`` that went through, silence behind the end included."""
+    num_out: int = 0
+    """Samples."""
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class Work:
+    """Frames [n, bins] of one slot that can be worked on, and what came out for them so far."""
+
+    place: int
+    slot: int
+    frames: Tensor
+    pcm: list[Tensor]
+
+
+class HiftRows:
+    def __init__(self, hift: Hift, num_slots: int) -> None:
+        self.hift = hift
+        self.state = hift.new_state(num_slots)
+        self.utterances: dict[int, Utterance] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.state.values.device
+
+    def open(self, slot: int) -> None:
+        self.state.values[slot] = 0
+        self.state.phase[slot] = 0
+        self.state.num_frames[slot] = 0
+        self.utterances[slot] = Utterance(early=self.state.values.new_zeros(0, self.hift.config.mel_bins))
+
+    def close(self, slot: int) -> None:
+        del self.utterances[slot]
+
+    @torch.inference_mode()
+    def push(self, slots: Sequence[int], mels: Sequence[Tensor], final: Sequence[bool]) -> list[Tensor]:
+        """The next frames [F_i, bins] of different slots, F_i >= 0 -> the samples [n_i] that are ready; no waiting.
+
+        Raises ``ValueError`` when a slot is pushed to after its final push.
+        """
+        works = [
+            Work(place, slot, self._enter(slot, mel, is_final), [])
+            for place, (slot, mel, is_final) in enumerate(zip(slots, mels, final, strict=True))
+        ]
+        open_works = [work for work in works if len(work.frames)]
+        while open_works:
+            for run, num_frames in in_calls(open_works):
+                self._move_on(run, num_frames)
+            open_works = [work for work in open_works if len(work.frames)]
+        return [torch.cat(work.pcm) if work.pcm else self.state.values.new_zeros(0) for work in works]
+
+    def _enter(self, slot: int, mel: Tensor, is_final: bool) -> Tensor:
+        """What can be worked on now; the very first frames only enter the state."""
+        utterance = self.utterances[slot]
+        if utterance.is_over:
+            raise ValueError(f"slot {slot} had its last frames before")
+        utterance.num_frames += len(mel)
+        utterance.is_over = is_final
+        if is_final and utterance.num_frames == 0:
+            return mel
+        silence = mel.new_zeros(WITHHELD_FRAMES if is_final else 0, mel.shape[1])
+        early = [] if utterance.early is None else [utterance.early]
+        frames = torch.cat([*early, mel, silence])
+        if utterance.early is None:
+            return frames
+        if len(frames) < LEAD_FRAMES:
+            utterance.early = frames
+            return frames[:0]
+        utterance.early = None
+        self.hift.fill(self.state, slot, frames[:LEAD_FRAMES].t())
+        return frames[LEAD_FRAMES:]
+
+    def _move_on(self, works: Sequence[Work], num_frames: int) -> None:
+        mel = torch.stack([work.frames[:num_frames] for work in works]).transpose(1, 2)
+        ends = [self._end(work.slot) for work in works]
+        pcm = self.decode([work.slot for work in works], mel, ends)
+        for work, samples in zip(works, pcm, strict=True):
+            work.frames = work.frames[num_frames:]
+            work.pcm.append(self._take(self.utterances[work.slot], samples, num_frames))
+
+    def _end(self, slot: int) -> int:
+        utterance = self.utterances[slot]
+        return utterance.num_frames if utterance.is_over else NO_END
+
+    def decode(self, slots: Sequence[int], mel: Tensor, ends: Sequence[int]) -> Tensor:
+        """One call: mel [B, bins, n] -> [B, n * frame_samples]; the slots' state follows."""
+        index, end = (to_device(values, torch.long, self.device) for values in (slots, ends))
+        return move_on(self.hift, self.state, index, mel, end)
+
+    def _take(self, utterance: Utterance, samples: Tensor, num_frames: int) -> Tensor:
+        """Without what lies before the first sample and behind the last."""
+        size = self.hift.frame_samples
+        begin = size if utterance.num_worked == 0 else 0
+        utterance.num_worked += num_frames
+        wanted = size * utterance.num_frames - utterance.num_out
+        taken = samples[begin : begin + wanted]
+        utterance.num_out += len(taken)
+        return taken
+
+
+def move_on(hift: Hift, state: HiftState, index: Tensor, mel: Tensor, end: Tensor) -> Tensor:
+    """``hift`` on the rows ``index`` [B] of ``state``, all different; only tensors, so that a graph can hold it."""
+    rows = HiftState(state.values[index], state.phase[index], state.num_frames[index])
+    pcm: Tensor = hift(mel, rows, end)
+    state.values.index_copy_(0, index, rows.values)
+    state.phase.index_copy_(0, index, rows.phase)
+    state.num_frames.index_copy_(0, index, rows.num_frames)
+    return pcm
+
+
+def in_calls(works: Sequence[Work]) -> Iterator[tuple[Sequence[Work], int]]:
+    """Works of as many frames each, and how many of them one call takes."""
+    by_count = sorted(works, key=call_frames)
+    for num_frames, group in groupby(by_count, key=call_frames):
+        same = list(group)
+        most = max(1, MAX_CALL_CELLS // num_frames)
+        for start in range(0, len(same), most):
+            yield same[start : start + most], num_frames
+
+
+def call_frames(work: Work) -> int:
+    return min(len(work.frames), MAX_CALL_FRAMES)

@@ -1,0 +1,280 @@
+"""Small random CosyVoice3 checkpoints in the released layout; the onnx files are written elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.cosyvoice3.config import CosyVoice3Config, FlowConfig, HiftConfig, TalkerConfig
+from tests.engine.tokenizer_folder import train
+from tests.fakes.cosyvoice3_sizes import TINY
+from tests.fakes.cosyvoice3_tensors import Shapes, flow_shapes, hift_shapes, normed_hift_shapes, talker_shapes
+
+TEXT_FOLDER = "CosyVoice-BlankEN"
+FIRST_SPECIAL = 151643
+RELEASED_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Those that the tokenizer's files name; the others are added by the code that reads them."""
+LOGIT_SPREAD = 3.0
+"""Of the talker's logits: wide enough that an utterance does not end at once."""
+F0_HZ, F0_SPREAD_HZ = -200.0, 1500.0
+"""Mean and spread before the absolute value: mostly voiced, some not."""
+WEIGHT_NORMS = {"new": ("parametrizations.weight.original0", "parametrizations.weight.original1")} | {
+    "old": ("weight_g", "weight_v")
+}
+
+
+def write_cosyvoice3(
+    folder: Path,
+    config: CosyVoice3Config = TINY,
+    seed: int = 0,
+    *,
+    is_tuned: bool = False,
+    weight_norm: str = "new",
+    logit_spread: float = LOGIT_SPREAD,
+) -> Path:
+    """A whole folder but for the onnx files. ``is_tuned`` calls the talker llm.rl.pt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cosyvoice3.yaml").write_text(settings_text(config), encoding="utf-8")
+    write_text_folder(folder / TEXT_FOLDER, config.talker)
+    torch.save(talker_tensors(config.talker, seed, logit_spread), folder / ("llm.rl.pt" if is_tuned else "llm.pt"))
+    torch.save(flow_tensors(config.flow, seed + 1), folder / "flow.pt")
+    hift = with_weight_norm(hift_tensors(config.hift, seed + 2), config.hift, weight_norm, seed + 3)
+    torch.save(hift, folder / "hift.pt")
+    return folder
+
+
+def random_tensors(shapes: Shapes, seed: int) -> dict[str, Tensor]:
+    """Unit-gain weights, norms about one, small biases: every path shows in the output and nothing saturates."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: random_tensor(name, shape, generator) for name, shape in shapes.items()}
+
+
+def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    values = torch.randn(shape, generator=generator)
+    if "embed" in name and name.endswith(("embed_tokens.weight", "_embedding.weight")):
+        return values
+    if len(shape) > 1:
+        return values * 0.8 * torch.tensor(shape[1:]).prod().item() ** -0.5
+    if name.endswith("weight"):
+        return 1 + 0.1 * values
+    return 0.6 + 0.2 * values.abs() if name.endswith("alpha") else 0.05 * values
+
+
+def talker_tensors(config: TalkerConfig, seed: int, logit_spread: float = LOGIT_SPREAD) -> dict[str, Tensor]:
+    shapes = talker_shapes(config)
+    del shapes["llm.model.lm_head.weight"]
+    tensors = random_tensors(shapes, seed)
+    tensors["llm_decoder.weight"] *= logit_spread / 0.8
+    tensors["llm.model.lm_head.weight"] = tensors["llm.model.model.embed_tokens.weight"]
+    return tensors
+
+
+def flow_tensors(config: FlowConfig, seed: int) -> dict[str, Tensor]:
+    tensors = random_tensors(flow_shapes(config), seed)
+    size = config.dit.head_dim
+    tensors["decoder.estimator.rotary_embed.inv_freq"] = 1 / 10000 ** (torch.arange(0, size, 2) / size)
+    return tensors
+
+
+def hift_tensors(config: HiftConfig, seed: int) -> dict[str, Tensor]:
+    """Folded: plain weights. Loud enough to be heard, quiet enough not to be limited."""
+    tensors = random_tensors(hift_shapes(config), seed)
+    tensors["f0_predictor.classifier.weight"] *= F0_SPREAD_HZ
+    tensors["f0_predictor.classifier.bias"].fill_(F0_HZ)
+    tensors["m_source.l_linear.weight"] *= 4
+    num_bins = config.istft_n_fft // 2 + 1
+    tensors["conv_post.weight"][:num_bins] *= 0.5
+    tensors["conv_post.bias"][:num_bins] += 0.2
+    return tensors
+
+
+def with_weight_norm(tensors: dict[str, Tensor], config: HiftConfig, spelling: str, seed: int) -> dict[str, Tensor]:
+    """Each normed weight as a gain and a direction of another length."""
+    generator = torch.Generator().manual_seed(seed)
+    gain_name, direction_name = WEIGHT_NORMS[spelling]
+    split = dict(tensors)
+    for name, shape in normed_hift_shapes(config):
+        if name.endswith(".weight"):
+            weight, stem = split.pop(name), name.removesuffix("weight")
+            split[stem + gain_name] = weight.flatten(1).norm(dim=1).view(-1, 1, 1)
+            length = 0.5 + torch.rand(shape[0], 1, 1, generator=generator)
+            split[stem + direction_name] = weight * length
+    return split
+
+
+def write_text_folder(folder: Path, config: TalkerConfig) -> None:
+    """A small byte-level BPE whose special tokens have the released ids."""
+    folder.mkdir(exist_ok=True)
+    vocab, merges = train()
+    (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    added = {
+        str(FIRST_SPECIAL + place): {"content": content, "special": True, "normalized": False}
+        | {"lstrip": False, "rstrip": False, "single_word": False}
+        for place, content in enumerate(RELEASED_SPECIALS)
+    }
+    tokenizer = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added, "add_prefix_space": False}
+    tokenizer |= {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "unk_token": None, "bos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(text_config(config), indent=1), encoding="utf-8")
+
+
+def text_config(config: TalkerConfig) -> dict[str, Any]:
+    stack = config.transformer
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "hidden_act": "silu",
+        "hidden_size": stack.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": stack.intermediate_size,
+        "max_position_embeddings": 32768,
+        "max_window_layers": stack.num_hidden_layers,
+        "model_type": "qwen2",
+        "num_attention_heads": stack.num_attention_heads,
+        "num_hidden_layers": stack.num_hidden_layers,
+        "num_key_value_heads": stack.num_key_value_heads,
+        "rms_norm_eps": stack.rms_norm_eps,
+        "rope_theta": stack.rope_theta,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": config.text_vocab_size,
+    }
+
+
+def settings_text(config: CosyVoice3Config) -> str:
+    """cosyvoice3.yaml in the released shape, object-making tags included; nobody may follow those."""
+    stack, flow, hift = config.talker.transformer, config.flow, config.hift
+    dit, ras = flow.dit, config.talker.ras
+    return f"""\
+__set_seed1: !apply:random.seed [1986]
+__set_seed3: !apply:torch.manual_seed [1986]
+
+# fixed params
+sample_rate: {config.sample_rate}
+llm_input_size: {stack.hidden_size}
+llm_output_size: {stack.hidden_size}
+spk_embed_dim: {flow.spk_embed_size}
+qwen_pretrain_path: ''
+token_frame_rate: {config.token_rate}
+token_mel_ratio: {flow.token_mel_ratio}
+chunk_size: {dit.block_frames // flow.token_mel_ratio} # in token
+num_decoding_left_chunks: -1
+
+llm: !new:cosyvoice.llm.llm.CosyVoice3LM
+    llm_input_size: !ref <llm_input_size>
+    llm_output_size: !ref <llm_output_size>
+    speech_token_size: {config.talker.speech_ids.num_codes}
+    length_normalized_loss: True
+    lsm_weight: 0
+    mix_ratio: {[config.talker.block_text, config.talker.block_speech]}
+    llm: !new:cosyvoice.llm.llm.Qwen2Encoder
+        pretrain_path: !ref <qwen_pretrain_path>
+    sampling: !name:cosyvoice.utils.common.ras_sampling
+        top_p: {ras.top_p}
+        top_k: {ras.top_k}
+        win_size: {ras.window}
+        tau_r: {ras.tau}
+
+flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
+    input_size: {flow.input_size}
+    output_size: {dit.mel_bins}
+    spk_embed_dim: !ref <spk_embed_dim>
+    output_type: 'mel'
+    vocab_size: {flow.vocab_size}
+    input_frame_rate: !ref <token_frame_rate>
+    only_mask_loss: True
+    token_mel_ratio: !ref <token_mel_ratio>
+    pre_lookahead_len: {flow.pre_lookahead_tokens}
+    pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer
+        in_channels: {flow.input_size}
+        channels: {flow.pre_lookahead_hidden}
+        pre_lookahead_len: {flow.pre_lookahead_tokens}
+    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
+        in_channels: 240
+        n_spks: 1
+        spk_emb_dim: 80
+        cfm_params: !new:omegaconf.DictConfig
+            content:
+                sigma_min: 1e-06
+                solver: 'euler'
+                t_scheduler: 'cosine'
+                training_cfg_rate: 0.2
+                inference_cfg_rate: {flow.cfg_rate}
+                reg_loss_type: 'l1'
+        estimator: !new:cosyvoice.flow.DiT.dit.DiT
+            dim: {dit.dim}
+            depth: {dit.depth}
+            heads: {dit.heads}
+            dim_head: {dit.head_dim}
+            ff_mult: {dit.ff_mult}
+            mel_dim: {dit.mel_bins}
+            mu_dim: {dit.mel_bins}
+            spk_dim: {dit.mel_bins}
+            out_channels: {dit.mel_bins}
+            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
+            num_decoding_left_chunks: !ref <num_decoding_left_chunks>
+
+hift: !new:cosyvoice.hifigan.generator.CausalHiFTGenerator
+    in_channels: {hift.mel_bins}
+    base_channels: {hift.base_channels}
+    nb_harmonics: {hift.num_harmonics}
+    sampling_rate: !ref <sample_rate>
+    nsf_alpha: {hift.nsf_alpha}
+    nsf_sigma: {hift.nsf_sigma}
+    nsf_voiced_threshold: {hift.voiced_threshold_hz}
+    upsample_rates: {list(hift.upsample_rates)}
+    upsample_kernel_sizes: {list(hift.upsample_kernels)}
+    istft_params:
+        n_fft: {hift.istft_n_fft}
+        hop_len: {hift.istft_hop}
+    resblock_kernel_sizes: {list(hift.resblock_kernels)}
+    resblock_dilation_sizes: {[list(row) for row in hift.resblock_dilations]}
+    source_resblock_kernel_sizes: {list(hift.source_resblock_kernels)}
+    source_resblock_dilation_sizes: {[list(row) for row in hift.source_resblock_dilations]}
+    lrelu_slope: {hift.lrelu_slope}
+    audio_limit: {hift.audio_limit}
+    conv_pre_look_right: {hift.look_right_frames}
+    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.CausalConvRNNF0Predictor
+        num_class: 1
+        in_channels: {hift.mel_bins}
+        cond_channels: {hift.f0_channels}
+
+# training
+mel_spec_transform1: !name:matcha.utils.audio.mel_spectrogram
+    n_fft: 1920
+    num_mels: 80
+    sampling_rate: !ref <sample_rate>
+    hop_size: 480
+    win_size: 1920
+    fmin: 0
+    fmax: null
+    center: False
+hifigan: !new:cosyvoice.hifigan.hifigan.HiFiGan
+    generator: !ref <hift>
+    mel_spec_transform: [
+        !ref <mel_spec_transform1>
+    ]
+get_tokenizer: !name:cosyvoice.tokenizer.tokenizer.get_qwen_tokenizer
+    token_path: !ref <qwen_pretrain_path>
+    skip_special_tokens: True
+    version: cosyvoice3
+allowed_special: 'all'
+data_pipeline: [
+    !ref <get_tokenizer>,
+]
+train_conf:
+    optim: adam
+    optim_conf:
+        lr: 1e-5
+"""

@@ -1,0 +1,25 @@
+"""Sizes of small CosyVoice3 checkpoints; what the released code has fixed (vocabularies, mel, rates) is as released."""
+
+from __future__ import annotations
+
+from engine.layers.transformer import TransformerConfig
+from engine.models.cosyvoice3.config import CosyVoice3Config, DitConfig, FlowConfig, HiftConfig, TalkerConfig
+
+TINY = CosyVoice3Config(
+    talker=TalkerConfig(
+        transformer=TransformerConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            rms_norm_eps=1e-6,
+            rope_theta=1e6,
+            qk_norm=False,
+            qkv_bias=True,
+        )
+    ),
+    flow=FlowConfig(pre_lookahead_hidden=48, dit=DitConfig(dim=64, depth=3, heads=2, head_dim=32)),
+    hift=HiftConfig(base_channels=32, f0_channels=16),
+)
