@@ -92,7 +92,8 @@ def _lead_ms(given: ev.Settings, base_ms: int | None, default_ms: int) -> int | 
 def _wire_format(audio: AudioFormat) -> ev.Format:
     if audio.encoding is not Encoding.OPUS:
         return ev.Format(encoding=audio.encoding, sample_rate=audio.sample_rate)
-    return ev.Format(**{field.name: getattr(audio, field.name) for field in fields(audio)})
+    names = (field.name for field in fields(audio) if field.name in ev.Format.__struct_fields__)
+    return ev.Format(**{name: getattr(audio, name) for name in names})
 
 
 def _wire_sampling(sampling: SamplingParams) -> ev.Sampling | None:

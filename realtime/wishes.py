@@ -41,7 +41,7 @@ class Grantor:
             instruct=instruct or self.base.instruct,
             format=audio_format(wish.format),
             word_times=wish.word_times,
-            lead_ms=None if wish.at_once else self.base.lead_ms,
+            lead_ms=None if wish.at_once else self.base.lead_ms if wish.lead_ms is None else wish.lead_ms,
             speed=speed,
             sampling=msgspec.structs.replace(self.base.sampling, seed=wish.seed),
         )
@@ -81,7 +81,7 @@ def audio_format(wished: WireFormat) -> AudioFormat:
         encoding = Encoding(wished.encoding)
     except ValueError:
         raise UnsupportedFormat(f"encoding {_shown(wished.encoding)} cannot be served", "encoding") from None
-    audio = AudioFormat(encoding=encoding, sample_rate=wished.sample_rate)
+    audio = AudioFormat(encoding=encoding, sample_rate=wished.sample_rate, packet_ms=wished.packet_ms)
     return audio if wished.bitrate is None else replace(audio, bitrate=wished.bitrate)
 
 

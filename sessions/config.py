@@ -26,10 +26,12 @@ class Encoding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFormat:
-    """How audio leaves: mono, in packets of 20 ms. The fields below the bitrate are for Opus alone."""
+    """How audio leaves: mono, in packets. The fields below the bitrate are for Opus alone."""
 
     encoding: Encoding = Encoding.OPUS
     sample_rate: int = 24_000
+    packet_ms: int = 20
+    """Opus without a container: 10, 20, 40, 60, 80, 100 or 120 in a packet. All else leaves 20 ms at a time."""
     bitrate: int = 32_000
     """Bits a second. Opus: 6,000 to 510,000; MP3 and AAC: as far as the rate allows (docs/audio.md)."""
     complexity: int = 5

@@ -27,6 +27,8 @@ class WireFormat:
     sample_rate: int = 24_000
     bitrate: int | None = None
     """Bits a second."""
+    packet_ms: int = 20
+    """Of bare Opus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Wish:
     word_times: bool = False
     at_once: bool = False
     """As fast as it is made, for a client that gets it whole; else with a lead, on sockets."""
+    lead_ms: int | None = None
+    """Another lead than that of all vendors' wires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,8 @@ class Audio:
     data: bytes
     start_ms: float
     end_ms: float
+    packets: tuple[bytes, ...] = ()
+    """Of bare Opus: what ``data`` is made of."""
 
 
 @dataclass(frozen=True, slots=True)

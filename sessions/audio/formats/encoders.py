@@ -27,8 +27,6 @@ BYTES_OF_PCM: dict[Encoding, Callable[[Pcm], bytes]] = {
 }
 """A sample becomes bytes whatever is before or after it."""
 
-OPUS_PACKET_MS = 20
-
 
 def is_costly(encoding: Encoding) -> bool:
     """Whether encoding takes long enough to belong in a worker thread."""
@@ -70,7 +68,7 @@ def opus_settings(audio: AudioFormat) -> OpusSettings:
     """Raises ``UnsupportedFormat``."""
     return OpusSettings(
         sample_rate=audio.sample_rate,
-        packet_ms=OPUS_PACKET_MS,
+        packet_ms=audio.packet_ms,
         bitrate=audio.bitrate,
         complexity=audio.complexity,
         dtx=audio.dtx,
