@@ -12,7 +12,7 @@ from realtime.protocol.phones.twilio import Twilio
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.audio.pcm import s16_to_float
 from tests.realtime.calls import far_side
-from tests.sdk.test_clients import CLIENTS, ENVIRONMENTS, RUN_TIMEOUT_S
+from tests.sdk.runs import ENVIRONMENTS, PROGRAMS, RUN_TIMEOUT_S
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 
@@ -22,7 +22,7 @@ def serialized(messages: list[str]) -> dict[str, list[object]]:
     if not python.exists():
         pytest.skip("no environment pipecat: tests/sdk/run makes it")
     asked = json.dumps({"stream_sid": far_side.STREAM, "messages": messages})
-    command = [python, CLIENTS / "pipecat_twilio.py"]
+    command = [python, PROGRAMS / "pipecat_twilio.py"]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=True)
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 

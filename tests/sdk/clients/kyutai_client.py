@@ -13,12 +13,9 @@ import sys
 import msgpack
 import numpy as np
 import websockets
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
 
-KEY = "a-key-of-enough-characters"
-TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
-LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
 RATE = 24_000
-TURN_TIMEOUT_S = 30.0
 
 
 def dial(url: str) -> websockets.connect:
@@ -46,9 +43,8 @@ async def speak(url: str, text: str) -> dict[str, object]:
                 case "Error":
                     raise RuntimeError(told["message"])
         await sending
-    pcm = np.concatenate(frames)
-    peak = int(np.abs(pcm).max() * 32_767)
-    return {"text": text, "duration_s": len(pcm) / RATE, "peak": peak, "words": words}
+    pcm = (np.concatenate(frames) * 32_767).astype("<i2")
+    return played(text, pcm.tobytes(), RATE, words)
 
 
 async def drop(url: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,9 @@ from typing import Any
 from livekit.agents import llm, tts, utils
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 from livekit.plugins import cartesia, deepgram, elevenlabs, inworld, openai, rime
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
-KEY = "a-key-of-enough-characters"
-TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
-LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
-TURN_TIMEOUT_S = 30.0
 
 
 def services(url: str) -> dict[str, Callable[[], tts.TTS]]:
@@ -73,9 +68,7 @@ async def heard(stream: Any, text: str) -> dict[str, object]:
         rate = frame.sample_rate
         told = frame.userdata.get(USERDATA_TIMED_TRANSCRIPT, [])
         words += [(str(timed), timed.start_time, timed.end_time) for timed in told]
-    samples = array("h", pcm)
-    duration_s = len(samples) / rate if rate else 0.0
-    return {"text": text, "duration_s": duration_s, "peak": max(map(abs, samples), default=0), "words": words}
+    return played(text, pcm, rate, words)
 
 
 async def drop(service: tts.TTS) -> None:
@@ -121,9 +114,7 @@ async def converse(url: str, mode: str) -> dict[str, object]:
         pcm, rate = b"", 0
         async for frame in message.audio_stream:
             pcm, rate = pcm + bytes(frame.data), frame.sample_rate
-        samples = array("h", pcm)
-        peak = max(map(abs, samples), default=0)
-        turns.append({"text": text, "duration_s": len(samples) / rate, "peak": peak, "words": []})
+        turns.append(played(text, pcm, rate))
     await session.aclose()
     return {"turns": turns, "errors": []}
 

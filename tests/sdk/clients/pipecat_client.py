@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,9 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.workers.runner import WorkerRunner
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
-KEY = "a-key-of-enough-characters"
-TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
-LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
-TURN_TIMEOUT_S = 30.0
 
 
 class Sink(FrameProcessor):
@@ -160,7 +155,7 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
         await say(worker, text)
         await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
         await asyncio.sleep(0.1)
-        turns.append(facts(sink, text))
+        turns.append(played(text, sink.pcm, sink.rate, sink.words))
     await worker.queue_frame(EndFrame())
     await asyncio.wait_for(running, TURN_TIMEOUT_S)
     return {"turns": turns, "errors": sink.errors}
@@ -171,16 +166,6 @@ async def say(worker: PipelineWorker, text: str) -> None:
     deltas = [token if at == 0 else f" {token}" for at, token in enumerate(tokens)]
     frames = [LLMFullResponseStartFrame(), *map(LLMTextFrame, deltas), LLMFullResponseEndFrame()]
     await worker.queue_frames(frames)
-
-
-def facts(sink: Sink, text: str) -> dict[str, object]:
-    samples = array("h", sink.pcm)
-    return {
-        "text": text,
-        "duration_s": len(samples) / sink.rate if sink.rate else 0.0,
-        "peak": max(map(abs, samples), default=0),
-        "words": sink.words,
-    }
 
 
 async def converse(url: str) -> dict[str, object]:
@@ -199,7 +184,7 @@ async def converse(url: str) -> dict[str, object]:
         running = asyncio.create_task(runner.run())
         await worker.queue_frame(LLMContextFrame(LLMContext([{"role": "user", "content": text}])))
         await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
-        turns.append(facts(sink, text))
+        turns.append(played(text, sink.pcm, sink.rate, sink.words))
         errors += sink.errors
         await worker.queue_frame(EndFrame())
         await asyncio.wait_for(running, TURN_TIMEOUT_S)

@@ -10,16 +10,12 @@ import asyncio
 import base64
 import json
 import sys
-from array import array
 from typing import Any
 
 from openai import AsyncOpenAI
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
 
-KEY = "a-key-of-enough-characters"
-TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
-LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
 RATE = 24_000
-TURN_TIMEOUT_S = 30.0
 SESSION = {"type": "realtime", "output_modalities": ["audio"], "audio": {"output": {"voice": "marin"}}}
 
 
@@ -46,9 +42,7 @@ async def hear(connection: Any, text: str) -> dict[str, object]:
                 case "response.done":
                     assert event.response.status == "completed", event
                     assert transcript.strip() == text, transcript
-                    samples = array("h", pcm)
-                    peak = max(map(abs, samples), default=0)
-                    return {"text": text, "duration_s": len(samples) / RATE, "peak": peak, "words": []}
+                    return played(text, pcm, RATE)
                 case "error":
                     raise RuntimeError(event)
     raise RuntimeError("closed")

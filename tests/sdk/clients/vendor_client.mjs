@@ -1,20 +1,9 @@
 // The vendors' own JavaScript packages speak through this server: `node vendor_client.mjs SERVICE HTTP_URL MODE` prints
 // what came as JSON. NODE_EXTRA_CA_CERTS names the certificate where a package insists on TLS.
 import { createRequire } from "node:module";
+import { KEY, LONG, TURNS, TURN_TIMEOUT_MS, deltas, played } from "./turns.mjs";
 
-const KEY = "a-key-of-enough-characters";
-const TURNS = ["Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now."];
-const LONG = Array.from({ length: 30 }, (_, at) => `This is sentence number ${at} of a very long story.`).join(" ");
 const RATE = 24_000;
-
-function facts(text, pcm, words = []) {
-  const bytes = Buffer.concat(pcm);
-  const samples = new Int16Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + (bytes.length & ~1)));
-  const peak = samples.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0);
-  return { text, duration_s: samples.length / RATE, peak, words };
-}
-
-const deltas = (text) => text.split(" ").map((word) => `${word} `);
 
 async function elevenlabs(url, mode) {
   const { ElevenLabsClient } = await import("@elevenlabs/elevenlabs-js");
@@ -43,7 +32,7 @@ async function elevenlabs(url, mode) {
       for await (const chunk of await client.textToSpeech.stream("zoe", { text, outputFormat: "pcm_24000" }))
         pcm.push(Buffer.from(chunk));
     }
-    turns.push(facts(text, pcm, words));
+    turns.push(played(text, pcm, RATE, words));
   }
   return turns;
 }
@@ -60,7 +49,7 @@ async function cartesia(url, mode) {
     const turns = [];
     for (const text of TURNS) {
       const answer = await client.tts.generate({ transcript: text, ...common });
-      turns.push(facts(text, [Buffer.from(await answer.arrayBuffer())]));
+      turns.push(played(text, [await answer.arrayBuffer()], RATE));
     }
     return turns;
   }
@@ -85,7 +74,7 @@ async function cartesia(url, mode) {
         event.word_timestamps.words.forEach((word, at) => words.push([word, event.word_timestamps.start[at]]));
       if (event.type === "error") throw new Error(JSON.stringify(event));
     }
-    turns.push(facts(text, pcm, words));
+    turns.push(played(text, pcm, RATE, words));
   }
   socket.close();
   return turns;
@@ -108,7 +97,7 @@ async function deepgram(url, mode) {
   });
   const until = (condition) =>
     new Promise((resolve, reject) => {
-      const timer = setTimeout(() => reject(new Error(`waited in vain: ${line.kinds}`)), 30_000);
+      const timer = setTimeout(() => reject(new Error(`waited in vain: ${line.kinds}`)), TURN_TIMEOUT_MS);
       line.ring = () => {
         if (!condition()) return;
         clearTimeout(timer);
@@ -135,7 +124,7 @@ async function deepgram(url, mode) {
     socket.sendFlush({ type: "Flush" });
     await until(() => line.kinds.includes(isFlux ? "SpeechMetadata" : "Flushed"));
     await new Promise((resolve) => setTimeout(resolve, 50));
-    turns.push(facts(text, line.pcm));
+    turns.push(played(text, line.pcm, RATE));
   }
   socket.sendClose({ type: "Close" });
   await new Promise((resolve) => setTimeout(resolve, 200));

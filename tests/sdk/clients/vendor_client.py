@@ -15,26 +15,14 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 
-KEY = "a-key-of-enough-characters"
-TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
-LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
+
 RATE = 24_000
-TURN_TIMEOUT_S = 30.0
 
 
 def deltas(text: str) -> Iterator[str]:
     for word in text.split(" "):
         yield word + " "
-
-
-def facts(text: str, pcm: bytes, rate: int = RATE, words: Iterable[object] = ()) -> dict[str, object]:
-    samples = array("h", pcm[: len(pcm) // 2 * 2])
-    return {
-        "text": text,
-        "duration_s": len(samples) / rate,
-        "peak": max(map(abs, samples), default=0),
-        "words": list(words),
-    }
 
 
 def decoded(data: bytes) -> tuple[bytes, int]:
@@ -60,11 +48,12 @@ def elevenlabs(url: str, mode: str) -> list[dict[str, object]]:
     match mode:
         case "realtime":
             return [
-                facts(
+                played(
                     text,
                     b"".join(
                         speech.convert_realtime("zoe", text=deltas(text), output_format="pcm_24000", model_id="x")
                     ),
+                    RATE,
                 )
                 for text in TURNS
             ]
@@ -73,12 +62,13 @@ def elevenlabs(url: str, mode: str) -> list[dict[str, object]]:
                 b"".join(speech.convert_realtime("zoe", text=deltas(text), output_format="mp3_44100_128", model_id="x"))
                 for text in TURNS
             ]
-            return [facts(text, *decoded(each)) for text, each in zip(TURNS, data, strict=True)]
+            return [played(text, *decoded(each)) for text, each in zip(TURNS, data, strict=True)]
         case "stream":
-            return [facts(text, *decoded(b"".join(speech.stream("zoe", text=text)))) for text in TURNS]
+            return [played(text, *decoded(b"".join(speech.stream("zoe", text=text)))) for text in TURNS]
         case "convert":
             return [
-                facts(text, b"".join(speech.convert("zoe", text=text, output_format="pcm_24000"))) for text in TURNS
+                played(text, b"".join(speech.convert("zoe", text=text, output_format="pcm_24000")), RATE)
+                for text in TURNS
             ]
         case "timestamps":
             return [
@@ -102,7 +92,7 @@ def timestamped(text: str, chunks: Iterable[object]) -> dict[str, object]:
                 word, start = "", None
             else:
                 word, start = word + character, at if start is None else start
-    return facts(text, pcm, words=words)
+    return played(text, pcm, RATE, words)
 
 
 def cartesia(url: str, mode: str) -> list[dict[str, object]]:
@@ -114,7 +104,8 @@ def cartesia(url: str, mode: str) -> list[dict[str, object]]:
     match mode:
         case "bytes":
             return [
-                facts(text, b"".join(client.tts.generate(transcript=text, **common).iter_bytes())) for text in TURNS
+                played(text, b"".join(client.tts.generate(transcript=text, **common).iter_bytes()), RATE)
+                for text in TURNS
             ]
         case "sse":
             return [of_cartesia(text, client.tts.generate_sse(transcript=text, **common)) for text in TURNS]
@@ -122,7 +113,7 @@ def cartesia(url: str, mode: str) -> list[dict[str, object]]:
             form = form | {"encoding": "pcm_f32le", "sample_rate": 44_100}
             common = common | {"output_format": form}
             data = [b"".join(client.tts.generate(transcript=text, **common).iter_bytes()) for text in TURNS]
-            return [facts(text, as_s16(each), 44_100) for text, each in zip(TURNS, data, strict=True)]
+            return [played(text, as_s16(each), 44_100) for text, each in zip(TURNS, data, strict=True)]
     with client.tts.websocket_connect() as connection:
         if mode == "contexts":
             return two_contexts(connection, common)
@@ -172,8 +163,8 @@ def of_cartesia(text: str, events: Iterable[object]) -> dict[str, object]:
         elif event.type == "error":
             raise RuntimeError(str(event))
         elif event.type == "done":
-            return facts(text, pcm, words=words)
-    return facts(text, pcm, words=words)
+            return played(text, pcm, RATE, words)
+    return played(text, pcm, RATE, words)
 
 
 def deepgram(url: str, mode: str) -> list[dict[str, object]]:
@@ -186,7 +177,7 @@ def deepgram(url: str, mode: str) -> list[dict[str, object]]:
     if mode == "http":
         speak = client.speak.v1.audio.generate
         return [
-            facts(text, b"".join(speak(text=text, encoding="linear16", container="none", sample_rate=RATE)))
+            played(text, b"".join(speak(text=text, encoding="linear16", container="none", sample_rate=RATE)), RATE)
             for text in TURNS
         ]
     return deepgram_v2(client, mode) if mode.startswith("v2") else deepgram_v1(client, mode)
@@ -210,7 +201,7 @@ def deepgram_v1(client: object, mode: str) -> list[dict[str, object]]:
                 connection.send_text(SpeakV1Text(text=delta))
             connection.send_flush()
             line.wait_for(lambda: "Flushed" in line.kinds)
-            turns.append(facts(text, line.pcm))
+            turns.append(played(text, line.pcm, RATE))
         connection.send_close()
         line.join()
         return turns
@@ -241,7 +232,7 @@ def deepgram_v2(client: object, mode: str) -> list[dict[str, object]]:
                 connection.send_speak(SpeakV2Speak(text=delta))
             connection.send_flush()
             line.wait_for(lambda: "SpeechMetadata" in line.kinds)
-            turns.append(facts(text, line.pcm))
+            turns.append(played(text, line.pcm, RATE))
         connection.send_close()
         line.join()
         return turns
