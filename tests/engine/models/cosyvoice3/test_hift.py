@@ -227,7 +227,7 @@ def test_a_weight_norm_that_does_not_fit_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"conv_pre\.weight is a gain \[3\] and a direction \[32, 80, 5\]"):
         adapt(stored | {name: torch.ones(3)})
     del stored["conv_pre.parametrizations.weight.original1"]
-    with pytest.raises(CheckpointError, match="conv_pre.*original0 stands without conv_pre.*original1"):
+    with pytest.raises(CheckpointError, match=r"conv_pre.*original0 stands without conv_pre.*original1"):
         adapt(stored)
 
 
