@@ -14,16 +14,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from realtime.config_section import Section
+from realtime.device_config import MqttSettings, WyomingSettings, XiaozhiSettings
+
 ENVIRONMENT_PREFIX = "VOICEWIRE_"
-SECRETS = frozenset({"auth.api_keys", "calls.twilio_auth_token"})
+SECRETS = frozenset({"auth.api_keys", "calls.twilio_auth_token", "mqtt.password"})
 
 
 class ConfigError(Exception):
     """A setting that cannot be used; the message names the setting, where it came from, its value and its range."""
-
-
-class Section(Struct, frozen=True, kw_only=True):
-    """A group of settings; each field says in its ``Meta`` what it is and how far it may go."""
 
 
 class ListenSettings(Section, frozen=True):
@@ -111,7 +110,7 @@ class EngineSettings(Section, frozen=True):
         str | None,
         Meta(description="Checkpoint folder, or OWNER/NAME of a model on the hub; by default the embedded voice."),
     ] = None
-    options: Annotated[dict[str, Any], Meta(description="Handed to the engine as they are.")] = {}
+    options: Annotated[dict[str, Any], Meta(description="Handed to the engine as they are.")] = {}  # noqa: RUF012  a Struct copies it
 
 
 class AuthSettings(Section, frozen=True):
@@ -127,7 +126,7 @@ class WireSettings(Section, frozen=True):
     ] = 10_000
     voices: Annotated[
         dict[str, str], Meta(description="Vendors' voice ids, and the voices of ours that speak for them.")
-    ] = {}
+    ] = {}  # noqa: RUF012
     max_contexts: Annotated[
         int, Meta(ge=1, le=10_000, description="Open contexts of a connection on a vendor's wire.")
     ] = 256
@@ -210,6 +209,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     wires: WireSettings = WireSettings()
     voices: VoiceSettings = VoiceSettings()
     calls: CallSettings = CallSettings()
+    mqtt: MqttSettings = MqttSettings()
+    wyoming: WyomingSettings = WyomingSettings()
+    xiaozhi: XiaozhiSettings = XiaozhiSettings()
     log: LogSettings = LogSettings()
 
 

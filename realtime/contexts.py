@@ -272,9 +272,7 @@ def _told(context_id: str, response: Response, event: ResponseEvent) -> Iterator
     match event:
         case ResponseAudio():
             end_sample = event.start_sample + event.num_samples
-            yield on.Audio(
-                context_id, b"".join(event.packets), ms(event.start_sample), ms(end_sample), event.packets
-            )
+            yield on.Audio(context_id, b"".join(event.packets), ms(event.start_sample), ms(end_sample), event.packets)
         case ResponseWords():
             yield on.Words(context_id, tuple(_timed(word) for word in event.words))
         case FlushDone():
