@@ -26,8 +26,8 @@ class MqttSettings(Section, frozen=True):
         str, Meta(pattern=r"\A[^+#/]+\Z", max_length=64, description="Servers of one group share the work.")
     ] = "tts"
     worker: Annotated[
-        str | None,
-        Meta(pattern=r"\A[A-Za-z0-9_.:-]+\Z", max_length=64, description="Our name there; by default the machine's."),
+        Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:-]+\Z", max_length=32)] | None,
+        Meta(description="Our name there; by default the machine's."),
     ] = None
     owner: Annotated[
         str | None, Meta(description="Name of the API key that sessions belong to; by default the first.")
