@@ -94,6 +94,18 @@ CLIENTS = {
         },
         needs_tls=True,
     ),
+    "livekit-js": Client(
+        "node",
+        "livekit_client.mjs",
+        {
+            "elevenlabs": ("stream", "cancel", "synthesize"),
+            "elevenlabs_defaults": ("stream",),
+            "cartesia": ("stream", "cancel"),
+            "deepgram": ("stream", "cancel"),
+            "inworld": ("stream", "cancel", "synthesize"),
+            "openai": ("synthesize",),
+        },
+    ),
     "realtime-js": Client("node", "realtime_client.mjs", {"openai": ("items", "tokens", "interrupt")}, needs_tls=True),
 }
 TIMED = {
@@ -113,6 +125,10 @@ TIMED = {
     ("pipecat", "rime"),
     ("pipecat", "inworld"),
     ("kyutai", "kyutai"),
+    ("livekit-js", "elevenlabs"),
+    ("livekit-js", "elevenlabs_defaults"),
+    ("livekit-js", "cartesia"),
+    ("livekit-js", "inworld"),
 }
 TIMED_MODES = {"websocket", "flush", "cancel", "contexts", "timestamps"}
 
