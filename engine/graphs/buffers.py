@@ -75,6 +75,10 @@ class Done:
         if self._event is not None:
             self._event.synchronize()
 
+    @property
+    def passed(self) -> bool:
+        return self._event is None or self._event.query()
+
     def hold(self) -> None:
         """Let the current stream wait for it, and the host not."""
         if self._event is not None:

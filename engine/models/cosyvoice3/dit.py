@@ -174,7 +174,7 @@ class Dit(nn.Module):
         return Modulation(torch.stack(parts, 1), self.norm_out.parts(tau))
 
     def forward(self, x: Tensor, inputs: Tensor, moment: Modulation, mask: Tensor) -> Tensor:
-        """x [B, T, mel], inputs [B, T, cond + mu + spk] -> velocity [B, T, mel]; ``moment`` without its n, mask [T, T]."""
+        """x [B, T, mel], inputs [B, T, cond + mu + spk], one moment, mask [T, T] -> velocity [B, T, mel]."""
         h = product(self.input_embed.proj, torch.cat((x, inputs), -1))
         h = h + self.input_embed.conv_pos_embed(h)
         angles = torch.arange(x.shape[1], device=x.device)[:, None] * self.rotary_embed.inv_freq

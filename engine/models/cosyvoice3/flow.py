@@ -78,6 +78,11 @@ class Flow(nn.Module):
         return self.input_embedding.weight.device
 
     @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of the blocks' products, and of their keys and values."""
+        return self.dit.transformer_blocks[0].ff.ff[2].weight.dtype
+
+    @property
     def guidance(self) -> Weights:
         return Weights(1 + self.config.cfg_rate, self.config.cfg_rate)
 

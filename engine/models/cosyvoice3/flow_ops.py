@@ -42,7 +42,7 @@ class FlowOps:
         q, k = self.turned(q, call.angles), self.turned(k, call.angles)
         keys.index_copy_(0, call.own, k.flatten(2))
         values.index_copy_(0, call.own, v.flatten(2))
-        rows, blocks = call.seen.shape
+        rows = len(call.seen)
         past = [side.index_select(0, call.seen.flatten()).view(rows, -1, *q.shape[2:]) for side in (keys, values)]
         seen = torch.arange(past[0].shape[1], device=q.device) < call.num_seen[:, None]
         found = F.scaled_dot_product_attention(
@@ -54,3 +54,14 @@ class FlowOps:
         """x [rows, frames, heads, D] with its first head turned to its position."""
         first = rotate_pairs(x[:, :, 0].float(), angles).to(x.dtype)
         return torch.cat((first[:, :, None], x[:, :, 1:]), 2)
+
+
+def choose_flow_ops(device: torch.device, fused: bool) -> FlowOps:
+    """Triton kernels on CUDA, where Triton is there, unless they are turned off."""
+    if device.type != "cuda" or not fused:
+        return FlowOps()
+    try:
+        from engine.models.cosyvoice3.fused_flow_ops import FusedFlowOps
+    except ImportError:
+        return FlowOps()
+    return FusedFlowOps()

@@ -7,12 +7,20 @@ row's whole state is the table of its pages.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import clear_pages
 from engine.models.cosyvoice3.config import FlowConfig
+from engine.models.cosyvoice3.settings import FlowSettings
 
+if TYPE_CHECKING:
+    from engine.models.cosyvoice3.flow import Flow
+
+CPU_BYTES = 2 * 2**30
+MAX_PAGES = 4_096
 BRANCHES = 2
 """Conditioned and free."""
 ZERO_PAGE = 0
@@ -51,6 +59,17 @@ class FlowPages:
         """pages [n, ...] at steps [n, ...] -> [n, branch, ...]."""
         first = (pages * self.num_steps + steps) * BRANCHES
         return torch.stack((first, first + 1), 1)
+
+
+def num_pages(flow: Flow, settings: FlowSettings) -> int:
+    """That the memory allows."""
+    if settings.memory_mb is not None:
+        num_bytes = settings.memory_mb * 2**20
+    elif flow.device.type == "cuda":
+        num_bytes = int(torch.cuda.mem_get_info(flow.device)[0] * settings.memory_share)
+    else:
+        num_bytes = CPU_BYTES
+    return min(MAX_PAGES, num_bytes // FlowPages.page_bytes(flow.config, flow.compute_dtype))
 
 
 def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -8,19 +8,38 @@ go to its page before any cell of the call reads them, so that blocks of one row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.graphs.buffers import Buffers
+from engine.graphs.buffers import Done
 from engine.models.cosyvoice3.dit import normed
 from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow, moments, positional_noise
 from engine.models.cosyvoice3.flow_ops import FlowOps
 from engine.models.cosyvoice3.flow_pages import BRANCHES, ZERO_PAGE, FlowPages
 
 DUMMY_PLACE = 0
+NUM_STAGINGS = 4
+"""Sets of inputs on their way to the device at once."""
+
+
+class Placed(Protocol):
+    """A cell as a call sees it: ``table`` lists the pages of the blocks it sees, its own last."""
+
+    place: int
+    step: int
+    block: int
+    num_frames: int
+    table: list[int]
+
+
+class Columns:
+    """Of one row of the inputs; the table follows."""
+
+    PLACE, STEP, PAGE, BEFORE, BLOCK, COUNT, FRAMES = range(7)
+    TABLE = 7
 
 
 class Layer(NamedTuple):
@@ -62,6 +81,14 @@ class Call(NamedTuple):
     angles: Tensor
 
 
+class Staging:
+    """Where inputs leave the host, and when they have left."""
+
+    def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
+        self.rows = torch.zeros(num_rows, width, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.read = Done(device)
+
+
 def joint_qkv(attention: nn.Module) -> tuple[Tensor, Tensor]:
     """One product for three, without a second copy of the weights."""
     parts = attention.to_q, attention.to_k, attention.to_v
@@ -81,8 +108,9 @@ class FlowProgram:
         self.flow, self.pages, self.ops = flow, pages, ops
         self.device, self.frames, self.dtype = flow.device, dit.block_frames, pages.keys.dtype
         self.heads = dit.heads
-        scalars = {name: (torch.int64, ()) for name in ("place", "step", "page", "before", "block", "count", "frames")}
-        self.inputs = Buffers(max_cells, {**scalars, "table": (torch.int64, (max_blocks,))}, self.device)
+        width = Columns.TABLE + max_blocks
+        self.inputs = torch.zeros(max_cells, width, dtype=torch.int64, device=self.device)
+        self.stagings = [Staging(max_cells, width, self.device) for _ in range(NUM_STAGINGS)]
         fresh = {"device": self.device, "dtype": torch.float32}
         self.x = torch.zeros(num_places + 1, self.frames, dit.mel_bins, **fresh)
         self.told = torch.zeros(num_places + 1, self.frames, dit.dim, **fresh)
@@ -105,46 +133,61 @@ class FlowProgram:
         at = blocks[:, None] * self.frames + torch.arange(self.frames, device=self.device)
         self.x.index_copy_(0, places, self.noise[at % NOISE_FRAMES])
 
-    def stage(self, cells: Sequence[dict[str, int | list[int]]], num_cells: int) -> None:
-        """Write what the cells of the next call are, padded with dummies."""
-        host = self.inputs.host
-        dummy = dict(place=DUMMY_PLACE, step=0, page=self.pages.scratch, before=ZERO_PAGE, block=0, count=1, frames=1)
-        for i in range(num_cells):
-            values = cells[i] if i < len(cells) else {**dummy, "table": [self.pages.scratch]}
-            for name, value in values.items():
-                if name == "table":
-                    host["table"][i] = ZERO_PAGE
-                    host["table"][i, : len(value)] = value
-                else:
-                    host[name][i] = value
-        self.inputs.upload(num_cells)
+    def stage(self, cells: Sequence[Placed], num_cells: int) -> None:
+        """Tell the next calls which cells they work on, padded with dummies."""
+        staging = self.stagings[0]
+        self.stagings.append(self.stagings.pop(0))
+        staging.read.wait()
+        rows = staging.rows.numpy()[:num_cells]
+        rows[:, Columns.TABLE :] = ZERO_PAGE
+        rows[len(cells) :, : Columns.TABLE + 1] = (
+            DUMMY_PLACE,
+            0,
+            self.pages.scratch,
+            ZERO_PAGE,
+            0,
+            1,
+            1,
+            self.pages.scratch,
+        )
+        for row, cell in zip(rows, cells, strict=False):
+            before = cell.table[-2] if len(cell.table) > 1 else ZERO_PAGE
+            row[: Columns.TABLE] = (
+                cell.place, cell.step, cell.table[-1], before, cell.block, len(cell.table), cell.num_frames
+            )  # fmt: skip
+            row[Columns.TABLE : Columns.TABLE + len(cell.table)] = cell.table
+        self.inputs[:num_cells].copy_(staging.rows[:num_cells], non_blocking=True)
+        staging.read = Done(self.device)
 
     def run(self, num_cells: int, num_blocks: int) -> None:
-        """One Euler step of the staged cells; tables are read up to ``num_blocks``."""
-        given = {name: values[:num_cells] for name, values in self.inputs.device.items()}
+        """One Euler step of the staged cells, which are then at their next; tables are read up to ``num_blocks``."""
+        given = self.inputs[:num_cells]
+        place, step = given[:, Columns.PLACE], given[:, Columns.STEP]
         call = self.call(given, num_blocks)
-        x = self.x.index_select(0, given["place"])
-        h = self.embed(x, given["place"])
+        x = self.x.index_select(0, place)
+        h = self.embed(x, place)
         h = self.place_frames(h, call)
-        blocks, outputs = (values.index_select(0, given["step"]) for values in self.moments)
+        blocks, outputs = (values.index_select(0, step) for values in self.moments)
         for number, layer in enumerate(self.layers):
             h = self.block(number, layer, h, blocks[:, number], call)
         told, free = self.velocity(h, outputs).unbind(1)
-        weights, dt = self.flow.guidance, self.time_steps[given["step"]][:, None, None]
+        weights, dt = self.flow.guidance, self.time_steps.index_select(0, step)[:, None, None]
         x = x + dt * (weights.conditioned * told - weights.free * free)
-        self.x.index_copy_(0, given["place"], x)
+        self.x.index_copy_(0, place, x)
         self.x[DUMMY_PLACE].zero_()
+        step += 1
+        step.remainder_(self.pages.num_steps)
 
-    def call(self, given: dict[str, Tensor], num_blocks: int) -> Call:
-        step, lines = given["step"], self.pages.lines
-        positions = given["block"][:, None] * self.frames + torch.arange(self.frames, device=self.device)
-        num_seen = (given["count"] - 1) * self.frames + given["frames"]
+    def call(self, given: Tensor, num_blocks: int) -> Call:
+        _, step, page, before, block, count, frames = given[:, : Columns.TABLE].unbind(1)
+        lines, table = self.pages.lines, given[:, Columns.TABLE : Columns.TABLE + num_blocks]
+        positions = block[:, None] * self.frames + torch.arange(self.frames, device=self.device)
         angles = positions[..., None] * self.flow.dit.rotary_embed.inv_freq
         return Call(
-            own=lines(given["page"], step).flatten(),
-            before=lines(given["before"], step).flatten(),
-            seen=lines(given["table"][:, :num_blocks], step[:, None]).flatten(0, 1),
-            num_seen=num_seen.repeat_interleave(BRANCHES),
+            own=lines(page, step).flatten(),
+            before=lines(before, step).flatten(),
+            seen=lines(table, step[:, None]).flatten(0, 1),
+            num_seen=((count - 1) * self.frames + frames).repeat_interleave(BRANCHES),
             angles=angles.repeat_interleave(BRANCHES, 0),
         )
 

@@ -45,7 +45,44 @@ class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlowSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Of tokens to mel."""
+    """Of tokens to mel. A page holds what one block of 25 tokens leaves behind: 92 MB at the released size."""
+
+    memory_mb: int | None = None
+    """For pages; ``None``: 2 GB on the CPU, ``memory_share`` of what is free on CUDA."""
+    memory_share: float = 0.6
+    context_blocks: int | None = None
+    """Blocks that a block sees besides those of its voice, 1 s each; ``None``: all, which is exact."""
+    reserved_blocks: int = 6
+    """Pages that a request holds from its admission on when it sees all blocks; without room for them it waits."""
+    trim_prompts: bool = True
+    """Leave up to a second at the beginning of a recording from the flow, so that sound can leave after 13 tokens."""
+    hop_blocks: tuple[int, ...] = (1, 2, 4)
+    """Blocks of a request's first chunk, the second and so on; a listener about to run dry gets what is there."""
+    gather_slack_s: float = 0.6
+    """A listener with more lead than this waits until its next chunk is full."""
+    steps_per_slice: int = 2
+    """ODE steps in one step of the engine."""
+    urgent_steps_per_slice: int = 10
+    """The same when somebody waits who has nothing to play."""
+    max_cells: int = 64
+    """Blocks in one ODE step; the others wait for the next."""
+    graphs: bool = True
+    """Record the steps as CUDA graphs, where there is CUDA."""
+    fused_kernels: bool = True
+    """Triton kernels, where there is CUDA; off runs their plain reference."""
+
+    def __post_init__(self) -> None:
+        least = {"reserved_blocks": 2, "steps_per_slice": 1, "urgent_steps_per_slice": 1, "max_cells": 1}
+        least |= {} if self.context_blocks is None else {"context_blocks": 1}
+        for name, limit in least.items():
+            if getattr(self, name) < limit:
+                raise InvalidRequest(f"cosyvoice3.flow.{name} is {getattr(self, name)}; at least {limit}", name)
+        if not self.hop_blocks or min(self.hop_blocks) < 1:
+            raise InvalidRequest(f"cosyvoice3.flow.hop_blocks is {self.hop_blocks}; each at least 1", "hop_blocks")
+        if not 0 < self.memory_share < 1:
+            raise InvalidRequest(
+                f"cosyvoice3.flow.memory_share is {self.memory_share}; between 0 and 1", "memory_share"
+            )
 
 
 class VocoderSettings(msgspec.Struct, frozen=True, kw_only=True):

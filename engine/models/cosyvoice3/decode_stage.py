@@ -1,0 +1,327 @@
+"""CosyVoice3's decode stage: speech tokens to mel to PCM, in slices of ODE steps over the blocks of all slots.
+
+Exact: a slot sees all its blocks before, so that what it says equals one pass over the whole. With
+``context_blocks`` it sees so many (and its voice's), and its memory does not grow; a slot for which there is no page
+goes on like that too. Every frame is rendered once, so chunks abut in both modes.
+
+Nothing here waits for the device: ``step`` queues work on a stream of its own, and hands over what has passed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cache.block_pool import BlockPool
+from engine.graphs.buffers import Done
+from engine.models.base import Decoded, Reference
+from engine.models.cosyvoice3.flow import LOOK_BACK_TOKENS, Flow
+from engine.models.cosyvoice3.flow_blocks import BlockRow, Cell, PromptRow, StreamRow, due_cells
+from engine.models.cosyvoice3.flow_memory import FlowMemory
+from engine.models.cosyvoice3.flow_ops import choose_flow_ops
+from engine.models.cosyvoice3.flow_pages import FlowPages, num_pages
+from engine.models.cosyvoice3.flow_runner import FlowRunner, voice_of
+from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
+from engine.models.cosyvoice3.hift_rows import HiftRows
+from engine.models.cosyvoice3.settings import CosyVoice3Settings
+
+NO_PCM = np.zeros(0, dtype=np.float32)
+ANY: Mapping[int, int] = {}
+MAX_SLICES_AHEAD = 2
+"""Queued on the device; with more, whoever comes would wait behind them."""
+PLACES_FOR_PROMPTS = 32
+
+
+@dataclass(slots=True)
+class Flight:
+    """PCM on its way to the host: of each row so many samples, in order."""
+
+    rows: list[StreamRow]
+    num_samples: list[int]
+    pcm: Tensor
+    finite: Tensor
+    done: Done
+
+
+class CosyDecode:
+    def __init__(
+        self,
+        flow: Flow,
+        hift: Hift,
+        num_slots: int,
+        settings: CosyVoice3Settings,
+        device: torch.device,
+        max_kept_voices: int,
+    ) -> None:
+        self.settings, self.device = settings.flow, device
+        self.vocoder = HiftRows(hift, num_slots + 1)
+        self.sample_rate: int = hift.config.sample_rate
+        self.mel_samples: int = hift.config.frame_samples
+        self.frame_samples = flow.config.token_mel_ratio * self.mel_samples
+        pages = FlowPages(flow.config, num_pages(flow, settings.flow), flow.compute_dtype, device)
+        num_places = num_slots * max(settings.flow.hop_blocks) + PLACES_FOR_PROMPTS
+        ops = choose_flow_ops(device, settings.flow.fused_kernels)
+        self.runner = FlowRunner(flow, pages, ops, settings.flow.max_cells, num_places, settings.flow.graphs)
+        self.shape = self.runner.shape
+        self.memory = FlowMemory(settings.flow, self.shape, pages.num_pages, num_places, max_kept_voices)
+        self.slots = BlockPool(num_slots)
+        self.streams: dict[int, StreamRow] = {}
+        self.failed: list[StreamRow] = []
+        self.flights: deque[Flight] = deque()
+        self.slices: deque[Done] = deque()
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.nobody = PromptRow([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
+        with torch.inference_mode():
+            self.nobody.speaker = flow.speaker(torch.zeros(flow.config.spk_embed_size, device=device))
+
+    @property
+    def chunk_frames(self) -> int:
+        """One block, what it hears ahead, and what the vocoder withholds."""
+        return self.shape.tokens + self.shape.ahead + WITHHELD_FRAMES // self.shape.ratio
+
+    @property
+    def num_slots(self) -> int:
+        return self.slots.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self.slots.num_free
+
+    # -- slots ---------------------------------------------------------------------------------------------------
+
+    def reserve(self) -> int | None:
+        pages = self.memory.admit() if self.num_free else None
+        slots = self.slots.allocate(1) if pages is not None else None
+        if slots is None or pages is None:
+            return None
+        self.streams[slots[0]] = row = StreamRow([], spare=pages, slot=slots[0])
+        row.begin(self.nobody)
+        with torch.cuda.stream(self.stream):
+            self.vocoder.open(slots[0])
+        return slots[0]
+
+    @torch.inference_mode()
+    def prime(self, slot: int, reference: Reference) -> None:
+        """Let a fresh slot speak like ``reference.prompt``, a ``VoicePrompt``; equal keys share its blocks.
+
+        One that cannot be fails its slot, at the next step.
+        """
+        row = self.streams[slot]
+        prompt = self.memory.prompts.find(reference.key)
+        if prompt is None:
+            try:
+                prompt = self.listen(reference)
+            except Exception as error:
+                self.fail(row, error)
+                return
+        row.begin(prompt)
+
+    def listen(self, reference: Reference) -> PromptRow:
+        voice = reference.prompt
+        tokens = voice.tokens.tolist()
+        for token in tokens:
+            self.check(token)
+        if len(voice.mel) != self.shape.ratio * len(tokens):
+            raise ValueError(f"the prompt has {len(tokens)} tokens and {len(voice.mel)} mel frames; 2 go to a token")
+        if not (torch.isfinite(voice.mel).all() and torch.isfinite(voice.embedding).all()):
+            raise ValueError("the prompt's mel and embedding must be finite")
+        with torch.cuda.stream(self.stream):
+            mel, speaker = self.runner.voice(voice.mel, voice.embedding)
+        prompt = self.memory.prompt(reference.key, tokens)
+        prompt.mel, prompt.speaker = mel, speaker
+        return prompt
+
+    def check(self, token: int) -> None:
+        limit = self.runner.flow.config.vocab_size
+        if not 0 <= token < limit:
+            raise ValueError(f"token {token} is outside the codebook of {limit}")
+
+    def feed(self, slot: int, codes: Sequence[int]) -> None:
+        (token,) = codes
+        self.check(token)
+        row = self.streams[slot]
+        row.tokens.append(token)
+        row.num_fed += 1
+
+    def finalize(self, slot: int) -> None:
+        self.streams[slot].is_final = True
+
+    def num_pending(self, slot: int) -> int:
+        row = self.streams[slot]
+        return row.num_fed - row.num_left
+
+    @property
+    def busy(self) -> bool:
+        rows = self.rows({})
+        return bool(self.failed or self.flights) or any(row.cells or self.num_ready(row) for row in rows)
+
+    def release(self, slot: int) -> None:
+        """Work in flight for it is dropped when it lands; whoever is lent its memory comes behind it in the queue."""
+        self.memory.let_go(self.streams.pop(slot))
+        self.vocoder.close(slot)
+        self.slots.free([slot])
+
+    def settle(self) -> None:
+        self.slots.settle()
+        self.memory.pool.settle()
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
+        """Chunks are blocks, whatever is wanted."""
+        with torch.cuda.stream(self.stream):
+            while self.slices and self.slices[0].passed:
+                self.slices.popleft()
+            if len(self.slices) < MAX_SLICES_AHEAD:
+                rows = self.rows(slack_s)
+                self.open_blocks(rows, slack_s)
+                self.advance(rows, slack_s)
+                self.speak(self.close_cells(rows))
+        return self.failures() + self.landed()
+
+    def rows(self, slack_s: Mapping[int, float]) -> list[BlockRow]:
+        """All that can go on, the most urgent first; a prompt is as urgent as who waits for it."""
+        streams = [row for row in self.streams.values() if not row.error]
+        urgent = sorted(streams, key=lambda row: (slack_s.get(row.slot, 0.0), row.slot))
+        ordered: dict[BlockRow, None] = {}
+        for row in urgent:
+            if not row.prompt.is_done:
+                ordered.setdefault(row.prompt)
+            ordered.setdefault(row)
+        return list(ordered)
+
+    def num_ready(self, row: BlockRow) -> int:
+        if isinstance(row, PromptRow):
+            return row.num_blocks - row.num_opened
+        assert isinstance(row, StreamRow)
+        return row.num_ready(self.shape)
+
+    def num_to_open(self, row: BlockRow, slack_s: Mapping[int, float]) -> int:
+        """Blocks now: all of a prompt, a hop of a stream; one whose listener can wait waits for the whole hop."""
+        ready = self.num_ready(row)
+        if not isinstance(row, StreamRow):
+            return ready
+        hops = self.settings.hop_blocks
+        hop = hops[min(row.num_hops, len(hops) - 1)]
+        is_patient = slack_s.get(row.slot, 0.0) > self.settings.gather_slack_s and not row.is_final
+        return 0 if is_patient and ready < hop else min(ready, max(hops))
+
+    def open_blocks(self, rows: Sequence[BlockRow], slack_s: Mapping[int, float]) -> None:
+        opened: list[Cell] = []
+        for row in rows:
+            count = len(opened)
+            for _ in range(self.num_to_open(row, slack_s)):
+                if (cell := self.memory.open(row)) is None:
+                    break
+                opened.append(cell)
+            if isinstance(row, StreamRow):
+                row.num_hops += len(opened) > count
+        if opened:
+            self.isolate(self.runner.open, opened)
+        for row in {cell.row for cell in opened if isinstance(cell.row, StreamRow)}:
+            row.forget(row.num_opened * self.shape.tokens - LOOK_BACK_TOKENS)
+
+    def advance(self, rows: Sequence[BlockRow], slack_s: Mapping[int, float]) -> None:
+        healthy = [row for row in rows if not row.error]
+        cells, num_steps = due_cells(healthy, self.settings.max_cells, self.shape.steps)
+        if not cells:
+            return
+        is_urgent = any(isinstance(row, StreamRow) and row.cells and slack_s.get(row.slot, 0.0) <= 0 for row in healthy)
+        limit = self.settings.urgent_steps_per_slice if is_urgent else self.settings.steps_per_slice
+        self.isolate(lambda some: self.runner.advance(some, min(num_steps, limit)), cells)
+        self.slices.append(Done(self.device))
+
+    def isolate(self, work: Callable[[Sequence[Cell]], None], cells: Sequence[Cell]) -> None:
+        """``work`` for all cells; when that raises, for each alone, and the rows of those that raise again fail."""
+        try:
+            work(cells)
+        except Exception as error:
+            if len(cells) == 1:
+                self.fail(cells[0].row, error)
+                return
+            for cell in cells:
+                if not cell.row.error:
+                    self.isolate(work, [cell])
+
+    def fail(self, row: BlockRow, error: Exception) -> None:
+        """A prompt's fault is that of all who speak like it, and nobody else will find it."""
+        row.error = f"{type(error).__name__}: {error}"
+        if isinstance(row, StreamRow):
+            self.failed.append(row)
+            return
+        assert isinstance(row, PromptRow)
+        self.memory.prompts.forget(row)
+        for user in self.streams.values():
+            if user.prompt is row and not user.error:
+                self.fail(user, error)
+
+    def close_cells(self, rows: Sequence[BlockRow]) -> dict[StreamRow, list[Tensor]]:
+        """Mel of the cells that are through, by row; a prompt's is thrown away."""
+        mels: dict[StreamRow, list[Tensor]] = {}
+        for row in rows:
+            while row.cells and row.cells[0].step == self.shape.steps:
+                cell = self.memory.close(row)
+                if not isinstance(row, StreamRow) or row.error:
+                    continue
+                first = len(voice_of(row).tokens) * self.shape.ratio - cell.block * self.runner.program.frames
+                if first < cell.num_frames:
+                    mels.setdefault(row, []).append(self.runner.mel(cell, max(0, first)))
+        return mels
+
+    def speak(self, mels: Mapping[StreamRow, Sequence[Tensor]]) -> None:
+        """Through the vocoder, and off to the host."""
+        if not mels:
+            return
+        rows, joined = list(mels), [torch.cat(list(pieces)) for pieces in mels.values()]
+        lasts = [row.is_final and not row.cells and self.num_ready(row) == 0 for row in rows]
+        try:
+            pcm = self.vocoder.push([row.slot for row in rows], joined, lasts)
+        except Exception as error:
+            for row in rows:
+                self.fail(row, error)
+            return
+        finite = [torch.isfinite(mel).all() & torch.isfinite(out).all() for mel, out in zip(joined, pcm, strict=True)]
+        sizes = [len(out) for out in pcm]
+        landing = self.to_host(torch.cat(pcm)), self.to_host(torch.stack(finite))
+        self.flights.append(Flight(rows, sizes, *landing, Done(self.device)))
+
+    def to_host(self, values: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return values
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        return host.copy_(values, non_blocking=True)
+
+    def failures(self) -> list[Decoded]:
+        failed, self.failed = self.failed, []
+        return [Decoded(row.slot, NO_PCM, error=row.error) for row in failed if self.streams.get(row.slot) is row]
+
+    def landed(self) -> list[Decoded]:
+        """What has passed, at most one chunk a slot."""
+        found: dict[int, Decoded] = {}
+        while self.flights and self.flights[0].done.passed:
+            if any(row.slot in found for row in self.flights[0].rows):
+                break
+            for out in self.unpacked(self.flights.popleft()):
+                found[out.slot] = out
+        return list(found.values())
+
+    def unpacked(self, flight: Flight) -> list[Decoded]:
+        found = []
+        pieces = np.split(flight.pcm.numpy(), np.cumsum(flight.num_samples)[:-1])
+        for row, pcm, is_finite in zip(flight.rows, pieces, flight.finite.tolist(), strict=True):
+            if self.streams.get(row.slot) is not row or row.error:
+                continue
+            row.num_left += len(pcm) // self.frame_samples
+            if not is_finite:
+                row.error = "what the flow or the vocoder made is not finite"
+                self.memory.prompts.forget(row.prompt)
+                found.append(Decoded(row.slot, NO_PCM, error=row.error))
+            elif len(pcm):
+                found.append(Decoded(row.slot, pcm.copy()))
+        return found

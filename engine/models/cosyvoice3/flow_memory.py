@@ -1,0 +1,99 @@
+"""Who holds which page, and at which place cells are worked on. No torch.
+
+A page freed is lent again once the step in flight has passed; free + held = total, always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from engine.cache.block_pool import BlockPool
+from engine.models.cosyvoice3.flow_blocks import BlockRow, BlockShape, Cell, PromptRow, StreamRow
+from engine.models.cosyvoice3.kept_prompts import KeptPrompts
+from engine.models.cosyvoice3.settings import FlowSettings
+
+
+class FlowMemory:
+    """A request is lent some pages when it is admitted, and more one by one as it speaks. When there are none, nor a
+    voice without users to let go of, it goes on with the oldest of its own.
+    """
+
+    def __init__(
+        self, settings: FlowSettings, shape: BlockShape, num_pages: int, num_places: int, max_kept_prompts: int
+    ) -> None:
+        self.shape, self.context_blocks = shape, settings.context_blocks
+        self.num_admission = settings.reserved_blocks
+        if self.context_blocks is not None:
+            self.num_admission = self.context_blocks + max(settings.hop_blocks)
+        if num_pages < self.num_admission:
+            raise ValueError(f"the flow has memory for {num_pages} pages; one request needs {self.num_admission}")
+        self.pool = BlockPool(num_pages)
+        self.places = list(range(num_places, 0, -1))
+        self.prompts = KeptPrompts(max_kept_prompts, self.let_go)
+        self.num_bounded = 0
+        """Rows that memory was too short for, ever."""
+
+    def take(self, count: int) -> list[int] | None:
+        while (pages := self.pool.allocate(count)) is None:
+            if not self.prompts.evict():
+                return None
+        return pages
+
+    def admit(self) -> list[int] | None:
+        """Pages for one request; None when they are not to be had now."""
+        return self.take(self.num_admission)
+
+    def prompt(self, key: Hashable, tokens: Sequence[int]) -> PromptRow:
+        """A new row for a voice's prompt; one that finds no pages shares nothing, and nobody else finds it."""
+        row = PromptRow(tokens=list(tokens))
+        num_blocks = self.shape.num_whole(len(tokens))
+        pages = self.take(num_blocks) if num_blocks <= self.pool.num_blocks - self.num_admission else None
+        if pages is not None:
+            row.spare, row.num_blocks = pages[::-1], num_blocks
+            self.prompts.keep(key, row)
+        return row
+
+    def open(self, row: BlockRow) -> Cell | None:
+        """A cell for the next block; None when there is no place, or no page before its own cells are through."""
+        if not self.places or (page := self.page(row)) is None:
+            return None
+        shared = row.prompt.pages if isinstance(row, StreamRow) else []
+        seen = (
+            row.pages
+            if self.context_blocks is None or isinstance(row, PromptRow)
+            else row.pages[-self.context_blocks :]
+        )
+        left = row.num_tokens - row.num_opened * self.shape.tokens
+        num_frames = self.shape.ratio * min(self.shape.tokens, left)
+        cell = Cell(row, self.places.pop(), row.num_opened, num_frames, [*shared, *seen, page])
+        row.pages.append(page)
+        row.cells.append(cell)
+        row.num_opened += 1
+        return cell
+
+    def page(self, row: BlockRow) -> int | None:
+        if row.spare:
+            return row.spare.pop()
+        assert isinstance(row, StreamRow)
+        if self.context_blocks is None and (pages := self.take(1)):
+            return pages[0]
+        if any(row.pages[0] in cell.table for cell in row.cells):
+            return None
+        if self.context_blocks is None and not row.is_bounded:
+            row.is_bounded = True
+            self.num_bounded += 1
+        return row.pages.pop(0)
+
+    def close(self, row: BlockRow) -> Cell:
+        """The oldest cell is through; its page stays."""
+        cell = row.cells.popleft()
+        self.places.append(cell.place)
+        return cell
+
+    def let_go(self, row: BlockRow) -> None:
+        while row.cells:
+            self.close(row)
+        self.pool.free([*row.pages, *row.spare])
+        row.pages, row.spare = [], []
+        if isinstance(row, StreamRow):
+            self.prompts.leave(row.prompt)

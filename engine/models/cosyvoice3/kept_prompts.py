@@ -1,0 +1,61 @@
+"""Voices' prompts, whose blocks are worked off once and shared by all their rows. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+
+from engine.models.cosyvoice3.flow_blocks import PromptRow
+
+
+class KeptPrompts:
+    """Those in use, and the ``max_kept`` most recently used others; ``let_go`` gives back what one holds."""
+
+    def __init__(self, max_kept: int, let_go: Callable[[PromptRow], None]) -> None:
+        self.max_kept, self.let_go = max_kept, let_go
+        self._rows: dict[Hashable, PromptRow] = {}
+        """By when they were last used."""
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        return iter(list(self._rows.values()))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def find(self, key: Hashable) -> PromptRow | None:
+        row = self._rows.pop(key, None)
+        if row is not None:
+            self._rows[key] = row
+        return row
+
+    def keep(self, key: Hashable, row: PromptRow) -> None:
+        self._rows[key] = row
+
+    def leave(self, row: PromptRow) -> None:
+        """One user less. What nobody finds any more, or is not worked off, goes with its last user."""
+        row.num_users -= 1
+        is_found = any(known is row for known in self._rows.values())
+        if row.num_users == 0 and not (is_found and row.is_done):
+            self._drop(row)
+        while self._num_idle > self.max_kept:
+            self.evict()
+
+    def evict(self) -> bool:
+        """Let go of the least recently used one without users; False when there is none."""
+        for row in self._rows.values():
+            if row.num_users == 0:
+                self._drop(row)
+                return True
+        return False
+
+    def forget(self, row: PromptRow) -> None:
+        """Nobody finds it any more; its users still hold it."""
+        for key in [key for key, known in self._rows.items() if known is row]:
+            del self._rows[key]
+
+    def _drop(self, row: PromptRow) -> None:
+        self.forget(row)
+        self.let_go(row)
+
+    @property
+    def _num_idle(self) -> int:
+        return sum(row.num_users == 0 for row in self._rows.values())
