@@ -83,13 +83,20 @@ def check_words(turn: dict[str, Any]) -> None:
     assert times_s[-1] - times_s[0] <= turn["duration_s"] + WORD_SLACK_S
 
 
-def test_livekit_that_is_told_429_comes_again() -> None:
+REFUSED = [
+    Run("livekit", "cartesia", "stream"),
+    *(Run("pipecat", name, "again") for name in ("cartesia", "elevenlabs")),
+]
+
+
+@pytest.mark.parametrize("run", REFUSED, ids=named)
+def test_a_client_that_is_told_429_comes_again(run: Run) -> None:
     with server(SCRIPT, **SETTINGS, limits__max_connections=1) as started:
         shown = {"X-API-Key": KEY}
         with connect(f"{started.url}/tts/websocket", additional_headers=shown, compression=None, proxy=None) as holder:
             leaves = threading.Thread(target=leave_after_a_refusal, args=(started, holder))
             leaves.start()
-            told = Run("livekit", "cartesia", "stream").speak(http(started))
+            told = run.speak(http(started))
             leaves.join()
         assert [turn["peak"] > LEAST_PEAK for turn in told["turns"]] == [True, True]
 

@@ -1,12 +1,14 @@
 """pipecat speaks through this server: ``pipecat_client.py SERVICE HTTP_URL MODE`` prints what came as JSON.
 
 Modes: ``sentence`` and ``token`` (two turns, spoken by sentences or token by token), ``interrupt`` (the first turn is
-interrupted, the second is heard whole). Runs in an environment of its own that has pipecat.
+interrupted, the second is heard whole), ``again`` (the first turn is said until the server has room). Runs in an
+environment of its own that has pipecat.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -36,6 +38,9 @@ from pipecat.workers.runner import WorkerRunner
 from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+
+
+REFUSED_TIMEOUT_S = 5.0
 
 
 class Sink(FrameProcessor):
@@ -139,6 +144,8 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
     await runner.add_workers(worker)
     running = asyncio.create_task(runner.run())
     turns = []
+    if mode == "again":
+        await say_until_it_sounds(worker, sink)
     if mode == "interrupt":
         await say(worker, LONG)
         await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
@@ -159,6 +166,18 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
     await worker.queue_frame(EndFrame())
     await asyncio.wait_for(running, TURN_TIMEOUT_S)
     return {"turns": turns, "errors": sink.errors}
+
+
+async def say_until_it_sounds(worker: PipelineWorker, sink: Sink) -> None:
+    """A turn that finds no room is lost; the next one tries anew."""
+    for _ in range(4):
+        sink.begin_turn()
+        await say(worker, TURNS[0])
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(sink.stopped.wait(), REFUSED_TIMEOUT_S)
+        if sink.pcm:
+            return
+    raise TimeoutError("refused for good")
 
 
 async def say(worker: PipelineWorker, text: str) -> None:
