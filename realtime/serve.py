@@ -17,6 +17,7 @@ from realtime.calls.switchboard import Switchboard
 from realtime.config import ServerConfig, load_config
 from realtime.errors import Refused
 from realtime.local_engine import make_engine
+from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.native import PATH
 from realtime.server import SpeechServer
 from realtime.transports.audiosocket import AudioSocketPort
@@ -52,12 +53,13 @@ def create_app(
     server = SpeechServer(config, engine, load_gatekeeper(config.auth), tally)
     switchboard = Switchboard(config.calls.max_events)
     audiosocket = AudioSocketPort(server, switchboard, owner_of_lines(server))
+    mqtt = MqttBridge(server, switchboard)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await server.start()
         try:
-            async with audiosocket.open():
+            async with audiosocket.open(), mqtt.open():
                 yield
         finally:
             await server.aclose()
@@ -82,6 +84,7 @@ def create_app(
     )
     app.state.server = server
     app.state.audiosocket = audiosocket
+    app.state.mqtt = mqtt
     return app
 
 

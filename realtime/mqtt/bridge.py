@@ -1,0 +1,93 @@
+"""The bridge to a broker: sessions are opened, spoken and ended by messages on topics (docs/mqtt.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from realtime.auth import Caller
+from realtime.calls.switchboard import Switchboard
+from realtime.config import ConfigError
+from realtime.mqtt.broker import Broker, Line, Publication
+from realtime.mqtt.status import offline
+from realtime.mqtt.visit import Visit
+from realtime.protocol.mqtt.messages import JSON, Closed, serialize
+from realtime.protocol.mqtt.topics import Topics
+from realtime.server import SpeechServer
+
+LOST = "broker_lost"
+FAREWELL_EXPIRY_S = 60
+MAX_NAME_CHARS = 32
+
+
+class MqttBridge:
+    """``open`` keeps it running. Without ``mqtt.host`` it does nothing. The constructor raises ``ConfigError``."""
+
+    def __init__(self, server: SpeechServer, switchboard: Switchboard) -> None:
+        settings = server.config.mqtt
+        self._server, self._switchboard, self._settings = server, switchboard, settings
+        self._topics = Topics(settings.root, settings.group)
+        self.worker = worker_name(settings.worker)
+        self.visit: Visit | None = None
+        """While the broker is there."""
+        self._farewells: list[str] = []
+        """Topics of events of sessions that were lost with the broker."""
+        if settings.host is None:
+            return
+        self._owner = owner_of_sessions(server)
+        self._broker = Broker(
+            settings,
+            f"voicewire-{self.worker}",
+            will=offline(self._topics, self.worker),
+            max_message_bytes=server.config.limits.max_message_bytes,
+        )
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        if self._settings.host is None:
+            yield
+            return
+        running = asyncio.create_task(self._broker.run(self._serve), name="voicewire mqtt")
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    async def _serve(self, line: Line) -> None:
+        """One connection. Raises ``BrokerLost``; by then every session of it has ended."""
+        await self._say_farewells(line)
+        visit = self.visit = Visit(self._server, self._switchboard, self._owner, self._topics, self.worker, line)
+        try:
+            await visit.attend()
+        finally:
+            self._farewells += visit.desk.lost
+            self.visit = None
+
+    async def _say_farewells(self, line: Line) -> None:
+        closed = serialize(Closed(reason=LOST))
+        while self._farewells:
+            await line.publish(
+                Publication(
+                    topic=self._farewells[-1], payload=closed, qos=1, content_type=JSON, expiry_s=FAREWELL_EXPIRY_S
+                )
+            )
+            self._farewells.pop()
+
+
+def worker_name(given: str | None) -> str:
+    """Of this process, and of this start: a server may have several processes."""
+    name = re.sub(r"[^A-Za-z0-9_.:-]", "-", given or socket.gethostname() or "voicewire")[:MAX_NAME_CHARS]
+    return f"{name}-{secrets.token_hex(3)}"
+
+
+def owner_of_sessions(server: SpeechServer) -> Caller:
+    """Raises ``ConfigError``."""
+    owner = server.gatekeeper.caller_named(server.config.mqtt.owner)
+    if owner is None:
+        raise ConfigError(f"mqtt.owner = {server.config.mqtt.owner!r}: no API key has this name")
+    return owner

@@ -1,0 +1,59 @@
+"""What a server tells of itself on its retained topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from realtime.mqtt.broker import Line, Publication
+from realtime.protocol.mqtt.messages import JSON, Status, serialize
+from realtime.protocol.mqtt.topics import Topics
+
+EXPIRY_S = 300
+"""What is told of a server that is gone is forgotten after this; one that lives tells again before."""
+LOOK_EVERY_S = 0.25
+TELL_EVERY_S = 2.0
+
+
+class StatusBoard:
+    def __init__(self, line: Line, topics: Topics, worker: str, read: Callable[[], Status]) -> None:
+        self._line, self._topics, self._worker = line, topics, worker
+        self._read = read
+        self._told: Status | None = None
+        self._told_s = 0.0
+
+    async def keep(self, on_draining: Callable[[], Awaitable[None]]) -> None:
+        """Tell what has changed, now and then; that the server is draining, at once."""
+        while True:
+            await self._tell(self._read())
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._told is not None and self._told.state != "draining" and self._read().state == "draining":
+                await self._tell(self._read(), now=True)
+                await on_draining()
+
+    async def take_down(self) -> None:
+        await self._line.publish(Publication(topic=self._topics.status(self._worker), qos=1, retain=True))
+
+    async def _tell(self, status: Status, now: bool = False) -> None:
+        time_s = asyncio.get_running_loop().time()
+        since_s = time_s - self._told_s
+        due = self._told is None or now or since_s >= EXPIRY_S / 2
+        if due or (status != self._told and since_s >= TELL_EVERY_S):
+            await self._line.publish(publication(self._topics, self._worker, status))
+            self._told, self._told_s = status, time_s
+
+
+def publication(topics: Topics, worker: str, status: Status) -> Publication:
+    return Publication(
+        topic=topics.status(worker),
+        payload=serialize(status),
+        qos=1,
+        retain=True,
+        content_type=JSON,
+        expiry_s=EXPIRY_S,
+    )
+
+
+def offline(topics: Topics, worker: str) -> Publication:
+    """The will of a server."""
+    return publication(topics, worker, Status(state="offline"))

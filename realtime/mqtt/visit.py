@@ -1,0 +1,233 @@
+"""One connection to a broker, from the subscriptions to its end: who opens sessions there, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from engine.api import EngineError
+from realtime.auth import Caller
+from realtime.calls.switchboard import Switchboard
+from realtime.errors import Refused, describe, error_body
+from realtime.mqtt.broker import Arrival, BrokerLost, Line, Publication
+from realtime.mqtt.calls import CallDesk
+from realtime.mqtt.desk import Desk
+from realtime.mqtt.link import AnswerLink, SessionLink
+from realtime.mqtt.status import StatusBoard
+from realtime.protocol.dialects.registry import Wire
+from realtime.protocol.errors import ProtocolError, RemoteProtocolError
+from realtime.protocol.mqtt import messages as say
+from realtime.protocol.mqtt.dialect import MqttSession, OneShot, failed
+from realtime.protocol.mqtt.topics import Topics
+from realtime.server import SpeechServer
+from realtime.transports.wire_connection import WireConnection
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.mqtt")
+
+SESSION_WIRE = Wire("mqtt", MqttSession, serial=True)
+SAY_WIRE = Wire("mqtt/say", OneShot)
+FAULTS = (ProtocolError, Refused, SessionError, EngineError)
+MAX_REFUSING = 256
+"""Messages that are being refused at once; more are dropped without a word."""
+
+
+class Visit:
+    """``attend`` raises ``BrokerLost`` or ``Refused``; by then every session of this connection has ended."""
+
+    def __init__(
+        self, server: SpeechServer, switchboard: Switchboard, owner: Caller, topics: Topics, worker: str, line: Line
+    ) -> None:
+        mqtt = server.config.mqtt
+        self._server, self._owner, self._settings = server, owner, mqtt
+        self._topics, self._worker, self._line = topics, worker, line
+        retry_after_ms = server.config.limits.retry_after_ms
+        self.desk = Desk(mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms)
+        self._status = StatusBoard(line, topics, worker, self._read_status)
+        self._calls = CallDesk(server, switchboard, owner, line, topics, worker) if mqtt.calls else None
+        self._tasks = asyncio.TaskGroup()
+        self._num_working = 0
+
+    async def attend(self) -> None:
+        try:
+            async with self._tasks:
+                try:
+                    await self._work()
+                finally:
+                    self.desk.cut_all()
+        except ExceptionGroup as faults:
+            lost, others = faults.split((BrokerLost, Refused))
+            if others is not None:
+                log.exception("a connection to the broker failed")
+            raise BrokerLost(str(_first(lost or faults))) from None
+
+    async def _work(self) -> None:
+        try:
+            await self._subscribe()
+            self._tasks.create_task(self._status.keep(self._stand_aside), name="voicewire mqtt status")
+            if self._calls is not None:
+                self._tasks.create_task(self._calls.run(), name="voicewire mqtt calls")
+            async for arrival in self._line.arrivals():
+                self._take(arrival)
+        except asyncio.CancelledError:
+            with suppress(BrokerLost):
+                await self._status.take_down()
+            raise
+
+    async def _subscribe(self) -> None:
+        await self._line.subscribe(self._topics.all_gone)
+        if self._calls is not None:
+            await self._line.subscribe(self._calls.filter)
+        for topic in (self._topics.open, self._topics.say):
+            await self._line.subscribe(self._topics.shared(topic))
+
+    async def _stand_aside(self) -> None:
+        """Let others of the group take what is new."""
+        for topic in (self._topics.open, self._topics.say):
+            await self._line.unsubscribe(self._topics.shared(topic))
+
+    def _read_status(self) -> say.Status:
+        return say.Status(
+            state="draining" if self._server.draining else "online",
+            sessions=self.desk.num_sessions,
+            max_sessions=self.desk.max_sessions,
+        )
+
+    def _take(self, arrival: Arrival) -> None:
+        topics, topic = self._topics, arrival.topic
+        if arrival.retained:
+            return  # left on the broker, by whoever and whenever
+        if (link := self.desk.link(topic)) is not None:
+            link.arrived(arrival.payload)
+        elif topic == topics.open:
+            self._begin(self._open, arrival)
+        elif topic == topics.say:
+            self._begin(self._say, arrival)
+        elif topic.endswith("/gone"):
+            self.desk.cut_client(topics.client_of_gone(topic))
+        elif self._calls is not None and topic.startswith(f"{topics.root}/calls/"):
+            self._calls.arrived(topic, arrival.payload)
+
+    def _begin(self, work: Callable[[str, Arrival], Coroutine[Any, Any, None]], arrival: Arrival) -> None:
+        try:
+            client = self._topics.client_of(arrival.response_topic)
+        except RemoteProtocolError as error:
+            self._note(error)
+            return
+        if self._num_working >= self.desk.max_sessions + MAX_REFUSING:
+            self._server.metrics.refused("overloaded")
+            return
+        self._tasks.create_task(self._guarded(work(client, arrival)), name="voicewire mqtt session")
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        self._num_working += 1
+        try:
+            await work
+        except BrokerLost:
+            pass  # whoever reads from the broker says so
+        finally:
+            self._num_working -= 1
+
+    async def _open(self, client: str, arrival: Arrival) -> None:
+        async with AsyncExitStack() as held:
+            try:
+                connection, link, answer = await self._prepare_session(held, client, arrival)
+            except FAULTS as error:
+                self._note(error)
+                await self._answer(arrival, say.serialize(say.Refusal(error=error_body(describe(error)))))
+                return
+            await self._answer(arrival, say.serialize(answer))
+            await connection.converse(link)
+            if link.farewell is not None:
+                await self._close_late(link)
+
+    async def _prepare_session(
+        self, held: AsyncExitStack, client: str, arrival: Arrival
+    ) -> tuple[WireConnection, SessionLink, say.Opened]:
+        """Take a place, and be there to hear. Raises what refuses a session."""
+        self._check_size(arrival.payload)
+        wanted = say.parse_open(arrival.payload)
+        sid = wanted.sid or secrets.token_hex(8)
+        topics = self._topics.session(client, sid)
+        held.enter_context(self.desk.place(client, topics.inbox, topics.events))
+        connection = self._enter(held, SESSION_WIRE, MqttSession(sid, wanted.wish(self._settings.lead_ms)))
+        content_type = say.CONTENT_TYPES[wanted.format.encoding]
+        link = SessionLink(self._line, topics, content_type, self._settings.max_waiting_per_session)
+        self.desk.seat(topics.inbox, link)
+        await self._line.subscribe(topics.inbox)
+        held.push_async_callback(self._unsubscribe, topics.inbox)
+        answer = say.Opened(sid=sid, worker=self._worker, inbox=topics.inbox, audio=topics.audio, ev=topics.events)
+        return connection, link, answer
+
+    async def _say(self, client: str, arrival: Arrival) -> None:
+        async with AsyncExitStack() as held:
+            try:
+                connection, link = self._prepare_text(held, client, arrival)
+            except FAULTS as error:
+                self._note(error)
+                await self._answer(arrival, say.serialize(failed(error_body(describe(error)))), last=True)
+                return
+            await connection.converse(link)
+
+    def _prepare_text(self, held: AsyncExitStack, client: str, arrival: Arrival) -> tuple[WireConnection, AnswerLink]:
+        self._check_size(arrival.payload)
+        wanted = say.parse_say(arrival.payload)
+        limit = self._server.config.limits.max_speech_chars
+        if len(wanted.text) > limit:
+            found = f"text has {len(wanted.text)} characters, max_speech_chars is {limit}"
+            raise Refused("request_too_long", found, "text")
+        seat = f"say/{secrets.token_hex(8)}"
+        held.enter_context(self.desk.place(client, seat))
+        connection = self._enter(held, SAY_WIRE, OneShot(seat, wanted.wish(None), wanted.text))
+        content_type = say.CONTENT_TYPES[wanted.format.encoding]
+        link = AnswerLink(self._line, arrival.response_topic or "", arrival.correlation, content_type)
+        self.desk.seat(seat, link)
+        return connection, link
+
+    def _enter(self, held: AsyncExitStack, wire: Wire, dialect: MqttSession | OneShot) -> WireConnection:
+        self._server.check_room(self._owner)
+        self._server.check_key(self._owner)
+        connection = WireConnection(self._server, wire, dialect)
+        held.push_async_callback(connection.aclose)
+        connection.enter(self._owner)
+        return connection
+
+    def _check_size(self, payload: bytes) -> None:
+        limit = self._server.config.limits.max_message_bytes
+        if len(payload) > limit:
+            found = f"a message of {len(payload)} bytes, max_message_bytes is {limit}"
+            raise RemoteProtocolError("message_too_big", found)
+
+    async def _answer(self, arrival: Arrival, payload: str, last: bool = False) -> None:
+        await self._line.publish(
+            Publication(
+                topic=arrival.response_topic or "",
+                payload=payload,
+                qos=1,
+                content_type=say.JSON,
+                correlation=arrival.correlation,
+                user=(("last", "1"),) if last else (),
+            )
+        )
+
+    async def _close_late(self, link: SessionLink) -> None:
+        closed = say.serialize(say.Closed(reason=link.farewell or ""))
+        await self._line.publish(Publication(topic=link.topics.events, payload=closed, qos=1, content_type=say.JSON))
+
+    async def _unsubscribe(self, topic: str) -> None:
+        with suppress(BrokerLost):
+            await self._line.unsubscribe(topic)
+
+    def _note(self, error: Exception) -> None:
+        code = describe(error).code
+        self._server.metrics.refused(code)
+        log.info("refused a message", extra={"code": code})
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found

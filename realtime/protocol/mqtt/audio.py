@@ -1,0 +1,53 @@
+"""Audio on a broker: the payload is sound alone, what it is stands in user properties.
+
+Between a dialect and its link both travel as one message, the head before the sound.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from realtime.protocol.errors import RemoteProtocolError
+
+HEAD = struct.Struct(">IId?")
+
+
+class AudioHead(NamedTuple):
+    reply: int
+    """0, 1, 2 ... over the replies of a session."""
+    seq: int
+    """0, 1, 2 ... over the audio messages of a reply."""
+    ts_ms: float
+    """Where the sound begins in its reply."""
+    last: bool = False
+    """Nothing of the reply comes after this message."""
+
+
+class AudioPart(NamedTuple):
+    head: AudioHead
+    sound: bytes
+
+
+def pack(part: AudioPart) -> bytes:
+    return HEAD.pack(*part.head) + part.sound
+
+
+def unpack(message: bytes) -> AudioPart:
+    return AudioPart(AudioHead(*HEAD.unpack_from(message)), message[HEAD.size :])
+
+
+def properties(head: AudioHead) -> list[tuple[str, str]]:
+    """User properties for a head."""
+    named = [("reply", str(head.reply)), ("seq", str(head.seq)), ("ts", f"{head.ts_ms:.10g}")]
+    return [*named, ("last", "1")] if head.last else named
+
+
+def head_of(found: Iterable[tuple[str, str]]) -> AudioHead:
+    """Raises ``RemoteProtocolError``."""
+    named = dict(found)
+    try:
+        return AudioHead(int(named["reply"]), int(named["seq"]), float(named["ts"]), named.get("last") == "1")
+    except (KeyError, ValueError) as error:
+        raise RemoteProtocolError("malformed_audio", f"audio without its properties: {error}") from None

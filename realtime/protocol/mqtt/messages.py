@@ -1,0 +1,264 @@
+"""What clients and servers write on a broker: JSON. Messages within a session are told apart by ``t``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import MAX_INSTRUCT_CHARS, ErrorBody, Id, Name
+from realtime.protocol.native import field_at_fault
+
+VERSION = 1
+MAX_PLAYED_MS = 1e12
+NATURAL_RATES = {"opus": 24_000, "pcm_s16le": 24_000, "mulaw": 8_000, "alaw": 8_000}
+CONTENT_TYPES = {"opus": "audio/opus", "pcm_s16le": "audio/L16", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
+JSON = "application/json"
+
+Milliseconds = Annotated[float, Meta(ge=0, le=MAX_PLAYED_MS)]
+Number = Annotated[int, Meta(ge=0, le=2**53)]
+Message = TypeVar("Message")
+
+
+class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    encoding: Literal["opus", "pcm_s16le", "mulaw", "alaw"] = "opus"
+    sample_rate: int | None = None
+    packet_ms: Literal[20, 40, 60] = 60
+    """Of Opus."""
+    bitrate: int | None = None
+
+    @property
+    def rate(self) -> int:
+        return self.sample_rate or NATURAL_RATES[self.encoding]
+
+
+class Speech(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to speak; what is not given is the server's default."""
+
+    v: int = VERSION
+    voice: Name | None = None
+    language: Name | None = None
+    instruct: Annotated[str, Meta(max_length=MAX_INSTRUCT_CHARS)] = ""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    speed: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    lead_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
+    word_times: bool = False
+    format: Format = Format()
+
+    def wish(self, default_lead_ms: int | None) -> Wish:
+        audio = self.format
+        return Wish(
+            voice=self.voice,
+            language=self.language,
+            format=WireFormat(audio.encoding, audio.rate, audio.bitrate, audio.packet_ms),
+            seed=self.seed,
+            speed=self.speed,
+            instruct=self.instruct,
+            word_times=self.word_times,
+            at_once=default_lead_ms is None and self.lead_ms is None,
+            lead_ms=default_lead_ms if self.lead_ms is None else self.lead_ms,
+        )
+
+
+class Open(Speech, frozen=True):
+    sid: Id | None = None
+    """Of the client's choice, new each time; without it the server makes one."""
+
+
+class Say(Speech, frozen=True):
+    """One text, spoken as fast as it is made unless ``lead_ms`` is given."""
+
+    text: str
+
+
+class Inbound(Struct, frozen=True, kw_only=True, tag_field="t", forbid_unknown_fields=True, omit_defaults=True):
+    seq: Number | None = None
+    """0, 1, 2 ... over the messages of a session that carry one: doubled ones are passed over, lost ones noticed."""
+
+
+class Text(Inbound, frozen=True, tag="text"):
+    d: str
+
+
+class Flush(Inbound, frozen=True, tag="flush"):
+    """Speak all text so far to its end without waiting for more."""
+
+
+class End(Inbound, frozen=True, tag="end"):
+    """The reply has all its text; what comes next begins another."""
+
+
+class Cancel(Inbound, frozen=True, tag="cancel"):
+    """Stop, and forget what waits. After the end: what was heard?"""
+
+    played_ms: Milliseconds | None = None
+
+
+class Close(Inbound, frozen=True, tag="close"):
+    """Speak what is there, then end the session."""
+
+
+class Leave(Inbound, frozen=True, tag="leave"):
+    """End the session now. Fit for a will."""
+
+
+class Ping(Inbound, frozen=True, tag="ping"):
+    d: Annotated[str, Meta(max_length=256)] = ""
+
+
+In = Text | Flush | End | Cancel | Close | Leave | Ping
+
+
+class Outbound(Struct, frozen=True, kw_only=True, tag_field="t"):
+    """What a session tells."""
+
+
+class Started(Outbound, frozen=True, tag="started"):
+    reply: int
+    warnings: tuple[str, ...] = ()
+    """What of the wishes became a default."""
+
+
+class Mark(Struct, frozen=True, kw_only=True):
+    text: str
+    start_ms: float
+    end_ms: float
+    at: int
+    """Where the word stands in the text of the reply, in characters."""
+
+
+class Marks(Outbound, frozen=True, tag="marks"):
+    reply: int
+    words: tuple[Mark, ...]
+
+
+class SegDone(Outbound, frozen=True, tag="seg_done"):
+    """All audio of the text up to a flush was sent."""
+
+    reply: int
+    seg: int
+    end_ms: float
+
+
+class Done(Outbound, frozen=True, tag="done"):
+    """The one last event of a reply."""
+
+    reply: int
+    status: Literal["completed", "cancelled", "failed"]
+    audio_ms: float
+    heard: str
+    remaining: str
+    played_ms: float
+    error: ErrorBody | None = None
+
+
+class Heard(Outbound, frozen=True, tag="heard"):
+    """The answer to a cancel after the end."""
+
+    reply: int
+    heard: str
+    remaining: str
+    played_ms: float
+
+
+class Pong(Outbound, frozen=True, tag="pong"):
+    d: str = ""
+
+
+class Failed(Outbound, frozen=True, tag="error"):
+    """A message was refused; the session goes on."""
+
+    error: ErrorBody
+
+
+class Closed(Outbound, frozen=True, tag="closed"):
+    """The one last event of a session."""
+
+    reason: str
+
+
+Out = Started | Marks | SegDone | Done | Heard | Pong | Failed | Closed
+
+
+class Opened(Struct, frozen=True, kw_only=True):
+    """The answer to ``open``."""
+
+    sid: str
+    worker: str
+    inbox: str = msgspec.field(name="in")
+    audio: str
+    ev: str
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """Or this one."""
+
+    error: ErrorBody
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    state: Literal["online", "draining", "offline"]
+    sessions: int = 0
+    max_sessions: int = 0
+
+
+_encoder = msgspec.json.Encoder()
+_open: msgspec.json.Decoder[Open] = msgspec.json.Decoder(Open)
+_say: msgspec.json.Decoder[Say] = msgspec.json.Decoder(Say)
+_in: msgspec.json.Decoder[In] = msgspec.json.Decoder(In)
+_out: msgspec.json.Decoder[Out] = msgspec.json.Decoder(Out)
+_answer: msgspec.json.Decoder[object] = msgspec.json.Decoder()
+
+
+def serialize(message: Struct) -> str:
+    return _encoder.encode(message).decode()
+
+
+def parse_open(payload: bytes) -> Open:
+    """Raises ``RemoteProtocolError``, as all of these do."""
+    return _checked(_parse(_open, payload))
+
+
+def parse_say(payload: bytes) -> Say:
+    return _checked(_parse(_say, payload))
+
+
+def parse_in(payload: str | bytes) -> In:
+    return _parse(_in, payload)
+
+
+def parse_out(payload: str | bytes) -> Out:
+    return _parse(_out, payload)
+
+
+def parse_answer(payload: bytes) -> Opened | Refusal:
+    """What came back for ``open``."""
+    found = _parse(_answer, payload)
+    try:
+        if isinstance(found, dict) and "error" in found:
+            return msgspec.convert(found, Refusal)
+        return msgspec.convert(found, Opened)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError("invalid_event", str(error), field_at_fault(str(error))) from None
+
+
+SpeechMessage = TypeVar("SpeechMessage", bound=Speech)
+
+
+def _checked(message: SpeechMessage) -> SpeechMessage:
+    if message.v != VERSION:
+        raise RemoteProtocolError("invalid_event", f"v must be {VERSION}, the version spoken here; is {message.v}", "v")
+    return message
+
+
+def _parse(decoder: msgspec.json.Decoder[Message], payload: str | bytes) -> Message:
+    try:
+        return decoder.decode(payload)
+    except msgspec.ValidationError as error:
+        path = field_at_fault(str(error))
+        raise RemoteProtocolError("unknown_event" if path == "t" else "invalid_event", str(error), path) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise RemoteProtocolError("malformed_json", f"not a JSON message: {error}") from None

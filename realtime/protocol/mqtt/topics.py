@@ -1,0 +1,81 @@
+"""Where what is said on a broker. ``{client}`` and ``{sid}`` are levels of their own, so that a broker's ACL can bind
+clients to theirs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from realtime.protocol.errors import RemoteProtocolError
+
+LEVEL = re.compile(r"\A[A-Za-z0-9_.:-]{1,64}\Z")
+"""Of what clients may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTopics:
+    """Direct ones, to and from the one server that took the session."""
+
+    inbox: str
+    audio: str
+    events: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    root: str
+    group: str
+
+    @property
+    def open(self) -> str:
+        return f"{self.root}/open"
+
+    @property
+    def say(self) -> str:
+        return f"{self.root}/say"
+
+    def shared(self, topic: str) -> str:
+        """The filter by which servers of the group take turns."""
+        return f"$share/{self.group}/{topic}"
+
+    @property
+    def all_gone(self) -> str:
+        """The filter for ``gone`` of every client."""
+        return f"{self.root}/c/+/gone"
+
+    def gone(self, client: str) -> str:
+        """Whatever comes here ends all that the client has open: the place for its will."""
+        return f"{self.root}/c/{client}/gone"
+
+    def answers(self, client: str, name: str = "rsp") -> str:
+        return f"{self.root}/c/{client}/{name}"
+
+    def session(self, client: str, sid: str) -> SessionTopics:
+        base = f"{self.root}/s/{client}/{sid}"
+        return SessionTopics(f"{base}/in", f"{base}/audio", f"{base}/ev")
+
+    def status(self, worker: str) -> str:
+        return f"{self.root}/status/{worker}"
+
+    def all_call_commands(self, worker: str) -> str:
+        return f"{self.root}/calls/{worker}/+/in"
+
+    def call_events(self, worker: str, call_id: str) -> str:
+        return f"{self.root}/calls/{worker}/{call_id}/ev"
+
+    def client_of_gone(self, topic: str) -> str:
+        return topic.removeprefix(f"{self.root}/c/").removesuffix("/gone")
+
+    def call_of_command(self, worker: str, topic: str) -> str:
+        return topic.removeprefix(f"{self.root}/calls/{worker}/").removesuffix("/in")
+
+    def client_of(self, response_topic: str | None) -> str:
+        """Whose answers go there. We publish nowhere else: it might be a place where the client itself may not.
+
+        Raises ``RemoteProtocolError``.
+        """
+        client, slash, name = (response_topic or "").removeprefix(f"{self.root}/c/").partition("/")
+        if not (slash and LEVEL.match(client) and LEVEL.match(name) and response_topic == self.answers(client, name)):
+            wanted = f"{self.root}/c/CLIENT/NAME"
+            raise RemoteProtocolError("invalid_event", f"the response topic must be {wanted}", "response_topic")
+        return client
