@@ -147,7 +147,11 @@ class ClonedVoice(msgspec.Struct, frozen=True, kw_only=True):
     codes: bytes = b""
     """int16 [num_frames, num_codebooks] of the recording, for cloning in context; empty: by the embedding alone."""
     transcript: str = ""
-    """Of the recording; must be there with ``codes``, and is ignored without."""
+    """Of the recording; must be there with ``codes`` unless ``EngineInfo.transcript_optional``, and is ignored
+    without."""
+    mel: bytes = b""
+    """float32 [num_frames * EngineInfo.mel_per_code, EngineInfo.mel_bins] of the recording, of models that ask for it;
+    there with ``codes``, and only then."""
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,6 +263,11 @@ class EngineInfo(msgspec.Struct, frozen=True):
     num_codebooks: int = 0
     codebook_size: int = 0
     """``ClonedVoice.codes`` lie in 0..codebook_size - 1."""
+    mel_bins: int = 0
+    """Numbers in a frame of ``ClonedVoice.mel``; 0: the model takes none."""
+    mel_per_code: int = 0
+    transcript_optional: bool = False
+    """Whether a voice may have codes without a transcript."""
     min_sample_s: float = 1.0
     """The shortest recording that ``encode_voice`` takes."""
     max_sample_s: float = 30.0
@@ -274,6 +283,8 @@ class CheckpointReport(msgspec.Struct, frozen=True):
     takes_instruct: bool
     megabytes: dict[str, float]
     """Of the tensors of each part, as they lie in the files."""
+    notes: tuple[str, ...] = ()
+    """What does not work, for it is not there, and what works nevertheless."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):

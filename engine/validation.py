@@ -60,7 +60,7 @@ def check_voice(voice: str | ClonedVoice | None, info: EngineInfo) -> None:
     if isinstance(voice, ClonedVoice):
         check_cloned(voice, info)
     elif voice is None:
-        if info.can_clone:
+        if info.can_clone and not info.voices:
             raise InvalidRequest(f"voice is missing; {info.model} speaks only like a recording", "voice")
     elif voice.lower() not in names:
         raise UnknownVoice(f"voice is {voice!r}; known: {', '.join(sorted(names)) or 'none'}", "voice")
@@ -76,9 +76,11 @@ def check_cloned(voice: ClonedVoice, info: EngineInfo) -> None:
         raise InvalidRequest(f"{found}; it must have {expected}, {info.embedding_size} numbers of 4", "voice.embedding")
     if not np.isfinite(np.frombuffer(voice.embedding, np.float32)).all():
         raise InvalidRequest("voice.embedding holds numbers that are not finite", "voice.embedding")
+    check_mel(voice, info)
     if voice.codes:
         check_codes(voice.codes, info)
-        check_transcript(voice.transcript)
+        if voice.transcript or not info.transcript_optional:
+            check_transcript(voice.transcript)
 
 
 def check_codes(codes: bytes, info: EngineInfo) -> None:
@@ -97,6 +99,16 @@ def check_codes(codes: bytes, info: EngineInfo) -> None:
     if outside.size:
         limits = f"it must lie in 0..{info.codebook_size - 1}"
         raise InvalidRequest(f"voice.codes holds {outside[0]}; {limits}", "voice.codes")
+
+
+def check_mel(voice: ClonedVoice, info: EngineInfo) -> None:
+    num_codes = len(voice.codes) // (2 * info.num_codebooks) if info.num_codebooks else 0
+    expected = 4 * info.mel_bins * info.mel_per_code * num_codes
+    if len(voice.mel) != expected:
+        found = f"voice.mel has {len(voice.mel)} bytes"
+        raise InvalidRequest(f"{found}; with these codes it must have {expected}", "voice.mel")
+    if not np.isfinite(np.frombuffer(voice.mel, np.float32)).all():
+        raise InvalidRequest("voice.mel holds numbers that are not finite", "voice.mel")
 
 
 def check_transcript(transcript: str) -> None:

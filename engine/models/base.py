@@ -49,6 +49,13 @@ class TextQueue:
     def num_waiting(self) -> int:
         return len(self.ids) - self.num_fed
 
+    def take_one(self) -> int | None:
+        """The next id, or None when none waits."""
+        if self.num_fed == len(self.ids):
+            return None
+        self.num_fed += 1
+        return self.ids[self.num_fed - 1]
+
     def take(self, count: int = 1) -> list[int]:
         taken = self.ids[self.num_fed : self.num_fed + count]
         self.num_fed += len(taken)
@@ -91,6 +98,10 @@ class Row:
     def num_due(self) -> int:
         return len(self.inputs) - self.num_computed
 
+    def frame_cap(self) -> int | None:
+        """Most codec frames for the text so far, of families that know; None leaves it to the engine's rule."""
+        return None
+
 
 class Park(NamedTuple):
     """The row waits for text: it keeps its memory and takes no part in steps."""
@@ -114,7 +125,9 @@ class Control(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The model ended its speech."""
+    """The model ended its speech, or came to the end of what its text allows."""
+
+    at_limit: bool = False
 
 
 class Failed(NamedTuple):
@@ -136,6 +149,9 @@ class Abilities:
     embedding_size: int = 0
     num_codebooks: int = 0
     codebook_size: int = 0
+    mel_bins: int = 0
+    mel_per_code: int = 0
+    transcript_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

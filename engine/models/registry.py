@@ -16,28 +16,42 @@ if TYPE_CHECKING:
     from engine.models.base import Stages
 
 
+COSYVOICE3_FILE = "cosyvoice3.yaml"
+"""Its own ``config.json`` is empty."""
+
+
 def load_model(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
     """Raises ``CheckpointError`` for a folder of no family known here."""
-    family = _model_type(folder)
-    if family == "qwen3_tts":
-        from engine.models.qwen3_tts.load import load_stages
+    family = _family(folder)
+    if family == "cosyvoice3":
+        from engine.models.cosyvoice3.load import load_stages as load_cosyvoice3
 
-        return load_stages(folder, config, device, dtype)
-    raise _unknown_family(folder, family)
+        return load_cosyvoice3(folder, config, device, dtype)
+    from engine.models.qwen3_tts.load import load_stages as load_qwen3_tts
+
+    return load_qwen3_tts(folder, config, device, dtype)
 
 
 def inspect_model(folder: Path) -> CheckpointReport:
     """What the folder holds, all of it checked and none of it loaded. Raises ``CheckpointError``."""
-    family = _model_type(folder)
-    if family == "qwen3_tts":
-        from engine.models.qwen3_tts.inspect import inspect
+    family = _family(folder)
+    if family == "cosyvoice3":
+        from engine.models.cosyvoice3.inspect import inspect as inspect_cosyvoice3
 
-        return inspect(folder)
-    raise _unknown_family(folder, family)
+        return inspect_cosyvoice3(folder)
+    from engine.models.qwen3_tts.inspect import inspect as inspect_qwen3_tts
+
+    return inspect_qwen3_tts(folder)
 
 
-def _unknown_family(folder: Path, family: object) -> CheckpointError:
-    return CheckpointError(f"{folder / 'config.json'}: model_type is {family!r}; known: qwen3_tts")
+def _family(folder: Path) -> str:
+    if (folder / COSYVOICE3_FILE).exists():
+        return "cosyvoice3"
+    found = _model_type(folder)
+    if found != "qwen3_tts":
+        known = f"qwen3_tts, and cosyvoice3 by its {COSYVOICE3_FILE}"
+        raise CheckpointError(f"{folder / 'config.json'}: model_type is {found!r}; known: {known}")
+    return "qwen3_tts"
 
 
 def _model_type(folder: Path) -> object:

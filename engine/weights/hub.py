@@ -9,7 +9,10 @@ from pathlib import Path
 from engine.errors import CheckpointError
 
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-FILES = ["*.json", "*.safetensors", "merges.txt"]
+FILES = ["*.json", "*.safetensors", "*merges.txt"]
+COSYVOICE3_FILES = ["cosyvoice3.yaml", "llm.pt", "flow.pt", "hift.pt", "campplus.onnx", "speech_tokenizer_v3.onnx"]
+UNUSED = ["CosyVoice-BlankEN/*.safetensors"]
+"""Initial values that other files of that folder replace."""
 
 log = logging.getLogger(__name__)
 
@@ -33,4 +36,5 @@ def resolve_folder(model: Path) -> Path:
 def _fetch(repo: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(repo, revision=revision, allow_patterns=FILES))
+    wanted = [*FILES, *COSYVOICE3_FILES]
+    return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=UNUSED))

@@ -22,6 +22,8 @@ from realtime.local_engine import add_model_argument, inspect_checkpoint
 from sessions.audio.opus_library import OpusUnavailable, describe
 
 INDEX = "model.safetensors.index.json"
+COSYVOICE3_FILE = "cosyvoice3.yaml"
+"""Such a folder is read as a whole, by its own family."""
 
 
 class Finding(NamedTuple):
@@ -106,11 +108,14 @@ def told(report: CheckpointReport) -> str:
     parts = ", ".join(f"{name} {megabytes:g} MB" for name, megabytes in report.megabytes.items())
     voices = f"voices {', '.join(report.voices)}" if report.voices else "no voices of its own"
     instruct = "takes instructions" if report.takes_instruct else "takes no instructions"
-    return f"{report.model}; {parts}; {voices}; languages auto, {', '.join(report.languages)}; {instruct}"
+    languages = f"languages auto, {', '.join(report.languages)}"
+    return "; ".join((report.model, parts, voices, languages, instruct, *report.notes))
 
 
 def checkpoint_files(folder: Path) -> Iterator[str]:
-    """What every checkpoint folder holds; weights are one file, or an index and the shards it names."""
+    """What a folder of the embedded voice's family holds; weights are one file, or an index and the shards it names."""
+    if (folder / COSYVOICE3_FILE).exists():
+        return
     for room in ("", "speech_tokenizer/"):
         yield f"{room}config.json"
         if not (folder / room / INDEX).exists():

@@ -35,6 +35,7 @@ class CosyTokenizer(BytePairTokenizer):
         super().__init__(vocab, merges)
         self.special_ids, self.reads_controls = dict(special_ids), reads_controls
         self.end_of_prompt = special_ids[END_OF_PROMPT]
+        self.last_id = max(*vocab.values(), *special_ids.values())
 
     @classmethod
     def from_folder(cls, folder: Path, text_vocab_size: int, reads_controls: bool = True) -> CosyTokenizer:

@@ -36,7 +36,7 @@ def _construct(loader: _DataLoader, tag: str, node: yaml.Node) -> Any:
         return {CLASS: tag, **loader.construct_mapping(node, deep=True)}
     if isinstance(node, yaml.SequenceNode):
         return loader.construct_sequence(node, deep=True)
-    text = loader.construct_scalar(node)  # type: ignore[arg-type]  # the third kind of node there is
+    text = loader.construct_scalar(node)
     return Reference(text) if tag.startswith("ref") else text
 
 

@@ -38,7 +38,9 @@ def test_a_hub_name_is_fetched_with_its_revision_and_nothing_but_model_files(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert resolve_folder(Path(model)) == tmp_path
     assert (asked["repo_id"], asked["revision"]) == (repo, revision)
-    assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in asked["allow_patterns"])
+    loose = [pattern for pattern in asked["allow_patterns"] if "*" in pattern]
+    assert not any(pattern.endswith((".bin", ".pt", ".py", ".onnx", "*")) for pattern in loose)
+    assert asked["ignore_patterns"] == ["CosyVoice-BlankEN/*.safetensors"]
 
 
 async def test_a_fetched_model_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,68 @@
+"""A CosyVoice3 folder as the engine's two stages."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.layers.linear import pack_linears
+from engine.models.base import Stages
+from engine.models.cosyvoice3.config import CosyVoice3Config
+from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.cosyvoice3.model import CosyVoice3
+from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER, read_config
+from engine.models.cosyvoice3.saved_voices import read_saved_voices
+from engine.models.cosyvoice3.settings import CosyVoice3Settings
+from engine.models.cosyvoice3.tokenizer import CosyTokenizer
+from engine.models.cosyvoice3.voice_encoder import WITHOUT, VoiceEncoder, missing_encoders
+from engine.models.cosyvoice3.weights import load_flow, load_hift, load_talker, talker_file
+
+log = logging.getLogger(__name__)
+
+
+def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
+    sizes, settings = read_config(folder), config.cosyvoice3
+    model = load_model(folder, sizes, settings, device, dtype, config.max_kept_voices)
+    if device.type == "cpu" and config.cpu_kernels:
+        pack_linears(model.talker)
+    flow = load_flow(folder, sizes.flow, dtype, device)
+    hift = load_hift(folder, sizes.hift, device)
+
+    def make_stage() -> CosyDecode:
+        return CosyDecode(flow, hift, config.max_requests, settings, device, config.max_kept_voices)
+
+    encoder = load_encoder(folder, sizes) if config.voice_encoders else None
+    return Stages(model, make_stage, sizes, encoder)
+
+
+def load_model(
+    folder: Path,
+    sizes: CosyVoice3Config,
+    settings: CosyVoice3Settings,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_voices: int = 32,
+) -> CosyVoice3:
+    """The talker stage. Raises ``CheckpointError`` naming file, key or tensor."""
+    rows = sizes.talker.text_vocab_size
+    tokenizer = CosyTokenizer.from_folder(folder / BACKBONE_FOLDER, rows, settings.talker.text_controls)
+    trims = settings.flow.trim_prompts
+    named = read_saved_voices(folder, sizes.flow, tokenizer, trims)
+    path = talker_file(folder, settings.talker.weights)
+    log.info("the talker is %s", path.name)
+    talker = load_talker(path, sizes.talker, dtype, device)
+    return CosyVoice3(
+        sizes, talker, tokenizer, settings.talker, named=named, max_voices=max_voices, trims_prompts=trims
+    )
+
+
+def load_encoder(folder: Path, sizes: CosyVoice3Config) -> VoiceEncoder | None:
+    """None, and a word in the log about what works then, where a file is missing."""
+    missing = missing_encoders(folder)
+    if missing:
+        log.warning("%s has no %s: %s", folder, " and no ".join(missing), WITHOUT)
+        return None
+    return VoiceEncoder(folder, sizes)

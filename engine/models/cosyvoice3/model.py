@@ -1,0 +1,214 @@
+"""CosyVoice3's talker as a ``SpeechModel``: who is fed what, how a speech id is drawn, when it ends (spec 2, 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from engine.api import ClonedVoice, SpeechRequest, TextLayout, VoiceInfo
+from engine.errors import InvalidRequest, RequestTooLong, UnknownVoice
+from engine.layers.transformer import AttentionContext
+from engine.models.base import (
+    Abilities,
+    Audio,
+    Control,
+    Failed,
+    KVShape,
+    Outcome,
+    Park,
+    Reference,
+    Row,
+    Rows,
+    Stop,
+    TextQueue,
+)
+from engine.models.cosyvoice3.bistream import Bistream
+from engine.models.cosyvoice3.config import CosyVoice3Config
+from engine.models.cosyvoice3.instructs import known_sentence
+from engine.models.cosyvoice3.prompt import Prompts
+from engine.models.cosyvoice3.ras import RasParams, draw
+from engine.models.cosyvoice3.row import Phase, SpeechRow
+from engine.models.cosyvoice3.settings import TalkerSettings
+from engine.models.cosyvoice3.speech_lm import SpeechLM
+from engine.models.cosyvoice3.stops import StopRules
+from engine.models.cosyvoice3.tokenizer import CosyTokenizer
+from engine.models.cosyvoice3.voice import VoicePrompt, VoiceShelf
+from engine.noise import CounterNoise, NoiseSource
+
+LANGUAGES = ("chinese", "english", "japanese", "korean", "german", "spanish", "french", "italian", "russian")
+"""Which it was trained on. It hears from the text which one it is: the choice changes nothing."""
+
+
+class CosyVoice3:
+    """``named`` are the voices that the checkpoint has of its own."""
+
+    name = "cosyvoice3"
+
+    def __init__(
+        self,
+        config: CosyVoice3Config,
+        talker: SpeechLM,
+        tokenizer: CosyTokenizer,
+        settings: TalkerSettings | None = None,
+        named: Mapping[str, VoicePrompt] | None = None,
+        noise: NoiseSource | None = None,
+        max_voices: int = 32,
+        trims_prompts: bool = True,
+    ) -> None:
+        self.config, self.talker, self.tokenizer = config, talker, tokenizer
+        self.settings, self.named = settings or TalkerSettings(), dict(named or {})
+        self.noise = noise or CounterNoise()
+        self.prompts = Prompts(config.talker)
+        self.bistream = Bistream(config.talker, self.prompts)
+        self.stops = StopRules(config.talker.speech_ids, self.settings.stop_mode)
+        bins = config.flow.dit.mel_bins
+        self.voice_shelf = VoiceShelf(bins, tokenizer.encode_text, max_voices, trims_prompts)
+        self.device = talker.llm_decoder.weight.device
+
+    @property
+    def kv_shape(self) -> KVShape:
+        stack = self.config.talker.transformer
+        return KVShape(stack.num_hidden_layers, stack.num_key_value_heads, stack.head_dim)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return ("auto", *LANGUAGES)
+
+    @property
+    def voices(self) -> tuple[VoiceInfo, ...]:
+        return tuple(VoiceInfo(name, self.languages) for name in self.named)
+
+    @property
+    def abilities(self) -> Abilities:
+        flow = self.config.flow
+        return Abilities(
+            task="base",
+            takes_instruct=True,
+            can_clone=True,
+            embedding_size=flow.spk_embed_size,
+            num_codebooks=1,
+            codebook_size=self.config.talker.speech_ids.num_codes,
+            mel_bins=flow.dit.mel_bins,
+            mel_per_code=flow.token_mel_ratio,
+            transcript_optional=True,
+        )
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.talker.max_positions
+
+    def new_row(self, request: SpeechRequest, seed: int) -> SpeechRow:
+        voice = self._voice(request.voice)
+        sentence = known_sentence(request.instruct, self.settings.any_instruct)
+        row = SpeechRow(
+            text=TextQueue(),
+            settings=self.settings,
+            voice=voice,
+            reference=Reference(voice.key, (), voice) if voice else None,
+            most_asked=request.max_frames,
+            least_asked=request.sampling.min_new_tokens,
+            ras=self._ras(request),
+            seed=seed,
+            segment=request.segment,
+        )
+        if voice is not None and voice.has_transcript and not sentence:
+            row.transcript, row.speech = list(voice.transcript_ids), list(voice.speech_ids)
+        self._lay_out(row, self.prompts.head(self.tokenizer.instruct_ids(sentence)), self._knows_all(request))
+        return row
+
+    @staticmethod
+    def _knows_all(request: SpeechRequest) -> bool:
+        if request.layout is TextLayout.AUTO:
+            return request.text_closed
+        return request.layout is TextLayout.FULL
+
+    def _lay_out(self, row: SpeechRow, head: list[int], knows_all: bool) -> None:
+        """What of the prompt waits for no text, and so is shared by all requests of a voice."""
+        if knows_all:
+            row.prefix = (*head, *row.transcript)
+            row.transcript.clear()
+            row.num_prompt_tokens = None
+        else:
+            self.bistream.begin(row, head)
+        row.num_prefix = len(row.prefix)
+        row.num_reserved = len(row.transcript) + len(row.speech)
+
+    def _voice(self, voice: str | ClonedVoice | None) -> VoicePrompt | None:
+        if isinstance(voice, ClonedVoice):
+            return self.voice_shelf.take(voice)
+        if voice is None:
+            return next(iter(self.named.values()), None)
+        if voice.lower() not in self.named:
+            raise UnknownVoice(f"voice is {voice!r}; known: {', '.join(self.named) or 'none'}", "voice")
+        return self.named[voice.lower()]
+
+    def _ras(self, request: SpeechRequest) -> RasParams:
+        sampling, usual = request.sampling, self.config.talker.ras
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        return RasParams(
+            temperature=0.0 if sampling.do_sample is False else temperature,
+            top_p=usual.top_p if sampling.top_p is None else sampling.top_p,
+            top_k=usual.top_k if sampling.top_k is None else sampling.top_k,
+            window=sampling.repetition_window or usual.window,
+            tau=usual.tau,
+        )
+
+    def prefix_key(self, row: Row) -> Hashable:
+        assert isinstance(row, SpeechRow)
+        return row.prefix
+
+    def next_input(self, row: Row) -> Park | Rows:
+        assert isinstance(row, SpeechRow)
+        if row.num_text > self.settings.max_text_tokens:
+            limit = f"the limit of one segment is {self.settings.max_text_tokens}"
+            raise RequestTooLong(f"text has {row.num_text} tokens; {limit}", "text")
+        if not row.inputs:
+            return Rows(row.prefix, sample=False)
+        if row.phase is not Phase.WHOLE:
+            return self.bistream.next_input(row)
+        if row.prompted:
+            assert row.unfed is not None
+            return Rows([self.prompts.speech(row.unfed)])
+        return self._whole_text(row) if row.text.closed else Park()
+
+    def _whole_text(self, row: SpeechRow) -> Rows:
+        ids, row.prompted = row.text.take(row.text.num_waiting), True
+        if not ids:
+            raise InvalidRequest("text holds nothing that can be spoken", "text")
+        return Rows(self.prompts.tail(ids, row.speech))
+
+    def forward(
+        self, rows: Sequence[Row], inputs: Sequence[Sequence[Any]], positions: Tensor, context: AttentionContext
+    ) -> Tensor:
+        return self.talker(torch.tensor([list(items) for items in inputs], device=self.device), positions, context)
+
+    def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
+        speech = cast(Sequence[SpeechRow], rows)
+        logits = self.stops.apply(self.talker.logits(hidden)[: len(rows)], speech)
+        keys = [row.draw_key for row in speech]
+        finite = torch.isfinite(hidden[: len(rows)]).all(-1)
+        safe = torch.where(finite[:, None], logits, 0.0)
+        drawn = draw(safe, [row.ras for row in speech], [row.history for row in speech], keys, self.noise)
+        found = zip(speech, drawn.tolist(), finite.tolist(), strict=True)
+        return [self._outcome(row, token, ok) for row, token, ok in found]
+
+    def _outcome(self, row: SpeechRow, token: int, finite: bool) -> Outcome:
+        if not finite:
+            return Failed("the talker's output is not finite")
+        if row.phase is not Phase.BLOCK and row.num_generated >= row.max_tokens:
+            return Stop(at_limit=True)
+        ids = self.config.talker.speech_ids
+        if row.phase is Phase.BLOCK and token == ids.fill:
+            self.bistream.end_block(row)
+            return Control()
+        if token >= ids.num_codes:
+            return Stop()
+        row.remember(token)
+        if row.phase is Phase.BLOCK:
+            self.bistream.take(row, token)
+        else:
+            row.unfed = token
+        return Control() if row.keeps_silent(token) else Audio((token,))

@@ -1,0 +1,88 @@
+"""``spk2info.pt``: voices that came with a checkpoint or were kept beside it, by name (spec 1)."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import CheckpointError
+from engine.models.cosyvoice3.config import FlowConfig
+from engine.models.cosyvoice3.special_tokens import END_OF_PROMPT
+from engine.models.cosyvoice3.tokenizer import CosyTokenizer
+from engine.models.cosyvoice3.voice import VoicePrompt, make_prompt
+from engine.weights.pickled import check_file
+
+FILE = "spk2info.pt"
+MAX_BYTES = 256 * 2**20
+MAX_VOICES = 1_000
+FIELDS = ("flow_prompt_speech_token", "prompt_speech_feat", "flow_embedding")
+
+
+def read_saved_voices(
+    folder: Path, config: FlowConfig, tokenizer: CosyTokenizer, trims: bool
+) -> dict[str, VoicePrompt]:
+    """By name in lower case; none where there is no file. Raises ``CheckpointError`` naming voice and field."""
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    check_file(path, MAX_BYTES)
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path}: cannot be read as voices: {reason}") from None
+    if not isinstance(saved, dict) or len(saved) > MAX_VOICES:
+        raise CheckpointError(f"{path}: expected at most {MAX_VOICES} voices by name")
+    return {
+        str(name).lower(): _voice(f"{path}: {name}", entry, config, tokenizer, trims) for name, entry in saved.items()
+    }
+
+
+def _voice(where: str, entry: Any, config: FlowConfig, tokenizer: CosyTokenizer, trims: bool) -> VoicePrompt:
+    if not isinstance(entry, Mapping):
+        raise CheckpointError(f"{where} is {type(entry).__name__}, expected a mapping")
+    tokens, mel, embedding = (_tensor(where, entry, field) for field in FIELDS)
+    tokens, embedding = tokens.flatten(), embedding.flatten()
+    mel = mel.reshape(-1, mel.shape[-1]) if mel.dim() > 1 else mel
+    count = min(len(tokens), len(mel) // config.token_mel_ratio)
+    wanted = {
+        "flow_prompt_speech_token": not tokens.is_floating_point() and count > 0,
+        "prompt_speech_feat": mel.dim() == 2 and mel.shape[-1] == config.dit.mel_bins and mel.is_floating_point(),
+        "flow_embedding": len(embedding) == config.spk_embed_size and embedding.is_floating_point(),
+    }
+    if bad := next((field for field, fits in wanted.items() if not fits), None):
+        raise CheckpointError(f"{where}: {bad} has shape {list(entry[bad].shape)} and type {entry[bad].dtype}")
+    ids = tokens[:count].tolist()
+    if not all(0 <= i < config.vocab_size for i in ids):
+        raise CheckpointError(f"{where}: flow_prompt_speech_token must lie in 0..{config.vocab_size - 1}")
+    if not (torch.isfinite(mel).all() and torch.isfinite(embedding).all()):
+        raise CheckpointError(f"{where}: holds numbers that are not finite")
+    transcript = _transcript(where, entry, tokenizer)
+    mel = mel[: config.token_mel_ratio * count]
+    return make_prompt(where.encode(), ids, mel, embedding, transcript, trims)
+
+
+def _tensor(where: str, entry: Mapping[str, Any], field: str) -> Tensor:
+    value = entry.get(field)
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.dim() == 0:
+        raise CheckpointError(f"{where}: {field} is {type(value).__name__}, expected a tensor")
+    return value
+
+
+def _transcript(where: str, entry: Mapping[str, Any], tokenizer: CosyTokenizer) -> list[int]:
+    """Ids of what is said: kept as ids, with or without the instruction in front, or as text; or not at all."""
+    value = entry.get("prompt_text", "")
+    if isinstance(value, str):
+        return tokenizer.encode_text(value.split(END_OF_PROMPT)[-1].strip())
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        raise CheckpointError(f"{where}: prompt_text is {type(value).__name__}, expected ids or text")
+    ids = [int(i) for i in value.flatten().tolist()]
+    if bad := next((i for i in ids if not 0 <= i <= tokenizer.last_id), None):
+        raise CheckpointError(f"{where}: prompt_text holds {bad}; ids lie in 0..{tokenizer.last_id}")
+    ends = [place for place, i in enumerate(ids) if i == tokenizer.end_of_prompt]
+    return ids[ends[-1] + 1 :] if ends else ids
