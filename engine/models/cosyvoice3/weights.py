@@ -65,4 +65,5 @@ def load_hift(folder: Path, config: HiftConfig, device: torch.device) -> Hift:
     with sizes_of(folder), uninitialized():
         hift = Hift(config)
     load_state(hift, folder / HIFT_FILE, torch.float32, device, adapt_hift)
-    return hift.eval().requires_grad_(False)
+    hift.eval().requires_grad_(False).fuse()
+    return hift
