@@ -152,6 +152,8 @@ class Flow(nn.Module):
     def whole_token_path(self, tokens: Tensor, final: bool) -> Tensor:
         ahead = self.config.pre_lookahead_tokens
         count = len(tokens) if final else max(0, len(tokens) - ahead)
+        if count == 0:
+            return self.input_embedding.weight.new_zeros(0, self.config.input_size)
         places = torch.arange(-LOOK_BACK_TOKENS, count + ahead, device=self.device)
         known = tokens[places.clamp(0, len(tokens) - 1)]
         inside = (places >= 0) & (places < len(tokens))
@@ -168,6 +170,8 @@ class Flow(nn.Module):
     def integrate(self, inputs: Tensor, mask: Tensor) -> Tensor:
         """Ten Euler steps from noise to mel; inputs [T, cond + mu + spk]."""
         noise = positional_noise(self.config.dit.mel_bins).to(self.device)
+        if len(inputs) == 0:
+            return noise[:0]
         x = noise[torch.arange(len(inputs), device=self.device) % NOISE_FRAMES]
         both = torch.stack((inputs, torch.zeros_like(inputs)))
         blocks, outputs = self.modulations()

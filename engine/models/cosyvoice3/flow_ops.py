@@ -45,9 +45,8 @@ class FlowOps:
         rows = len(call.seen)
         past = [side.index_select(0, call.seen.flatten()).view(rows, -1, *q.shape[2:]) for side in (keys, values)]
         seen = torch.arange(past[0].shape[1], device=q.device) < call.num_seen[:, None]
-        found = F.scaled_dot_product_attention(
-            *(side.transpose(1, 2) for side in (q, *past)), attn_mask=seen[:, None, None]
-        )
+        heads_first = [side.transpose(1, 2) for side in (q, *past)]
+        found = F.scaled_dot_product_attention(*heads_first, seen[:, None, None])
         return found.transpose(1, 2).flatten(2)
 
     def turned(self, x: Tensor, angles: Tensor) -> Tensor:

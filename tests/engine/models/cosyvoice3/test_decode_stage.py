@@ -1,0 +1,586 @@
+"""The decode stage: whoever shares its calls, and however tokens come, a slot says what one pass would say."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
+
+from engine.models.base import Decoded
+from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.cosyvoice3.dit import chunk_mask
+from engine.models.cosyvoice3.flow_blocks import PromptRow
+from tests.engine.cuts import cuts_of
+from tests.engine.models.cosyvoice3.flows import (
+    AHEAD,
+    BLOCK_TOKENS,
+    MEL_SAMPLES,
+    NOBODY,
+    SAME,
+    SMALL,
+    ClearVocoder,
+    Voice,
+    fill,
+    mel_of,
+    small_flow,
+    stage_of,
+    voice,
+    whole,
+)
+
+TOKEN_SAMPLES = 2 * MEL_SAMPLES
+VOICES = {"none": NOBODY, "short": voice(4), "one block": voice(9), "two": voice(13), "aligned": voice(15)}
+
+
+def tokens_of(count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[int] = torch.randint(0, SMALL.vocab_size, (count,), generator=generator).tolist()
+    return drawn
+
+
+def start(stage: CosyDecode, speaker: str | Voice = "none") -> int:
+    slot = stage.reserve()
+    assert slot is not None
+    if isinstance(speaker, Voice):
+        stage.prime(slot, speaker.reference(f"voice {id(speaker)}"))
+    elif speaker != "none":
+        stage.prime(slot, VOICES[speaker].reference(speaker))
+    return slot
+
+
+def run_dry(stage: CosyDecode, slack_s: Mapping[int, float] | None = None) -> list[Decoded]:
+    chunks = []
+    for _ in range(2000):
+        if not stage.busy:
+            return chunks
+        chunks += stage.step(slack_s or {})
+    raise AssertionError("busy, and gets nowhere")
+
+
+def said(chunks: Sequence[Decoded], slot: int) -> Tensor:
+    assert all(chunk.error is None for chunk in chunks if chunk.slot == slot)
+    return mel_of(np.concatenate([np.zeros(0, np.float32), *(chunk.pcm for chunk in chunks if chunk.slot == slot)]))
+
+
+def speak(stage: CosyDecode, slot: int, tokens: Sequence[int], pieces: Sequence[int]) -> Iterator[list[Decoded]]:
+    """The chunks after each piece, and after the end."""
+    rest = list(tokens)
+    for size in pieces:
+        for token in rest[:size]:
+            stage.feed(slot, [token])
+        del rest[:size]
+        yield run_dry(stage)
+    stage.finalize(slot)
+    yield run_dry(stage)
+
+
+def check_balance(stage: CosyDecode) -> None:
+    """Free + held = total, of pages, places and slots."""
+    memory = stage.memory
+    memory.pool.check()
+    prompts = {*memory.prompts, *(row.prompt for row in stage.streams.values())}
+    rows = [*stage.streams.values(), *prompts]
+    held = [page for row in rows for page in (*row.pages, *row.spare)]
+    assert len(held) == len(set(held))
+    assert len(held) + memory.pool.num_free + memory.pool.num_quarantined == memory.pool.num_blocks
+    places = [*memory.places, *(cell.place for row in rows for cell in row.cells)]
+    assert sorted(places) == list(range(1, len(places) + 1))
+    assert len(places) == len(stage.runner.program.x) - 1
+
+
+def end(stage: CosyDecode, *slots: int) -> None:
+    for slot in slots:
+        stage.release(slot)
+    stage.settle()
+    assert stage.num_free == stage.num_slots
+    check_balance(stage)
+
+
+# -- exact -------------------------------------------------------------------------------------------------------
+
+
+@given(data=st.data(), name=st.sampled_from(list(VOICES)), steps=st.integers(1, 10))
+@settings(max_examples=12, deadline=None)
+def test_however_tokens_come_the_mel_is_that_of_one_pass(data: st.DataObject, name: str, steps: int) -> None:
+    length = data.draw(st.integers(0, 26))
+    tokens, pieces = tokens_of(length), data.draw(cuts_of(length, max_piece=14))
+    stage = stage_of(steps_per_slice=steps, urgent_steps_per_slice=steps)
+    slot = start(stage, name)
+    chunks = [chunk for found in speak(stage, slot, tokens, pieces) for chunk in found]
+    assert stage.num_pending(slot) == 0
+    torch.testing.assert_close(said(chunks, slot), whole(tokens, VOICES[name]), atol=SAME, rtol=0)
+    end(stage, slot)
+
+
+def test_the_comparison_sees_a_block_that_lost_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_of()
+    slot = start(stage, "two")
+    chunks = [chunk for found in speak(stage, slot, tokens_of(12), [12]) for chunk in found]
+    open_cell: Callable[..., Any] = stage.memory.open
+
+    def forgetful(row: Any) -> Any:
+        cell = open_cell(row)
+        if cell is not None and len(cell.table) > 3:
+            del cell.table[0]
+        return cell
+
+    monkeypatch.setattr(stage.memory, "open", forgetful)
+    other = start(stage, "two")
+    wrong = [chunk for found in speak(stage, other, tokens_of(12), [12]) for chunk in found]
+    assert (said(wrong, other) - said(chunks, slot)).abs().max() > 10 * SAME
+
+
+@pytest.mark.parametrize(
+    ("name", "num_needed"), [("none", 8), ("short", 4), ("one block", 4), ("two", 5), ("aligned", 8)]
+)
+def test_the_first_block_goes_as_soon_as_it_hears_all_it_will(name: str, num_needed: int) -> None:
+    """What its prompt leaves of a block, and three to hear ahead (spec 4.8)."""
+    stage, num_prompt = stage_of(), len(VOICES[name].tokens)
+    slot = start(stage, name)
+    for count, token in enumerate(tokens_of(num_needed), 1):
+        run_dry(stage)
+        assert not stage.busy
+        stage.feed(slot, [token])
+        stage.step({})
+        assert (stage.streams[slot].num_opened * BLOCK_TOKENS > num_prompt) == (count == num_needed)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 7, 8, 9, 13, 27, 28, 29, 53])
+def test_every_length_ends_with_all_its_samples(count: int) -> None:
+    stage = stage_of(num_pages=40)
+    slot = start(stage, "short")
+    chunks = [chunk for found in speak(stage, slot, tokens_of(count), [count]) for chunk in found]
+    assert sum(len(chunk.pcm) for chunk in chunks) == TOKEN_SAMPLES * count
+    assert stage.num_pending(slot) == 0
+    assert run_dry(stage) == []
+    end(stage, slot)
+
+
+def test_tokens_that_stay_the_same_are_all_spoken() -> None:
+    """Chunks are told apart by their place, never by what is in them."""
+    stage, tokens = stage_of(), [3] * 28
+    slot = start(stage)
+    chunks = [chunk for found in speak(stage, slot, tokens, [28]) for chunk in found]
+    torch.testing.assert_close(said(chunks, slot), whole(tokens, NOBODY), atol=SAME, rtol=0)
+
+
+def test_tokens_out_of_the_codebook_are_refused_and_not_taken() -> None:
+    stage = stage_of()
+    slot = start(stage)
+    for bad in (-1, SMALL.vocab_size):
+        with pytest.raises(ValueError, match=f"token {bad} is outside the codebook of {SMALL.vocab_size}"):
+            stage.feed(slot, [bad])
+    assert stage.num_pending(slot) == 0
+
+
+# -- many at once ------------------------------------------------------------------------------------------------
+
+
+class DecodeLaws(RuleBasedStateMachine):
+    """Join, feed, step, finalize, release, in any order, with voices that come and go."""
+
+    @initialize(
+        hops=st.sampled_from([(1,), (1, 2, 4), (3,)]),
+        max_cells=st.integers(1, 8),
+        steps=st.integers(1, 10),
+        gather_slack_s=st.sampled_from([0.0, 0.4]),
+    )
+    def begin(self, hops: tuple[int, ...], max_cells: int, steps: int, gather_slack_s: float) -> None:
+        self.stage = stage_of(
+            num_pages=60,
+            hop_blocks=hops,
+            max_cells=max_cells,
+            steps_per_slice=steps,
+            reserved_blocks=3,
+            gather_slack_s=gather_slack_s,
+        )
+        self.voices: dict[int, str] = {}
+        self.fed: dict[int, list[int]] = {}
+        self.heard: dict[int, list[Decoded]] = {}
+        self.final: set[int] = set()
+        self.num_quarantined = 0
+
+    @rule(name=st.sampled_from(list(VOICES)))
+    def reserve(self, name: str) -> None:
+        slot = self.stage.reserve()
+        assert (slot is None) == (len(self.fed) + self.num_quarantined == self.stage.num_slots)
+        if slot is not None:
+            self.fed[slot], self.heard[slot], self.voices[slot] = [], [], name
+            if name != "none":
+                self.stage.prime(slot, VOICES[name].reference(name))
+
+    @precondition(lambda self: set(self.fed) - self.final)
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, SMALL.vocab_size - 1), min_size=3, max_size=20))
+    def feed(self, data: st.DataObject, tokens: list[int]) -> None:
+        slot = data.draw(st.sampled_from(sorted(set(self.fed) - self.final)))
+        for token in tokens:
+            self.stage.feed(slot, [token])
+        self.fed[slot] += tokens
+
+    @rule(slack_s=st.dictionaries(st.integers(1, 3), st.sampled_from([0.0, 1.0, math.inf])), count=st.integers(1, 40))
+    def step(self, slack_s: dict[int, float], count: int) -> None:
+        for _ in range(count):
+            chunks = self.stage.step(slack_s)
+            assert len({chunk.slot for chunk in chunks}) == len(chunks)
+            for chunk in chunks:
+                assert chunk.error is None
+                assert not chunk.overlap_samples
+                assert not chunk.provisional_tail_samples
+                self.heard[chunk.slot].append(chunk)
+
+    @precondition(lambda self: self.fed)
+    @rule(data=st.data())
+    def finalize(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.fed)))
+        self.stage.finalize(slot)
+        self.final.add(slot)
+
+    @precondition(lambda self: self.final)
+    @rule(data=st.data())
+    def drain_and_release(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.final)))
+        while self.stage.num_pending(slot):
+            self.step({slot: 9.9}, 1)
+        self.compare(slot)
+        assert len(said(self.heard[slot], slot)) == 2 * len(self.fed[slot])
+        self.release(slot)
+
+    @precondition(lambda self: self.fed)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.release(data.draw(st.sampled_from(sorted(self.fed))))
+
+    def release(self, slot: int) -> None:
+        self.stage.release(slot)
+        self.final.discard(slot)
+        self.num_quarantined += 1
+        del self.fed[slot], self.heard[slot], self.voices[slot]
+
+    @rule()
+    def settle(self) -> None:
+        self.stage.settle()
+        self.num_quarantined = 0
+
+    def compare(self, slot: int) -> None:
+        heard = said(self.heard[slot], slot)
+        if len(heard):
+            wanted = whole(self.fed[slot], VOICES[self.voices[slot]])
+            torch.testing.assert_close(heard, wanted[: len(heard)], atol=SAME, rtol=0)
+
+    @invariant()
+    def everything_balances(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        assert self.stage.num_free + len(self.fed) + self.num_quarantined == self.stage.num_slots
+        check_balance(self.stage)
+        for slot, tokens in self.fed.items():
+            num_heard = sum(len(chunk.pcm) for chunk in self.heard[slot])
+            assert num_heard == TOKEN_SAMPLES * (len(tokens) - self.stage.num_pending(slot))
+        idle = [row for row in self.stage.memory.prompts if not row.num_users]
+        assert len(idle) <= 2
+        assert all(row.is_done for row in idle)
+        assert self.stage.memory.num_bounded == 0
+
+    def teardown(self) -> None:
+        for slot in getattr(self, "fed", ()):
+            self.compare(slot)
+
+
+def test_streams_that_come_and_go_sound_as_decoded_in_one_piece() -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(DecodeLaws, settings=settings(max_examples=40, stateful_step_count=30, deadline=None))
+
+
+def count_cells(stage: CosyDecode, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Blocks opened, of prompts and of streams."""
+    found: Counter[str] = Counter()
+    opened = stage.runner.open
+
+    def counting(cells: Any) -> None:
+        found.update("prompt" if isinstance(cell.row, PromptRow) else "stream" for cell in cells)
+        opened(cells)
+
+    monkeypatch.setattr(stage.runner, "open", counting)
+    return found
+
+
+def test_a_voice_is_worked_off_once_for_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_of()
+    found = count_cells(stage, monkeypatch)
+    first, second = start(stage, "two"), start(stage, "two")
+    tokens = tokens_of(11)
+    for slot in (first, second):
+        for token in tokens:
+            stage.feed(slot, [token])
+        stage.finalize(slot)
+    chunks = run_dry(stage)
+    for slot in (first, second):
+        torch.testing.assert_close(said(chunks, slot), whole(tokens, VOICES["two"]), atol=SAME, rtol=0)
+    assert found == {"prompt": 2, "stream": 6}
+    stage.release(first)
+    stage.release(second)
+    stage.settle()
+    third = start(stage, "two")
+    assert not stage.busy
+    end(stage, third)
+    assert found["prompt"] == 2
+
+
+def test_no_more_voices_are_kept_than_said() -> None:
+    stage = stage_of(max_kept_voices=2)
+    for name in ("short", "one block", "two", "aligned", "two"):
+        slot = start(stage, name)
+        run_dry(stage)
+        end(stage, slot)
+    assert [len(row.tokens) for row in stage.memory.prompts] == [15, 13]
+
+
+def test_a_voice_nobody_waits_for_any_more_is_not_worked_off() -> None:
+    stage = stage_of(steps_per_slice=1, urgent_steps_per_slice=1)
+    slot = start(stage, "two")
+    stage.step({})
+    end(stage, slot)
+    assert not stage.busy
+    assert len(stage.memory.prompts) == 0
+
+
+def test_who_runs_dry_first_goes_first() -> None:
+    stage = stage_of(max_cells=1, steps_per_slice=1, urgent_steps_per_slice=1)
+    relaxed, urgent = start(stage), start(stage)
+    for slot in (relaxed, urgent):
+        for token in tokens_of(13):
+            stage.feed(slot, [token])
+    heard = [chunk.slot for chunk in run_dry(stage, {relaxed: 0.3, urgent: 0.0})]
+    assert heard == [urgent, urgent, relaxed, relaxed]
+
+
+def test_a_patient_listener_gets_a_whole_hop_and_a_hungry_one_what_is_there() -> None:
+    for slack_s, sizes in ((0.0, [1, 1, 1]), (5.0, [1, 2])):
+        stage = stage_of(hop_blocks=(1, 2))
+        slot, opened = start(stage), []
+        for token in tokens_of(18):
+            stage.feed(slot, [token])
+            before = stage.streams[slot].num_opened
+            stage.step({slot: slack_s})
+            if stage.streams[slot].num_opened > before:
+                opened.append(stage.streams[slot].num_opened - before)
+            while stage.streams[slot].cells:
+                stage.step({slot: slack_s})
+        assert opened == sizes
+
+
+# -- short memory ------------------------------------------------------------------------------------------------
+
+
+def test_admission_asks_for_memory_and_idle_voices_give_way() -> None:
+    stage = stage_of(num_pages=9, reserved_blocks=4, num_slots=5)
+    first = start(stage, "two")
+    run_dry(stage)
+    end(stage, first)
+    assert len(stage.memory.prompts) == 1
+    first, second = start(stage), stage.reserve()
+    if second is None:
+        stage.settle()
+        second = stage.reserve()
+    assert second is not None
+    assert stage.reserve() is None, "slots there are, but no memory"
+    stage.release(second)
+    stage.settle()
+    assert stage.reserve() is not None
+
+
+def test_a_stage_that_could_admit_nobody_is_not_made() -> None:
+    with pytest.raises(ValueError, match="memory for 3 pages; one request needs 6"):
+        stage_of(num_pages=3)
+
+
+def test_out_of_pages_a_row_goes_on_with_its_oldest_and_the_others_stay_exact() -> None:
+    stage = stage_of(num_pages=10, reserved_blocks=4)
+    long, short = start(stage), start(stage)
+    tokens, few = tokens_of(60), tokens_of(14, seed=2)
+    for token in tokens:
+        stage.feed(long, [token])
+    for token in few:
+        stage.feed(short, [token])
+    stage.finalize(long)
+    stage.finalize(short)
+    chunks = run_dry(stage)
+    assert stage.memory.num_bounded == 1
+    assert stage.streams[long].is_bounded
+    torch.testing.assert_close(said(chunks, short), whole(few, NOBODY), atol=SAME, rtol=0)
+    heard, exact = said(chunks, long), whole(tokens, NOBODY)
+    assert heard.shape == exact.shape
+    torch.testing.assert_close(heard[:40], exact[:40], atol=SAME, rtol=0)
+    assert torch.isfinite(heard).all()
+    end(stage, long, short)
+
+
+@given(data=st.data(), name=st.sampled_from(["none", "two"]), context=st.integers(1, 3))
+@settings(max_examples=8, deadline=None)
+def test_with_a_bounded_context_it_is_one_pass_under_a_bounded_mask(
+    data: st.DataObject, name: str, context: int
+) -> None:
+    tokens, pieces = tokens_of(38), data.draw(cuts_of(38, max_piece=20))
+    stage = stage_of(context_blocks=context, hop_blocks=(1, 3))
+    slot = start(stage, name)
+    chunks = [chunk for found in speak(stage, slot, tokens, pieces) for chunk in found]
+    speaker = VOICES[name]
+    shared = stage.streams[slot].prompt.num_blocks
+    mask = chunk_mask(2 * (38 + len(speaker.tokens)), 10, context, shared)
+    torch.testing.assert_close(said(chunks, slot), whole(tokens, speaker, mask), atol=SAME, rtol=0)
+    assert (said(chunks, slot) - whole(tokens, speaker)).abs().max() > 10 * SAME, "the bound is felt"
+    end(stage, slot)
+
+
+@pytest.mark.parametrize("context", [None, 2])
+def test_what_a_long_stream_holds(context: int | None) -> None:
+    """Bounded: always the same. Exact: a page a block, and nothing else that grows."""
+    stage = stage_of(num_pages=130, context_blocks=context, hop_blocks=(1, 2))
+    slot = start(stage, "two")
+    row, held = stage.streams[slot], []
+    for token in tokens_of(600):
+        stage.feed(slot, [token])
+        run_dry(stage)
+        assert len(row.tokens) <= BLOCK_TOKENS + AHEAD + 2 + len(VOICES["two"].tokens)
+        held.append(len(row.pages) + len(row.spare))
+        assert len(row.pages) == min(row.num_opened - 2, 4 if context else 1000)
+    assert row.num_opened == (613 - AHEAD) // BLOCK_TOKENS
+    assert held[-1] == (4 if context else row.num_opened - 2)
+    if context:
+        assert set(held) == {4}
+    end(stage, slot)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------
+
+
+def neighbours(stage: CosyDecode, bad: int, tokens: Sequence[int]) -> list[Decoded]:
+    """What comes of a bad slot, next to a healthy one that must not notice."""
+    healthy = start(stage, "two")
+    for slot in (bad, healthy):
+        for token in tokens:
+            stage.feed(slot, [token])
+        stage.finalize(slot)
+    chunks = run_dry(stage)
+    torch.testing.assert_close(said(chunks, healthy), whole(tokens, VOICES["two"]), atol=SAME, rtol=0)
+    faults = [chunk for chunk in chunks if chunk.slot == bad]
+    assert [chunk.error is not None for chunk in faults] == [True], "told once, and nothing else"
+    end(stage, bad, healthy)
+    return faults
+
+
+def broken_voice(part: str) -> Voice:
+    parts = {"tokens": voice(9).tokens, "mel": voice(9).mel.clone(), "embedding": voice(9).embedding.clone()}
+    if part == "tokens":
+        parts["tokens"] = torch.tensor([3] * 8 + [SMALL.vocab_size])
+    elif part == "length":
+        parts["mel"] = parts["mel"][:-1]
+    else:
+        parts[part].view(-1)[-1] = math.nan
+    return Voice(**parts)
+
+
+@pytest.mark.parametrize("part", ["tokens", "length", "mel", "embedding"])
+def test_a_prompt_that_cannot_be_fails_its_slot_alone(part: str) -> None:
+    stage = stage_of()
+    [fault] = neighbours(stage, start(stage, broken_voice(part)), tokens_of(9))
+    assert fault.error is not None
+    named = {"tokens": "codebook", "length": "18", "mel": "finite", "embedding": "finite"}[part]
+    assert named in fault.error or "17 mel frames" in fault.error
+
+
+@pytest.mark.parametrize("where", ["flow", "vocoder"])
+def test_what_is_not_finite_fails_its_row_alone_and_its_page_harms_nobody(where: str) -> None:
+    stage = stage_of(num_pages=14, reserved_blocks=4)
+    bad = start(stage)
+    if where == "flow":
+        opened = stage.runner.open
+
+        def poison(cells: Any) -> None:
+            opened(cells)
+            for cell in cells:
+                if cell.row is stage.streams.get(bad):
+                    stage.runner.program.told[cell.place] = math.nan
+
+        stage.runner.open = poison  # type: ignore[method-assign]
+    else:
+        vocoder = stage.vocoder
+        assert isinstance(vocoder, ClearVocoder)
+        say = vocoder.say
+        vocoder.say = lambda slot, mel, last: say(slot, mel * (math.nan if slot == bad else 1), last)  # type: ignore[method-assign]
+    [fault] = neighbours(stage, bad, tokens_of(14))
+    assert fault.error is not None
+    assert "not finite" in fault.error
+    if where == "vocoder":
+        return
+    del stage.runner.open
+    slots = [start(stage), start(stage)]
+    for slot in slots:
+        for token in tokens_of(9):
+            stage.feed(slot, [token])
+        stage.finalize(slot)
+    chunks = run_dry(stage)
+    for slot in slots:
+        torch.testing.assert_close(said(chunks, slot), whole(tokens_of(9), NOBODY), atol=SAME, rtol=0)
+
+
+@pytest.mark.parametrize("where", ["open", "advance"])
+def test_a_row_for_which_the_flow_raises_fails_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_of()
+    bad = start(stage)
+    row, work = stage.streams[bad], getattr(stage.runner, where)
+
+    def faulty(cells: Any, *more: Any) -> None:
+        if any(cell.row is row for cell in cells):
+            raise RuntimeError("a fault in the flow")
+        work(cells, *more)
+
+    monkeypatch.setattr(stage.runner, where, faulty)
+    [fault] = neighbours(stage, bad, tokens_of(14))
+    assert fault.error == "RuntimeError: a fault in the flow"
+
+
+def test_a_prompt_for_which_the_flow_raises_fails_all_who_use_it_and_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, advance = stage_of(), None
+    advance = stage.runner.advance
+
+    def faulty(cells: Any, steps: int) -> None:
+        if any(isinstance(cell.row, PromptRow) for cell in cells):
+            raise RuntimeError("a fault in the prompt")
+        advance(cells, steps)
+
+    monkeypatch.setattr(stage.runner, "advance", faulty)
+    slots = [start(stage, "two"), start(stage, "two")]
+    chunks = run_dry(stage)
+    assert {chunk.slot: chunk.error for chunk in chunks} == dict.fromkeys(slots, "RuntimeError: a fault in the prompt")
+    end(stage, *slots)
+    assert len(stage.memory.prompts) == 0
+    monkeypatch.undo()
+    slot = start(stage, "two")
+    tokens = tokens_of(9)
+    chunks = [chunk for found in speak(stage, slot, tokens, [9]) for chunk in found]
+    torch.testing.assert_close(said(chunks, slot), whole(tokens, VOICES["two"]), atol=SAME, rtol=0)
+
+
+def test_one_without_graphs_and_in_bfloat16_stays_near() -> None:
+    flow = fill(type(small_flow())(SMALL))
+    flow.fuse()
+    flow.to_compute(torch.bfloat16)
+    stage = stage_of(flow=flow, graphs=False, fused_kernels=False)
+    slot, tokens = start(stage, "two"), tokens_of(20)
+    chunks = [chunk for found in speak(stage, slot, tokens, [20]) for chunk in found]
+    wanted = whole(tokens, VOICES["two"])
+    error = said(chunks, slot) - wanted
+    assert 10 * torch.log10(wanted.square().mean() / error.square().mean()) > 25

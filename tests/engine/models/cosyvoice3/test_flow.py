@@ -1,0 +1,124 @@
+"""The flow's slow form: the released names, the specification's numbers, and the law of the chunk mask."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.models.cosyvoice3.config import FlowConfig
+from engine.models.cosyvoice3.dit import chunk_mask, rotate_pairs
+from engine.models.cosyvoice3.flow import Flow, moments, positional_noise
+from tests.engine.models.cosyvoice3.flows import (
+    AHEAD,
+    BLOCK_TOKENS,
+    NOBODY,
+    SAME,
+    SMALL,
+    fill,
+    small_flow,
+    voice,
+    whole,
+)
+from tests.fakes.cosyvoice3_tensors import flow_shapes
+
+TOKENS = [(7 * i + i * i) % SMALL.vocab_size for i in range(40)]
+
+
+def test_tensors_have_the_released_names_and_shapes() -> None:
+    with torch.device("meta"):
+        state = Flow(FlowConfig()).state_dict()
+    assert {name: tuple(values.shape) for name, values in state.items()} == flow_shapes(FlowConfig())
+    assert len(state) == 330
+    assert sum(values.nbytes for values in state.values()) == 1_329_028_480
+
+
+def test_the_schedule_is_that_of_the_specification() -> None:
+    said = [0, 0.012312, 0.048943, 0.108993, 0.190983, 0.292893, 0.412215, 0.546010, 0.690983, 0.843566, 1]
+    torch.testing.assert_close(moments(10), torch.tensor(said), atol=1e-6, rtol=0)
+
+
+def test_noise_is_the_first_that_the_official_seed_draws() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        official = torch.randn(1, 80, 15_000)
+    torch.testing.assert_close(positional_noise(80), official[0].t(), atol=0, rtol=0)
+
+
+def test_noise_begins_again_after_300_seconds() -> None:
+    flow = small_flow()
+    inputs = torch.zeros(3, 3 * 4)
+    x = positional_noise(4)
+    assert x.shape == (15_000, 4)
+    assert flow.integrate(inputs, torch.ones(3, 3, dtype=torch.bool)).shape == (3, 4)
+
+
+def test_only_pairs_are_turned() -> None:
+    turned = rotate_pairs(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([torch.pi / 2, 0.0]))
+    torch.testing.assert_close(turned, torch.tensor([0.0, 1.0, 0.0, 1.0]))
+
+
+def test_positions_reach_the_first_head_alone() -> None:
+    """Without it, and without the convolutions, nothing could tell two places of a block apart."""
+    flow, angles = small_flow(), torch.arange(6.0)[:, None] * small_flow().dit.rotary_embed.inv_freq
+    attention = flow.dit.transformer_blocks[0].attn
+    x, mask = torch.randn(1, 6, SMALL.dit.dim), torch.ones(6, 6, dtype=torch.bool)
+    moved = attention(x, angles + 1.0, mask)
+    torch.testing.assert_close(attention(x, angles, mask), moved, atol=1e-5, rtol=0)
+    assert (attention(x, angles, mask) - attention(x, 2 * angles, mask)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("num_prompt", [0, 4, 7, 10])
+def test_what_more_tokens_say_later_changes_no_block_before(num_prompt: int) -> None:
+    """Calls that end at whole blocks are beginnings of the one pass under the chunk mask (spec 4.8)."""
+    speaker, flow = voice(num_prompt) if num_prompt else NOBODY, small_flow()
+    full = whole(TOKENS, speaker)
+    for block in range(1, 8):
+        count = block * BLOCK_TOKENS - num_prompt
+        if count <= 0:
+            continue
+        given_tokens = torch.tensor(TOKENS[: count + AHEAD])
+        part = flow.one_pass(given_tokens, speaker.tokens, speaker.mel, speaker.embedding, final=False)
+        assert len(part) == 2 * count
+        torch.testing.assert_close(part, full[: 2 * count], atol=SAME, rtol=0)
+
+
+def test_masks_and_ends_that_are_not_aligned_matter() -> None:
+    speaker = voice(7)
+    full = whole(TOKENS, speaker)
+    assert (whole(TOKENS, speaker, "full") - full).abs().max() > 0.01
+    cut = small_flow().one_pass(torch.tensor(TOKENS[:13]), speaker.tokens, speaker.mel, speaker.embedding, False)
+    assert (cut - full[: len(cut)]).abs().max() > 0.01
+
+
+@given(num_frames=st.integers(1, 40), context=st.integers(1, 3), first=st.integers(0, 2))
+@settings(max_examples=20)
+def test_a_bounded_mask_sees_its_own_block_some_before_and_the_first(num_frames: int, context: int, first: int) -> None:
+    mask = chunk_mask(num_frames, 10, context, first)
+    for f in range(0, num_frames, 7):
+        for g in range(num_frames):
+            near = 0 <= f // 10 - g // 10 <= context
+            assert bool(mask[f, g]) == (near or (g // 10 < first and g // 10 <= f // 10))
+
+
+def test_fusing_changes_nothing_and_lets_two_fifths_of_the_weights_go() -> None:
+    plain, fused = fill(Flow(SMALL)), small_flow()
+    torch.testing.assert_close(whole(TOKENS, voice(7), flow=plain), whole(TOKENS, voice(7)), atol=1e-5, rtol=0)
+    sizes = [sum(values.numel() for values in flow.state_dict().values()) for flow in (plain, fused)]
+    assert sizes[1] < 0.8 * sizes[0]
+
+
+def test_bfloat16_products_leave_the_mel_as_it_is_to_25_db() -> None:
+    config = dataclasses.replace(SMALL, dit=dataclasses.replace(SMALL.dit, dim=64, heads=4, head_dim=16))
+    exact, rounded = fill(Flow(config)), fill(Flow(config))
+    for flow in (exact, rounded):
+        flow.fuse()
+    rounded.to_compute(torch.bfloat16)
+    assert rounded.compute_dtype == torch.bfloat16
+    wanted = whole(TOKENS, voice(7), flow=exact)
+    error = whole(TOKENS, voice(7), flow=rounded) - wanted
+    assert 10 * torch.log10(wanted.square().mean() / error.square().mean()) > 25
+    assert error.abs().max() > 0
