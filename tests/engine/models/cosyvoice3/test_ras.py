@@ -1,0 +1,99 @@
+"""Repetition-aware draws: the fast form is the slow one, the slow one is the official rule, and history decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.models.cosyvoice3.ras import RasParams, draw, draw_one
+from engine.noise import CounterNoise, DrawKey, GeneratorNoise
+
+SIZE = 60
+PARAMS = st.builds(
+    RasParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    top_p=st.sampled_from([0.05, 0.5, 0.8, 1.0]),
+    top_k=st.sampled_from([0, 1, 3, 25]),
+    window=st.sampled_from([1, 4, 10]),
+    tau=st.sampled_from([0.1, 0.3]),
+)
+
+
+def random_logits(rows: int, seed: int, spread: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(rows, SIZE, generator=generator)
+    return logits.masked_fill(torch.rand(rows, SIZE, generator=generator) < 0.2, -torch.inf)
+
+
+def by_multinomial(logits: Tensor, params: RasParams, history: Sequence[int], generator: torch.Generator) -> int:
+    """The rule of the paper, with the library's own multinomial."""
+    probabilities, ids = logits.softmax(-1).sort(descending=True, stable=True)
+    before = torch.cat((torch.zeros(1), probabilities.cumsum(0)[:-1]))
+    head = int(((before < params.top_p) & (torch.arange(len(ids)) < params.top_k)).sum())
+    token = int(ids[probabilities[:head].multinomial(1, replacement=True, generator=generator)])
+    if list(history[-params.window :]).count(token) < params.window * params.tau:
+        return token
+    others = logits.clone()
+    others[token] = -torch.inf
+    return int(others.softmax(-1).multinomial(1, replacement=True, generator=generator))
+
+
+@given(params=st.lists(PARAMS, min_size=1, max_size=6), seed=st.integers(0, 999), data=st.data())
+def test_a_batch_draws_what_each_row_draws_alone(params: list[RasParams], seed: int, data: st.DataObject) -> None:
+    logits = random_logits(len(params), seed)
+    ids = st.lists(st.integers(0, SIZE - 1), max_size=14)
+    histories = [data.draw(ids) for _ in params]
+    keys = [DrawKey(seed, 0, place) for place in range(len(params))]
+    noise = CounterNoise()
+    rows = zip(logits, params, histories, keys, strict=True)
+    assert draw(logits, params, histories, keys, noise).tolist() == [draw_one(*row, noise) for row in rows]
+
+
+def test_200_draws_are_those_of_the_official_rule() -> None:
+    params, ours, theirs = RasParams(), torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
+    noise, history = GeneratorNoise(ours), list[int]()
+    for place, logits in enumerate(random_logits(200, 5, spread=3.0)):
+        found = draw(logits[None], [params], [history], [DrawKey(0, 0, place)], noise).item()
+        assert found == by_multinomial(logits, params, history, theirs)
+        assert torch.equal(ours.get_state(), theirs.get_state()), "more or less noise was taken"
+        history.append(int(found))
+    assert len(set(history)) < 200, "nothing was ever drawn twice: the second draw was not tested"
+
+
+def certain(token: int) -> Tensor:
+    logits = torch.zeros(1, SIZE)
+    logits[0, token] = 50.0
+    return logits
+
+
+@pytest.mark.parametrize(("distance", "again"), [(1, True), (10, True), (11, False)])
+def test_what_was_heard_among_the_last_ten_is_drawn_again_from_all(distance: int, again: bool) -> None:
+    history = [7, *range(20, 20 + distance - 1)]
+    found = draw(certain(7), [RasParams()], [history], [DrawKey(1, 0, 0)], CounterNoise()).item()
+    assert (found != 7) is again
+
+
+def test_where_nothing_else_is_allowed_it_stays() -> None:
+    logits = torch.full((1, SIZE), -torch.inf)
+    logits[0, 7] = 1.0
+    for noise in (CounterNoise(), GeneratorNoise(torch.Generator())):
+        assert draw(logits, [RasParams()], [[7]], [DrawKey(1, 0, 0)], noise).item() == 7
+
+
+def test_greedy_repeats_itself_freely() -> None:
+    params = RasParams(temperature=0.0)
+    assert draw(certain(7), [params], [[7] * 10], [DrawKey(1, 0, 0)], CounterNoise()).item() == 7
+
+
+def test_the_token_that_crosses_top_p_is_kept_and_none_behind_it() -> None:
+    """Masses 0.5, 0.4, 0.1: with top_p 0.8 two are kept, with 0.45 one."""
+    logits = torch.tensor([[0.5, 0.4, 0.1]]).log()
+    keys = [DrawKey(seed, 0, 0) for seed in range(300)]
+    for top_p, kept in ((0.8, {0, 1}), (0.45, {0}), (0.95, {0, 1, 2})):
+        params = [RasParams(top_p=top_p)] * len(keys)
+        assert set(draw(logits.expand(len(keys), -1), params, [[]] * len(keys), keys, CounterNoise()).tolist()) == kept
