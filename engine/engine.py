@@ -111,8 +111,8 @@ class Engine(Intake):
                     self.feed(request, codes)
                 case Control():
                     pass
-                case Stop():
-                    self.drain(request, FinishReason.STOP)
+                case Stop(at_limit):
+                    self.drain(request, FinishReason.LENGTH if at_limit else FinishReason.STOP)
                 case Failed(message):
                     self.fail(request, EngineError(message))
 
@@ -122,11 +122,14 @@ class Engine(Intake):
         except Exception as error:
             self.fail(request, error)
             return
+        self.count_frame(request, codes[0])
+
+    def count_frame(self, request: Request, code0: int) -> None:
         request.num_frames += 1
         request.num_pending_frames += 1
-        if request.loop.push(codes[0]):
+        if request.loop.push(code0):
             self.drain(request, FinishReason.LOOP)
-        elif request.num_frames >= self.frame_cap(request):
+        elif request.num_frames >= request.frame_cap:
             self.drain(request, FinishReason.LENGTH)
 
     def drain(self, request: Request, reason: FinishReason) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
+
+FIRST_LOOK_SAMPLES = 240
 
 
 class LoopGuard:
@@ -12,22 +16,22 @@ class LoopGuard:
     def __init__(self, limit_frames: int, max_period: int) -> None:
         self.limit_frames = limit_frames
         self.max_period = max_period
-        self._history: list[int] = []
-        self._run_lengths = [0] * (max_period + 1)
+        self._history: deque[int] = deque(maxlen=max_period + 1)
+        self._run_lengths: list[int] | None = None
+        """By period; None while nothing repeats."""
 
     def push(self, code: int) -> bool:
         history = self._history
-        is_new = code not in history
-        history.append(code)
-        if is_new:
-            del history[: -self.max_period - 1]
-            self._run_lengths = [0] * (self.max_period + 1)
+        if code not in history:
+            history.append(code)
+            self._run_lengths = None
             return False
+        history.append(code)
+        runs = self._run_lengths = self._run_lengths or [0] * (self.max_period + 1)
         for period in range(1, self.max_period + 1):
             same = len(history) > period and history[-1 - period] == code
-            self._run_lengths[period] = self._run_lengths[period] + 1 if same else 0
-        del history[: -self.max_period - 1]
-        return any(run + period >= self.limit_frames for period, run in enumerate(self._run_lengths) if run)
+            runs[period] = runs[period] + 1 if same else 0
+        return any(run + period >= self.limit_frames for period, run in enumerate(runs) if run)
 
 
 class SilenceGuard:
@@ -42,9 +46,17 @@ class SilenceGuard:
         if not armed:
             self._quiet_samples = 0
             return False
-        loud = np.flatnonzero(np.abs(pcm) >= self.level)
-        if loud.size:
-            self._quiet_samples = len(pcm) - 1 - int(loud[-1])
-        else:
-            self._quiet_samples += len(pcm)
+        quiet = self._quiet_end(pcm)
+        self._quiet_samples = quiet if quiet < len(pcm) else self._quiet_samples + quiet
         return self._quiet_samples >= self.limit_samples
+
+    def _quiet_end(self, pcm: npt.NDArray[np.float32]) -> int:
+        """Samples after the last loud one, looked for from the end on: in speech it is near."""
+        end, size = len(pcm), FIRST_LOOK_SAMPLES
+        while end > 0:
+            start = max(0, end - size)
+            loud = np.flatnonzero(np.abs(pcm[start:end]) >= self.level)
+            if loud.size:
+                return len(pcm) - 1 - start - int(loud[-1])
+            end, size = start, 4 * size
+        return len(pcm)

@@ -17,7 +17,7 @@ from engine.commands import Emitted, Released
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, RequestTooLong
 from engine.guards import LoopGuard, SilenceGuard
-from engine.models.base import DecodeStage, SpeechModel
+from engine.models.base import DecodeStage, Row, SpeechModel
 from engine.request import Phase, PlaybackClock, Request
 from engine.scheduler import Scheduler
 from engine.validation import check_chunk_frames, check_sampling
@@ -97,6 +97,7 @@ class Intake:
             loop=LoopGuard(self.config.loop_limit_frames, self.config.max_loop_period),
             prefix_key=self.model.prefix_key(row),
             submitted_s=self.clock(),
+            frame_cap=self.frame_cap(spec, row),
         )
 
     def push_text(self, epoch: int, text: str) -> None:
@@ -137,15 +138,18 @@ class Intake:
         row = request.row
         if row.num_prompt_tokens is not None and num_tokens >= row.num_prompt_tokens:
             self.note_prompt(request)
-        num_positions = row.num_prefix + row.num_reserved + num_tokens + PROMPT_END_ROWS + self.frame_cap(request)
+        request.frame_cap = self.frame_cap(request.spec, row)
+        num_positions = row.num_prefix + row.num_reserved + num_tokens + PROMPT_END_ROWS + request.frame_cap
         if num_positions > self.capacity:
             detail = f"{num_tokens} tokens may need {num_positions} positions; the cache holds {self.capacity}"
             raise RequestTooLong(f"text is too long: {detail}", "text")
 
-    def frame_cap(self, request: Request) -> int:
+    def frame_cap(self, spec: SpeechRequest, row: Row) -> int:
         """A named limit on runaway speech: from the length of the text, unless the request says its own."""
-        from_text = self.config.min_frame_cap + self.config.frames_per_text_token * len(request.row.text.ids)
-        return min(request.spec.max_frames or from_text, self.config.max_frames)
+        from_text = row.frame_cap()
+        if from_text is None:
+            from_text = self.config.min_frame_cap + self.config.frames_per_text_token * len(row.text.ids)
+        return min(spec.max_frames or from_text, self.config.max_frames)
 
     def note_prompt(self, request: Request) -> None:
         """The text is there that the first frame needs."""

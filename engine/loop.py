@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.allocator import give_back
 from engine.api import EngineStats, SpeechRequest
+from engine.collector import look_through
 from engine.commands import Cancel, Command, Emitted, EndInput, Prefetch, PushText, ReportPlayback, Submit
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class EngineLoop:
     def _wait_for_work(self) -> bool:
         """Sleep while nothing can move; False once the loop is to end."""
         if not self._sleep(TIDY_AFTER_S):
+            look_through()
             give_back()
             self._sleep(None)
         return not self._stopping

@@ -36,13 +36,13 @@ from engine.commands import Command, DismissSample, Encoded, EncodeVoice, Prefet
 from engine.config import EngineConfig
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
-from engine.wire import LENGTH, PROGRESS, READY, Events, Hello, Message, Stats, decode_message, encode, unpack_event
+from engine.wire import LENGTH, PROGRESS, READY, Events, Hello, Message, Stats, decode_message, encode, unpack_events
 
 log = logging.getLogger(__name__)
 
 RETURN_PAUSE_S = 1.0
-
-
+READ_AHEAD_BYTES = 4 * 2**20
+"""A step of a thousand rows is many small reads otherwise."""
 END_PATIENCE_S = 10.0
 
 
@@ -157,7 +157,7 @@ class RemoteEngine:
         self._keeper = asyncio.create_task(self._keep(reader), name="engine connection")
 
     async def _connect(self) -> asyncio.StreamReader:
-        reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=READ_AHEAD_BYTES)
         hello = decode_message(await receive(reader))
         if not isinstance(hello, Hello):
             raise EngineDead(f"the engine began with {type(hello).__name__}")
@@ -169,7 +169,7 @@ class RemoteEngine:
         while True:
             try:
                 while True:
-                    self._take(decode_message(await receive(reader)))
+                    await self._take(decode_message(await receive(reader)), reader)
             except (OSError, asyncio.IncompleteReadError):
                 self._lose()
             except Exception:
@@ -202,10 +202,10 @@ class RemoteEngine:
                 self.num_restarts += 1
                 return reader
 
-    def _take(self, message: Message) -> None:
+    async def _take(self, message: Message, reader: asyncio.StreamReader) -> None:
         match message:
-            case Events(events):
-                self._streams.dispatch(map(unpack_event, events))
+            case Events():
+                self._streams.dispatch(unpack_events(message, await reader.readexactly(message.num_pcm_bytes)))
             case Stats(stats):
                 self._stats = stats
             case Encoded():

@@ -66,6 +66,8 @@ class Request:
     loop: LoopGuard
     prefix_key: Hashable | None
     submitted_s: float
+    frame_cap: int
+    """By the text so far."""
     phase: Phase = Phase.WAITING
     parked: bool = False
     has_new_text: bool = False
@@ -96,10 +98,18 @@ class Request:
     def waits_for_text(self) -> bool:
         return self.parked and not self.has_new_text
 
+    @property
+    def deadline_s(self) -> float:
+        """When its listener runs dry; rows run in this order, and those without any audio yet, before any deadline."""
+        dry_at_s = self.clock.dry_at_s
+        return 0.0 if dry_at_s is None else dry_at_s
+
     def generated_lead_s(self, now_s: float, frame_s: float) -> float:
         """Lead counting also frames sampled and not yet decoded."""
-        return self.clock.lead_s(now_s) + self.num_pending_frames * frame_s
+        dry_at_s = self.clock.dry_at_s
+        lead_s = dry_at_s - now_s if dry_at_s is not None and dry_at_s > now_s else 0.0
+        return lead_s + self.num_pending_frames * frame_s
 
     def priority(self) -> tuple[float, float, int]:
-        """Smaller runs first: no audio yet before any deadline, then the listener who runs dry first."""
-        return (0.0 if self.clock.dry_at_s is None else self.clock.dry_at_s, self.submitted_s, self.epoch)
+        """Smaller is more urgent; equal deadlines go by age, which is the order of the scheduler's rows, too."""
+        return (self.deadline_s, self.submitted_s, self.epoch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from engine.batch import Batch, Work
 from engine.cache.block_pool import BlockPool
@@ -17,6 +18,7 @@ from engine.models.base import DecodeStage, Park, SpeechModel
 from engine.request import Phase, Request
 
 ROUNDING_S = 1e-9
+DEADLINE_S = attrgetter("deadline_s")
 
 
 class Scheduler:
@@ -46,8 +48,9 @@ class Scheduler:
         """Admit, let rows fetch their next input, pick the most urgent, find blocks for them."""
         self.admit(now_s)
         batch, positions_left, starving = Batch(), self.config.max_prefill_positions, None
-        for request in sorted(self.runnable(now_s), key=Request.priority):
-            if len(batch) == self.config.max_batch:
+        max_batch = self.config.max_batch
+        for request in sorted(self.runnable(now_s), key=DEADLINE_S):
+            if len(batch.steps) + len(batch.prefills) == max_batch:
                 break
             work = self.plan(request, positions_left, may_grow=starving is None)
             if work:
@@ -62,19 +65,32 @@ class Scheduler:
     def plan(self, request: Request, positions_left: int, may_grow: bool) -> Work | None:
         """What to compute of a row; None when it has no text, no block, or more to compute than this step takes.
 
-        While a more urgent row lacks blocks, rows may run on those they hold but not take another.
+        While a more urgent row lacks blocks, rows may run on those they hold but not take another. Where a long
+        prefill is cut depends on the row alone, or its numbers would depend on its neighbours.
         """
+        row = request.row
+        if self.is_ordinary(request):
+            return Work(request, 1, row.sample_pending)
         request.lacks_blocks = False
-        if request.row.num_computed == 0 and not self.restore_prefix(request, may_grow):
+        if row.num_computed == 0 and not self.restore_prefix(request, may_grow):
             return None
-        if request.row.num_due == 0 and not self.fetch_input(request):
-            return None
-        count = self.count_due(request)
+        num_due = row.num_due
+        if num_due == 0:
+            if not self.fetch_input(request):
+                return None
+            num_due = row.num_due
+        count = min(num_due, self.config.max_prefill_positions)
         if count > 1 and count > positions_left:
             return None
-        if not self.find_blocks(request, request.row.num_computed + count, may_grow):
+        if not self.find_blocks(request, row.num_computed + count, may_grow):
             return None
-        return Work(request, count, request.row.sample_pending and count == request.row.num_due)
+        return Work(request, count, row.sample_pending and count == num_due)
+
+    def is_ordinary(self, request: Request) -> bool:
+        """Nearly every row of nearly every step: one input, and room for it in a block that it holds."""
+        row, num_blocks = request.row, len(request.block_table)
+        has_one = len(row.inputs) - row.num_computed == 1
+        return has_one and 0 < row.num_computed < num_blocks * self.config.block_size and not request.lacks_blocks
 
     @property
     def can_admit(self) -> bool:
@@ -98,27 +114,29 @@ class Scheduler:
 
     def runnable(self, now_s: float) -> Iterator[Request]:
         for request in list(self.running):
-            if self.may_run(request, now_s) and (request.row.num_due or self.fetch_input(request)):
+            row = request.row
+            if self.may_run(request, now_s) and (len(row.inputs) > row.num_computed or self.fetch_input(request)):
                 yield request
 
     def may_run(self, request: Request, now_s: float) -> bool:
         """Neither without text nor at its lead."""
-        if request.phase is not Phase.RUNNING or request.waits_for_text:
+        if request.phase is not Phase.RUNNING or (request.parked and not request.has_new_text):
             return False
-        return self.wait_s(request, now_s) <= ROUNDING_S
+        return request.spec.lead_ms is None or self.wait_s(request, now_s) <= ROUNDING_S
 
     def wait_s(self, request: Request, now_s: float) -> float:
         """How long until one more frame keeps within lead and one chunk; at most 0 when it does now."""
-        if request.spec.lead_ms is None:
+        lead_ms = request.spec.lead_ms
+        if lead_ms is None:
             return 0.0
         generated_s = request.generated_lead_s(now_s, self.frame_s)
-        return generated_s + self.frame_s - (request.spec.lead_ms / 1000 + self.chunk_s)
+        return generated_s + self.frame_s - (lead_ms / 1000 + self.chunk_s)
 
     def fetch_input(self, request: Request) -> bool:
         """Ask the model what to feed; False parks the request, or fails it."""
-        request.has_new_text = False
+        request.has_new_text, row = False, request.row
         try:
-            found = self.model.next_input(request.row)
+            found = self.model.next_input(row)
         except Exception as error:
             self.on_failed(request, error)
             return False
@@ -128,13 +146,9 @@ class Scheduler:
                 self.on_parked(request)
             return False
         request.parked = False
-        request.row.inputs += found.inputs
-        request.row.sample_pending = found.sample
+        row.inputs += found.inputs
+        row.sample_pending = found.sample
         return True
-
-    def count_due(self, request: Request) -> int:
-        """Where a long prefill is cut depends on the row alone, or its numbers would depend on its neighbours."""
-        return min(request.row.num_due, self.config.max_prefill_positions)
 
     def restore_prefix(self, request: Request, may_grow: bool) -> bool:
         """Fill a row that starts, or starts again, from its voice's prefix; False when blocks are short."""
@@ -153,7 +167,10 @@ class Scheduler:
     def find_blocks(self, request: Request, num_positions: int, may_grow: bool = True) -> bool:
         """Grow the block table to hold so many positions; False, and none taken, when blocks are short."""
         missing = self.blocks_for(num_positions) - len(request.block_table)
-        blocks = self.pool.allocate(max(missing, 0)) if may_grow or missing <= 0 else None
+        if missing <= 0:
+            request.lacks_blocks = False
+            return True
+        blocks = self.pool.allocate(missing) if may_grow else None
         request.lacks_blocks = blocks is None
         request.block_table += blocks or []
         return blocks is not None

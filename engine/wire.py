@@ -1,12 +1,13 @@
 """Commands and events as bytes between an engine in its own process and the processes in front of it. No torch.
 
-A message is a 4-byte big-endian length and MessagePack. Both ends are ours and of one version: no negotiation.
+A message is a 4-byte big-endian length and MessagePack; the PCM of its events follows as it is, so that it is never
+copied on the engine's thread. Both ends are ours and of one version: no negotiation.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -37,15 +38,19 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
-    """Each event as (epoch, kind, fields...), PCM as float32 bytes."""
+    """Each event as (epoch, kind, fields...), PCM as its number of samples; float32 of all of them follows."""
 
     events: list[tuple[Any, ...]]
+    num_pcm_bytes: int = 0
 
 
 Message = Hello | Stats | Events | Encoded
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Command)
 _message_decoder = msgspec.msgpack.Decoder(Message)
+
+
+Buffer = bytes | memoryview
 
 
 def frame(payload: bytes) -> bytes:
@@ -67,7 +72,7 @@ def decode_message(payload: bytes) -> Message:
 def pack_event(epoch: int, event: SpeechEvent | Released) -> tuple[Any, ...]:
     match event:
         case SpeechChunk(request_id, start, pcm, tail, last):
-            return (epoch, "chunk", request_id, start, np.ascontiguousarray(pcm, np.float32).tobytes(), tail, last)
+            return (epoch, "chunk", request_id, start, len(pcm), tail, last)
         case Starved(request_id, lead_ms):
             return (epoch, "starved", request_id, lead_ms)
         case Finished():
@@ -76,12 +81,29 @@ def pack_event(epoch: int, event: SpeechEvent | Released) -> tuple[Any, ...]:
             return (epoch, "released", request_id)
 
 
-def unpack_event(packed: Sequence[Any]) -> Emitted:
-    epoch, kind, *fields = packed
+def pack_events(events: Iterable[Emitted]) -> list[Buffer]:
+    """One message, in pieces: what there is to tell, then the PCM of each chunk where it lies."""
+    packed, pcm = [], []
+    for epoch, event in events:
+        packed.append(pack_event(epoch, event))
+        if isinstance(event, SpeechChunk) and len(event.pcm):
+            pcm.append(memoryview(np.ascontiguousarray(event.pcm, np.float32)).cast("B"))
+    return [encode(Events(packed, sum(map(len, pcm)))), *pcm]
+
+
+def unpack_events(message: Events, pcm: bytes) -> Iterator[Emitted]:
+    samples, end = np.frombuffer(pcm, np.float32), 0
+    for epoch, kind, *fields in message.events:
+        if kind == "chunk":
+            request_id, start, count, tail, last = fields
+            end += count
+            yield epoch, SpeechChunk(request_id, start, samples[end - count : end], tail, last)
+        else:
+            yield unpack_event(epoch, kind, fields)
+
+
+def unpack_event(epoch: int, kind: str, fields: Sequence[Any]) -> Emitted:
     match kind:
-        case "chunk":
-            request_id, start, pcm, tail, last = fields
-            return epoch, SpeechChunk(request_id, start, np.frombuffer(pcm, np.float32), tail, last)
         case "starved":
             return epoch, Starved(*fields)
         case "finished":

@@ -11,13 +11,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
-from engine.decode.batcher import ANY, CALL_FRAMES, plan_calls
+from engine.decode.batcher import ANY, CALL_FRAMES, GATHER_FRAMES
 from engine.graphs.buffers import Done
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
+from engine.graphs.rounds import Numbers, Seconds, plan_round, spread
 from engine.models.base import Decoded, Reference
 from engine.transfer import to_device
 
@@ -28,22 +30,6 @@ NUM_RESULTS = 8
 LEAST_ROUND_FRAMES = 64
 ROUND_SHARE = 1.25
 """Frames of one round, for each slot in use: a little more than a step makes."""
-
-
-def spread(calls: Mapping[int, Sequence[int]], slack_s: Mapping[int, float], max_frames: int) -> dict[int, list[int]]:
-    """As much of ``calls`` (frames a row -> slots) as makes ``max_frames``, those with least slack first.
-
-    Slots that began together gather together: without this all would decode many frames in one step, and none in the
-    next, and whoever waits for a first frame would wait for all of theirs.
-    """
-    ranked = sorted((slack_s.get(slot, 0.0), slot, count) for count, slots in calls.items() for slot in slots)
-    chosen: dict[int, list[int]] = {}
-    for slack, slot, count in ranked:
-        if max_frames <= 0 and slack > 0.0:
-            break
-        chosen.setdefault(count, []).append(slot)
-        max_frames -= count
-    return chosen
 
 
 class DecodeProgram(Protocol):
@@ -66,27 +52,37 @@ class DecodeProgram(Protocol):
     def run(self, num_rows: int, num_frames: int) -> None: ...
 
 
-@dataclass(slots=True)
 class SlotUse:
-    """Frames of one slot's present holder; ``life`` tells holders apart."""
+    """Frames of each slot's present holder, by slot; ``life`` tells holders apart."""
 
-    life: int
-    num_primed: int = 0
-    num_fed: int = 0
-    num_launched: int = 0
-    num_emitted: int = 0
-    promised: bool = False
+    def __init__(self, num_slots: int) -> None:
+        def zeros() -> Numbers:
+            return np.zeros(num_slots + 1, dtype=np.int64)
+
+        self.life, self.num_primed, self.num_fed, self.num_launched, self.num_emitted = (zeros() for _ in range(5))
+        self.promised, self.final = (np.zeros(num_slots + 1, dtype=bool) for _ in range(2))
+
+    def begin(self, slot: int, life: int) -> None:
+        self.end(slot)
+        self.life[slot] = life
+
+    def end(self, slot: int) -> None:
+        for values in (self.life, self.num_primed, self.num_fed, self.num_launched, self.num_emitted):
+            values[slot] = 0
+        self.promised[slot] = self.final[slot] = False
 
     @property
-    def num_waiting(self) -> int:
-        return self.num_fed + int(self.promised) - self.num_launched
+    def num_waiting(self) -> Numbers:
+        return self.num_fed + self.promised - self.num_launched
 
 
 @dataclass(slots=True)
 class Call:
-    """One launched call: (slot, life, first frame) a row."""
+    """One launched call: slot, life and first frame of each row."""
 
-    rows: list[tuple[int, int, int]]
+    slots: Numbers
+    lives: Numbers
+    firsts: Numbers
     num_frames: int
     results: HostResults
     done: Done
@@ -122,13 +118,14 @@ class GraphDecode:
         self.gather_slack_s = gather_slack_s
         self.pool = BlockPool(num_slots)
         self.buckets = {frames: buckets_up_to(program.rows_of(frames)) for frames in reversed(CALL_FRAMES)}
-        self.uses: dict[int, SlotUse] = {}
-        self.final: set[int] = set()
+        self.use = SlotUse(num_slots)
         self.calls: deque[Call] = deque()
         self.spare = [HostResults(program) for _ in range(NUM_RESULTS)]
         self.references: OrderedDict[Hashable, tuple[Tensor, Tensor]] = OrderedDict()
         self.max_kept_references = max_kept_references
         self.num_lives = 0
+        self.put_off = False
+        """Some that could have been decoded in the last round were not."""
 
     @property
     def num_slots(self) -> int:
@@ -143,34 +140,36 @@ class GraphDecode:
         if slots is None:
             return None
         self.num_lives += 1
-        self.uses[slots[0]] = SlotUse(self.num_lives)
+        self.use.begin(slots[0], self.num_lives)
         return slots[0]
 
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         """The codes are in the ring already; they are given for the count alone."""
-        use = self.uses[slot]
-        use.num_fed += 1
-        use.promised = False
+        self.feed_all([slot])
 
-    def promise(self, slot: int) -> None:
-        """The step in flight makes a frame of this slot, unless its row stops."""
-        self.uses[slot].promised = True
+    def feed_all(self, slots: Sequence[int]) -> None:
+        """One frame of each of these different slots."""
+        self.use.num_fed[slots] += 1
+        self.use.promised[slots] = False
+
+    def promise(self, slots: Sequence[int]) -> None:
+        """The step in flight makes a frame of each of these slots, unless its row stops."""
+        self.use.promised[slots] = True
 
     def finalize(self, slot: int) -> None:
-        self.final.add(slot)
-        self.uses[slot].promised = False
+        self.use.final[slot] = True
+        self.use.promised[slot] = False
 
     def num_pending(self, slot: int) -> int:
-        use = self.uses[slot]
-        return use.num_fed - use.num_emitted
+        return int(self.use.num_fed[slot] - self.use.num_emitted[slot])
 
     @property
     def busy(self) -> bool:
-        return bool(self.calls) or any(use.num_waiting > 0 for use in self.uses.values())
+        """Frames that gather do not count: their listeners have lead, and time or more frames will bring them on."""
+        return bool(self.calls) or self.put_off or bool((self.use.final & (self.use.num_waiting > 0)).any())
 
     def release(self, slot: int) -> None:
-        del self.uses[slot]
-        self.final.discard(slot)
+        self.use.end(slot)
         self.pool.free([slot])
 
     def settle(self) -> None:
@@ -179,37 +178,39 @@ class GraphDecode:
     # -- rounds --------------------------------------------------------------------------------------------------
 
     def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
-        return self.collect(self.launch(slack_s, wanted_frames))
+        slack, wanted = np.zeros(self.num_slots + 1), np.full(self.num_slots + 1, GATHER_FRAMES)
+        slack[list(slack_s)] = list(slack_s.values())
+        wanted[list(wanted_frames)] = list(wanted_frames.values())
+        return self.collect(self.launch(slack, wanted))
 
-    def launch(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> int:
-        """Queue one round on the device; how many calls of earlier rounds and of this one are out now."""
-        waiting = {slot: use.num_waiting for slot, use in self.uses.items() if use.num_waiting > 0}
-        calls = plan_calls(waiting, slack_s, self.gather_slack_s, self.final, wanted_frames)
-        calls = spread(calls, slack_s, max(LEAST_ROUND_FRAMES, round(ROUND_SHARE * len(self.uses))))
+    def launch(self, slack_s: Seconds, wanted_frames: Numbers) -> int:
+        """Queue one round on the device, given what ``step`` is, by slot; how many calls are out now."""
+        slots, counts = plan_round(self.use.num_waiting, slack_s, wanted_frames, self.use.final, self.gather_slack_s)
+        most = max(LEAST_ROUND_FRAMES, round(ROUND_SHARE * (self.num_slots - self.num_free)))
+        num_due = len(slots)
+        slots, counts = spread(slots, counts, slack_s[slots], most)
+        self.put_off = len(slots) < num_due
         frames_made = Done(self.program.device)
         with torch.cuda.stream(self.stream):
             frames_made.hold()
-            for count, slots in sorted(calls.items()):
-                most = self.program.rows_of(count)
-                for start in range(0, len(slots), most):
-                    self._launch_call(slots[start : start + most], count)
+            for count in np.unique(counts).tolist():
+                own, most = slots[counts == count], self.program.rows_of(count)
+                for start in range(0, len(own), most):
+                    self._launch_call(own[start : start + most], count)
         return len(self.calls)
 
-    def _launch_call(self, slots: Sequence[int], count: int) -> None:
+    def _launch_call(self, slots: Numbers, count: int) -> None:
         if not self.spare:
             self.spare.append(HostResults(self.program))
-        results = self.spare.pop()
+        results, use = self.spare.pop(), self.use
+        firsts = use.num_launched[slots]
         ring_length = self.program.ring.shape[1]
-        rows = []
-        places = results.places.numpy()
-        for i, slot in enumerate(slots):
-            use = self.uses[slot]
-            rows.append((slot, use.life, use.num_launched))
-            places[:, i] = slot, slot, use.num_launched % ring_length, use.num_primed + use.num_launched
-            use.num_launched += count
+        places = slots, slots, firsts % ring_length, use.num_primed[slots] + firsts
+        results.places.numpy()[:, : len(slots)] = places
+        use.num_launched[slots] += count
         self._run(results, len(slots), count)
         self._download(results, len(slots), count)
-        self.calls.append(Call(rows, count, results, Done(self.program.device)))
+        self.calls.append(Call(slots, use.life[slots], firsts, count, results, Done(self.program.device)))
 
     def _run(self, results: HostResults, num_rows: int, num_frames: int) -> None:
         """Upload, pad with the dummy slot, replay."""
@@ -247,27 +248,25 @@ class GraphDecode:
         return found
 
     def _decoded(self, call: Call) -> list[Decoded]:
-        samples = call.num_frames * self.frame_samples
-        pcm = call.results.pcm[: len(call.rows) * samples].numpy().reshape(-1, samples).copy()
-        finite = call.results.finite[: len(call.rows)].tolist()
-        found = []
-        for i, (slot, life, first) in enumerate(call.rows):
-            use = self.uses.get(slot)
-            if use is None or use.life != life:
-                continue
-            count = min(call.num_frames, use.num_fed - first)
-            if count <= 0:
-                continue
-            use.num_emitted += count
-            error = None if finite[i] else "the decoder's output is not finite"
-            found.append(Decoded(slot, pcm[i, : count * self.frame_samples], error=error))
-        return found
+        """What was decoded for a holder that is gone, or of a promise not kept, is dropped here."""
+        size, slots, use = self.frame_samples, call.slots, self.use
+        counts = np.minimum(call.num_frames, use.num_fed[slots] - call.firsts)
+        counts[use.life[slots] != call.lives] = 0
+        kept = counts > 0
+        use.num_emitted[slots[kept]] += counts[kept]
+        pcm = call.results.pcm[: len(slots) * call.num_frames * size].numpy().reshape(len(slots), -1).copy()
+        finite = call.results.finite.numpy()[: len(slots)].tolist()
+        return [
+            Decoded(slot, pcm[i, : count * size], error=None if finite[i] else "the decoder's output is not finite")
+            for i, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True))
+            if count > 0
+        ]
 
     # -- what a slot has heard before ----------------------------------------------------------------------------
 
     def prime(self, slot: int, reference: Reference) -> None:
         """Queue the reference's frames, or what is kept of having decoded them."""
-        self.uses[slot].num_primed = len(reference.frames)
+        self.use.num_primed[slot] = len(reference.frames)
         with torch.cuda.stream(self.stream):
             kept = self.references.get(reference.key)
             if kept is None:

@@ -8,24 +8,29 @@ run beside it.
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from engine.admission import StepModel
+from engine.admission import Shape, StepModel
 from engine.api import SpeechRequest
 from engine.batch import Batch
+from engine.collector import leave_the_old_alone
 from engine.config import EngineConfig
+from engine.decode.batcher import CALL_FRAMES
 from engine.engine import STALL_RETRY_S, Engine
 from engine.errors import OVERLOAD_RETRY_MS, EngineOverloaded
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecode
 from engine.graphs.runner import GraphRunner
 from engine.graphs.stages import GraphStages
-from engine.models.base import Decoded, SpeechModel
+from engine.model_runner import Result
+from engine.models.base import Audio, Decoded, SpeechModel
+from engine.request import Phase, Request
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +61,29 @@ class PipelinedEngine(Engine):
                 )
             log.info("%d graphs in %.1f s", len(self.recordings()), time.perf_counter() - start)
         super().warm_up()
-        self.step_model = StepModel()
+        self.step_model = StepModel(self.measure_shape())
         if self.runner.device.type == "cuda":
-            gc.freeze()  # what is there now stays; looking through it again would stop the engine for a step or two
+            leave_the_old_alone()
+
+    def measure_shape(self) -> Shape | None:
+        """Of a step whose rows are all nobody's: the frame, and the decoding of as many frames in large calls."""
+        if self.runner.device.type != "cuda" or self.config.fast_start:
+            return None
+        most = CALL_FRAMES[0]
+        buckets = {rows: self.stage.bucket(-(-rows // most), most) for rows in self.runner.frame_buckets}
+        return Shape({rows: self.seconds_of(rows, calls) for rows, calls in buckets.items()})
+
+    def seconds_of(self, rows: int, call_rows: int) -> float:
+        """Of the second run; the first is for the clocks of the chip."""
+        took_s = 0.0
+        for _ in range(2):
+            torch.cuda.synchronize(self.runner.device)
+            start = time.perf_counter()
+            self.runner.frames.replay(rows)
+            self.stage.graphs.replay(call_rows, CALL_FRAMES[0])
+            torch.cuda.synchronize(self.runner.device)
+            took_s = time.perf_counter() - start
+        return took_s
 
     def choose_device(self) -> None:
         """Kernels go to the device that is current on their thread."""
@@ -108,17 +133,33 @@ class PipelinedEngine(Engine):
         if not batch.prefills:
             self.step_model.note(len(batch), seconds)
 
+    def take(self, results: Iterable[Result]) -> None:
+        results = list(results)
+        self.stage.feed_all([request.held_slot for request, outcome in results if isinstance(outcome, Audio)])
+        super().take(results)
+
+    def feed(self, request: Request, codes: Sequence[int]) -> None:
+        """The stage has been told of all frames at once."""
+        self.count_frame(request, codes[0])
+
+    def slack_s(self, request: Request, now_s: float) -> float:
+        """One at its lead gathers like any other: it plays on, and its next frame is due before it runs dry."""
+        if request.phase is not Phase.RUNNING or request.waits_for_text or request.lacks_blocks:
+            return 0.0
+        return super().slack_s(request, now_s) if request.spec.chunk_frames else request.clock.lead_s(now_s)
+
     def promise(self, batch: Batch) -> None:
-        for work in batch.works:
-            if work.sample and work.request.slot is not None:
-                self.stage.promise(work.request.slot)
+        sampled = [work.request.slot for work in batch.works if work.sample]
+        self.stage.promise([slot for slot in sampled if slot is not None])
 
     def launch_decode(self) -> None:
         start = time.perf_counter()
-        now = self.clock()
-        running = [(r.slot, r) for r in self.scheduler.running if r.slot is not None]
-        slack = {slot: self.slack_s(request, now) for slot, request in running}
-        self.stage.launch(slack, {slot: self.wanted_frames(request) for slot, request in running})
+        now, running = self.clock(), self.scheduler.running
+        slots = [request.held_slot for request in running]
+        slack, wanted = np.zeros(self.stage.num_slots + 1), np.ones(self.stage.num_slots + 1, dtype=np.int64)
+        slack[slots] = [self.slack_s(request, now) for request in running]
+        wanted[slots] = [self.wanted_frames(request) for request in running]
+        self.stage.launch(slack, wanted)
         self.times.launch_s += time.perf_counter() - start
 
     def collect_decode(self, num_calls: int) -> list[Decoded]:

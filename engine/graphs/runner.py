@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.batch import Batch, Work
 from engine.cache.kv_cache import PagedKV
@@ -16,7 +18,7 @@ from engine.config import EngineConfig
 from engine.graphs.buffers import Buffers, Done
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
 from engine.model_runner import ModelRunner, Result, isolate
-from engine.models.base import Failed, Outcome, Row, SpeechModel
+from engine.models.base import Outcome, Row, SpeechModel
 from engine.request import Phase, Request
 from engine.stats import StepTimes
 
@@ -32,8 +34,11 @@ class FrameProgram(Protocol):
         """What of ``inputs`` stays the same for all of a row's frames."""
         ...
 
-    def stage_row(self, index: int, row: Row) -> None:
-        """Write what row ``index`` of ``inputs`` is for this frame; the row's last input is the one to compute."""
+    def stage_rows(self, rows: Sequence[Row], start: int = 0) -> None:
+        """Write what rows ``start``.. of ``inputs`` are for this frame; a row's last input is the one to compute.
+
+        Raises when a row cannot be written; then each is tried alone.
+        """
         ...
 
     def can_stage(self, items: Sequence[Any]) -> bool:
@@ -42,8 +47,8 @@ class FrameProgram(Protocol):
 
     def stage_tokens(self, start: int, row: Row, items: Sequence[Any]) -> None: ...
 
-    def outcome(self, row: Row, codes: list[int]) -> Outcome:
-        """From one row of ``outputs``; remembers the frame."""
+    def outcomes(self, rows: Sequence[Row], out: npt.NDArray[np.int32]) -> list[Outcome]:
+        """From these rows of ``outputs``; remembers the frames."""
         ...
 
 
@@ -51,7 +56,7 @@ class FrameProgram(Protocol):
 class Flight:
     """A step on its way: who is in it, and when it has passed."""
 
-    requests: list[Request]
+    requests: Sequence[Request]
     done: Done
 
 
@@ -121,36 +126,38 @@ class GraphRunner(ModelRunner):
         failed: list[Result] = []
         works = batch.works
         isolate(self.prefill, [work for work in works if work.count > int(work.sample)], failed)
-        lost = {id(request) for request, _ in failed}
-        sampled = [work for work in works if work.sample and id(work.request) not in lost]
+        if failed:
+            lost = {id(request) for request, _ in failed}
+            works = [work for work in works if id(work.request) not in lost]
         for work in works:
-            if id(work.request) not in lost:
-                self.advance(work)
-        staged = self.stage([work.request for work in sampled], failed)
+            self.advance(work)
+        staged = self.stage([work for work in works if work.sample], failed)
         if staged:
             self.launch_frame(staged)
         times.launch_s += time.perf_counter() - start
         return failed
 
-    def stage(self, requests: Sequence[Request], failed: list[Result]) -> list[Request]:
+    def stage(self, works: Sequence[Work], failed: list[Result]) -> list[Request]:
         """Write each request's row of the buffers; one that cannot be written fails alone."""
         staged: list[Request] = []
-        for request in requests:
-            try:
+
+        def write(some: Sequence[Work]) -> list[None]:
+            requests = [work.request for work in some]
+            for request in requests:
                 self.hold(request)
-                self.program.stage_row(len(staged), request.row)
-            except Exception as error:
-                failed.append((request, Failed(f"{type(error).__name__}: {error}")))
-            else:
-                staged.append(request)
+            self.program.stage_rows([request.row for request in requests], len(staged))
+            staged.extend(requests)
+            return []
+
+        isolate(write, works, failed)
         return staged
 
-    def launch_frame(self, requests: list[Request]) -> None:
+    def launch_frame(self, requests: Sequence[Request]) -> None:
         count = len(requests)
         bucket = fitting(self.frame_buckets, count)
         inputs = self.program.inputs.host
         slots = np.zeros(bucket, dtype=np.int64)
-        slots[:count] = [request.held_slot for request in requests]
+        slots[:count] = [request.slot for request in requests]
         for name, values in self._constants.items():
             inputs[name][:bucket] = values[slots]
         inputs["slot"][:bucket] = slots
@@ -183,9 +190,11 @@ class GraphRunner(ModelRunner):
         start = time.perf_counter()
         flight.done.wait()
         times.wait_s += time.perf_counter() - start
-        codes = self.program.outputs.host["codes"][: len(flight.requests)].tolist()
-        pairs = zip(flight.requests, codes, strict=True)
-        return [(r, self.program.outcome(r.row, row)) for r, row in pairs if r.phase is Phase.RUNNING]
+        codes = self.program.outputs.host["codes"][: len(flight.requests)]
+        alive = [request.phase is Phase.RUNNING for request in flight.requests]
+        requests = list(compress(flight.requests, alive))
+        out = codes if len(requests) == len(alive) else codes[alive]
+        return list(zip(requests, self.program.outcomes([request.row for request in requests], out), strict=True))
 
     # -- prompts -------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import guards
 from engine.guards import LoopGuard, SilenceGuard
 
 # -- loops -------------------------------------------------------------------------------------------------------
@@ -85,3 +87,13 @@ def test_however_the_signal_is_cut_silence_to_the_end_trips_and_nothing_trips_ea
         tripped = guard.push(piece, armed=True)
         assert tripped == (quiet_after[end - 1] >= limit)
     assert tripped == (quiet_after[-1] >= limit)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.3]), max_size=300), st.integers(1, 40))
+def test_looking_from_the_end_finds_what_looking_at_all_finds(signal: list[float], first_look: int) -> None:
+    pcm = np.array(signal, np.float32)
+    loud = np.flatnonzero(pcm)
+    wanted = len(pcm) - 1 - int(loud[-1]) if loud.size else len(pcm)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guards, "FIRST_LOOK_SAMPLES", first_look)
+        assert SilenceGuard(100, -60)._quiet_end(pcm) == wanted

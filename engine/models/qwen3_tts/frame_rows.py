@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from engine.cache.kv_cache import PagedKV
 from engine.kernels.plain import PlainOps
 from engine.models.base import Audio, Failed, Outcome, Row, Stop
+from engine.models.qwen3_tts.frame_log import FrameLog
 from engine.models.qwen3_tts.frame_program import FrameProgram
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import NONE
@@ -17,6 +20,7 @@ from engine.models.qwen3_tts.prompt import Row as PromptRow
 from engine.models.qwen3_tts.row import SpeechRow
 
 NOBODY = -1
+STOP = Stop()
 SIGN_BIT = 1 << 63
 
 
@@ -32,6 +36,7 @@ class FrameRows(FrameProgram):
         self.book_offsets: list[int] = self.offsets.tolist()
         self.eos = model.config.talker.control.eos
         self.nothing = [self.no_codec] * self.num_books
+        self.spoken = [Audio((code,)) for code in range(self.config.talker.vocab_size)]
 
     @staticmethod
     def constants(row: Row) -> dict[str, float]:
@@ -48,16 +53,25 @@ class FrameRows(FrameProgram):
             "place": row.segment << 8,
         }
 
-    def stage_row(self, index: int, row: Row) -> None:
-        assert isinstance(row, SpeechRow)
-        inputs, item, frame = self.inputs.host, row.inputs[row.num_computed - 1], len(row.codes)
-        inputs["text"][index] = item.text
-        inputs["frame"][index] = frame
-        inputs["goes_on"][index] = item.frame != NONE
-        inputs["banned"][index] = frame < row.min_new_tokens or (self.guard_eos and not row.eos_fed)
-        inputs["forget"][index] = self.leaves_window(row)
-        if item.frame == NONE:
-            inputs["ids"][index] = self.ids_of(row, item)
+    def stage_rows(self, rows: Sequence[Row], start: int = 0) -> None:
+        """Column by column: a number at a time costs a microsecond in an array."""
+        inputs, end = self.inputs.host, start + len(rows)
+        speech = cast(Sequence[SpeechRow], rows)
+        items: list[PromptRow] = [row.inputs[row.num_computed - 1] for row in speech]
+        inputs["text"][start:end] = [item.text for item in items]
+        inputs["frame"][start:end] = frames = [len(row.codes) for row in speech]
+        inputs["goes_on"][start:end] = [item.frame != NONE for item in items]
+        guards = self.guard_eos
+        inputs["banned"][start:end] = [
+            (guards and not row.eos_fed) or frame < row.min_new_tokens
+            for row, frame in zip(speech, frames, strict=True)
+        ]
+        inputs["forget"][start:end] = NOBODY
+        for index, (row, item) in enumerate(zip(speech, items, strict=True), start):
+            if row.repetition_window is not None:
+                inputs["forget"][index] = self.leaves_window(row)
+            if item.frame == NONE:
+                inputs["ids"][index] = self.ids_of(row, item)
 
     @staticmethod
     def leaves_window(row: SpeechRow) -> int:
@@ -84,12 +98,22 @@ class FrameRows(FrameProgram):
         tokens["text"][start:end] = [item.text for item in items]
         tokens["ids"][start:end] = [self.ids_of(row, item) for item in items]
 
-    def outcome(self, row: Row, codes: list[int]) -> Outcome:
-        assert isinstance(row, SpeechRow)
-        *frame, finite = codes
-        if not finite:
-            return Failed("the talker's output is not finite")
-        if frame[0] == self.eos:
-            return Stop()
-        row.codes.append(frame)
-        return Audio(frame)
+    def log_of(self, row: SpeechRow) -> FrameLog:
+        if not isinstance(row.codes, FrameLog):
+            row.codes = FrameLog(self.num_books)
+        return row.codes
+
+    def outcomes(self, rows: Sequence[Row], out: npt.NDArray[np.int32]) -> list[Outcome]:
+        """Of a frame only code 0 goes on to the engine, for the device has the rest."""
+        speech, finite, first = cast(Sequence[SpeechRow], rows), out[:, -1].tolist(), out[:, 0].tolist()
+        frames, size = out[:, :-1].astype(np.int16).tobytes(), 2 * (out.shape[1] - 1)
+        found: list[Outcome] = []
+        for index, row in enumerate(speech):
+            if not finite[index]:
+                found.append(Failed("the talker's output is not finite"))
+            elif first[index] == self.eos:
+                found.append(STOP)
+            else:
+                self.log_of(row).add_bytes(frames[index * size : (index + 1) * size])
+                found.append(self.spoken[first[index]])
+        return found

@@ -46,6 +46,7 @@ class Qwen3TTS:
         books = config.talker.num_code_groups
         self.voice_shelf = VoiceShelf(books, weight.dtype, weight.device, tokenizer.encode, max_voices)
         vocab = torch.arange(config.talker.vocab_size, device=self.device)
+        self.padding: list[PromptRow] = []
         self.never = (vocab >= config.talker.num_codes) & (vocab != config.talker.control.eos)
 
     @classmethod
@@ -142,15 +143,23 @@ class Qwen3TTS:
 
     def next_input(self, row: Row) -> Park | Rows:
         assert isinstance(row, SpeechRow)
-        if not row.inputs:
-            return Rows(row.prefix, sample=False)
         if row.prompted:
             text = row.next_text(self.config.text)
-            return Park() if text is None else Rows([PromptRow(text, frame=len(row.codes) - 1)])
+            return Park() if text is None else Rows((self._frame_row(text, len(row.codes) - 1),))
+        if not row.inputs:
+            return Rows(row.prefix, sample=False)
         if not row.text.closed and (row.num_prompt_tokens is None or row.text.num_waiting < row.num_prompt_tokens):
             return Park()
         row.prompted = True
         return Rows(self._full_tail(row) if row.layout is TextLayout.FULL else self._streaming_tail(row))
+
+    def _frame_row(self, text: int, frame: int) -> PromptRow:
+        """Rows of padding are the same for everybody, and the most of all rows."""
+        if text != self.config.text.tts_pad:
+            return PromptRow(text, frame=frame)
+        while len(self.padding) <= frame:
+            self.padding.append(PromptRow(text, frame=len(self.padding)))
+        return self.padding[frame]
 
     def _full_tail(self, row: SpeechRow) -> list[PromptRow]:
         ids, row.eos_fed = row.text.take(row.text.num_waiting), True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from engine.api import SamplingParams, TextLayout
 from engine.models.base import Row
 from engine.models.qwen3_tts.config import GenerationDefaults, TextIds
+from engine.models.qwen3_tts.frame_log import FrameLog
 from engine.models.qwen3_tts.prompt import NONE
 from engine.models.qwen3_tts.prompt import Row as PromptRow
 from engine.models.qwen3_tts.voice import PreparedVoice
@@ -30,7 +32,7 @@ class SpeechRow(Row):
     eos_fed: bool = False
     prompted: bool = False
     num_transcript_fed: int = 0
-    codes: list[list[int]] = field(default_factory=list)
+    codes: list[Sequence[int]] | FrameLog = field(default_factory=list)
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     seed: int = 0
     segment: int = 0
@@ -40,7 +42,7 @@ class SpeechRow(Row):
     repetition_window: int | None = None
     min_new_tokens: int = 2
 
-    def frame_of(self, item: PromptRow) -> list[int]:
+    def frame_of(self, item: PromptRow) -> Sequence[int]:
         """The codes that an input adds up: of the recording, or of what the row has spoken."""
         if self.voice is not None and item.reference != NONE:
             return self.voice.codes[item.reference]
@@ -61,10 +63,9 @@ class SpeechRow(Row):
         if self.voice is not None and self.num_transcript_fed < len(self.voice.transcript_ids):
             self.num_transcript_fed += 1
             return self.voice.transcript_ids[self.num_transcript_fed - 1]
-        if self.text.num_waiting:
-            return self.text.take()[0]
-        if not self.text.closed:
-            return None
+        waiting = self.text.take_one()
+        if waiting is not None or not self.text.closed:
+            return waiting
         text = ids.tts_pad if self.eos_fed else ids.tts_eos
         self.eos_fed = True
         return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +140,14 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
 def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench(tiny_folder, True)
     program = bench.engine.runner.program  # type: ignore[attr-defined]
-    stage_row = program.stage_row
+    stage_rows = program.stage_rows
 
-    def stage(index: int, row: Any) -> None:
-        if row.seed == 1 and len(row.codes) == 3:
+    def stage(rows: Sequence[Any], start: int = 0) -> None:
+        if any(row.seed == 1 and len(row.codes) == 3 for row in rows):
             raise ValueError("no such row")
-        stage_row(index, row)
+        stage_rows(rows, start)
 
-    monkeypatch.setattr(program, "stage_row", stage)
+    monkeypatch.setattr(program, "stage_rows", stage)
     rows = [bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=seed)) for seed in range(3)]
     bench.run()
     bench.check_idle()
@@ -163,3 +164,24 @@ def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
     assert bench.heard[first].reason is not FinishReason.ERROR
     assert bench.heard[second].end is not None
     assert bench.heard[second].end.code == EngineOverloaded.code
+
+
+def test_a_listener_with_lead_gets_large_chunks_and_the_loop_sleeps_between_them(tiny_folder: Path) -> None:
+    bench = make_bench(tiny_folder, True, max_frames=100, min_frame_cap=100)
+    bench.step_s = 0.01
+    sampling = SamplingParams(min_new_tokens=90)
+    row = bench.submit(text=TEXT, text_closed=True, max_frames=80, sampling=sampling, lead_ms=2000)
+    started_s, late = bench.now_s, []
+    request = bench.request(row)
+    for _ in range(600):
+        num_chunks, dry_at_s = request.num_chunks, request.clock.dry_at_s
+        bench.run(until=lambda before=num_chunks: request.num_chunks > before or not bench.row(row))
+        late.append(dry_at_s is not None and bench.now_s > dry_at_s)
+        if not bench.row(row):
+            break
+    sizes = [len(chunk.pcm) // 1920 for chunk in bench.heard[row].chunks]
+    assert sizes[0] == 1
+    assert sizes.count(8) >= 7, sizes
+    assert not any(late[:-1])
+    assert bench.now_s - started_s > 3.0
+    assert bench.engine.times.num_steps < 250

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from engine.collector import is_left_alone, leave_the_old_alone, look_through
+
+
+class Thing:
+    other: Thing
+
+
+@pytest.fixture
+def calm() -> Iterator[None]:
+    before = gc.get_threshold()
+    leave_the_old_alone()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+def a_cycle() -> weakref.ref[Thing]:
+    thing = Thing()
+    thing.other = thing
+    return weakref.ref(thing)
+
+
+def collections_of_the_old() -> int:
+    return int(gc.get_stats()[2]["collections"])
+
+
+@pytest.mark.usefixtures("calm")
+def test_the_old_are_looked_through_in_pauses_alone() -> None:
+    before, kept = collections_of_the_old(), list[object]()
+    for _ in range(100_000):
+        kept.append([kept])
+    assert collections_of_the_old() == before
+    gone = a_cycle()
+    look_through()
+    assert gone() is None
+
+
+def test_whoever_did_not_ask_for_it_has_pythons_own_ways() -> None:
+    assert not is_left_alone()
+    before = collections_of_the_old()
+    look_through()
+    assert collections_of_the_old() == before
