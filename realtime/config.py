@@ -160,7 +160,7 @@ class CallSettings(Section, frozen=True):
     max_marks: Annotated[int, Meta(ge=0, le=10_000, description="Marks of a reply.")] = 256
     max_events: Annotated[int, Meta(ge=16, le=1_000_000, description="Events that may wait for an agent.")] = 4_096
     barge_in: Annotated[bool, Meta(description="Whether the caller's voice interrupts.")] = True
-    vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="How likely sound has to be speech.")] = 0.7
+    vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="How likely sound has to be speech.")] = 0.55
     vad_min_speech_ms: Annotated[int, Meta(ge=32, le=2_000, description="For so long, to interrupt.")] = 32
     vad_min_silence_ms: Annotated[
         int, Meta(ge=32, le=5_000, description="Silence after which speech may begin again.")

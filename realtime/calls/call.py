@@ -14,6 +14,7 @@ from realtime.calls.reply import Reply
 from realtime.errors import Refused, describe, error_body
 from realtime.protocol import calls as on
 from realtime.protocol.events import ErrorBody, HeardBody
+from realtime.protocol.phones.base import Message
 from sessions.config import SpeechSettings
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionError, TextClosed, TextTimeout, UnknownResponse
 from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseStatus
@@ -44,6 +45,7 @@ class Call:
         *,
         may_speak: Callable[[], None],
         tell: Callable[[on.CallEvent], None],
+        send_soon: Callable[[Message], None],
         hang_up: Callable[[str], None],
     ) -> None:
         self.call_id = call_id
@@ -51,7 +53,7 @@ class Call:
         self._session, self._settings, self._limits = session, settings, limits
         self._may_speak = may_speak
         """Raises ``Refused`` when no reply may begin now."""
-        self._tell, self._hang_up = tell, hang_up
+        self._tell, self._send_soon, self._hang_up = tell, send_soon, hang_up
         self._numbers = itertools.count(1)
         self._queue: deque[Reply] = deque()
         """Those that wait for their turn."""
@@ -79,21 +81,22 @@ class Call:
             case on.End():
                 self._reply(command.reply_id).end()
             case on.Interrupt():
-                await self.interrupt("agent")
+                self.interrupt("agent")
+                await asyncio.sleep(0)  # the clear is on its way before the answer is
             case on.HangUp(after_speech=True) if self.busy:
                 self._leaving = True
             case on.HangUp():
                 self._hang_up("agent")
         return None
 
-    async def barge_in(self) -> None:
+    def barge_in(self) -> None:
         """The caller speaks."""
         if self.busy:
             self._session.touch()
             self._tell(on.BargeIn(call_id=self.call_id))
-            await self.interrupt("caller")
+            self.interrupt("caller")
 
-    async def interrupt(self, cause: on.Cause) -> None:
+    def interrupt(self, cause: on.Cause) -> None:
         """Once this returns, nothing of what was said so far is sent any more."""
         played = self.line.played()
         cut = [*self._unplayed, *filter(None, [self._speaking]), *self._queue]
@@ -101,9 +104,12 @@ class Call:
         self._queue.clear()
         for reply in cut:
             self._cut(reply, played, cause)
-        clear = self.line.cleared()
-        if clear is not None and cause != "hang_up" and cut:
-            await self.line.write(clear)
+        sounding, clear = self.line.sounding, self.line.cleared()
+        if cause == "hang_up":
+            return
+        if clear is not None and (cut or sounding):
+            self._send_soon(clear)
+        self._leave_if_asked()
 
     def press(self, digit: str) -> None:
         self._session.touch()
@@ -170,9 +176,10 @@ class Call:
 
     async def _finish(self, reply: Reply, done: ResponseDone) -> None:
         if done.status is not ResponseStatus.COMPLETED:
+            self._speaking = None
             error = done.error or describe(TextClosed("the reply was ended"))
             self._tell_failed(reply, error_body(error), done.heard)
-            await self.line.finish(lambda: self._speaking is reply)
+            await self.line.finish(lambda: True)
             return
         self._speaking = None
         self._unplayed.append(reply)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections.abc import Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -33,6 +34,9 @@ log = logging.getLogger("voicewire.call")
 MESSAGES_AT_ONCE = 50
 """Messages that came together are read so many at a time, then others have their turn."""
 
+MAX_LATE = 1_000
+"""A packet whose number is lower by more than that is no late one: the far side has begun to count anew."""
+
 IN_HAND_MS = 160
 """A reply is handed to its line so much sooner than it leaves, in messages of 80 ms: the line sends even frames."""
 
@@ -51,6 +55,7 @@ class PhoneConnection:
         self._live: LiveCall | None = None
         self._ear: CallerEar | None = None
         self._speaking: list[asyncio.Task[None]] = []
+        self._listening = False
         self._last_number = -1
         """Of the caller's audio."""
         self._tasks = asyncio.TaskGroup()
@@ -61,19 +66,24 @@ class PhoneConnection:
         self._reason = "caller"
 
     async def converse(self) -> None:
-        with self._server.connected(self, self._caller), self._entered:
+        with self._server.connected(self, self._caller):
             try:
                 async with self._tasks:
                     self._ending = False
                     await self._read()
-                    await self._leave()
+                    self._leave()
                     for task in self._speaking:
                         task.cancel()
+            except asyncio.CancelledError:
+                self._reason = "draining"
+                raise
             except ExceptionGroup:
                 log.exception("a call failed", extra={"session_id": self._session.session_id})
                 self._reason = "internal_error"
-                await self._leave()
+                self._leave()
                 await self._link.close(CloseCode.INTERNAL_ERROR, self._reason)
+            finally:
+                self._leave()
 
     async def aclose(self) -> None:
         """Returns when nothing of the session is left."""
@@ -101,12 +111,19 @@ class PhoneConnection:
         if not self._ending:
             self._ending = True
             self._reason = reason
-            self._tasks.create_task(self._close(reason, code), name="voicewire hang-up")
+            self._soon(self._close(reason, code))
 
     async def _close(self, reason: str, code: CloseCode) -> None:
         if (message := self._dialect.hang_up()) is not None:
             await self._link.send(message)
         await self._link.close(code, reason)
+
+    def _soon(self, work: Coroutine[None, None, None]) -> None:
+        """Now, but nobody waits for it."""
+        try:
+            self._tasks.create_task(work, name="voicewire call")
+        except RuntimeError:  # a part of the call has failed, and all of it ends
+            work.close()
 
     async def _read(self) -> None:
         for number in itertools.count(1):
@@ -115,6 +132,8 @@ class PhoneConnection:
                 return
             if number % MESSAGES_AT_ONCE == 0:
                 await asyncio.sleep(0)
+            if self._ending:  # whatever it says now comes too late
+                continue
             try:
                 self._check_size(message)
                 for event in self._dialect.receive(message):
@@ -146,7 +165,7 @@ class PhoneConnection:
             case _ if call is None:
                 raise RemoteProtocolError("invalid_event", "the call has not started")
             case base.CallerAudio():
-                await self._listen(call, event)
+                self._listen(call, event)
             case base.Pressed():
                 call.press(event.digit)
             case base.MarkReached():
@@ -154,16 +173,24 @@ class PhoneConnection:
             case base.Held():
                 call.line.hold(event.on)
 
-    async def _listen(self, call: Call, audio: base.CallerAudio) -> None:
+    def _listen(self, call: Call, audio: base.CallerAudio) -> None:
         """Doubled and late packets are passed over; for lost ones nothing is made up."""
-        if audio.number is not None:
-            if audio.number <= self._last_number:
-                return
-            self._last_number = audio.number
-        if self._ear is None or not call.busy:  # nothing to interrupt: nobody need listen
+        if self._is_late(audio.number) or self._ear is None:
             return
-        if self._ear.began_to_speak(audio.data, call.line.echo_db()):
-            await call.barge_in()
+        if call.busy:
+            self._listening = True
+            self._switchboard.ears.hear(self._ear, audio.data, call.barge_in, call.line.echo_db())
+        elif self._listening:  # nothing to interrupt: nobody need listen
+            self._listening = False
+            self._switchboard.ears.forget(self._ear)
+
+    def _is_late(self, number: int | None) -> bool:
+        if number is None:
+            return False
+        if self._last_number - MAX_LATE <= number <= self._last_number:
+            return True
+        self._last_number = number
+        return False
 
     def _start(self, started: base.Started) -> None:
         line = started.line
@@ -189,6 +216,7 @@ class PhoneConnection:
             call_limits(self._server),
             may_speak=self._server.may_speak,
             tell=self._tell,
+            send_soon=lambda message: self._soon(self._link.send(message)),
             hang_up=self._hang_up,
         )
         self._live = LiveCall(self._caller.name, connected, self._call.command)
@@ -203,14 +231,17 @@ class PhoneConnection:
         if self._live is not None:
             self._switchboard.tell(self._live, event)
 
-    async def _leave(self) -> None:
-        """The line is closed: say so, once."""
+    def _leave(self) -> None:
+        """The line is closed: say so, once, and take no more commands."""
         self._ending = True
         if self._call is None or self._live is None:
             return
-        await self._call.interrupt("hang_up")
+        self._call.interrupt("hang_up")
+        if self._ear is not None:
+            self._switchboard.ears.forget(self._ear)
         self._tell(on.HungUp(call_id=self._call.call_id, reason=self._reason))
         self._live = None
+        self._entered.close()
         self._session.detach()
         log.info("call ended", extra={"session_id": self._session.session_id, "code": self._reason})
 

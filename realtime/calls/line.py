@@ -59,6 +59,8 @@ class Line:
         """Position where the pacer began."""
         self._own_voice = OwnVoice(line.encoding, line.sample_rate)
         self._rest = b""
+        self._epoch = 0
+        """Counts the clears."""
         self._numbers = itertools.count(1)
         self._marks: dict[str, WaitingMark] = {}
         """By their names on the wire, in order."""
@@ -85,17 +87,25 @@ class Line:
         return self._pacer.lead_samples(now_s()) > 0
 
     async def play(self, data: bytes, wanted: Callable[[], bool]) -> None:
-        """Whole frames leave when they are due, the rest waits for more, all of it only while ``wanted``."""
+        """Whole frames leave when they are due, the rest waits for more, all of it only while ``wanted``, and until
+        it is cleared."""
+        epoch = self._epoch
+
+        def still_wanted() -> bool:
+            return epoch == self._epoch and wanted()
+
         self._rest += data
-        while wanted() and len(self._rest) >= self._frame_bytes:
-            await self._until_due(wanted)
-            if not wanted():
-                return
-            frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
-            self._pacer.handed_over(self.frame_samples, now_s())
-            self._own_voice.sent(self._base + self._pacer.handed_over_samples, frame)
-            await self.write(self._dialect.audio(frame), wanted)
-            await self._mark_now_and_then(wanted)
+        while still_wanted() and len(self._rest) >= self._frame_bytes:
+            await self._until_due(still_wanted)
+            if still_wanted():
+                await self._send_frame(still_wanted)
+                await self._mark_now_and_then(still_wanted)
+
+    async def _send_frame(self, wanted: Callable[[], bool]) -> None:
+        frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
+        self._pacer.handed_over(self.frame_samples, now_s())
+        self._own_voice.sent(self._base + self._pacer.handed_over_samples, frame)
+        await self.write(self._dialect.audio(frame), wanted)
 
     async def keep_clock(self) -> None:
         """For a far side that must be fed: silence, whenever there is nothing to say."""
@@ -109,9 +119,8 @@ class Line:
 
     async def finish(self, wanted: Callable[[], bool]) -> None:
         """Play what is left of the last frame, filled up with silence."""
-        missing = (self._frame_bytes - len(self._rest)) // self.format.sample_bytes
         if self._rest:
-            await self.play(SILENCE[self.format.encoding] * (missing * self.format.sample_bytes), wanted)
+            await self.play(SILENCE[self.format.encoding] * (-len(self._rest) % self._frame_bytes), wanted)
 
     async def mark(self, reached: Reached | None, wanted: Callable[[], bool] | None = None) -> None:
         """``reached`` is called once the caller has heard what was played so far; never if it is cleared."""
@@ -134,7 +143,9 @@ class Line:
                 break
 
     def cleared(self) -> Message | None:
-        """Forget what was not played; what is to be sent for it. From now on nothing of it counts."""
+        """Forget what was not played; what is to be sent for it. From now on nothing of it is sent, and no mark of
+        it counts."""
+        self._epoch += 1
         self._base = self.played()
         self._own_voice.cut(self._base + self.frame_samples)
         self._pacer = self._new_pacer()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from realtime.errors import Refused
 from realtime.protocol import calls as on
+from sessions.hearing.ears import Ears
 
 Obey = Callable[[on.Command], Awaitable[on.CallEvent | None]]
 
@@ -48,6 +49,8 @@ class Agent:
 
 class Switchboard:
     def __init__(self, max_events: int) -> None:
+        self.ears = Ears()
+        """Of all its calls."""
         self._max_events = max_events
         self._calls: dict[str, LiveCall] = {}
         self._agents: set[Agent] = set()

@@ -1,27 +1,34 @@
 """The caller's side of a line: encoded sound in, and the moment that somebody begins to speak.
 
-What is quieter than the line's noise, or than our own voice can come back, is not looked at.
+Each moment is looked at twice, by windows that begin half a window apart: a voice that begins late in one of them
+begins early in another. What is quieter than the line's noise, or than our own voice can come back, is not speech.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sessions.audio.g711 import alaw_to_pcm, mulaw_to_pcm
-from sessions.audio.pcm import S16, Pcm, s16_to_float
+from sessions.audio.pcm import Pcm, s16le_to_pcm
 from sessions.audio.resampler import Resampler
 from sessions.hearing.onset import Onset
-from sessions.hearing.silero import RATES, WINDOW_MS, Silero, Windows
+from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, Track, Windows, likelihoods
 
 SILENCE_DB = -120.0
+NUM_TRACKS = 2
+HOP_MS = WINDOW_MS // NUM_TRACKS
+MAX_BEHIND_MS = 2_000
+"""So much sound may wait to be looked at; what comes beyond it is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarSettings:
-    threshold: float = 0.7
+    threshold: float = 0.55
     """How likely a window has to be speech."""
     min_speech_ms: int = 32
     """For so long, without a break."""
@@ -33,41 +40,72 @@ class EarSettings:
     """Our own voice comes back quieter by at least so much."""
 
 
-def s16_bytes_to_pcm(data: bytes) -> Pcm:
-    samples: S16 = np.frombuffer(data, "<i2").astype(np.int16)
-    return s16_to_float(samples)
-
-
 DECODERS: dict[str, Callable[[bytes], Pcm]] = {
     "mulaw": mulaw_to_pcm,
     "alaw": alaw_to_pcm,
-    "pcm_s16le": s16_bytes_to_pcm,
+    "pcm_s16le": s16le_to_pcm,
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A window that waits to be looked at."""
+
+    track: Track
+    window: Pcm
+    """With its context."""
+    least_db: float
+    """What is quieter is not speech."""
+
+
 class CallerEar:
+    """``hear`` takes sound in; its ``waiting`` looks, whose tracks alternate, are then judged in their order."""
+
     def __init__(self, encoding: str, sample_rate: int, settings: EarSettings) -> None:
-        rate = sample_rate if sample_rate in RATES else max(RATES)
+        self.rate = sample_rate if sample_rate in RATES else max(RATES)
+        self.waiting: deque[Look] = deque()
         self._decode = DECODERS[encoding]
-        self._resampler = Resampler(sample_rate, rate)
-        self._detector = Silero(rate)
-        self._windows = Windows(self._detector.window_samples)
-        self._onset = Onset(settings.threshold, settings.min_speech_ms, settings.min_silence_ms, WINDOW_MS)
         self._settings = settings
+        self._from_rate = sample_rate
+        self.rest()
+
+    def rest(self) -> None:
+        """Forget all that was heard."""
+        settings = self._settings
+        self.waiting.clear()
+        self._resampler = Resampler(self._from_rate, self.rate)
+        self._windows = Windows(*(duration * self.rate // 1000 for duration in (WINDOW_MS, HOP_MS, CONTEXT_MS)))
+        self._tracks = itertools.cycle([Track() for _ in range(NUM_TRACKS)])
+        self._onset = Onset(settings.threshold, settings.min_speech_ms, settings.min_silence_ms, WINDOW_MS, HOP_MS)
+
+    def hear(self, data: bytes, own_db: float = SILENCE_DB) -> None:
+        """``own_db`` is how loud our own voice is, or was so shortly that it may still come back."""
+        least_db = max(self._settings.min_level_db, own_db - self._settings.echo_loss_db)
+        for window in self._windows.push(self._resampler.push(self._decode(data))):
+            if len(self.waiting) < MAX_BEHIND_MS // HOP_MS:
+                self.waiting.append(Look(next(self._tracks), window, least_db))
+
+    def judge(self, likely: float) -> bool:
+        """How likely the next window is speech. Whether somebody has begun to speak in it."""
+        return self._onset.push(likely)
 
     def began_to_speak(self, data: bytes, own_db: float = SILENCE_DB) -> bool:
-        """Whether somebody has begun to speak in what is heard now. ``own_db`` is how loud our own voice is, or was so
-        shortly that it may still come back."""
-        least_db = max(self._settings.min_level_db, own_db - self._settings.echo_loss_db)
-        windows = self._windows.push(self._resampler.push(self._decode(data)))
-        began = [self._onset.push(self._likelihood(window, least_db)) for window in windows]
+        """Whether somebody has begun to speak in what is heard now, one look after the other."""
+        self.hear(data, own_db)
+        began = []
+        while self.waiting:
+            [likely] = speech_in([self.waiting.popleft()], self.rate)
+            began.append(self.judge(likely))
         return any(began)
 
-    def _likelihood(self, window: Pcm, least_db: float) -> float:
-        if level_db(window) < least_db:
-            self._detector.skip(window)
-            return 0.0
-        return self._detector.likelihood(window)
+
+def speech_in(looks: Sequence[Look], rate: int) -> list[float]:
+    """How likely each is speech, by one run of the network; no track may be there twice."""
+    windows = np.stack([look.window for look in looks])
+    likely = likelihoods([look.track for look in looks], windows, rate)
+    power = np.mean(np.square(windows[:, CONTEXT_MS * rate // 1000 :], dtype=np.float64), axis=1)
+    loud = power >= 10 ** (np.array([look.least_db for look in looks]) / 10)
+    return np.where(loud, likely, 0.0).tolist()  # type: ignore[no-any-return]
 
 
 def level_db(pcm: Pcm) -> float:

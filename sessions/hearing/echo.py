@@ -10,13 +10,15 @@ BEHIND_MS = 600
 """Networks bring an echo back after at most so long."""
 AHEAD_MS = 200
 """What is played may be so far ahead of where our clock believes it to be."""
+MAX_FRAMES = 1_024
+"""More than any line is sent ahead; of a line on which nobody listens, the oldest are forgotten."""
 
 
 class OwnVoice:
     def __init__(self, encoding: str, sample_rate: int) -> None:
         self._encoding = encoding
         self._behind, self._ahead = (duration * sample_rate // 1000 for duration in (BEHIND_MS, AHEAD_MS))
-        self._frames: deque[tuple[int, float]] = deque()
+        self._frames: deque[tuple[int, float]] = deque(maxlen=MAX_FRAMES)
         """Where each ends, and how loud it is."""
 
     def sent(self, end: int, frame: bytes) -> None:

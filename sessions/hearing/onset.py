@@ -7,10 +7,13 @@ HYSTERESIS = 0.15
 
 
 class Onset:
-    def __init__(self, threshold: float, min_speech_ms: int, min_silence_ms: int, window_ms: int) -> None:
+    """Windows of ``window_ms`` begin every ``hop_ms``."""
+
+    def __init__(self, threshold: float, min_speech_ms: int, min_silence_ms: int, window_ms: int, hop_ms: int) -> None:
         self._threshold = threshold
-        self._num_speech = -(-min_speech_ms // window_ms)
-        self._num_silence = -(-min_silence_ms // window_ms)
+        self._num_speech, self._num_silence = (
+            1 + max(-(-(duration_ms - window_ms) // hop_ms), 0) for duration_ms in (min_speech_ms, min_silence_ms)
+        )
         self._run = 0
         """Windows in a row that say the other thing than ``speaking`` does."""
         self.speaking = False

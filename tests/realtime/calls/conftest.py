@@ -48,8 +48,8 @@ class QueueLink:
 class Phone:
     """A connected call, its far side, and an agent."""
 
-    def __init__(self, connection: PhoneConnection, link: QueueLink, agent: Agent, board: Switchboard) -> None:
-        self.connection, self.link, self.board = connection, link, board
+    def __init__(self, conversing: asyncio.Task[None], link: QueueLink, agent: Agent, board: Switchboard) -> None:
+        self.conversing, self.link, self.board = conversing, link, board
         self.agent = agent
         self.heard: list[on.CallEvent] = []
         self.far = far_side.FarSide(link.incoming.put_nowait)
@@ -88,10 +88,11 @@ async def phone(
     with board.listening(LOCAL.name) as agent:
         conversing = asyncio.create_task(connection.converse())
         try:
-            yield Phone(connection, link, agent, board)
+            yield Phone(conversing, link, agent, board)
         finally:
             await link.close(1000)
-            await conversing
+            await asyncio.wait([conversing])
+            assert conversing.cancelled() or conversing.exception() is None
             await connection.aclose()
             assert not board.calls(LOCAL.name)
             assert server.registry.statistics().num_sessions == 0

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from realtime.auth import LOCAL
+from realtime.errors import Refused
 from realtime.protocol import calls as on
 from realtime.protocol.phones.asterisk import Asterisk
 from sessions.errors import DuplicateResponse, LimitExceeded, TextClosed, UnknownResponse
@@ -263,3 +265,74 @@ async def test_a_queue_that_is_full_for_ever_holds_one_reply_and_no_call() -> No
         assert (await call.event(on.HungUp)).reason == "agent"
         assert isinstance(call.heard[-2], on.ReplyPlayed)
         assert heard[-1] == '{"command":"HANGUP"}'
+
+
+async def test_a_reply_that_failed_is_not_interrupted_too() -> None:
+    """What it had left to play is cleared all the same."""
+    async with phone(FakeScript(ms_per_char=50.0, real_time_factor=0.1, fail_at_frame=8)) as call:
+        await connect(call)
+        await call.command(on.Say(text=TEXT, reply_id="r"))
+        await call.event(on.ReplyFailed)
+        await call.command(on.Interrupt())
+        assert call.far.events[-1] == "clear"
+        call.say_to_server(far_side.stop())
+        await call.event(on.HungUp)
+        assert not any(isinstance(event, on.ReplyInterrupted) for event in call.heard)
+
+
+async def test_an_interrupted_goodbye_hangs_up_at_once() -> None:
+    """Also when all of it was sent already, and it is only not heard yet."""
+    async with phone(calls__lead_ms=3_000) as call:
+        await connect(call)
+        await call.command(on.Say(text="Goodbye."))
+        await call.command(on.HangUp(after_speech=True))
+        await asyncio.sleep(0.3)
+        await call.command(on.Interrupt())
+        await call.event(on.ReplyInterrupted)
+        assert (await call.event(on.HungUp)).reason == "agent"
+
+
+async def test_a_call_that_has_ended_takes_no_command() -> None:
+    """Although its line takes long to close."""
+    async with phone() as call:
+        told = await connect(call)
+        call.link.writable.clear()
+        call.say_to_server(far_side.stop())
+        call.link.incoming.put_nowait(None)
+        await call.event(on.HungUp)
+        with pytest.raises(Refused, match="unknown"):
+            call.board.call(LOCAL.name, told.call_id)
+        call.link.writable.set()
+
+
+async def test_an_agent_waits_for_no_line() -> None:
+    """A phone that takes nothing holds nobody up who speaks into other calls too."""
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(text=TEXT, reply_id="r"))
+        await asyncio.sleep(0.5)
+        call.link.writable.clear()
+        async with asyncio.timeout(0.1):
+            await call.command(on.Interrupt())
+        call.link.writable.set()
+        await asyncio.sleep(1.0)
+        assert call.far.events[-1] == "clear"
+
+
+async def test_a_wire_that_broke_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with phone() as call:
+        await connect(call)
+        call.say_to_server(*["{"] * 100)
+        await call.event(on.HungUp)
+    assert sum("broke the wire" in record.message for record in caplog.records) == 1
+
+
+async def test_a_cancelled_call_is_told_as_hung_up() -> None:
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(text=TEXT, reply_id="r"))
+        await asyncio.sleep(0.5)
+        call.conversing.cancel()
+        assert (await call.event(on.ReplyInterrupted)).cause == "hang_up"
+        assert (await call.event(on.HungUp)).reason == "draining"

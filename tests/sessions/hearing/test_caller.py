@@ -16,7 +16,7 @@ from sessions.audio.g711 import mulaw_to_pcm, pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.pcm import Pcm, float_to_s16
 from sessions.audio.resampler import Resampler
 from sessions.hearing.caller import CallerEar, EarSettings
-from sessions.hearing.silero import Silero, Windows
+from sessions.hearing.silero import Track, Windows, likelihoods
 
 RATE = 8_000
 START = 4_000
@@ -75,25 +75,40 @@ def test_a_line_without_a_voice_is_silent() -> None:
 @settings(max_examples=20, deadline=None)
 @given(cuts=st.lists(st.integers(0, 20_000), max_size=20))
 def test_any_cut_gives_the_same_windows(cuts: list[int]) -> None:
-    pcm = np.arange(20_000, dtype=np.float32)
-    windows = Windows(256)
+    pcm = np.arange(1, 20_001, dtype=np.float32)
+    windows = Windows(256, 128, 32)
     places = [0, *sorted(cuts), pcm.size]
     pieces = [pcm[start:end] for start, end in pairwise(places)]
     cut = [window for piece in pieces for window in windows.push(piece)]
-    np.testing.assert_array_equal(np.concatenate(cut), pcm[: pcm.size // 256 * 256])
+    before = np.concatenate([np.zeros(32, np.float32), pcm])
+    np.testing.assert_array_equal(cut, [before[at : at + 288] for at in range(0, 20_000 - 255, 128)])
 
 
-def test_one_voice_does_not_disturb_another(speech: Pcm) -> None:
-    windows = Windows(256).push(speech[:RATE])
-    alone, beside, other = Silero(RATE), Silero(RATE), Silero(RATE)
-    noise = np.random.default_rng(5).standard_normal(256).astype(np.float32)
-    expected = [alone.likelihood(window) for window in windows]
-    assert [(beside.likelihood(window), other.likelihood(noise))[0] for window in windows] == expected
+def test_sounds_looked_at_together_are_what_they_are_alone(speech: Pcm) -> None:
+    sounds = [np.roll(speech, 1_000 * number)[:RATE] for number in range(5)]
+    windows = [Windows(256, 256, 32).push(sound) for sound in sounds]
+    alone, together = [Track() for _ in sounds], [Track() for _ in sounds]
+    for at in zip(*windows, strict=True):
+        expected = [likelihoods([track], window[None], RATE)[0] for track, window in zip(alone, at, strict=True)]
+        np.testing.assert_allclose(likelihoods(together, np.stack(at), RATE), expected, atol=1e-5)
+    assert any(likely > 0.9 for likely in expected)
 
 
-def test_a_rate_that_the_detector_does_not_know_is_named() -> None:
-    with pytest.raises(ValueError, match="got 24000"):
-        Silero(24_000)
+def test_an_ear_that_rests_hears_anew(speech: Pcm) -> None:
+    """After a voice was noticed, the next is: also when nobody listened to the silence between."""
+    ear, data = CallerEar("mulaw", RATE, EarSettings()), pcm_to_mulaw(speech)
+    first = noticed(ear, data[: 2 * RATE], PACKET)
+    ear.rest()
+    assert noticed(ear, data[: 2 * RATE], PACKET) == first != []
+
+
+def test_what_comes_faster_than_it_is_looked_at_is_passed_over() -> None:
+    ear = CallerEar("mulaw", RATE, EarSettings())
+    for _ in range(20):
+        ear.hear(bytes(RATE))
+    assert len(ear.waiting) == 125
+    tracks = [look.track for look in ear.waiting]
+    assert all(one is not other for one, other in pairwise(tracks))
 
 
 def test_the_detector_brings_no_torch_along() -> None:

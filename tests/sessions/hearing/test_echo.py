@@ -7,7 +7,7 @@ import pytest
 
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.hearing.caller import SILENCE_DB, encoded_level_db, level_db
-from sessions.hearing.echo import OwnVoice
+from sessions.hearing.echo import MAX_FRAMES, OwnVoice
 
 FRAME = 160
 LOUD = pcm_to_mulaw(np.full(FRAME, 0.1, np.float32))
@@ -38,3 +38,11 @@ def test_what_is_cleared_is_not_played() -> None:
     voice.sent(2 * FRAME, LOUD)
     voice.cut(FRAME)
     assert voice.level_db(FRAME) < -50
+
+
+def test_a_line_on_which_nobody_listens_keeps_no_more_and_more() -> None:
+    voice = OwnVoice("mulaw", 8_000)
+    for number in range(5_000):
+        voice.sent((number + 1) * FRAME, LOUD)
+    assert len(voice._frames) == MAX_FRAMES
+    assert voice.level_db(5_000 * FRAME) == pytest.approx(-20.0, abs=0.3)
