@@ -1,0 +1,258 @@
+"""The real tiny model in the engine: what a row says depends on its own text, voice and seed, on nobody beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as law
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.api import ClonedVoice, FinishReason, SamplingParams, TextLayout
+from engine.config import EngineConfig
+from engine.layers.transformer import CausalContext
+from engine.load import Loaded, load_engine
+from engine.models.cosyvoice3 import model as module
+from engine.models.cosyvoice3.model import CosyVoice3
+from engine.models.cosyvoice3.ras import RasParams
+from engine.models.cosyvoice3.row import SpeechRow
+from engine.noise import DrawKey
+from tests.engine.models.cosyvoice3.voices import cloned
+from tests.engine.recorder import Recorder
+
+ROWS, SEED, MAX_FRAMES = 8, 1000, 45
+TEXT = "the quick brown fox jumps over the lazy dog"
+OTHERS = ["hello world", "how are you today", "over the lazy dog", "jumps", "the fox [breath] jumps"]
+TOLERANCE = 2e-4
+"""Of logits with a deviation near 3."""
+
+
+@dataclass
+class Draw:
+    logits: Tensor
+    choice: int
+
+
+class Book:
+    """Every draw by seed, in order."""
+
+    def __init__(self) -> None:
+        self.by_seed: dict[int, list[Draw]] = {}
+
+    def take(self) -> dict[int, list[Draw]]:
+        found, self.by_seed = self.by_seed, {}
+        return found
+
+
+@pytest.fixture
+def book(monkeypatch: pytest.MonkeyPatch) -> Book:
+    book, draw = Book(), module.draw
+
+    def recorded(
+        logits: Tensor, params: Sequence[RasParams], histories: Sequence[Any], keys: list[DrawKey], noise: Any
+    ) -> Tensor:
+        choices = draw(logits, params, histories, keys, noise)
+        for row, key in enumerate(keys):
+            book.by_seed.setdefault(key.seed, []).append(Draw(logits[row].clone(), int(choices[row])))
+        return choices
+
+    monkeypatch.setattr(module, "draw", recorded)
+    return book
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Loaded:
+    config = EngineConfig(
+        num_blocks=300, block_size=8, max_batch=ROWS, max_requests=ROWS, fast_start=True,
+        pinned_rows=ROWS, pinned_blocks=32,
+    )  # fmt: skip
+    return load_engine(folder, config, "cpu", "float32", is_embedded=False)
+
+
+@pytest.fixture
+def bench(loaded: Loaded) -> Recorder:
+    return Recorder(loaded.make_engine())
+
+
+def speak(bench: Recorder, **fields: Any) -> int:
+    usual = dict(text=TEXT, text_closed=True, sampling=SamplingParams(seed=SEED), max_frames=MAX_FRAMES)
+    return bench.submit(**(usual | fields))
+
+
+def check_identical(first: list[Draw], second: list[Draw]) -> None:
+    assert len(first) == len(second)
+    for place, (one, other) in enumerate(zip(first, second, strict=True)):
+        assert torch.equal(one.logits, other.logits), f"logits differ at {place}"
+        assert one.choice == other.choice
+
+
+VOICES: list[ClonedVoice | None] = [None, cloned(), cloned(with_transcript=False)]
+
+
+@pytest.mark.parametrize("voice", VOICES, ids=["none", "zero-shot", "cross-lingual"])
+@pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
+@pytest.mark.parametrize("instruct", ["", "happy"])
+def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(
+    bench: Recorder, book: Book, voice: ClonedVoice | None, layout: TextLayout, instruct: str
+) -> None:
+    row = speak(bench, voice=voice, layout=layout, instruct=instruct)
+    request = bench.request(row)
+    bench.run()
+    bench.check_idle()
+    assert bench.heard[row].reason in (FinishReason.STOP, FinishReason.LENGTH)
+    assert bench.heard[row].num_samples == 960 * bench.heard[row].end.num_frames > 0  # type: ignore[union-attr]
+    model, speech = bench.engine.model, request.row
+    assert isinstance(model, CosyVoice3)
+    assert isinstance(speech, SpeechRow)
+    draws = book.take()[SEED]
+    hidden = model.forward([speech], [speech.inputs], torch.arange(len(speech.inputs))[None], CausalContext())[0]
+    logits = model.talker.logits(hidden)[:, : model.config.talker.speech_ids.num_codes]
+    for draw in draws:
+        distance = (logits - draw.logits[: logits.shape[1]]).abs().amax(1).min()
+        assert distance < TOLERANCE, "no position of the one pass has these logits"
+
+
+def arrive(bench: Recorder, pieces: Sequence[str], **fields: Any) -> int:
+    row = speak(bench, text="", text_closed=False, **fields)
+    for piece in pieces:
+        bench.push_text(row, piece)
+        bench.run()
+    bench.end_input(row)
+    bench.run()
+    return row
+
+
+@pytest.mark.parametrize("voice", VOICES, ids=["none", "zero-shot", "cross-lingual"])
+def test_text_fed_in_any_pieces_says_the_same_bit_for_bit(
+    bench: Recorder, book: Book, voice: ClonedVoice | None
+) -> None:
+    said, pcm = [], []
+    for pieces in ([TEXT], list(TEXT), [TEXT[:3], TEXT[3:20], TEXT[20:]]):
+        row = arrive(bench, pieces, voice=voice)
+        said.append(book.take()[SEED])
+        pcm.append(bench.heard[row].pcm)
+    for other in (1, 2):
+        check_identical(said[0], said[other])
+        np.testing.assert_allclose(pcm[other], pcm[0], atol=1e-4)
+
+
+def test_live_text_starves_and_goes_on(bench: Recorder) -> None:
+    row = arrive(bench, [TEXT[:25], TEXT[25:]])
+    heard = bench.heard[row]
+    assert heard.starved
+    assert heard.reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def test_the_voice_is_heard_in_the_sound_and_the_transcript_in_the_words(bench: Recorder, book: Book) -> None:
+    draws, pcm = [], []
+    for voice in VOICES:
+        row = speak(bench, voice=voice)
+        bench.run()
+        draws.append(book.take()[SEED])
+        pcm.append(bench.heard[row].pcm)
+    assert not torch.equal(draws[0][0].logits, draws[1][0].logits), "the transcript is in nobody's prompt"
+    check_identical(draws[0], draws[2])
+    assert len(pcm[0]) == len(pcm[2])
+    assert not np.allclose(pcm[0], pcm[2], atol=1e-2), "the recording is in nobody's sound"
+
+
+def test_an_instruction_replaces_the_recording_in_the_prompt(bench: Recorder, book: Book) -> None:
+    speak(bench, voice=cloned(), instruct="请用广东话表达。")
+    bench.run()
+    first = book.take()[SEED]
+    speak(bench, voice=cloned(with_transcript=False), instruct="cantonese")
+    bench.run()
+    check_identical(first, book.take()[SEED])
+
+
+def test_settings_of_a_request_reach_the_draws(bench: Recorder, book: Book) -> None:
+    for sampling in (SamplingParams(seed=1, do_sample=False), SamplingParams(seed=1, temperature=0.0)):
+        speak(bench, sampling=sampling)
+        bench.run()
+        assert all(draw.choice == int(draw.logits.argmax()) for draw in book.take()[1])
+    explicit = SamplingParams(seed=SEED, temperature=1.0, top_k=25, top_p=0.8, repetition_window=10)
+    speak(bench)
+    bench.run()
+    usual = book.take()[SEED]
+    speak(bench, sampling=explicit)
+    bench.run()
+    check_identical(usual, book.take()[SEED])
+
+
+Act = Callable[[Recorder, int], None]
+
+
+def preempted(bench: Recorder, row: int) -> None:
+    for wait in (3, 5):
+        for _ in range(wait):
+            bench.step()
+        if (request := bench.row(row)) and request.block_table:
+            bench.engine.scheduler.preempt(request)
+
+
+def test_a_row_that_lost_its_memory_says_the_same(bench: Recorder) -> None:
+    row = speak(bench)
+    bench.run()
+    steady = bench.heard[row].pcm
+    row = speak(bench)
+    preempted(bench, row)
+    bench.run()
+    np.testing.assert_allclose(bench.heard[row].pcm, steady, atol=1e-3)
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["submit", "submit", "push", "end", "cancel", "step", "step"]), st.integers(0, 99)),
+    min_size=4,
+    max_size=20,
+)
+
+
+@given(moves=moves)
+@law(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
+    moves: list[tuple[str, int]], loaded: Loaded, book: Book
+) -> None:
+    """Every request of a random order against itself alone: all its draws, and the sound but for rounding."""
+    bench, texts, book.by_seed = Recorder(loaded.make_engine()), dict[int, str](), {}
+    for kind, number in moves:
+        running = list(bench.engine.requests)
+        chosen = running[number % len(running)] if running else None
+        if kind == "submit":
+            seed, voice = len(texts) + 1, VOICES[number % 3]
+            text, closed = OTHERS[number % len(OTHERS)], number % 2 == 0
+            sampling = SamplingParams(seed=seed)
+            texts[speak(bench, text=text, text_closed=closed, sampling=sampling, voice=voice, max_frames=20)] = text
+        elif kind == "push" and chosen and not bench.request(chosen).row.text.closed:
+            texts[chosen] += " dog"
+            bench.push_text(chosen, " dog")
+        elif kind == "end" and chosen:
+            bench.end_input(chosen)
+        elif kind == "cancel" and chosen:
+            bench.cancel(chosen)
+        else:
+            for _ in range(number % 6):
+                bench.step()
+    for epoch in list(bench.engine.requests):
+        bench.end_input(epoch)
+    bench.run()
+    bench.check_idle()
+    together = book.take()
+    for epoch, text in texts.items():
+        heard = bench.heard[epoch]
+        alone = Recorder(loaded.make_engine())
+        again = speak(alone, text=text, text_closed=heard.spec.text_closed, sampling=heard.spec.sampling,
+                      voice=heard.spec.voice, max_frames=20)  # fmt: skip
+        alone.end_input(again)
+        alone.run()
+        seed = heard.spec.sampling.seed
+        assert seed is not None
+        mine, whole = together.get(seed, []), book.take().get(seed, [])
+        check_identical(mine, whole[: len(mine)] if heard.reason is FinishReason.CANCELLED else whole)
+        np.testing.assert_allclose(heard.pcm, alone.heard[again].pcm[: heard.num_samples], atol=1e-3)
