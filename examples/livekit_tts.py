@@ -15,6 +15,7 @@ LiveKit's own vendor plug-ins work too (docs/integrations/livekit.md); they gath
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import wave
@@ -43,6 +44,9 @@ class VoicewireTTS(tts.TTS):
         super().__init__(capabilities=capabilities, sample_rate=SAMPLE_RATE, num_channels=1)
         named = {"voice": voice} if voice else {}
         self.client = Voicewire(url, api_key, **named, **(settings or {}))
+        self.last_turn: Turn | None = None
+        """Of the stream that ended or was closed last."""
+        self._prewarming: asyncio.Task[None] | None = None
         self._streams: weakref.WeakSet[VoicewireStream] = weakref.WeakSet()
 
     @property
@@ -54,7 +58,11 @@ class VoicewireTTS(tts.TTS):
         return "voicewire"
 
     def prewarm(self) -> None:
-        self._prewarming = asyncio.create_task(self.client.connect())
+        self._prewarming = asyncio.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        with contextlib.suppress(VoicewireError):  # the first stream will say so
+            await self.client.connect()
 
     def synthesize(
         self, text: str, *, conn_options: APIConnectOptions = DEFAULT_API_CONNECT_OPTIONS
@@ -67,13 +75,13 @@ class VoicewireTTS(tts.TTS):
         return stream
 
     async def heard(self, played_s: float) -> str | None:
-        """Of the reply that was interrupted last: its text up to the last word that was heard. ``played_s`` is
-        ``playback_position`` of the ``playback_finished`` event of the session's audio output."""
-        turns = [stream.turn for stream in self._streams if stream.turn is not None]
-        last = max(turns, key=lambda turn: int(turn.response_id.partition("-")[2]), default=None)
-        return None if last is None else await last.cancel(played_s)
+        """Of the reply that was interrupted, whose stream is closed: its text up to the last word that was heard.
+        ``played_s`` is ``playback_position`` of the ``playback_finished`` event of the session's audio output."""
+        return None if self.last_turn is None else await self.last_turn.cancel(played_s)
 
     async def aclose(self) -> None:
+        if self._prewarming is not None:
+            await utils.aio.cancel_and_wait(self._prewarming)
         for stream in list(self._streams):
             await stream.aclose()
         await self.client.aclose()
@@ -82,8 +90,7 @@ class VoicewireTTS(tts.TTS):
 class VoicewireStream(tts.SynthesizeStream):
     def __init__(self, owner: VoicewireTTS, conn_options: APIConnectOptions) -> None:
         super().__init__(tts=owner, conn_options=conn_options)
-        self._client = owner.client
-        self.turn: Turn | None = None
+        self._owner = owner
 
     async def _run(self, output_emitter: tts.AudioEmitter) -> None:
         output_emitter.initialize(
@@ -94,15 +101,16 @@ class VoicewireStream(tts.SynthesizeStream):
             stream=True,
         )
         try:
-            turn = self.turn = await self._client.begin()
+            turn = await self._owner.client.begin()
             output_emitter.start_segment(segment_id=turn.response_id)
             writing = asyncio.create_task(self._write(turn))
             try:
                 await self._hear(turn, output_emitter)
             finally:
-                await utils.aio.gracefully_cancel(writing)
+                self._owner.last_turn = turn
+                await utils.aio.cancel_and_wait(writing)
                 if not turn.over:
-                    await asyncio.shield(turn.cancel())
+                    await turn.drop()
         except VoicewireError as error:
             if error.retryable:
                 raise APIConnectionError(str(error)) from error

@@ -8,6 +8,7 @@ one socket. The plug-ins beside it are made of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import itertools
 import json
@@ -26,6 +27,8 @@ SUBPROTOCOL = "voicewire.v1"
 HEADER = struct.Struct(">BBHIII")
 """Of an audio message: version, kind, packets, response, sequence, sample time."""
 MAX_PACKET_SAMPLES = 48_000 * 120 // 1000
+CONNECT_TIMEOUT_S = 10.0
+LOST = {"type": "error", "code": "closed", "message": "the connection was lost", "retryable": True}
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,9 @@ class Turn:
         self._socket = socket
         self._told: asyncio.Queue[dict[str, Any] | bytes] = asyncio.Queue()
         self._decoder: OpusDecoder | None = None
+        self._dropped = False
         self._over = asyncio.Event()
+        self._answered = asyncio.Event()
 
     @property
     def over(self) -> bool:
@@ -106,14 +111,20 @@ class Turn:
         """Stop, and learn what was heard of it. ``played_s`` is how much of it the listener has heard; without it the
         server's clock tells. After the end of a turn it works too: sound may be on its way to the listener."""
         played = {} if played_s is None else {"played_ms": 1000 * played_s}
-        self._over.clear()
-        await self._say("response.cancel", **played)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._over.wait()
-        except TimeoutError:
-            self._over.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._socket.closed else timeout_s):
+                if self._dropped:  # what comes first answers that
+                    await self._over.wait()
+                self.heard, self._dropped = None, True
+                self._answered.clear()
+                await self._say("response.cancel", **played)
+                await self._answered.wait()
         return self.heard
+
+    async def drop(self) -> None:
+        """Stop, and wait for nothing; ``cancel`` may ask later what was heard."""
+        self._dropped = True
+        await self._say("response.cancel")
 
     def take(self, message: dict[str, Any] | bytes) -> None:
         """What the server says of it."""
@@ -121,6 +132,7 @@ class Turn:
             heard = message.get("heard")
             self.heard = heard["text"] if heard else self.heard
             self._over.set()
+            self._answered.set()
         self._told.put_nowait(message)
 
     async def __aiter__(self) -> AsyncIterator[Sound | Word]:
@@ -151,9 +163,14 @@ class Turn:
         self.sent_s += len(pcm) / 2 / self.sample_rate
         return pcm
 
+    def is_on(self, socket: aiohttp.ClientWebSocketResponse) -> bool:
+        return self._socket is socket
+
     async def _say(self, kind: str, **fields: Any) -> None:
+        """On a line that is lost nothing is said: who iterates is told."""
         if not self._socket.closed:
-            await self._socket.send_str(json.dumps({"type": kind, "response_id": self.response_id, **fields}))
+            with contextlib.suppress(ConnectionError):
+                await self._socket.send_str(json.dumps({"type": kind, "response_id": self.response_id, **fields}))
 
 
 class Voicewire:
@@ -171,6 +188,7 @@ class Voicewire:
         self._turns: dict[str, Turn] = {}
         self._numbers: dict[int, Turn] = {}
         self._serial = itertools.count(1)
+        self._leaving: set[asyncio.Task[Any]] = set()
 
     async def connect(self) -> aiohttp.ClientWebSocketResponse:
         """Raises ``VoicewireError`` when the server refuses."""
@@ -178,12 +196,13 @@ class Voicewire:
             if self._socket is None or self._socket.closed:
                 self._http = self._http or aiohttp.ClientSession()
                 try:
-                    self._socket = await self._http.ws_connect(
-                        self._url, headers=self._headers, protocols=[SUBPROTOCOL], heartbeat=20
-                    )
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        self._socket = await self._http.ws_connect(
+                            self._url, headers=self._headers, protocols=[SUBPROTOCOL], heartbeat=20
+                        )
                 except aiohttp.WSServerHandshakeError as error:
                     raise VoicewireError(f"http_{error.status}", error.message, error.status in (429, 503)) from error
-                except aiohttp.ClientError as error:
+                except (aiohttp.ClientError, TimeoutError) as error:
                     raise VoicewireError("unreachable", str(error), retryable=True) from error
                 self._reading = asyncio.create_task(self._read(self._socket))
             return self._socket
@@ -192,9 +211,19 @@ class Voicewire:
         """A new turn; others may go on beside it."""
         socket = await self.connect()
         turn = Turn(socket, f"turn-{next(self._serial)}")
+        self._forget()
         self._turns[turn.response_id] = turn
         create = {"type": "response.create", "response_id": turn.response_id, "settings": self._settings | settings}
-        await socket.send_str(json.dumps(create))
+        try:
+            await socket.send_str(json.dumps(create))
+        except ConnectionError as error:
+            del self._turns[turn.response_id]
+            raise VoicewireError("closed", "the connection was lost", retryable=True) from error
+        except asyncio.CancelledError:  # it may have been sent
+            leaving = asyncio.ensure_future(turn.cancel())
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            raise
         return turn
 
     async def __aenter__(self) -> Voicewire:
@@ -204,23 +233,34 @@ class Voicewire:
         await self.aclose()
 
     async def aclose(self) -> None:
+        if self._leaving:
+            await asyncio.wait(self._leaving)
         if self._socket is not None:
             await self._socket.close()
         if self._reading is not None:
-            await self._reading
+            await asyncio.wait([self._reading])
         if self._http is not None:
             await self._http.close()
+            self._http = None
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        async for message in socket:
-            if message.type is aiohttp.WSMsgType.BINARY:
-                self._take_audio(message.data)
-            elif message.type is aiohttp.WSMsgType.TEXT:
-                self._take(json.loads(message.data))
-        for turn in self._turns.values():
-            turn.take({"type": "error", "code": "closed", "message": "the connection was lost", "retryable": True})
-        self._turns.clear()
-        self._numbers.clear()
+        try:
+            async for message in socket:
+                if message.type is aiohttp.WSMsgType.BINARY:
+                    self._take_audio(message.data)
+                elif message.type is aiohttp.WSMsgType.TEXT:
+                    self._take(json.loads(message.data))
+        finally:
+            self._lose(socket)
+            await socket.close()
+
+    def _lose(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Turns on another line, which was opened since, go on."""
+        lost = [turn for turn in self._turns.values() if turn.is_on(socket)]
+        for turn in lost:
+            del self._turns[turn.response_id]
+            turn.take(LOST)
+        self._numbers = {number: turn for number, turn in self._numbers.items() if not turn.is_on(socket)}
 
     def _take_audio(self, message: bytes) -> None:
         turn = self._numbers.get(HEADER.unpack_from(message)[3])
@@ -236,7 +276,6 @@ class Voicewire:
         turn.take(told)
         if told["type"] == "response.done":
             self._numbers.pop(told["response"], None)
-            self._forget()
 
     def _forget(self, most: int = 8) -> None:
         """Turns that are over may still be asked what was heard; the last ones are kept for that."""

@@ -28,6 +28,7 @@ from pipecat.frames.frames import (
     EndFrame,
     ErrorFrame,
     Frame,
+    InterruptionFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
@@ -44,6 +45,46 @@ from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat.workers.runner import WorkerRunner
 
 SAMPLE_RATE = 24_000
+
+
+class Playback:
+    """In which turn the listener is, and where: the transport plays one after the other, in real time, from when the
+    bot begins to speak until it stops.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[Turn, bool] = {}
+        """And whether they may be interrupted."""
+        self._played_s = 0.0
+        """Of these, when the bot last stopped."""
+        self._since_s: float | None = None
+
+    def add(self, turn: Turn, interruptible: bool = True) -> None:
+        self._turns[turn] = interruptible
+
+    def start(self, now_s: float) -> None:
+        self._since_s = now_s if self._since_s is None else self._since_s
+
+    def stop(self) -> None:
+        """Everything that came was played; turns that go on wait for more."""
+        if self._since_s is None:
+            return
+        self._turns = {turn: interruptible for turn, interruptible in self._turns.items() if not turn.over}
+        self._played_s = sum(turn.sent_s for turn in self._turns)
+        self._since_s = None
+
+    def cut(self, now_s: float) -> tuple[Turn, float] | None:
+        """The turn that is heard now, and how much of it was; then nothing is played any more. ``None`` if there is
+        none, or if it goes on."""
+        left_s = self._played_s + (0.0 if self._since_s is None else now_s - self._since_s)
+        for turn, interruptible in self._turns.items():
+            if left_s < turn.sent_s or turn is next(reversed(self._turns)):
+                if not interruptible:
+                    return None
+                self._turns, self._played_s, self._since_s = {}, 0.0, None
+                return turn, min(left_s, turn.sent_s)
+            left_s -= turn.sent_s
+        return None
 
 
 class VoicewireTTSService(TTSService):
@@ -64,13 +105,18 @@ class VoicewireTTSService(TTSService):
             settings=TTSSettings(model="voicewire", voice=voice, language=None),
             **kwargs,
         )
-        named = {"voice": voice} if voice else {}
-        self._client = Voicewire(url, api_key, **named, **(settings or {}))
+        self._client = Voicewire(url, api_key, **(settings or {}))
         self._turns: dict[str, Turn] = {}
+        """By their contexts, while their audio comes."""
         self._hearing: dict[str, asyncio.Task[None]] = {}
-        self._bot_began_s: float | None = None
+        self._failed_context: str | None = None
+        """The rest of its text is dropped: half a reply is worse than none."""
+        self._playback = Playback()
+        self._asking: asyncio.Task[None] | None = None
         self.last_heard: str | None = None
-        """After an interruption: the text up to the last word that was heard."""
+        """Of the last interruption: the reply's text up to the last word that was heard, some milliseconds after it;
+        ``None`` until then, or when nothing was spoken. The event handler ``on_interrupted_reply`` is given it too."""
+        self._register_event_handler("on_interrupted_reply")
 
     def can_generate_metrics(self) -> bool:
         return True
@@ -84,32 +130,44 @@ class VoicewireTTSService(TTSService):
 
     async def cleanup(self) -> None:
         await super().cleanup()
-        for task in list(self._hearing.values()):
+        for task in (*self._hearing.values(), *filter(None, [self._asking])):
             await self.cancel_task(task)
         await self._client.aclose()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        now_s = asyncio.get_running_loop().time()
         if isinstance(frame, BotStartedSpeakingFrame):
-            self._bot_began_s = asyncio.get_running_loop().time()
+            self._playback.start(now_s)
         elif isinstance(frame, BotStoppedSpeakingFrame):
-            self._bot_began_s = None
+            self._playback.stop()
+        elif isinstance(frame, InterruptionFrame):
+            await self._ask_what_was_heard(now_s)
         await super().process_frame(frame, direction)
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
         """A piece of text of the turn ``context_id``."""
+        if context_id == self._failed_context:
+            return
         try:
             if context_id not in self._turns:
                 await self.create_audio_context(context_id)
                 await self.start_ttfb_metrics()
                 yield TTSStartedFrame(context_id=context_id)
-                turn = self._turns[context_id] = await self._client.begin()
-                self._hearing[context_id] = self.create_task(self._hear(turn, context_id))
+                await self._begin(context_id)
             await self._turns[context_id].push(text)
             await self.start_tts_usage_metrics(text)
             yield None
         except VoicewireError as error:
-            yield ErrorFrame(error=str(error))
+            self._failed_context = context_id
+            yield ErrorFrame(error=str(error), exception=error)
             await self._close(context_id)
+
+    async def _begin(self, context_id: str) -> None:
+        voice = {"voice": self._settings.voice} if self._settings.voice else {}
+        turn = self._turns[context_id] = await self._client.begin(**voice)
+        context = self._tts_contexts.get(context_id)
+        self._playback.add(turn, context is None or context.interruptible)
+        self._hearing[context_id] = self.create_task(self._hear(turn, context_id))
 
     async def flush_audio(self, context_id: str | None = None) -> None:
         """The turn has all its text."""
@@ -118,18 +176,25 @@ class VoicewireTTSService(TTSService):
             await turn.end()
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
+        """Nothing here waits for the server; what was heard is asked for meanwhile."""
         turn, task = self._turns.pop(context_id, None), self._hearing.pop(context_id, None)
         if turn is not None:
-            self.last_heard = await turn.cancel(self._played_s(turn))
+            await turn.drop()
         if task is not None:
             await self.cancel_task(task)
         await super().on_audio_context_interrupted(context_id)
 
-    def _played_s(self, turn: Turn) -> float:
-        """What the transport has played of it: it plays in real time from when the bot began to speak."""
-        if self._bot_began_s is None:
-            return 0.0
-        return min(asyncio.get_running_loop().time() - self._bot_began_s, turn.sent_s)
+    async def _ask_what_was_heard(self, now_s: float) -> None:
+        self.last_heard = None
+        if (cut := self._playback.cut(now_s)) is None:
+            return
+        if self._asking is not None:
+            await self.cancel_task(self._asking)
+        self._asking = self.create_task(self._ask(*cut))
+
+    async def _ask(self, turn: Turn, played_s: float) -> None:
+        self.last_heard = await turn.cancel(played_s)
+        await self._call_event_handler("on_interrupted_reply", self.last_heard)
 
     async def _hear(self, turn: Turn, context_id: str) -> None:
         try:
@@ -142,6 +207,7 @@ class VoicewireTTSService(TTSService):
                     case Word():
                         await self.add_word_timestamps([(told.text, told.start_s)], context_id)
         except VoicewireError as error:
+            self._failed_context = context_id
             await self.push_error(error_msg=str(error), exception=error)
         self._turns.pop(context_id, None)
         self._hearing.pop(context_id, None)

@@ -1,7 +1,9 @@
 """LiveKit Agents speaks through this server: ``livekit_client.py SERVICE HTTP_URL MODE`` prints what came as JSON.
 
 Modes: ``stream`` (two turns, token by token), ``cancel`` (the first turn is dropped while it speaks, the second is
-heard whole), ``synthesize`` (a whole text over HTTP). Runs in an environment of its own that has livekit-agents.
+heard whole), ``synthesize`` (a whole text over HTTP). Of our own plug-in, before a turn: ``tail`` (a reply that came
+whole is interrupted while it is heard), ``lost`` (lines break). Runs in an environment of its own that has
+livekit-agents.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from livekit.agents import llm, tts, utils
+from livekit.agents import APIError, llm, tts, utils
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 from livekit.plugins import cartesia, deepgram, elevenlabs, inworld, openai, rime
 from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
@@ -78,18 +80,55 @@ async def drop(service: tts.TTS) -> None:
     await anext(aiter(stream))
     if hasattr(service, "heard"):
         await asyncio.sleep(1.0)
-        heard = await service.heard(played_s=1.0)
-        assert heard, heard
-        assert LONG.startswith(heard), heard
-        assert len(heard) < 60, heard
     await stream.aclose()
+    if hasattr(service, "heard"):
+        check_heard(await service.heard(played_s=1.0), LONG)
+
+
+def check_heard(heard: str | None, text: str) -> None:
+    assert heard, heard
+    assert text.startswith(heard), heard
+    assert len(heard) < 60, heard
+
+
+async def interrupt_what_came_whole(service: tts.TTS) -> None:
+    """The stream is over, the listener still at its first second. The next reply is not touched by the question."""
+    async with service.stream() as stream:
+        stream.push_text(TURNS[0])
+        stream.end_input()
+        assert [event async for event in stream]
+    following = service.stream()
+    following.push_text(TURNS[1])
+    following.end_input()
+    check_heard(await service.heard(played_s=1.0), TURNS[0])
+    assert (await heard(following, TURNS[1]))["duration_s"] > 1.0
+    await following.aclose()
+
+
+async def lose_the_line(service: tts.TTS) -> None:
+    """A stream whose line is lost before it sounds is spoken whole on the next one; one that has sounded fails."""
+    await service.client.connect()
+    for sounded in (False, True):
+        stream = service.stream()
+        stream.push_text(LONG if sounded else TURNS[0])
+        if sounded:
+            await anext(aiter(stream))
+        service.client._socket._response.connection.transport.abort()
+        stream.end_input()
+        try:
+            assert (await heard(stream, TURNS[0]))["duration_s"] > 1.0
+            assert not sounded
+        except APIError:
+            assert sounded
+        await stream.aclose()
 
 
 async def talk(service: tts.TTS, mode: str) -> dict[str, object]:
     turns = []
-    if mode == "cancel":
-        await drop(service)
-    for text in TURNS[1:] if mode == "cancel" else TURNS:
+    before = {"cancel": drop, "tail": interrupt_what_came_whole, "lost": lose_the_line}.get(mode)
+    if before is not None:
+        await before(service)
+    for text in TURNS if before is None else TURNS[1:]:
         if mode == "synthesize":
             async with service.synthesize(text) as stream:
                 turns.append(await asyncio.wait_for(heard(stream, text), TURN_TIMEOUT_S))

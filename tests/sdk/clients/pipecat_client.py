@@ -1,8 +1,9 @@
 """pipecat speaks through this server: ``pipecat_client.py SERVICE HTTP_URL MODE`` prints what came as JSON.
 
 Modes: ``sentence`` and ``token`` (two turns, spoken by sentences or token by token), ``interrupt`` (the first turn is
-interrupted, the second is heard whole), ``again`` (the first turn is said until the server has room). Runs in an
-environment of its own that has pipecat.
+interrupted, the second is heard whole), ``again`` (the first turn is said until the server has room). Of our own
+plug-in, before a turn: ``tail`` (a reply that came whole is interrupted while it is heard), ``lost`` (the line breaks).
+Runs in an environment of its own that has pipecat.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import aiohttp
 from loguru import logger
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
+    BotStoppedSpeakingFrame,
     EndFrame,
     ErrorFrame,
     Frame,
@@ -146,18 +148,11 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
     turns = []
     if mode == "again":
         await say_until_it_sounds(worker, sink)
-    if mode == "interrupt":
-        await say(worker, LONG)
-        await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
-        if sink.plays:
-            await asyncio.sleep(1.0)
-        await worker.queue_frame(InterruptionFrame())
-        await asyncio.sleep(0.3)
-        if sink.plays:
-            assert service.last_heard, service.last_heard
-            assert LONG.startswith(service.last_heard), service.last_heard
-            assert len(service.last_heard) < 60, service.last_heard
-    for text in TURNS[1:] if mode == "interrupt" else TURNS:
+    if mode in ("interrupt", "tail"):
+        await interrupt(worker, sink, service, LONG if mode == "interrupt" else TURNS[0])
+    if mode == "lost":
+        await lose_the_line(worker, sink, service)
+    for text in TURNS[1:] if mode in ("interrupt", "tail", "lost") else TURNS:
         sink.begin_turn()
         await say(worker, text)
         await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
@@ -166,6 +161,36 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
     await worker.queue_frame(EndFrame())
     await asyncio.wait_for(running, TURN_TIMEOUT_S)
     return {"turns": turns, "errors": sink.errors}
+
+
+async def interrupt(worker: PipelineWorker, sink: Sink, service: Any, text: str) -> None:
+    """After it sounded for a second; a short text has come whole by then. A second interruption finds nothing."""
+    await say(worker, text)
+    await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
+    if sink.plays:
+        await asyncio.sleep(1.0)
+    await worker.queue_frame(InterruptionFrame())
+    await asyncio.sleep(0.3)
+    if sink.plays:
+        assert service.last_heard, service.last_heard
+        assert text.startswith(service.last_heard), service.last_heard
+        assert len(service.last_heard) < len(text) * 3 / 4, service.last_heard
+        await sink.push_frame(BotStoppedSpeakingFrame(), FrameDirection.UPSTREAM)
+        await worker.queue_frame(InterruptionFrame())
+        await asyncio.sleep(0.1)
+        assert service.last_heard is None, service.last_heard
+
+
+async def lose_the_line(worker: PipelineWorker, sink: Sink, service: Any) -> None:
+    """The rest of the reply is not spoken on the next line; its end is told."""
+    await worker.queue_frames([LLMFullResponseStartFrame(), LLMTextFrame(LONG)])
+    await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
+    service._client._socket._response.connection.transport.abort()
+    await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
+    sink.begin_turn()
+    await worker.queue_frames([LLMTextFrame(" And more of it."), LLMFullResponseEndFrame()])
+    await asyncio.sleep(0.5)
+    assert not sink.pcm
 
 
 async def say_until_it_sounds(worker: PipelineWorker, sink: Sink) -> None:
