@@ -28,7 +28,7 @@ HEADER = struct.Struct(">BBHIII")
 """Of an audio message: version, kind, packets, response, sequence, sample time."""
 MAX_PACKET_SAMPLES = 48_000 * 120 // 1000
 CONNECT_TIMEOUT_S = 10.0
-LOST = {"type": "error", "code": "closed", "message": "the connection was lost", "retryable": True}
+LOST: dict[str, Any] = {"type": "error", "code": "closed", "message": "the connection was lost", "retryable": True}
 
 
 @dataclass(frozen=True)
@@ -208,17 +208,23 @@ class Voicewire:
             return self._socket
 
     async def begin(self, **settings: Any) -> Turn:
-        """A new turn; others may go on beside it."""
-        socket = await self.connect()
+        """A new turn; others may go on beside it. Raises ``VoicewireError``."""
+        for _ in range(2):  # a line may have been lost, and nobody has noticed
+            with contextlib.suppress(ConnectionError):
+                return await self._begin(await self.connect(), settings)
+        raise VoicewireError(LOST["code"], LOST["message"], retryable=True)
+
+    async def _begin(self, socket: aiohttp.ClientWebSocketResponse, settings: dict[str, Any]) -> Turn:
         turn = Turn(socket, f"turn-{next(self._serial)}")
         self._forget()
         self._turns[turn.response_id] = turn
         create = {"type": "response.create", "response_id": turn.response_id, "settings": self._settings | settings}
         try:
             await socket.send_str(json.dumps(create))
-        except ConnectionError as error:
-            del self._turns[turn.response_id]
-            raise VoicewireError("closed", "the connection was lost", retryable=True) from error
+        except ConnectionError:
+            self._turns.pop(turn.response_id, None)
+            await socket.close()
+            raise
         except asyncio.CancelledError:  # it may have been sent
             leaving = asyncio.ensure_future(turn.cancel())
             self._leaving.add(leaving)

@@ -83,6 +83,7 @@ CLIENTS = {
         },
     ),
     "realtime": Client("sdks", "realtime_client.py", {"openai": ("items", "tokens", "interrupt")}),
+    "native": Client("pipecat", "native_client.py", {"native": ("begins", "refused", "gone")}),
     "kyutai": Client("kyutai", "kyutai_client.py", {"kyutai": ("words", "interrupt")}),
     "vendor-js": Client(
         "node",
