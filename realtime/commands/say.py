@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", metavar="ws://HOST:PORT", help="speak through a server instead of an engine of our own"
     )
+    parser.add_argument(
+        "--mqtt", metavar="mqtt://HOST:PORT", help="speak through a broker (mqtts for TLS; docs/mqtt.md)"
+    )
     parser.add_argument("--api-key", default=os.environ.get("VOICEWIRE_API_KEY"), help="(default: $VOICEWIRE_API_KEY)")
 
 
@@ -55,6 +58,10 @@ def run(args: argparse.Namespace) -> int:
         from realtime.commands.say_remote import say_through_server
 
         return asyncio.run(say_through_server(args))
+    if args.mqtt is not None:
+        from realtime.commands.say_mqtt import say_through_broker
+
+        return asyncio.run(say_through_broker(args))
     return asyncio.run(say(args))
 
 

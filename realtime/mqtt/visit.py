@@ -51,6 +51,8 @@ class Visit:
         self._calls = CallDesk(server, switchboard, owner, line, topics, worker) if mqtt.calls else None
         self._tasks = asyncio.TaskGroup()
         self._num_working = 0
+        self.ready = False
+        """Whether all subscriptions are made."""
 
     async def attend(self) -> None:
         try:
@@ -68,6 +70,7 @@ class Visit:
     async def _work(self) -> None:
         try:
             await self._subscribe()
+            self.ready = True
             self._tasks.create_task(self._status.keep(self._stand_aside), name="voicewire mqtt status")
             if self._calls is not None:
                 self._tasks.create_task(self._calls.run(), name="voicewire mqtt calls")
@@ -182,7 +185,7 @@ class Visit:
             raise Refused("request_too_long", found, "text")
         seat = f"say/{secrets.token_hex(8)}"
         held.enter_context(self.desk.place(client, seat))
-        connection = self._enter(held, SAY_WIRE, OneShot(seat, wanted.wish(None), wanted.text))
+        connection = self._enter(held, SAY_WIRE, OneShot(seat, wanted.wish(0), wanted.text))
         content_type = say.CONTENT_TYPES[wanted.format.encoding]
         link = AnswerLink(self._line, arrival.response_topic or "", arrival.correlation, content_type)
         self.desk.seat(seat, link)

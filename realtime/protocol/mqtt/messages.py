@@ -45,11 +45,13 @@ class Speech(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     speed: Annotated[float, Meta(gt=0, le=100)] = 1.0
     lead_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
+    """0: as fast as it is made."""
     word_times: bool = False
     format: Format = Format()
 
-    def wish(self, default_lead_ms: int | None) -> Wish:
+    def wish(self, default_lead_ms: int) -> Wish:
         audio = self.format
+        lead_ms = default_lead_ms if self.lead_ms is None else self.lead_ms
         return Wish(
             voice=self.voice,
             language=self.language,
@@ -58,8 +60,8 @@ class Speech(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             speed=self.speed,
             instruct=self.instruct,
             word_times=self.word_times,
-            at_once=default_lead_ms is None and self.lead_ms is None,
-            lead_ms=default_lead_ms if self.lead_ms is None else self.lead_ms,
+            at_once=lead_ms == 0,
+            lead_ms=lead_ms,
         )
 
 

@@ -1,0 +1,122 @@
+"""``voicewire say --mqtt``: the same through a broker, over the topics of the bridge."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from realtime.commands.input import arriving_text
+from realtime.commands.output import Output
+from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, Progress, open_output
+from realtime.commands.say_remote import BYTES_PER_SAMPLE, SAMPLE_RATE, ServerError
+from realtime.mqtt.broker import BrokerLost
+from realtime.mqtt.client import BrokerSession, Sound, open_session, settings_of
+from realtime.protocol.events import ResponseDone
+from realtime.protocol.mqtt import messages as wire
+from sessions.events import ResponseStatus
+
+AT_ONCE = 0
+REPLY = "say"
+
+
+async def say_through_broker(args: argparse.Namespace) -> int:
+    """Returns the exit status. Raises ``OSError``, ``ServerError`` among them."""
+    try:
+        async with open_session(settings_of(args.mqtt), wish(args)) as session:
+            done = await speak(session, args)
+    except BrokerLost as error:
+        raise ServerError(f"the broker is lost: {error}") from None
+    return 1 if done.nothing_spoken else EXIT_STATUS[ResponseStatus(done.status)]
+
+
+async def speak(session: BrokerSession, args: argparse.Namespace) -> ResponseDone:
+    output = await open_output(args.output, SAMPLE_RATE)
+    progress = Progress(SAMPLE_RATE, args.seed)
+    try:
+        async with spoken(session, args.text), cancelled_by_ctrl_c(session):
+            done = in_native_words(await hand_over(session, output, progress))
+        progress.tell_end(done)
+        if done.status == "completed":
+            await output.finish()
+    finally:
+        await output.abort()
+    return done
+
+
+def in_native_words(done: wire.Done) -> ResponseDone:
+    return ResponseDone(
+        response_id=REPLY,
+        response=done.reply,
+        status=done.status,
+        audio_samples=round(done.audio_ms * SAMPLE_RATE / 1000),
+        audio_ms=done.audio_ms,
+        nothing_spoken=done.status == "completed" and not done.audio_ms,
+        error=done.error,
+    )
+
+
+def wish(args: argparse.Namespace) -> wire.Open:
+    return wire.Open(
+        voice=args.voice,
+        language=None if args.language == "auto" else args.language,
+        seed=args.seed,
+        lead_ms=AT_ONCE if args.output else PLAYER_LEAD_MS,
+        format=wire.Format(encoding="pcm_s16le", sample_rate=SAMPLE_RATE),
+    )
+
+
+@asynccontextmanager
+async def spoken(session: BrokerSession, text: str) -> AsyncIterator[None]:
+    """While this lasts, the text is given: at once, or as it arrives on standard input."""
+    typing = asyncio.create_task(type_in(session, text))
+    try:
+        yield
+    finally:
+        typing.cancel()
+        with suppress(asyncio.CancelledError, BrokerLost):
+            await typing
+
+
+async def type_in(session: BrokerSession, text: str) -> None:
+    if text == "-":
+        async for piece in arriving_text(sys.stdin.fileno()):
+            await session.send(wire.Text(d=piece))
+    else:
+        await session.send(wire.Text(d=text))
+    await session.send(wire.End())
+
+
+async def hand_over(session: BrokerSession, output: Output, progress: Progress) -> wire.Done:
+    async for told in session:
+        match told:
+            case Sound():
+                await output.write(told.data)
+                progress.add(len(told.data) // BYTES_PER_SAMPLE)
+            case wire.Started():
+                for warning in told.warnings:
+                    print(warning, file=sys.stderr)
+            case wire.Done():
+                return told
+            case wire.Failed():
+                raise ServerError(told.error.message)
+            case wire.Closed():
+                raise ServerError(f"the session was closed: {told.reason}")
+    raise AssertionError("what a session tells last is that it is closed")
+
+
+@asynccontextmanager
+async def cancelled_by_ctrl_c(session: BrokerSession) -> AsyncIterator[None]:
+    """Ctrl-C ends the reply and nothing else, so that its end is told and what was written stays whole."""
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+    cancels: list[asyncio.Task[None]] = []
+    loop.add_signal_handler(signal.SIGINT, lambda: cancels.append(loop.create_task(session.send(wire.Cancel()))))
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+        await asyncio.gather(*cancels, return_exceptions=True)

@@ -1,0 +1,132 @@
+"""A client of the bridge: opens a session on a broker, says a text and hears it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from realtime.config import environment_name
+from realtime.device_config import MqttSettings
+from realtime.mqtt.broker import Arrival, Broker, Line, Publication
+from realtime.protocol.mqtt import messages as say
+from realtime.protocol.mqtt.audio import AudioHead, head_of
+from realtime.protocol.mqtt.topics import Topics
+
+OPEN_EXPIRY_S = 5
+PORTS = {"mqtt": 1_883, "mqtts": 8_883}
+
+
+class SessionRefused(OSError):
+    """No server took the session; the message says why."""
+
+
+class Sound(NamedTuple):
+    head: AudioHead
+    data: bytes
+
+
+class BrokerSession:
+    """``async with open_session(...)``; one task iterates. Every method raises ``BrokerLost``."""
+
+    def __init__(self, line: Line, arrivals: AsyncIterator[Arrival], opened: say.Opened) -> None:
+        self.opened = opened
+        self._line, self._arrivals = line, arrivals
+        self._num_sent = 0
+
+    async def send(self, message: say.In) -> None:
+        """Numbered as it should be."""
+        numbered = msgspec.structs.replace(message, seq=self._num_sent)
+        self._num_sent += 1
+        await self._line.publish(Publication(topic=self.opened.inbox, payload=say.serialize(numbered), qos=1))
+
+    def __aiter__(self) -> AsyncIterator[Sound | say.Out]:
+        return self._hear()
+
+    async def _hear(self) -> AsyncIterator[Sound | say.Out]:
+        async for arrival in self._arrivals:
+            if arrival.topic == self.opened.audio:
+                yield Sound(head_of(arrival.user), arrival.payload)
+            elif arrival.topic == self.opened.ev:
+                yield (event := say.parse_out(arrival.payload))
+                if isinstance(event, say.Closed):
+                    return
+
+
+def settings_of(url: str) -> MqttSettings:
+    """``mqtt://USER:PASSWORD@HOST:PORT/ROOT``, or ``mqtts``; user and password may stand in the environment instead.
+
+    Raises ``OSError``; its message does not show the URL.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or PORTS[parts.scheme]
+    except (KeyError, ValueError):
+        wanted = "mqtt://HOST:PORT or mqtts://HOST:PORT, with USER:PASSWORD@ before the host if needed"
+        raise OSError(f"the broker's address must be {wanted}") from None
+    if not parts.hostname:
+        raise OSError("the broker's address names no host")
+    return MqttSettings(
+        host=parts.hostname,
+        port=port,
+        tls=parts.scheme == "mqtts",
+        username=unquote(parts.username) if parts.username else os.environ.get(environment_name("mqtt.username")),
+        password=unquote(parts.password) if parts.password else os.environ.get(environment_name("mqtt.password")),
+        root=parts.path.strip("/") or MqttSettings().root,
+    )
+
+
+@asynccontextmanager
+async def open_session(
+    settings: MqttSettings, wanted: say.Open, client: str | None = None
+) -> AsyncIterator[BrokerSession]:
+    """Raises ``BrokerLost`` or ``SessionRefused``. When it ends, so does the session, also if this process dies."""
+    client = client or f"client-{secrets.token_hex(6)}"
+    topics = Topics(settings.root, settings.group)
+    gone = Publication(topic=topics.gone(client), qos=1)
+    async with Broker(settings, client, will=gone).connected() as line:
+        arrivals = line.arrivals()
+        sid = wanted.sid or secrets.token_hex(8)
+        place = topics.session(client, sid)
+        for topic in (topics.answers(client), place.audio, place.events):
+            await line.subscribe(topic, qos=0 if topic == place.audio else 1)
+        opened = await _open(
+            line, arrivals, topics, client, say.serialize(msgspec.structs.replace(wanted, sid=sid)), settings.timeout_s
+        )
+        try:
+            yield BrokerSession(line, arrivals, opened)
+        finally:
+            await line.publish(gone)
+
+
+async def _open(
+    line: Line, arrivals: AsyncIterator[Arrival], topics: Topics, client: str, payload: str, timeout_s: float
+) -> say.Opened:
+    answers = topics.answers(client)
+    await line.publish(
+        Publication(
+            topic=topics.open,
+            payload=payload,
+            qos=1,
+            response_topic=answers,
+            correlation=secrets.token_bytes(8),
+            expiry_s=OPEN_EXPIRY_S,
+        )
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for arrival in arrivals:
+                if arrival.topic == answers:
+                    break
+            answer = say.parse_answer(arrival.payload)
+    except TimeoutError:
+        raise SessionRefused(f"no server answers on {topics.open}") from None
+    if isinstance(answer, say.Refusal):
+        raise SessionRefused(f"{answer.error.code}: {answer.error.message}")
+    return answer
