@@ -41,7 +41,7 @@ async def voice_of(body: SpeechBody, server: SpeechServer, caller: Caller, liste
     name, warning = _voice_name(body, server, caller)
     is_ours = name is None or is_built_in(name, server.engine.info)
     stored = None if name is None or is_ours else find_voice(server.voices, caller.name, name)
-    clone = await _clone(body, server, listener) or _by_embedding_alone(body, stored)
+    clone = await _clone(body, server, listener) or _by_embedding_alone(body, stored, server.engine.info)
     heard = clone or (None if stored is None else stored.clone)
     return Voice(name, clone, _num_frames(heard, server.engine.info), warning)
 
@@ -79,10 +79,12 @@ async def _clone(body: SpeechBody, server: SpeechServer, listener: Listener) -> 
     return await listener.from_reference(body.ref_audio, transcript)
 
 
-def _by_embedding_alone(body: SpeechBody, stored: StoredVoice | None) -> ClonedVoice | None:
+def _by_embedding_alone(body: SpeechBody, stored: StoredVoice | None, info: EngineInfo) -> ClonedVoice | None:
     """Of a stored voice that could speak in context, where that is not wanted."""
     if stored is None or not body.x_vector_only_mode:
         return None
+    if info.transcript_optional:  # the sound of the recording goes without its words
+        return msgspec.structs.replace(stored.clone, transcript="")
     return msgspec.structs.replace(stored.clone, codes=b"", transcript="")
 
 

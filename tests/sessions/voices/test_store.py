@@ -3,8 +3,10 @@ from __future__ import annotations
 import fcntl
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +36,14 @@ def test_a_voice_comes_back_as_it_was_also_in_another_process(store: VoiceStore,
         assert reader.find("alice", "ann") == voice("ann")
         assert reader.find("alice", "ben") == by_vector_alone
         assert reader.list("alice") == [voice("ann").manifest, by_vector_alone.manifest]
+
+
+def test_the_mel_of_a_voice_comes_back_with_its_codes(store: VoiceStore, tmp_path: Path) -> None:
+    plain = voice("ann")
+    mel = b"\0\0\x80?" * (2 * 80 * len(plain.clone.codes) // (2 * NUM_CODEBOOKS))
+    with_mel = replace(plain, clone=msgspec.structs.replace(plain.clone, mel=mel))
+    store.add(with_mel, NUM_CODEBOOKS)
+    assert VoiceStore(tmp_path / "voices").find("alice", "ann") == with_mel
 
 
 def test_nothing_is_there_before_the_first(store: VoiceStore) -> None:

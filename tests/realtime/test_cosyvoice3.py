@@ -1,0 +1,163 @@
+"""The second family behind every kind of door: HTTP, the native socket, a vendor's wire, uploads, the commands."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from websockets.asyncio.client import connect
+
+from realtime.cli import main
+from realtime.protocol import events as ev
+from sessions.audio.wav import wav_file
+from tests.fakes import tiny_onnx
+from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
+from tests.fakes.cosyvoice3_voices import write_saved_voices
+from tests.realtime.live import Live, hear, live_server, speak
+from tests.sessions.audio.signals import speech_like
+
+SPEECH = speech_like(48_000, 16_000, seed=1)
+TEXT = "Hello there, how are you today?"
+TOKEN_BYTES = 2 * 960
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_cosyvoice3(tmp_path_factory.mktemp("checkpoint") / "cosyvoice3")
+    tiny_onnx.write_encoders(folder)
+    write_saved_voices(folder, "Anna", "ben")
+    return folder
+
+
+@pytest.fixture
+async def live(checkpoint: Path, tmp_path: Path) -> AsyncIterator[Live]:
+    from engine.client import create_engine
+
+    engine = create_engine(checkpoint, process=False, kv_memory_mb=64, fast_start=True)
+    async with live_server(engine, voices__folder=str(tmp_path)) as server:
+        yield server
+
+
+def form(**fields: str) -> list[tuple[str, tuple[str | None, str | bytes] | tuple[str, bytes, str]]]:
+    parts: list[tuple[str, tuple[str | None, str | bytes] | tuple[str, bytes, str]]]
+    parts = [(name, (None, value)) for name, value in fields.items()]
+    return [*parts, ("audio_sample", ("a.wav", wav_file(SPEECH, 16_000), "audio/wav"))]
+
+
+async def test_http_speaks_in_tokens_of_40_ms(live: Live) -> None:
+    body = {"input": TEXT, "voice": "anna", "response_format": "pcm", "max_frames": 30, "seed": 1}
+    async with live.http() as http:
+        answer = await http.post("/v1/audio/speech", json=body, timeout=30)
+        again = await http.post("/v1/audio/speech", json=body, timeout=30)
+        other = await http.post("/v1/audio/speech", json=body | {"voice": "ben"}, timeout=30)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) % TOKEN_BYTES == 0
+    assert np.abs(np.frombuffer(answer.content, "<i2")).max() > 300
+    assert again.content == answer.content
+    assert other.content != answer.content
+
+
+async def test_an_instruction_is_heard_and_an_unknown_one_refused_with_the_known(live: Live) -> None:
+    body = {"input": TEXT, "voice": "anna", "response_format": "pcm", "max_frames": 20, "seed": 1}
+    async with live.http() as http:
+        plain = await http.post("/v1/audio/speech", json=body, timeout=30)
+        happy = await http.post("/v1/audio/speech", json=body | {"instructions": "happy"}, timeout=30)
+        refused = await http.post("/v1/audio/speech", json=body | {"instructions": "like a pirate"}, timeout=30)
+    assert happy.status_code == 200
+    assert happy.content != plain.content
+    assert refused.status_code == 400
+    assert "'like a pirate', which the model does not know; known: cantonese" in refused.text
+
+
+async def test_a_voice_is_uploaded_and_speaks_as_its_recording_does(live: Live) -> None:
+    reference = f"data:audio/wav;base64,{base64.b64encode(wav_file(SPEECH, 16_000)).decode()}"
+    asked = {"input": TEXT, "response_format": "pcm", "max_frames": 16, "seed": 3}
+    async with live.http() as http:
+        told = await http.post("/v1/audio/voices", files=form(name="zoe", consent="yes", ref_text="hello"), timeout=30)
+        assert told.status_code == 200, told.text
+        by_name = await http.post("/v1/audio/speech", json=asked | {"voice": "zoe"}, timeout=30)
+        by_recording = asked | {"ref_audio": reference, "ref_text": "hello"}
+        assert (await http.post("/v1/audio/speech", json=by_recording, timeout=30)).content == by_name.content
+        without_words = asked | {"voice": "zoe", "x_vector_only_mode": True}
+        sound_alone = await http.post("/v1/audio/speech", json=without_words, timeout=30)
+        assert sound_alone.content != by_name.content
+        by_recording = asked | {"ref_audio": reference, "x_vector_only_mode": True}
+        assert (await http.post("/v1/audio/speech", json=by_recording, timeout=30)).content == sound_alone.content
+
+
+@pytest.mark.parametrize(("num_samples", "told"), [(8_000, "at least 1 s"), (16_000 * 31, "30 s")])
+async def test_a_recording_too_short_or_too_long_is_refused(live: Live, num_samples: int, told: str) -> None:
+    parts = [("name", (None, "zoe")), ("consent", (None, "yes"))]
+    wav = wav_file(np.tile(SPEECH, 11)[:num_samples], 16_000)
+    async with live.http() as http:
+        answer = await http.post("/v1/audio/voices", files=[*parts, ("audio_sample", ("a", wav, "audio/wav"))])
+    assert answer.status_code == 400
+    assert told in answer.text
+
+
+async def test_a_silent_recording_is_refused(live: Live) -> None:
+    parts = [("name", (None, "zoe")), ("consent", (None, "yes"))]
+    wav = wav_file(np.zeros(32_000, np.float32), 16_000)
+    async with live.http() as http:
+        answer = await http.post("/v1/audio/voices", files=[*parts, ("audio_sample", ("a", wav, "audio/wav"))])
+    assert answer.status_code == 400
+    assert "audio is silent" in answer.text
+
+
+async def test_the_native_socket_speaks_live_text(live: Live) -> None:
+    async with live.session() as client:
+        settings = ev.Settings(voice="anna", pace="burst", seed=1, max_frames=60)
+        await client.send(ev.ResponseCreate(response_id="r", settings=settings))
+        for word in TEXT.split():
+            await client.send(ev.TextAppend(response_id="r", text=f"{word} "))
+        await client.send(ev.TextEnd(response_id="r"))
+        spoken = await hear(client, "r")
+        assert spoken.done.status == "completed"
+        assert spoken.audio
+        two = await speak(client, f"{TEXT} " * 8, response_id="s", voice="anna", max_frames=20)
+        assert two.done.status == "completed"
+
+
+async def test_a_vendors_wire_speaks(live: Live) -> None:
+    url = f"{live.url}/v1/speak?model=anna&encoding=linear16&sample_rate=24000"
+    async with connect(url) as socket:
+        await socket.send(json.dumps({"type": "Speak", "text": TEXT}))
+        await socket.send(json.dumps({"type": "Flush"}))
+        pcm = b""
+        async for message in socket:
+            if isinstance(message, bytes):
+                pcm += message
+            elif json.loads(message)["type"] == "Flushed":
+                break
+    assert len(pcm) > 10 * TOKEN_BYTES
+
+
+def test_doctor_reads_the_folder(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--model", str(checkpoint)])
+    told = next(line for line in capsys.readouterr().out.splitlines() if "checkpoint" in line)
+    assert told.startswith("ok")
+    assert "cosyvoice3; talker (llm.pt)" in told
+    assert "voices anna, ben" in told
+    assert "takes instructions" in told
+
+
+def test_doctor_tells_what_works_without_the_encoders(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in checkpoint.iterdir():
+        if path.suffix != ".onnx":
+            (tmp_path / path.name).symlink_to(path)
+    main(["doctor", "--model", str(tmp_path)])
+    told = next(line for line in capsys.readouterr().out.splitlines() if "checkpoint" in line)
+    assert told.startswith("ok")
+    assert "no speech_tokenizer_v3.onnx and no campplus.onnx: recordings cannot be listened to" in told
+
+
+def test_say_writes_a_file(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "hello.wav"
+    main(["say", TEXT, "--model", str(checkpoint), "--voice", "anna", "-o", str(path)])
+    assert path.stat().st_size > 10 * TOKEN_BYTES
