@@ -17,6 +17,7 @@ from engine.decode.slots import ExactDecode
 from engine.engine import MAX_WARM_UP_S, Engine
 from engine.errors import InvalidRequest
 from engine.graphs.engine import PipelinedEngine
+from engine.graphs.runner import GraphRunner
 from engine.graphs.stages import GraphStages
 from engine.models.base import AudioShape, SpeechModel
 from engine.models.registry import load_model
@@ -68,6 +69,17 @@ def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
     return wanted and not config.windowed_decode
 
 
+@torch.inference_mode()
+def run_over_graphs(engine: Engine, runner: GraphRunner) -> None:
+    """Record every graph while nobody is there, unless each is to be recorded when first needed."""
+    engine.runner = runner
+    if not engine.config.fast_start:
+        for rows in reversed(runner.frame_buckets):
+            runner.frames.capture(rows)
+        for tokens in reversed(runner.token_buckets):
+            runner.prefills.capture(tokens)
+
+
 def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool) -> Loaded:
     """Raises ``CheckpointError`` or, for a device or dtype that cannot be had, ``InvalidRequest``."""
     device = choose_device(device_name)
@@ -84,6 +96,8 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
             if isinstance(stage, ExactDecode) and not config.fast_start:
                 stage.warm_up(MAX_WARM_UP_S)
             engine = Engine(stages.model, stage, config, dtype=dtype, device=device)
+            if stages.make_runner is not None and wants_graphs(config, device):
+                run_over_graphs(engine, stages.make_runner(stages.model, engine.kv, engine.prefixes, config))
         engine.warm_up()
         return engine
 

@@ -18,9 +18,9 @@ from engine.kernels.settings import DrawSettings, PadPlan
 from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
 from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel
 from engine.kernels.triton_linear import gemv_kernel, norm_kernel, swiglu_kernel
-from engine.kernels.triton_sampling import draw_kernel
+from engine.kernels.triton_sampling import draw_kernel, noise_kernel
 
-KERNELS = ("gemv", "norm", "swiglu", "paged", "frame", "ring", "draw", "conv", "depthwise", "tail", "pasts")
+KERNELS = ("gemv", "norm", "swiglu", "paged", "frame", "ring", "draw", "noise", "conv", "depthwise", "tail", "pasts")
 MAX_GEMV_ROWS = 2
 """Above this cuBLAS wins and norms stand alone."""
 FRAME_WARPS = 1
@@ -105,7 +105,7 @@ class FusedOps(PlainOps):
     def attend_paged(
         self,
         qkv: Tensor,
-        norms: tuple[Tensor, Tensor],
+        norms: tuple[Tensor, Tensor] | None,
         eps: float,
         rope: tuple[Tensor, Tensor],
         cache: Tensor,
@@ -119,7 +119,8 @@ class FusedOps(PlainOps):
         rows = qkv.shape[0]
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows, heads * group * size)
-        shape = dict(HEADS=heads, GROUP=group, D=size, PAGE=page)
+        shape = dict(HEADS=heads, GROUP=group, D=size, PAGE=page, NORM=norms is not None)
+        norms = norms or (qkv, qkv)
         if together:
             paged_write_kernel[(rows, heads)](
                 qkv, norms[1], *rope, cache, tables, positions, eps, cache.stride(0), tables.stride(0),
@@ -175,6 +176,16 @@ class FusedOps(PlainOps):
         return out
 
     # -- sampling ------------------------------------------------------------------------------------------------
+
+    def exponential(self, seed: Tensor, place: Tensor, frame: Tensor, ids: Tensor) -> Tensor:
+        if "noise" not in self.on:
+            return super().exponential(seed, place, frame, ids)
+        out = torch.empty(ids.shape, dtype=torch.float32, device=ids.device)
+        rows, width = ids.shape
+        noise_kernel[(rows, triton.cdiv(width, 1024))](
+            seed, place, frame, ids, out, width, ids.stride(0), ids.stride(1), BLOCK=1024
+        )
+        return out
 
     def launch_draw(
         self, logits: Tensor, settings: DrawSettings, codebook: int, first: tuple[Tensor, ...] = (),

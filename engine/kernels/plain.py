@@ -81,7 +81,7 @@ class PlainOps:
     def attend_paged(
         self,
         qkv: Tensor,
-        norms: tuple[Tensor, Tensor],
+        norms: tuple[Tensor, Tensor] | None,
         eps: float,
         rope: tuple[Tensor, Tensor],
         cache: Tensor,
@@ -157,6 +157,10 @@ class PlainOps:
         return self.attend(q.view(num_rows, num_tokens, kv_heads, -1), own[:, 0], values, mask)
 
     # -- sampling ------------------------------------------------------------------------------------------------
+
+    def exponential(self, seed: Tensor, place: Tensor, frame: Tensor, ids: Tensor) -> Tensor:
+        """seed, place, frame [N], ids [N, n] -> variates [N, n] in fp32."""
+        return exponential(seed, place, frame, ids)
 
     def draw(self, logits: Tensor, settings: DrawSettings, codebook: int) -> Tensor:
         """logits [N, V], bans already -inf -> ids [N]: temperature, top-k, top-p, then argmax(p / q).

@@ -32,7 +32,7 @@ def _angles(cos_ptr, sin_ptr, position, d, D: tl.constexpr):
 @triton.jit
 def paged_write_kernel(
     qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, eps, value_offset, table_stride,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Keys and values of positions that others of this very call will read."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -40,7 +40,7 @@ def paged_write_kernel(
     d = tl.arange(0, D)[None]
     cos, sin = _angles(cos_ptr, sin_ptr, position, d, D)
     heads = qkv_ptr + row * (HEADS * (GROUP + 2) * D) + HEADS * GROUP * D + head * D + tl.zeros([1, 1], tl.int32)
-    key = _turned(heads, d, k_norm_ptr, cos, sin, eps, True, D)
+    key = _turned(heads, d, k_norm_ptr, cos, sin, eps, NORM, D)
     value = tl.load(heads + HEADS * D + d)
     block = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
     at = cache_ptr + ((block * PAGE + position % PAGE) * HEADS + head) * D + d
@@ -52,8 +52,8 @@ def paged_write_kernel(
 def paged_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, out_ptr,
     eps, scale, value_offset, table_stride,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    WRITE: tl.constexpr, EXACT: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+    BLOCK: tl.constexpr, WRITE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One row and one key head a program. With WRITE its own key and value are made here, else they are there."""
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
@@ -64,10 +64,10 @@ def paged_kernel(
     cos, sin = _angles(cos_ptr, sin_ptr, position, d, D)
     heads = qkv_ptr + row * (HEADS * (GROUP + 2) * D)
     q_at = heads + (head * GROUP + group % GROUP) * D
-    q = _turned(q_at, d, q_norm_ptr, cos, sin, eps, True, D)
+    q = _turned(q_at, d, q_norm_ptr, cos, sin, eps, NORM, D)
     if WRITE:
         k_at = heads + HEADS * GROUP * D + head * D + tl.zeros([1, 1], tl.int32)
-        key = _turned(k_at, d, k_norm_ptr, cos, sin, eps, True, D).to(cache_ptr.dtype.element_ty)
+        key = _turned(k_at, d, k_norm_ptr, cos, sin, eps, NORM, D).to(cache_ptr.dtype.element_ty)
         value = tl.load(k_at + HEADS * D + d)
         block = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
         at = cache_ptr + ((block * PAGE + position % PAGE) * HEADS + head) * D + d

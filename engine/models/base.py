@@ -18,6 +18,10 @@ from engine.api import ClonedVoice, SpeechRequest, VoiceInfo, VoiceSample
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.cache.kv_cache import PagedKV
+    from engine.cache.prefix import PrefixCache
+    from engine.config import EngineConfig
+    from engine.graphs.runner import GraphRunner
     from engine.graphs.stages import GraphStages
     from engine.layers.transformer import AttentionContext
 
@@ -236,6 +240,8 @@ class Stages(NamedTuple):
     """Where the checkpoint's encoders are loaded."""
     make_graphs: Callable[[], GraphStages] | None = None
     """Both stages over graphs, of families that have them so."""
+    make_runner: Callable[[SpeechModel, PagedKV, PrefixCache, EngineConfig], GraphRunner] | None = None
+    """The talker stage alone over graphs, where the decode stage records its own."""
 
 
 class DecodeStage(Protocol):

@@ -13,6 +13,7 @@ from engine.models.base import Stages
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.decode_stage import CosyDecode
 from engine.models.cosyvoice3.model import CosyVoice3
+from engine.models.cosyvoice3.pipelined import make_runner
 from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER, read_config
 from engine.models.cosyvoice3.saved_voices import read_saved_voices
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
@@ -35,7 +36,7 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
         return CosyDecode(flow, hift, config.max_requests, settings, device, config.max_kept_voices)
 
     encoder = load_encoder(folder, sizes) if config.voice_encoders else None
-    return Stages(model, make_stage, sizes, encoder)
+    return Stages(model, make_stage, sizes, encoder, make_runner=make_runner)
 
 
 def load_model(

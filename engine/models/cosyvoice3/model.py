@@ -193,9 +193,10 @@ class CosyVoice3:
         safe = torch.where(finite[:, None], logits, 0.0)
         drawn = draw(safe, [row.ras for row in speech], [row.history for row in speech], keys, self.noise)
         found = zip(speech, drawn.tolist(), finite.tolist(), strict=True)
-        return [self._outcome(row, token, ok) for row, token, ok in found]
+        return [self.outcome(row, token, ok) for row, token, ok in found]
 
-    def _outcome(self, row: SpeechRow, token: int, finite: bool) -> Outcome:
+    def outcome(self, row: SpeechRow, token: int, finite: bool) -> Outcome:
+        """What a drawn id means; the row remembers it."""
         if not finite:
             return Failed("the talker's output is not finite")
         if row.phase is not Phase.BLOCK and row.num_generated >= row.max_tokens:

@@ -22,10 +22,15 @@ class StopRules:
 
     def apply(self, logits: Tensor, rows: Sequence[SpeechRow]) -> Tensor:
         """logits [N, V] in fp32 -> the same with bans at -inf."""
-        codes, control = logits.split((self.num_codes, logits.shape[-1] - self.num_codes), dim=-1)
         in_block = self._which(logits, [row.phase is Phase.BLOCK for row in rows])
         in_rest = self._which(logits, [row.phase is Phase.REST for row in rows])
         too_soon = self._which(logits, [row.num_generated < row.min_tokens for row in rows])
+        return self.limit(logits, in_block, in_rest, too_soon)
+
+    def limit(self, logits: Tensor, in_block: Tensor, in_rest: Tensor, too_soon: Tensor) -> Tensor:
+        """The same by flags [N]."""
+        in_block, in_rest, too_soon = in_block[:, None], in_rest[:, None], too_soon[:, None]
+        codes, control = logits.split((self.num_codes, logits.shape[-1] - self.num_codes), dim=-1)
         place = torch.arange(control.shape[-1], device=logits.device)
         ending = control.masked_fill(in_rest & (place == self.fill), -torch.inf)
         if self.mode == "merge":
@@ -37,4 +42,4 @@ class StopRules:
 
     @staticmethod
     def _which(logits: Tensor, rows: list[bool]) -> Tensor:
-        return torch.tensor(rows, device=logits.device)[:, None]
+        return torch.tensor(rows, device=logits.device)

@@ -1,0 +1,31 @@
+"""CosyVoice3's talker stage over graphs. Its decode stage records its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.cache.kv_cache import PagedKV
+from engine.cache.prefix import PrefixCache
+from engine.config import EngineConfig
+from engine.graphs.capture import GraphSet
+from engine.graphs.runner import GraphRunner
+from engine.kernels.choice import choose_ops
+from engine.models.base import SpeechModel
+from engine.models.cosyvoice3.model import CosyVoice3
+from engine.models.cosyvoice3.talker_program import TalkerProgram
+
+
+def make_runner(model: SpeechModel, kv: PagedKV, prefixes: PrefixCache, config: EngineConfig) -> GraphRunner:
+    """Over an engine's own cache."""
+    assert isinstance(model, CosyVoice3)
+    device = kv.data.device
+    rows, width = max(config.max_batch, config.pinned_rows or 0), min(config.graph_positions, model.max_positions)
+    program = TalkerProgram(
+        model, kv, choose_ops(config, device), rows, config.max_prefill_positions, -(-width // config.block_size)
+    )
+    frames: Callable[..., None] = program.run_frame
+    graphs = GraphSet(frames, device), GraphSet(program.run_prefill, device)
+    with torch.inference_mode():
+        return GraphRunner(model, kv, prefixes, config, program, *graphs, config.max_requests)

@@ -1,0 +1,157 @@
+"""The talker's step for many rows over static buffers, its draw included; and prompts beside it.
+
+The arithmetic of ``SpeechLM``, ``StopRules`` and ``ras.draw``, arranged for a graph: every choice that Python makes
+there is data here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.cache.kv_cache import PagedKV
+from engine.errors import InvalidRequest
+from engine.graphs.buffers import Buffers, Fields
+from engine.kernels.plain import PlainOps
+from engine.models.base import Failed, Outcome, Row
+from engine.models.cosyvoice3.model import CosyVoice3
+from engine.models.cosyvoice3.ras import NOTHING
+from engine.models.cosyvoice3.ras_tensors import DrawRows, draw_rows
+from engine.models.cosyvoice3.row import Phase, SpeechRow
+
+MAX_WINDOW = 64
+MAX_TOP_K = 128
+SIGN_BIT = 1 << 63
+SCALARS: dict[str, torch.dtype] = {
+    "slot": torch.int64,
+    "text": torch.int64,
+    "position": torch.int32,
+    "temperature": torch.float32,
+    "top_p": torch.float32,
+    "top_k": torch.int64,
+    "least_heard": torch.float32,
+    "seed": torch.int64,
+    "place": torch.int64,
+    "frame": torch.int64,
+    "in_block": torch.bool,
+    "in_rest": torch.bool,
+    "too_soon": torch.bool,
+    "goes_on": torch.bool,
+}
+
+
+def rope_tables(inverse_frequency: Tensor, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin [P, D / 2] in fp32."""
+    angles = torch.arange(num_positions, device=device).float()[:, None] * inverse_frequency.to(device)
+    return angles.cos(), angles.sin()
+
+
+class TalkerProgram:
+    """At most ``max_rows`` rows in one step, ``max_tokens`` positions of prompts in one call."""
+
+    def __init__(
+        self, model: CosyVoice3, kv: PagedKV, ops: PlainOps, max_rows: int, max_tokens: int, max_blocks: int
+    ) -> None:
+        self.model, self.kv, self.ops, self.device = model, kv, ops, kv.data.device
+        self.backbone, self.table = model.talker.backbone, model.talker.table
+        self.rope = rope_tables(self.backbone.rope.inverse_frequency, max_blocks * kv.block_size, self.device)
+        table: Fields = {"table": (torch.int32, (max_blocks,))}
+        scalars: Fields = {name: (dtype, ()) for name, dtype in SCALARS.items()}
+        self.inputs = Buffers(max_rows, {**scalars, **table, "history": (torch.int64, (MAX_WINDOW,))}, self.device)
+        self.outputs = Buffers(max_rows, {"codes": (torch.int32, (2,))}, self.device)
+        token: Fields = {"text": (torch.int64, ()), "position": (torch.int32, ())}
+        self.tokens = Buffers(max_tokens, {**token, **table}, self.device)
+        self.inputs.device["temperature"].fill_(1.0)
+        for buffers in (self.inputs, self.tokens):
+            buffers.device["table"].fill_(kv.scratch_block)
+
+    # -- what a graph holds --------------------------------------------------------------------------------------
+
+    def run_frame(self, num_rows: int) -> None:
+        """Rows 0 .. num_rows - 1 of ``inputs`` to ``outputs``: the id drawn, and whether the row is finite."""
+        given = {name: values[:num_rows] for name, values in self.inputs.device.items()}
+        hidden = self.run_stack(given["text"], given["table"], given["position"], together=False)
+        finite = torch.isfinite(hidden).all(-1)
+        logits = self.model.stops.limit(
+            self.model.talker.logits(hidden), given["in_block"], given["in_rest"], given["too_soon"]
+        )
+        logits = torch.where(finite[:, None], logits, 0.0)
+        rows = DrawRows(*(given[name] for name in DrawRows._fields))
+        out = self.outputs.device["codes"][:num_rows]
+        out[:, 0] = draw_rows(logits, rows, MAX_TOP_K, self.ops)
+        out[:, 1] = finite
+
+    def run_prefill(self, num_tokens: int) -> None:
+        """Keys and values of the first ``num_tokens`` rows of ``tokens``, of any requests, in order."""
+        given = {name: values[:num_tokens] for name, values in self.tokens.device.items()}
+        self.run_stack(given["text"], given["table"], given["position"], together=True)
+
+    def run_stack(self, ids: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
+        """ids [N] at ``positions`` -> normed hidden states [N, H]."""
+        ops, x = self.ops, self.table[ids]
+        for index, layer in enumerate(self.backbone.layers):
+            attention, norm, mlp = layer.self_attn, layer.input_layernorm, layer.mlp
+            qkv = ops.norm_linear(x, norm.weight, norm.eps, attention.qkv_proj.weight) + attention.qkv_proj.bias
+            attended = ops.attend_paged(
+                qkv, None, norm.eps, self.rope, self.kv.data[index], tables, positions, together
+            )
+            x = ops.add_linear(x, attended, attention.o_proj.weight)
+            after = layer.post_attention_layernorm
+            gated = ops.norm_swiglu(x, after.weight, after.eps, mlp.gate_up_proj.weight)
+            x = ops.add_linear(x, gated, mlp.down_proj.weight)
+        return ops.norm(x, self.backbone.norm.weight, self.backbone.norm.eps)
+
+    # -- how rows fill it ----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def constants(row: Row) -> dict[str, float]:
+        assert isinstance(row, SpeechRow)
+        ras = row.ras
+        if not 1 <= ras.top_k <= MAX_TOP_K:
+            raise InvalidRequest(f"top_k is {ras.top_k}; here it must lie in 1..{MAX_TOP_K}", "top_k")
+        if ras.window > MAX_WINDOW:
+            raise InvalidRequest(
+                f"repetition_window is {ras.window}; here it is at most {MAX_WINDOW}", "repetition_window"
+            )
+        return {
+            "temperature": ras.temperature,
+            "top_p": ras.top_p,
+            "top_k": ras.top_k,
+            "least_heard": ras.window * ras.tau,
+            "seed": (row.seed & (2 * SIGN_BIT - 1) ^ SIGN_BIT) - SIGN_BIT,
+            "place": row.segment << 8,
+        }
+
+    def stage_rows(self, rows: Sequence[Row], start: int = 0) -> None:
+        inputs, end = self.inputs.host, start + len(rows)
+        speech = cast(Sequence[SpeechRow], rows)
+        inputs["text"][start:end] = [row.inputs[row.num_computed - 1] for row in speech]
+        inputs["frame"][start:end] = [row.num_drawn for row in speech]
+        inputs["in_block"][start:end] = [row.phase is Phase.BLOCK for row in speech]
+        inputs["in_rest"][start:end] = [row.phase is Phase.REST for row in speech]
+        inputs["too_soon"][start:end] = [row.num_generated < row.min_tokens for row in speech]
+        inputs["history"][start:end] = NOTHING
+        for index, row in enumerate(speech, start):
+            heard = row.history[-row.ras.window :]
+            inputs["history"][index, : len(heard)] = heard
+
+    @staticmethod
+    def can_stage(items: Sequence[Any]) -> bool:
+        return True
+
+    def stage_tokens(self, start: int, row: Row, items: Sequence[Any]) -> None:
+        self.tokens.host["text"][start : start + len(items)] = items
+
+    def outcomes(self, rows: Sequence[Row], out: npt.NDArray[np.int32]) -> list[Outcome]:
+        found: list[Outcome] = []
+        for row, (token, finite) in zip(cast(Sequence[SpeechRow], rows), out.tolist(), strict=True):
+            try:
+                found.append(self.model.outcome(row, token, bool(finite)))
+            except Exception as error:
+                found.append(Failed(f"{type(error).__name__}: {error}"))
+        return found
