@@ -73,6 +73,7 @@ class SpeechServer:
         if self._watch is not None:
             return
         await self.engine.start()
+        await self.registry.warm_up()
         self._watch = asyncio.create_task(self._keep_watch(), name="voicewire watch")
         log.info("ready", extra={"model": self.engine.info.model})
 

@@ -7,11 +7,13 @@ import logging
 import secrets
 from dataclasses import dataclass
 
-from engine.api import SpeechEngine
+import numpy as np
+
+from engine.api import SpeechChunk, SpeechEngine
 from sessions.admission import Admission
 from sessions.alignment.aligner import LetterAligner, MakeAligner
 from sessions.clock import now_s
-from sessions.config import RegistryLimits, SpeechSettings
+from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
 from sessions.errors import LimitExceeded
 from sessions.metrics import Metrics, NoMetrics
@@ -19,6 +21,7 @@ from sessions.services import Services
 from sessions.session import Session
 from sessions.tally import SESSIONS, LocalTally, Tally
 from sessions.voices.store import VoiceStore
+from sessions.voicing import Voicing
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class RegistryStatistics:
 
 
 WARM_UP_RATE = 24_000
+WARM_UP_SAMPLES = 1_920
 
 
 class SessionRegistry:
@@ -98,6 +102,13 @@ class SessionRegistry:
 
     def statistics(self) -> RegistryStatistics:
         return RegistryStatistics(len(self._sessions), self._admission.num_active, self._num_ever, self._num_expired)
+
+    async def warm_up(self) -> None:
+        """Encode a moment of silence for nobody: the first use of library and thread takes longer than ten others."""
+        voicing = Voicing(AudioFormat(), WARM_UP_RATE, self._encoders)
+        await voicing.begin_segment()
+        await voicing.push(SpeechChunk("warm-up", 0, np.zeros(WARM_UP_SAMPLES, np.float32)))
+        await voicing.finish()
 
     async def run(self) -> None:
         """Look after time-outs until cancelled."""

@@ -16,6 +16,7 @@ from realtime.client import SpeechClient, open_session
 from realtime.protocol import events as ev
 from sessions.audio.opus import OpusDecoder
 
+OPUS_RATE = 48_000
 CANCEL_AFTER_S = 1.0
 """Of playback."""
 CANCEL_TEXTS = 3
@@ -89,6 +90,7 @@ class Reply:
 
 async def talk(plan: Plan, session: int, texts: Iterator[str]) -> list[Outcome]:
     """All responses of one session, the cancelled one last."""
+    OpusDecoder(OPUS_RATE)  # loads the library before anything is timed
     async with await open_session(plan.url, api_key=plan.api_key) as client:
         outcomes = [await _converse(client, plan, session, next(texts), f"r{n}") for n in range(plan.num_responses)]
         if plan.cancel:

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import threading
+
+from sessions.config import RegistryLimits
+from sessions.registry import SessionRegistry
+from tests.fakes.engine import FakeSpeechEngine
+
+
+async def test_the_first_listener_finds_the_encoders_at_work() -> None:
+    registry = SessionRegistry(FakeSpeechEngine(), RegistryLimits(encoder_threads=1))
+    before = {thread.name for thread in threading.enumerate()}
+    await registry.warm_up()
+    made = {thread.name for thread in threading.enumerate()} - before
+    assert any(name.startswith("voicewire-encoder") for name in made)
+    assert registry.statistics().num_sessions_ever == 0
+    await registry.aclose()
