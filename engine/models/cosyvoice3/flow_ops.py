@@ -24,14 +24,17 @@ class FlowOps:
         """To which the tables of a call are padded: every key of the table is gathered, so there are many."""
         return [*(size for size in BLOCK_BUCKETS if size < max_blocks), max_blocks]
 
-    def modulated(self, h: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-        """A norm in fp32 under a moment's scale and shift, rounded for the product to come."""
-        rows = normed(h).unflatten(0, (len(scale), -1))
-        return torch.addcmul(shift[:, None, None], rows, 1 + scale[:, None, None]).flatten(0, 1).to(dtype)
-
-    def add_gated(self, h: Tensor, added: Tensor, gate: Tensor) -> Tensor:
-        rows = h.unflatten(0, (len(gate), -1))
-        return torch.addcmul(rows, added.view(rows.shape).float(), gate[:, None, None]).flatten(0, 1)
+    def modulated(
+        self, h: Tensor, added: Tensor | None, gate: Tensor | None, scale: Tensor, shift: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """h [rows, frames, dim] in fp32 with ``added`` through its gate; and its norm under a moment's scale and shift,
+        rounded for the product to come.
+        """
+        rows = h.unflatten(0, (len(scale), -1))
+        if added is not None and gate is not None:
+            rows = torch.addcmul(rows, added.view(rows.shape).float(), gate[:, None, None])
+        out = torch.addcmul(shift[:, None, None], normed(rows), 1 + scale[:, None, None])
+        return rows.flatten(0, 1), out.flatten(0, 1).to(dtype)
 
     def gelu(self, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.graphs.buffers import Done
-from engine.models.cosyvoice3.dit import normed
 from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow, moments, positional_noise
 from engine.models.cosyvoice3.flow_ops import FlowOps
 from engine.models.cosyvoice3.flow_pages import BRANCHES, ZERO_PAGE, FlowPages
@@ -168,9 +167,7 @@ class FlowProgram:
         h = self.embed(x, place)
         h = self.place_frames(h, call)
         blocks, outputs = (values.index_select(0, step) for values in self.moments)
-        for number, layer in enumerate(self.layers):
-            h = self.block(number, layer, h, blocks[:, number], call)
-        told, free = self.velocity(h, outputs).unbind(1)
+        told, free = self.velocity(*self.run_blocks(h, blocks, call), outputs).unbind(1)
         weights, dt = self.flow.guidance, self.time_steps.index_select(0, step)[:, None, None]
         x = x + dt * (weights.conditioned * told - weights.free * free)
         self.x.index_copy_(0, place, x)
@@ -204,18 +201,21 @@ class FlowProgram:
             y = F.mish(conv(torch.cat((tails.index_select(0, call.before), y), 1)).float())
         return h + y
 
-    def block(self, number: int, layer: Layer, h: Tensor, parts: Tensor, call: Call) -> Tensor:
-        """h [n * 2, frames, dim] in fp32, parts [n, 6, dim]."""
-        ops = self.ops
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts.unbind(1)
-        qkv = F.linear(ops.modulated(h, scale, shift, self.dtype), *layer.qkv)
-        heard = ops.attend(qkv, self.pages.keys[number], self.pages.values[number], call, self.heads)
-        h = ops.add_gated(h, layer.out(heard), gate)
-        wide = ops.gelu(layer.wide(ops.modulated(h, scale_mlp, shift_mlp, self.dtype)))
-        return ops.add_gated(h, layer.back(wide), gate_mlp)
+    def run_blocks(self, h: Tensor, moments: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        """h [n * 2, frames, dim], moments [n, depth, 6, dim] -> h, what is still to be added, and its gate."""
+        ops, added, gate = self.ops, None, None
+        for number, layer in enumerate(self.layers):
+            shift, scale, gate_heard, shift_mlp, scale_mlp, gate_mlp = moments[:, number].unbind(1)
+            h, x = ops.modulated(h, added, gate, scale, shift, self.dtype)
+            qkv = F.linear(x, *layer.qkv)
+            heard = ops.attend(qkv, self.pages.keys[number], self.pages.values[number], call, self.heads)
+            h, x = ops.modulated(h, layer.out(heard), gate_heard, scale_mlp, shift_mlp, self.dtype)
+            added, gate = layer.back(ops.gelu(layer.wide(x))), gate_mlp
+        return h, added, gate
 
-    def velocity(self, h: Tensor, outputs: Tensor) -> Tensor:
+    def velocity(self, h: Tensor, added: Tensor, gate: Tensor, outputs: Tensor) -> Tensor:
         """-> [n, 2, frames, mel]."""
-        scale, shift = (part[:, None, None] for part in outputs.unbind(1))
+        scale, shift = outputs.unbind(1)
+        _, out = self.ops.modulated(h, added, gate, scale, shift, torch.float32)
         proj = self.flow.dit.proj_out
-        return F.linear(normed(h).unflatten(0, (-1, BRANCHES)) * (1 + scale) + shift, proj.weight, proj.bias)
+        return F.linear(out, proj.weight, proj.bias).unflatten(0, (-1, BRANCHES))

@@ -1,0 +1,94 @@
+"""Between the products of a block-causal transformer: modulated norms, the write to the pages, attention over them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["part_stride", "gate_stride"])
+def modulate_kernel(
+    h_ptr, added_ptr, gate_ptr, scale_ptr, shift_ptr, out_ptr, part_stride, gate_stride, eps,
+    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """h += gate * added, in fp32 and in place; then LayerNorm(h) (1 + scale) + shift. ROWS of h share their parts."""
+    row = tl.program_id(0).to(tl.int64)
+    cell = row // ROWS
+    d = tl.arange(0, BLOCK)
+    inside = d < DIM
+    h = tl.load(h_ptr + row * DIM + d, mask=inside, other=0.0)
+    if ADD:
+        gate = tl.load(gate_ptr + cell * gate_stride + d, mask=inside, other=0.0)
+        h += gate * tl.load(added_ptr + row * DIM + d, mask=inside, other=0.0).to(tl.float32)
+        tl.store(h_ptr + row * DIM + d, h, mask=inside)
+    centred = tl.where(inside, h - tl.sum(h, 0) / DIM, 0.0)
+    inverse = tl.rsqrt(tl.sum(centred * centred, 0) / DIM + eps)
+    scale = tl.load(scale_ptr + cell * part_stride + d, mask=inside, other=0.0)
+    shift = tl.load(shift_ptr + cell * part_stride + d, mask=inside, other=0.0)
+    out = centred * inverse * (1.0 + scale) + shift
+    tl.store(out_ptr + row * DIM + d, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def turn_and_write_kernel(
+    qkv_ptr, angle_ptr, own_ptr, keys_ptr, values_ptr,
+    FRAMES: tl.constexpr, INNER: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One frame: its first head of q is turned in place; k, its first head turned, and v go to the row's line."""
+    frame = tl.program_id(0).to(tl.int64)
+    row = frame // FRAMES
+    at = (tl.load(own_ptr + row) * FRAMES + frame % FRAMES) * INNER
+    q_at = qkv_ptr + frame * 3 * INNER
+    d = tl.arange(0, BLOCK)
+    inside = d < INNER
+    key = tl.load(q_at + INNER + d, mask=inside, other=0.0)
+    tl.store(keys_ptr + at + d, key, mask=inside & (d >= D))
+    tl.store(values_ptr + at + d, tl.load(q_at + 2 * INNER + d, mask=inside, other=0.0), mask=inside)
+    j = tl.arange(0, D // 2)
+    angle = tl.load(angle_ptr + frame * (D // 2) + j)
+    cos, sin = tl.cos(angle), tl.sin(angle)
+    even, odd = tl.load(q_at + 2 * j).to(tl.float32), tl.load(q_at + 2 * j + 1).to(tl.float32)
+    tl.store(q_at + 2 * j, (even * cos - odd * sin).to(qkv_ptr.dtype.element_ty))
+    tl.store(q_at + 2 * j + 1, (odd * cos + even * sin).to(qkv_ptr.dtype.element_ty))
+    k_at = q_at + INNER + 2 * j
+    even, odd = tl.load(k_at).to(tl.float32), tl.load(k_at + 1).to(tl.float32)
+    tl.store(keys_ptr + at + 2 * j, (even * cos - odd * sin).to(keys_ptr.dtype.element_ty))
+    tl.store(keys_ptr + at + 2 * j + 1, (odd * cos + even * sin).to(keys_ptr.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["seen_stride"])
+def block_attention_kernel(
+    qkv_ptr, keys_ptr, values_ptr, seen_ptr, num_seen_ptr, out_ptr, scale, seen_stride,
+    FRAMES: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """Some frames of one row and head over all frames that the row sees, a page of them at a time."""
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    inner: tl.constexpr = HEADS * D
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    frames = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    d = head * D + tl.arange(0, D)[None]
+    in_block = (frames < FRAMES)[:, None]
+    q_at = qkv_ptr + (row * FRAMES + frames)[:, None] * (3 * inner) + d
+    q = tl.load(q_at, mask=in_block, other=0.0)
+    num_seen = tl.load(num_seen_ptr + row)
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, D], tl.float32)
+    others = tl.arange(0, BLOCK_N)
+    for page in range(tl.cdiv(num_seen, FRAMES)):
+        inside = (others < FRAMES) & (page * FRAMES + others < num_seen)
+        line = tl.load(seen_ptr + row * seen_stride + page)
+        at = (line * FRAMES + others)[:, None] * inner + d
+        keys = tl.load(keys_ptr + at, mask=inside[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision=precision) * scale
+        scores = tl.where(inside[None], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        shares = tl.exp(scores - higher[:, None])
+        fade = tl.exp(best - higher)
+        weight = weight * fade + tl.sum(shares, 1)
+        values = tl.load(values_ptr + at, mask=inside[:, None], other=0.0)
+        total = total * fade[:, None] + tl.dot(shares.to(values.dtype), values, input_precision=precision)
+        best = higher
+    out_at = out_ptr + (row * FRAMES + frames)[:, None] * inner + d
+    tl.store(out_at, (total / weight[:, None]).to(out_ptr.dtype.element_ty), mask=in_block)

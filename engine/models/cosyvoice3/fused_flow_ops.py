@@ -1,0 +1,51 @@
+"""``FlowOps`` as Triton kernels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from engine.kernels.triton_flow import block_attention_kernel, modulate_kernel, turn_and_write_kernel
+from engine.models.cosyvoice3.dit import NORM_EPS
+from engine.models.cosyvoice3.flow_ops import FlowOps
+from engine.models.cosyvoice3.flow_program import Call
+
+MAX_QUERY_TILE = 32
+"""Frames of one program of the attention."""
+
+
+class FusedFlowOps(FlowOps):
+    def table_sizes(self, max_blocks: int) -> list[int]:
+        """One: a row reads the pages that it sees, however wide its table is."""
+        return [max_blocks]
+
+    def modulated(
+        self, h: Tensor, added: Tensor | None, gate: Tensor | None, scale: Tensor, shift: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        dim, num_rows = h.shape[-1], h.numel() // h.shape[-1]
+        assert scale.stride() == shift.stride()
+        out = torch.empty_like(h, dtype=dtype)
+        modulate_kernel[(num_rows,)](
+            h, h if added is None else added, scale if gate is None else gate, scale, shift, out,
+            scale.stride(0), 0 if gate is None else gate.stride(0), NORM_EPS,
+            ROWS=num_rows // len(scale), DIM=dim, BLOCK=triton.next_power_of_2(dim), ADD=added is not None, num_warps=4,
+        )  # fmt: skip
+        return h, out
+
+    def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, call: Call, heads: int) -> Tensor:
+        rows, frames, inner = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        size = inner // heads
+        turn_and_write_kernel[(rows * frames,)](
+            qkv, call.angles, call.own, keys, values,
+            FRAMES=frames, INNER=inner, D=size, BLOCK=triton.next_power_of_2(inner), num_warps=4,
+        )  # fmt: skip
+        out = qkv.new_empty(rows, frames, inner)
+        width = triton.next_power_of_2(max(frames, 16))
+        tile = min(width, MAX_QUERY_TILE)
+        block_attention_kernel[(rows, heads, triton.cdiv(frames, tile))](
+            qkv, keys, values, call.seen, call.num_seen, out, size**-0.5, call.seen.stride(0),
+            FRAMES=frames, HEADS=heads, D=size, BLOCK_M=tile, BLOCK_N=width, EXACT=qkv.dtype == torch.float32,
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
+        return out
