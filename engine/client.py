@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from engine.api import (
     CheckpointReport,
     ClonedVoice,
@@ -226,7 +228,10 @@ def _engine_config(settings: dict[str, Any]) -> EngineConfig:
     unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
     if unknown:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
-    return EngineConfig(**settings)
+    try:
+        return msgspec.convert(settings, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"engine settings: {error}") from None
 
 
 def _wants_process(device: str) -> bool:

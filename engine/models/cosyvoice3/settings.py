@@ -9,7 +9,7 @@ import msgspec
 from engine.errors import InvalidRequest
 
 
-class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     weights: Literal["llm.pt", "llm.rl.pt"] | None = None
     """Which of the talker's files to load; ``None`` takes the first of them that is there."""
     stop_mode: Literal["merge", "set"] = "merge"
@@ -44,7 +44,7 @@ class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class FlowSettings(msgspec.Struct, frozen=True, kw_only=True):
+class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of tokens to mel. A page holds what one block of 25 tokens leaves behind: 92 MB at the released size."""
 
     memory_mb: int | None = None
@@ -85,11 +85,11 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class VocoderSettings(msgspec.Struct, frozen=True, kw_only=True):
+class VocoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of mel to samples."""
 
 
-class CosyVoice3Settings(msgspec.Struct, frozen=True, kw_only=True):
+class CosyVoice3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One group a stage: what is set for one does not reach another."""
 
     talker: TalkerSettings = TalkerSettings()
