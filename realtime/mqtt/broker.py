@@ -74,7 +74,7 @@ class Line:
     async def publish(self, publication: Publication) -> None:
         """QoS 0: until it is with the system; QoS 1: until the broker has it."""
         await self._ask(
-            self._client.publish(
+            lambda: self._client.publish(
                 publication.topic,
                 publication.payload,
                 publication.qos,
@@ -88,25 +88,26 @@ class Line:
         """Nothing that was retained comes. Raises ``Refused`` when the broker does not allow it."""
         shared = topic.startswith("$share/")
         options = SubscribeOptions(qos, retainHandling=0 if shared else SEND_NO_RETAINED)
-        codes = await self._ask(self._client.subscribe(topic, options=options, timeout=self._timeout_s))
+        codes = await self._ask(lambda: self._client.subscribe(topic, options=options, timeout=self._timeout_s))
         if any(int(getattr(code, "value", code)) >= REFUSED for code in codes):
             raise Refused("unauthorized", f"the broker refuses the subscription to {topic}", "topic")
 
     async def unsubscribe(self, topic: str) -> None:
-        await self._ask(self._client.unsubscribe(topic, timeout=self._timeout_s))
+        await self._ask(lambda: self._client.unsubscribe(topic, timeout=self._timeout_s))
 
     async def arrivals(self) -> AsyncIterator[Arrival]:
         try:
             async for message in self._client.messages:
                 yield _arrival(message)
         except aiomqtt.MqttError as error:
+            self._broken = True
             raise BrokerLost(_reason(error)) from None
 
-    async def _ask(self, asked: Awaitable[Any]) -> Any:
+    async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         if self._broken:
             raise BrokerLost("the connection is broken")
         try:
-            return await asked
+            return await ask()
         except (
             aiomqtt.MqttError,
             ValueError,
@@ -197,12 +198,24 @@ class Broker:
         return client
 
 
+class ClosingSocket(ssl.SSLSocket):
+    """Closed when nothing comes of it, which paho-mqtt forgets."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except OSError:
+            self.close()
+            raise
+
+
 def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     """Raises ``ConfigError``."""
     if not settings.tls:
         return None
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca)
+        context.sslsocket_class = ClosingSocket
         if settings.tls_certificate is not None:
             context.load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ssl.SSLError) as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -33,7 +35,8 @@ class Mosquitto:
         self._process: subprocess.Popen[bytes] | None = None
         self._config = folder / f"mosquitto-{self.port}.conf"
         self._log = folder / f"mosquitto-{self.port}.log"
-        lines = (f"listener {self.port} 127.0.0.1", "set_tcp_nodelay true", "persistence false")
+        user = getpass.getuser()  # as root it would become another, who may not read our files
+        lines = (f"user {user}", f"listener {self.port} 127.0.0.1", "set_tcp_nodelay true", "persistence false")
         anonymous = () if any(line.startswith("allow_anonymous") for line in settings) else ("allow_anonymous true",)
         self._config.write_text("\n".join([*lines, *anonymous, *settings]) + "\n")
 
@@ -45,6 +48,7 @@ class Mosquitto:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.01)
+        self.kill()
         raise AssertionError(f"mosquitto did not come up: {self._log.read_text()}")
 
     def kill(self) -> None:
@@ -56,7 +60,7 @@ class Mosquitto:
 
     def stop_answering(self) -> None:
         assert self._process is not None
-        self._process.send_signal(19)
+        self._process.send_signal(signal.SIGSTOP)
 
 
 def free_port() -> int:

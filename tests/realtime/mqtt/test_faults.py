@@ -1,0 +1,234 @@
+"""Brokers that vanish, hang, refuse or say nothing: sessions end once, everybody is told, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from realtime.config import ConfigError
+from realtime.device_config import MqttSettings
+from realtime.mqtt.broker import Broker, BrokerLost
+from realtime.mqtt.client import SessionRefused, open_session
+from realtime.protocol.mqtt.messages import Open
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.live import Live, live_server, until
+from tests.realtime.mqtt.agents import Client, Session, bridge_of, bridged, client, ready
+from tests.realtime.mqtt.mosquitto import Mosquitto, free_port, running
+
+TEXT = "Hello there, how are you today? " * 20
+SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.4)
+NUM_SESSIONS = 8
+
+
+@asynccontextmanager
+async def speaking(broker: Mosquitto, live: Live) -> AsyncIterator[tuple[Client, list[Session]]]:
+    """A client with sessions in mid-speech."""
+    async with client(broker) as agent:
+        sessions = [await agent.open() for _ in range(NUM_SESSIONS)]
+        for session in sessions:
+            await session.say({"t": "text", "d": TEXT})
+        await until(lambda: live.speech.num_active_responses == NUM_SESSIONS)
+        yield agent, sessions
+
+
+async def test_a_broker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
+    with running(tmp_path) as broker:
+        async with bridged(broker, FakeSpeechEngine(SLOW)) as live:
+            async with speaking(broker, live) as (agent, sessions):
+                broker.kill()
+                await live.freed()
+                await until(agent.client._disconnected.done)
+                agent.client._disconnected.exception()
+            broker.start()
+            async with client(broker, agent.name) as again:
+                await ready(live)
+                session = await again.open()
+                told = [one.json for one in again.heard if one.topic in {old.events for old in sessions}]
+                assert all(one == {"t": "closed", "reason": "broker_lost"} for one in told)
+                await session.say({"t": "text", "d": "We speak again."}, {"t": "end"})
+                assert (await session.told("done"))["heard"] == "We speak again."
+
+
+async def test_a_line_of_ours_that_breaks_while_the_broker_lives(tmp_path: Path) -> None:
+    """Each client is told once that its session is over, and all that we were gone."""
+    with running(tmp_path) as broker:
+        async with bridged(broker, FakeSpeechEngine(SLOW), mqtt__retry_min_s=0.3) as live:
+            status = f"voice/v1/status/{bridge_of(live).worker}"
+            async with speaking(broker, live) as (agent, sessions):
+                await agent.client.subscribe("voice/v1/status/+", qos=1)
+                cut_line(live)
+                await agent.next_on(status, lambda heard: heard.json["state"] == "offline")
+                await agent.next_on(status, lambda heard: heard.json["state"] == "online")
+                for session in sessions:
+                    assert await farewell(agent, session) == {"t": "closed", "reason": "broker_lost"}
+                ends = [one for one in agent.heard if one.payload.startswith(b'{"t":"closed"')]
+                assert len(ends) == NUM_SESSIONS
+                await live.freed()
+
+
+def cut_line(live: Live) -> None:
+    visit = bridge_of(live).visit
+    assert visit is not None
+    visit._line._client._client._sock.shutdown(2)  # type: ignore[union-attr]
+
+
+async def farewell(agent: Client, session: Session) -> object:
+    for heard in agent.heard:
+        if heard.topic == session.events and heard.json["t"] == "closed":
+            return heard.json
+    return await session.told("closed")
+
+
+async def test_a_broker_that_hangs_is_given_up(tmp_path: Path) -> None:
+    with running(tmp_path) as broker:
+        async with bridged(broker, FakeSpeechEngine(SLOW), mqtt__timeout_s=0.5, mqtt__keepalive_s=1) as live:
+            async with speaking(broker, live) as (agent, _):
+                broker.stop_answering()
+                await live.freed()
+                broker.kill()
+                await until(agent.client._disconnected.done)
+                agent.client._disconnected.exception()
+            broker.start()
+            await ready(live)
+
+
+async def test_a_broker_that_takes_connections_and_says_nothing() -> None:
+    held: list[asyncio.StreamWriter] = []
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = {"mqtt__host": "127.0.0.1", "mqtt__port": port, "mqtt__timeout_s": 0.2, "mqtt__retry_min_s": 0.05}
+    async with live_server(**settings):
+        await until(lambda: len(held) >= 3)
+    await until(lambda: all(writer.transport.is_closing() for writer in held))
+    server.close()
+
+
+async def test_a_server_starts_and_stops_without_its_broker(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "voicewire.mqtt")
+    async with live_server(mqtt__host="127.0.0.1", mqtt__port=free_port(), mqtt__retry_min_s=0.01) as live:
+        async with live.http() as http:
+            assert (await http.get("/readyz")).status_code == 200
+        await until(lambda: len(caplog.records) >= 3)
+    pauses = [record.args[1] for record in caplog.records if isinstance(record.args, tuple)]
+    assert [pauses[1] / pauses[0], pauses[2] / pauses[1]] == [2, 2], "it asks less and less often"
+
+
+async def test_passwords_and_what_is_forbidden(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = ("allow_anonymous false", *strict(tmp_path))
+    secret = {"mqtt__username": "speech", "mqtt__password": "speech-secret"}
+    with running(tmp_path, *files) as broker:
+        at_broker = {"mqtt__host": "127.0.0.1", "mqtt__port": broker.port, "mqtt__retry_min_s": 0.05}
+        async with live_server(**at_broker, mqtt__password="wrong-secret", mqtt__username="speech"):
+            await until(lambda: "no broker" in caplog.text)
+        assert "ot authorized" in caplog.text
+        assert "secret" not in caplog.text
+        async with bridged(broker, **secret):
+            mine = {"username": "agent", "password": "agent-secret"}
+            async with client(broker, "agent", **mine) as agent, client(broker, "thief", **mine) as thief:
+                session = await agent.open()
+                await thief.client.publish(session.inbox, b'{"t": "leave"}', 1)
+                await session.say({"t": "text", "d": "Mine alone."}, {"t": "end"})
+                assert (await session.told("done"))["heard"] == "Mine alone."
+
+
+def strict(folder: Path) -> tuple[str, str]:
+    """Settings by which everybody needs a password and may do what the ACL says."""
+    passwords, acl = folder / "passwords", folder / "acl"
+    passwords.touch(mode=0o600)
+    for name in ("speech", "agent"):
+        subprocess.run(["mosquitto_passwd", "-b", str(passwords), name, f"{name}-secret"], check=True)
+    acl.write_text(ACL)
+    return f"password_file {passwords}", f"acl_file {acl}"
+
+
+ACL = """\
+user speech
+topic readwrite voice/v1/#
+user agent
+topic write voice/v1/open
+pattern readwrite voice/v1/c/%c/#
+pattern readwrite voice/v1/s/%c/#
+"""
+
+
+async def test_a_broker_that_refuses_a_subscription(caplog: pytest.LogCaptureFixture) -> None:
+    """Mosquitto says yes to all of them, and keeps to itself what may not be read."""
+
+    async def strict_broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1_000)
+        writer.write(b"\x20\x03\0\0\0")  # CONNACK
+        subscribe = await reader.read(1_000)
+        writer.write(b"\x90\x04" + subscribe[2:4] + b"\0\x87")  # SUBACK: not authorized
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(strict_broker, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with live_server(mqtt__host="127.0.0.1", mqtt__port=port, mqtt__retry_min_s=0.01):
+        await until(lambda: caplog.text.count("the broker refuses the subscription to voice/v1/c/+/gone") >= 2)
+    server.close()
+
+
+async def test_tls(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    port = free_port()
+    tls = (f"listener {port} 127.0.0.1", f"certfile {certificate}", f"keyfile {key}")
+    with running(tmp_path, *tls) as broker:
+        settings = {"mqtt__port": port, "mqtt__tls": True, "mqtt__tls_ca": str(certificate)}
+        async with bridged(broker, **settings), client(broker) as agent:
+            session = await agent.open()
+            await session.say({"t": "ping"})
+            await session.told("pong")
+        with pytest.raises(BrokerLost, match="certificate verify failed"):
+            async with Broker(MqttSettings(host="127.0.0.1", port=port, tls=True), "stranger").connected():
+                pass
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=broker"
+    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *where], check=True, capture_output=True)
+    key.chmod(0o644)
+    return certificate, key
+
+
+def test_files_that_are_not_there_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"mqtt\.tls_ca = nowhere\.pem"):
+        Broker(MqttSettings(host="127.0.0.1", tls=True, tls_ca="nowhere.pem"), "x")
+
+
+async def test_nobody_answers_a_client(tmp_path: Path) -> None:
+    with running(tmp_path) as broker:
+        settings = MqttSettings(host="127.0.0.1", port=broker.port, timeout_s=0.2)
+        with pytest.raises(SessionRefused, match="no server answers on voice/v1/open"):
+            async with open_session(settings, Open()):
+                pass
+
+
+async def test_a_client_that_is_cancelled_while_it_connects_leaves_nothing() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    broker = Broker(MqttSettings(host="127.0.0.1", port=port, timeout_s=0.3), "x")
+    connecting = asyncio.create_task(broker.connected().__aenter__())
+    await asyncio.sleep(0.1)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    server.close()
