@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.errors import RemoteProtocolError
@@ -29,7 +29,7 @@ class Told(Struct):
     channel_id: str = ""
     channel: str = ""
     format: str = ""
-    channel_variables: dict[str, object] = field(default_factory=dict)
+    channel_variables: dict[str, object] | None = None
     correlation_id: str = ""
     digit: str = ""
 
@@ -58,7 +58,7 @@ class Asterisk(base.PhoneDialect):
 
     def _begin(self, told: Told) -> base.Started:
         line = FORMATS.get(told.format) or base.LineFormat(told.format, 0)
-        variables = reading.parameters(told.channel_variables | {"channel": told.channel})
+        variables = reading.parameters((told.channel_variables or {}) | {"channel": told.channel})
         return self.start(told.channel_id or told.connection_id, line, variables)
 
     def audio(self, data: bytes) -> bytes:

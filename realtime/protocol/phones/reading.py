@@ -48,9 +48,9 @@ def mark_name(text: str) -> str:
     return text
 
 
-def parameters(given: Mapping[str, object]) -> dict[str, str]:
+def parameters(given: Mapping[str, object] | None) -> dict[str, str]:
     """As texts, the long ones cut."""
-    return {name[:MAX_NAME_CHARS]: str(value)[:MAX_PARAMETER_CHARS] for name, value in given.items()}
+    return {name[:MAX_NAME_CHARS]: str(value)[:MAX_PARAMETER_CHARS] for name, value in (given or {}).items()}
 
 
 def encoded(data: bytes) -> str:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.phones import base, reading
+from realtime.protocol.phones.json_stream import Dtmf
 
 CONTENT_TYPE = re.compile(r"audio/l16;\s*rate=(\d{1,6})", re.IGNORECASE)
 OWN_FIELDS = ("event", "content-type")
@@ -24,6 +25,8 @@ class Told(Struct):
     event: str
     content_type: str = msgspec.field(default="", name="content-type")
     digit: str = ""
+    dtmf: Dtmf | None = None
+    """Where older versions have it."""
     payload: Notice | None = None
 
 
@@ -43,7 +46,7 @@ class Vonage(base.PhoneDialect):
             case "websocket:connected":
                 return [self._begin(told, parse_json(message, dict[str, object]))]
             case "websocket:dtmf":
-                return [base.Pressed(reading.digit(told.digit))]
+                return [base.Pressed(reading.digit(told.digit or (told.dtmf.digit if told.dtmf else "")))]
             case "websocket:notify" if told.payload is not None and told.payload.mark:
                 return [base.MarkReached(reading.mark_name(told.payload.mark))]
         return []

@@ -68,7 +68,7 @@ PLIVO = [
     (
         '{"sequenceNumber":0,"event":"start","start":{"callId":"C1","streamId":"S1","accountId":"A1",'
         '"tracks":["inbound"],"mediaFormat":{"encoding":"audio/x-l16","sampleRate":16000}},"extra_headers":"{a: b}"}',
-        [Started("C1", LineFormat("pcm_s16le", 16_000), {})],
+        [Started("C1", LineFormat("pcm_s16le", 16_000), {"extra_headers": "{a: b}"})],
     ),
     (
         f'{{"sequenceNumber":3,"streamId":"S1","event":"media","media":{{"track":"inbound","timestamp":"1",'
@@ -205,6 +205,7 @@ def test_what_we_say_is_what_each_expects() -> None:
         "plivo": [
             {
                 "event": "playAudio",
+                "streamId": "S1",
                 "media": {"contentType": "audio/x-l16", "sampleRate": 16_000, "payload": PAYLOAD},
             },
             {"event": "checkpoint", "streamId": "S1", "name": "m"},
@@ -257,3 +258,34 @@ def test_an_error_that_telnyx_reports_ends_the_line() -> None:
     dialect = Telnyx()
     with pytest.raises(RemoteProtocolError, match="100003: invalid_media"):
         dialect.receive('{"event":"error","payload":{"code":100003,"title":"invalid_media"},"stream_id":"S1"}')
+
+
+def test_a_message_of_audio_is_json_whatever_the_far_side_calls_its_stream() -> None:
+    stream = '"payload":"" \\ \u2028'
+    line = Twilio()
+    line.receive(TWILIO[1][0].replace('"streamSid":"MZ1"', f'"streamSid":{json.dumps(stream)}'))
+    for data in (b"", AUDIO, bytes(160)):
+        told = json.loads(line.audio(data))
+        assert told == {
+            "event": "media",
+            "streamSid": stream,
+            "media": {"payload": base64.b64encode(data).decode()},
+        }
+
+
+@pytest.mark.parametrize("dialect", [Twilio(), Telnyx(), Plivo()])
+def test_nothing_is_said_before_the_start(dialect: PhoneDialect) -> None:
+    with pytest.raises(RemoteProtocolError, match="before the start"):
+        dialect.audio(AUDIO)
+
+
+def test_no_parameters_at_all_are_none() -> None:
+    line = Twilio()
+    [started] = line.receive(TWILIO[1][0].replace('{"name":"Ann"}', "null"))
+    assert started.parameters == {}
+
+
+def test_vonages_keys_are_read_where_older_versions_have_them() -> None:
+    line = Vonage("c")
+    line.receive(VONAGE[0][0])
+    assert line.receive('{"event":"websocket:dtmf","dtmf":{"digit":"4"}}') == [Pressed("4")]

@@ -1,0 +1,85 @@
+"""Providers whose messages are all JSON with the name of an ``event``: audio in base64, keys, marks, the end.
+
+They differ in how a call starts, in the name of a mark, and in what is said to them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+from msgspec import Struct
+
+from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+from realtime.protocol.phones import base, reading
+
+PAYLOAD = '"payload":'
+INBOUND = "inbound"
+
+
+class Media(Struct):
+    payload: str
+    track: str = INBOUND
+    chunk: int | None = None
+
+
+class Dtmf(Struct):
+    digit: str
+
+
+class Mark(Struct):
+    name: str
+
+
+class Told(Struct):
+    event: str
+    media: Media | None = None
+    dtmf: Dtmf | None = None
+    mark: Mark | None = None
+
+
+ToldT = TypeVar("ToldT", bound=Told)
+
+
+class JsonStream(base.PhoneDialect):
+    messages: ClassVar[type[Told]]
+    """What its messages say beyond the above."""
+    _audio: tuple[str, str] | None = None
+    """A message of audio, without its payload: what comes before it, and behind."""
+
+    def receive(self, message: base.Message) -> Sequence[base.PhoneEvent]:
+        told = parse_json(text_only(message), self.messages)
+        match told.event:
+            case "start":
+                return [self.begin(told)]
+            case "media":
+                media = reading.required(told.media, "media")
+                audio = self.heard(reading.payload(media.payload), media.chunk)
+                return [audio] if media.track == INBOUND else []
+            case "dtmf":
+                return [base.Pressed(reading.digit(reading.required(told.dtmf, "dtmf").digit))]
+            case "mark":
+                return [base.MarkReached(reading.mark_name(reading.required(told.mark, "mark").name))]
+            case "stop":
+                return [base.HungUp()]
+        return self.receive_more(told)
+
+    @abstractmethod
+    def begin(self, told: Any) -> base.Started:
+        """Raises ``RemoteProtocolError``."""
+
+    def receive_more(self, told: Any) -> Sequence[base.PhoneEvent]:
+        """Events that only this provider has. Raises ``RemoteProtocolError``."""
+        return []
+
+    @abstractmethod
+    def media(self) -> dict[str, Any]:
+        """A message of audio whose ``payload``, its last text, is empty; it is the same throughout a call."""
+
+    def audio(self, data: bytes) -> str:
+        if self._audio is None:
+            self.require_start("audio")
+            before, _, behind = dump(**self.media()).rpartition(PAYLOAD + '""')
+            self._audio = (before + PAYLOAD + '"', '"' + behind)
+        return reading.encoded(data).join(self._audio)
