@@ -1,0 +1,122 @@
+"""What our tests take for a provider's messages is what pipecat's own serializers read, and we say what they say."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from realtime.protocol.phones.base import Message, PhoneDialect
+from realtime.protocol.phones.plivo import Plivo
+from realtime.protocol.phones.telnyx import Telnyx
+from realtime.protocol.phones.twilio import Twilio
+from realtime.protocol.phones.vonage import Vonage
+from sessions.audio.g711 import alaw_to_pcm, mulaw_to_pcm, pcm_to_alaw, pcm_to_mulaw
+from sessions.audio.pcm import pcm_to_s16le, s16_to_float, s16le_to_pcm
+from tests.realtime.calls import far_side
+from tests.realtime.protocol.phones import test_phones as literal
+from tests.sdk.runs import ENVIRONMENTS, PROGRAMS, RUN_TIMEOUT_S
+
+pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
+
+LOUD = base64.b64encode(b"\x80" * 160).decode()
+LOUDEST_MULAW, LOUDEST_ALAW = 32_124, 5_504
+CODECS = {
+    "PCMU": (pcm_to_mulaw, mulaw_to_pcm),
+    "PCMA": (pcm_to_alaw, alaw_to_pcm),
+    "L16": (pcm_to_s16le, s16le_to_pcm),
+}
+STEP = 0.005
+"""Encoders differ in rounding, by one code at most; at the loudness of the tone that is so much."""
+
+
+class Provider(NamedTuple):
+    name: str
+    dialect: PhoneDialect
+    start: Message
+    media: Message
+    digit: Message
+    peak: int
+    encoding: str = "PCMU"
+    rate: int = 8_000
+
+
+def said(exchange: list[Any], number: int) -> Message:
+    """A message of the literal exchanges, its audio made loud."""
+    message = exchange[number][0]
+    return message.replace(literal.PAYLOAD, LOUD) if isinstance(message, str) else message
+
+
+PROVIDERS = (
+    Provider("twilio", Twilio(), far_side.start(), far_side.media(LOUD), far_side.dtmf("5"), LOUDEST_MULAW),
+    Provider("telnyx", Telnyx(), *(said(literal.TELNYX, number) for number in (1, 2, 3)), LOUDEST_ALAW, "PCMA"),
+    Provider("plivo", Plivo(), *(said(literal.PLIVO, number) for number in (0, 1, 2)), LOUDEST_MULAW),
+    Provider("vonage", Vonage("c"), *(said(literal.VONAGE, number) for number in (0, 1, 2)), 1, "L16", 16_000),
+)
+
+
+def heard_by_pipecat(provider: Provider) -> dict[str, list[Any]]:
+    python = ENVIRONMENTS / "pipecat" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("no environment pipecat: tests/sdk/run makes it")
+    messages = [packed(message) for message in (provider.start, provider.media, provider.digit)]
+    asked = {"provider": provider.name, "encoding": provider.encoding, "rate": provider.rate, "messages": messages}
+    command = [python, PROGRAMS / "pipecat_phones.py"]
+    done = subprocess.run(
+        command,
+        input=json.dumps(asked | {"stream": stream_of(provider.name)}),
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=True,
+    )
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def stream_of(provider: str) -> str:
+    return {"twilio": far_side.STREAM}.get(provider, "S1")
+
+
+def packed(message: Message) -> object:
+    return {"bytes": base64.b64encode(message).decode()} if isinstance(message, bytes) else message
+
+
+@pytest.mark.parametrize("provider", PROVIDERS, ids=lambda provider: provider.name)
+def test_pipecat_and_we_speak_one_language(provider: Provider) -> None:
+    told = heard_by_pipecat(provider)
+    _, audio, digit = told["read"]
+    assert audio == {"audio": 160 if provider.rate == 8_000 else 320, "rate": provider.rate, "peak": provider.peak}
+    assert digit is not None
+    line = provider.dialect
+    start = provider.start
+    if provider.name == "plivo":  # pipecat takes only mu-law from it
+        start = str(start).replace("x-l16", "x-mulaw").replace("16000", "8000")
+    line.receive(start)
+    [heard] = line.receive(provider.digit)
+    assert heard.digit == digit["digit"]  # type: ignore[union-attr]
+    encode, decode = CODECS[provider.encoding]
+    tone = s16_to_float(np.array([3_000, -3_000] * (provider.rate // 100), np.int16))
+    media, clear = told["said"]
+    assert json.loads(str(line.clear())) == json.loads(clear)
+    ours, theirs = (payload(message) for message in (line.audio(encode(tone)), media))
+    assert ours.envelope == theirs.envelope
+    np.testing.assert_allclose(decode(ours.audio), decode(theirs.audio), atol=STEP)
+
+
+class Payload(NamedTuple):
+    envelope: Any
+    audio: bytes
+
+
+def payload(message: Any) -> Payload:
+    """Of a message of audio: what is around it, and the audio."""
+    if isinstance(message, bytes):
+        return Payload(None, message)
+    if isinstance(message, dict):
+        return Payload(None, base64.b64decode(message["bytes"]))
+    told = json.loads(message)
+    return Payload(told, base64.b64decode(told["media"].pop("payload"), validate=True))
