@@ -77,11 +77,14 @@ class Client:
 
     async def next_on(self, topic: str, wanted: Callable[[Heard], bool] = lambda _: True) -> Heard:
         """What comes there; all else is kept in ``heard``."""
+        return await self.next_on_any(lambda heard: heard.topic == topic and wanted(heard))
+
+    async def next_on_any(self, wanted: Callable[[Heard], bool]) -> Heard:
         async with asyncio.timeout(WAIT_S):
             async for message in self.client.messages:
                 found = Heard(str(message.topic), bytes(message.payload), vars(message.properties))  # type: ignore[arg-type]
                 self.heard.append(found)
-                if found.topic == topic and wanted(found):
+                if wanted(found):
                     return found
         raise AssertionError("the broker has left")
 
