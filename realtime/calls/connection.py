@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
 from collections.abc import Coroutine
@@ -22,6 +21,7 @@ from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.protocol.phones import base
 from realtime.server import SpeechServer
 from realtime.transports.link import Link
+from realtime.transports.reading import Reader, check_size
 from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding
 from sessions.errors import SessionError
@@ -30,9 +30,6 @@ from sessions.hearing.silero import network
 from sessions.session import Session
 
 log = logging.getLogger("voicewire.call")
-
-MESSAGES_AT_ONCE = 50
-"""Messages that came together are read so many at a time, then others have their turn."""
 
 MAX_LATE = 1_000
 """A packet whose number is lower by more than that is no late one: the far side has begun to count anew."""
@@ -126,25 +123,16 @@ class PhoneConnection:
             work.close()
 
     async def _read(self) -> None:
-        for number in itertools.count(1):
-            message = await self._link.receive()
-            if message is None:
-                return
-            if number % MESSAGES_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        reader = Reader(self._link)
+        while (message := await reader.receive()) is not None:
             if self._ending:  # whatever it says now comes too late
                 continue
             try:
-                self._check_size(message)
+                check_size(message, self._server.config.limits.max_message_bytes)
                 for event in self._dialect.receive(message):
                     await self._act(event)
             except (ProtocolError, Refused, SessionError, EngineError) as error:
                 self._break(error)
-
-    def _check_size(self, message: base.Message) -> None:
-        limit = self._server.config.limits.max_message_bytes
-        if len(message) > limit:
-            raise RemoteProtocolError("message_too_big", f"max_message_bytes is {limit}, a message has {len(message)}")
 
     def _break(self, error: Exception) -> None:
         info = describe(error)

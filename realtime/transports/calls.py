@@ -24,6 +24,7 @@ from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.server import SpeechServer
 from realtime.transports.http import refusal_response
 from realtime.transports.link import WRITE_GRACE_S, AsgiLink
+from realtime.transports.reading import Reader, check_size
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.call")
@@ -78,7 +79,8 @@ class AgentConnection:
         async with self._tasks:
             self._ending = False
             telling = self._tasks.create_task(self._tell(), name="voicewire agent")
-            while (message := await self._link.receive()) is not None:
+            reader = Reader(self._link)
+            while (message := await reader.receive()) is not None:
                 await self._receive(message)
             self._ending = True
             telling.cancel()
@@ -117,9 +119,7 @@ class AgentConnection:
             self._agent.tell(answer)
 
     def _parse(self, message: str | bytes) -> on.Command:
-        limit = self._server.config.limits.max_message_bytes
-        if len(message) > limit:
-            raise RemoteProtocolError("message_too_big", f"max_message_bytes is {limit}, a message has {len(message)}")
+        check_size(message, self._server.config.limits.max_message_bytes)
         if isinstance(message, bytes):
             raise RemoteProtocolError("binary_not_accepted", "this address takes text messages only")
         return on.parse_command(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 
 from starlette.types import Receive, Scope, Send
@@ -19,6 +18,7 @@ from realtime.server import SpeechServer
 from realtime.settings import wire_settings
 from realtime.transports.http import refusal_response
 from realtime.transports.link import WRITE_GRACE_S, AsgiLink, Link
+from realtime.transports.reading import Reader, check_size
 from realtime.version import VERSION
 from sessions.errors import ErrorInfo, SessionError
 from sessions.session import Session
@@ -26,8 +26,6 @@ from sessions.voices.naming import voices_for
 
 log = logging.getLogger("voicewire.connection")
 
-MESSAGES_AT_ONCE = 50
-"""Messages that came together are read so many at a time, then others have their turn."""
 MAX_TOLD_VOICES = 1_000
 """Stored voices that a client is told of when it connects; ``GET /v1/voices`` tells all."""
 LAST_WORDS_S = 0.5
@@ -119,12 +117,8 @@ class SpeechConnection:
             self._tasks.create_task(self._close(reason), name="voicewire close")
 
     async def _read(self) -> None:
-        for number in itertools.count(1):
-            message = await self._link.receive()
-            if message is None:
-                return
-            if number % MESSAGES_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        reader = Reader(self._link)
+        while (message := await reader.receive()) is not None:
             event: ev.ClientEvent | None = None
             try:
                 event = self._parse(message)
@@ -135,10 +129,7 @@ class SpeechConnection:
     def _parse(self, message: str | bytes) -> ev.ClientEvent:
         if isinstance(message, bytes):
             raise RemoteProtocolError("binary_not_accepted", "clients send text messages only")
-        limit = self._limits.max_message_bytes
-        if len(message) > limit // 4 and len(message.encode()) > limit:
-            found = f"a message of {len(message.encode())} bytes"
-            raise RemoteProtocolError("message_too_big", f"{found}, max_message_bytes is {limit}")
+        check_size(message, self._limits.max_message_bytes)
         return parse_client(message)
 
     async def _answer(self, error: Exception, response_id: str | None) -> None:

@@ -19,11 +19,12 @@ from realtime.errors import Refused, describe, error_body, http_status, rule_for
 from realtime.protocol.close import CloseCode
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.registry import Wire
-from realtime.protocol.errors import ProtocolError, RemoteProtocolError
+from realtime.protocol.errors import ProtocolError
 from realtime.server import SpeechServer
 from realtime.transports.body import BrokenOff, HttpLink
 from realtime.transports.http import refusal_headers
 from realtime.transports.link import Link
+from realtime.transports.reading import Reader, check_size
 from realtime.wishes import Grantor
 from sessions.checks import check_format
 from sessions.clock import now_s
@@ -34,8 +35,6 @@ from sessions.voices.naming import find_voice
 log = logging.getLogger("voicewire.wire")
 
 OtherIntent = on.Close | on.Abort | on.Authenticate | ContextIntent
-MESSAGES_AT_ONCE = 50
-"""Messages that came together are read so many at a time, then others have their turn."""
 LAST_WORDS_S = 0.5
 """A connection that is closed waits at most so long until each context was told its end."""
 VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
@@ -150,12 +149,8 @@ class WireConnection:
             self._tasks.create_task(self._fail(reason, rule_for(code).close), name="voicewire close")
 
     async def _read(self) -> None:
-        for number in itertools.count(1):
-            message = await self._link.receive()
-            if message is None:
-                return
-            if number % MESSAGES_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        reader = Reader(self._link)
+        while (message := await reader.receive()) is not None:
             if not self._closing:
                 await self._receive(message)
 
@@ -163,18 +158,10 @@ class WireConnection:
         if self._session is not None:
             self._session.touch()
         try:
-            self._check_size(message)
+            check_size(message, self._limits.max_message_bytes)
             await self._carry_out(self._dialect.receive(message))
         except (ProtocolError, Refused, SessionError, EngineError) as error:
             await self._answer(error)
-
-    def _check_size(self, message: on.Message) -> None:
-        limit = self._limits.max_message_bytes
-        num_bytes = len(message) if isinstance(message, bytes) or len(message) <= limit // 4 else len(message.encode())
-        if num_bytes > limit:
-            raise RemoteProtocolError(
-                "message_too_big", f"a message of {num_bytes} bytes, max_message_bytes is {limit}"
-            )
 
     async def _carry_out(self, intents: Iterable[on.Intent], wanted: Callable[[], bool] | None = None) -> None:
         for kind, run in itertools.groupby(list(intents), type):
