@@ -16,20 +16,21 @@ from realtime.references.data_uri import PREFIX, decode_data_uri
 from realtime.references.fetch import Fetcher, FetchRules
 from sessions.audio.pcm import Pcm
 from sessions.audio.recordings.isolated import DecodeLimits, decode_isolated
+from sessions.tally import ENCODINGS, UPLOADS, Tally
 from sessions.voices.voice import MAX_TRANSCRIPT_CHARS
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
 class Cloning:
-    """Of one server. ``gate`` bounds how many recordings are in work at once."""
+    """Of one server. Gates bound how many recordings are in work at once, wherever ``tally`` counts."""
 
-    def __init__(self, config: ServerConfig, engine: SpeechEngine) -> None:
-        settings = config.voices
+    def __init__(self, config: ServerConfig, engine: SpeechEngine, tally: Tally) -> None:
+        settings, retry_after_ms = config.voices, config.limits.retry_after_ms
         self._settings = settings
         self._engine = engine
-        self.gate = Gate("max_encodings", settings.max_encodings, config.limits.retry_after_ms)
-        self.uploads = Gate("max_uploads", settings.max_uploads, config.limits.retry_after_ms)
+        self.gate = Gate("max_encodings", settings.max_encodings, retry_after_ms, tally, ENCODINGS)
+        self.uploads = Gate("max_uploads", settings.max_uploads, retry_after_ms, tally, UPLOADS)
         self.fetcher = Fetcher(fetch_rules(settings))
 
     @property

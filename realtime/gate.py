@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from realtime.errors import Refused
+from sessions.tally import Tally
 
 
+@dataclass(slots=True)
 class Gate:
-    def __init__(self, name: str, max_inside: int, retry_after_ms: int) -> None:
-        self._name = name
-        self._max_inside = max_inside
-        self._retry_after_ms = retry_after_ms
-        self.num_inside = 0
+    """A limit on what ``tally`` counts under a name, here and in other processes that keep the same one."""
+
+    limit_name: str
+    max_inside: int
+    retry_after_ms: int
+    tally: Tally
+    counted: str
+    num_inside: int = 0
+    """Here."""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Raises ``Refused`` when it is full."""
-        if self.num_inside >= self._max_inside:
-            raise Refused("overloaded", f"{self._name} is {self._max_inside}", retry_after_ms=self._retry_after_ms)
-        self.num_inside += 1
+        if self.tally.total(self.counted) >= self.max_inside:
+            limit = f"{self.limit_name} is {self.max_inside}"
+            raise Refused("overloaded", limit, retry_after_ms=self.retry_after_ms)
+        self._count(1)
         try:
             yield
         finally:
-            self.num_inside -= 1
+            self._count(-1)
+
+    def _count(self, by: int) -> None:
+        self.num_inside += by
+        self.tally.change(self.counted, by)

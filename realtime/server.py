@@ -58,7 +58,7 @@ class SpeechServer:
         self.draining = False
         self.metrics = ServerMetrics(self)
         self.voices = VoiceStore(voices_folder(config.voices.folder), voice_limits(config))
-        self.cloning = Cloning(config, engine)
+        self.cloning = Cloning(config, engine, self.tally)
         self.registry = SessionRegistry(
             engine, registry_limits(config), self.metrics, self.voices, ALIGNERS[config.speech.aligner], self.tally
         )

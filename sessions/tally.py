@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 CONNECTIONS, SESSIONS, RESPONSES = "connections", "sessions", "responses"
+UPLOADS, ENCODINGS = "uploads", "encodings"
+"""Recordings that arrive, and that are listened to."""
 
 
 def of_key(kind: str, key_name: str) -> str:
@@ -14,9 +16,9 @@ def of_key(kind: str, key_name: str) -> str:
 
 
 def all_names(key_names: Iterable[str]) -> list[str]:
-    """Everything that is ever counted on a server with these keys."""
+    """Everything that is ever counted on a server with these keys; also connections whose key is still to come."""
     by_key = (of_key(kind, key_name) for key_name in key_names for kind in (CONNECTIONS, RESPONSES))
-    return [CONNECTIONS, SESSIONS, RESPONSES, *by_key]
+    return [CONNECTIONS, SESSIONS, RESPONSES, UPLOADS, ENCODINGS, of_key(CONNECTIONS, ""), *by_key]
 
 
 class Tally(Protocol):

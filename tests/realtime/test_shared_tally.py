@@ -7,11 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from realtime.errors import Refused
+from realtime.gate import Gate
 from realtime.shared_tally import SharedTally
 from sessions.admission import Admission
 from sessions.config import RegistryLimits
 from sessions.errors import LimitExceeded
-from sessions.tally import CONNECTIONS, LocalTally, all_names, of_key
+from sessions.tally import CONNECTIONS, UPLOADS, LocalTally, all_names, of_key
 
 NAMES = all_names(["ann", "ben"])
 NUM_COLUMNS = 3
@@ -71,3 +73,23 @@ def test_responses_are_limited_in_all_and_by_key_wherever_they_are(file: Path, s
     assert (here.num_active, there.num_active) == (1, 2)
     there.leave("ann")
     here.enter("ann")
+
+
+def test_a_gate_is_one_for_all_processes(file: Path) -> None:
+    tallies = columns(file)
+    here, there, _ = (Gate("max_uploads", 2, 1_000, tally, UPLOADS) for tally in tallies)
+    with here.inside(), there.inside():
+        for gate in (here, there):
+            with pytest.raises(Refused, match="max_uploads is 2"), gate.inside():
+                pass
+        assert (here.num_inside, there.num_inside) == (1, 1)
+        SharedTally(file, NAMES, 1).clear()
+        with here.inside():
+            pass
+    assert here.num_inside == there.num_inside == 0
+
+
+def test_connections_whose_key_is_to_come_are_counted_for_all(file: Path) -> None:
+    one, other, _ = columns(file)
+    one.change(of_key(CONNECTIONS, ""), 1)
+    assert other.total(of_key(CONNECTIONS, "")) == 1

@@ -63,6 +63,12 @@ def test_a_token_speaks_for_its_key_until_it_expires(monkeypatch: pytest.MonkeyP
         gatekeeper.admit(shows(token))
 
 
+def test_a_token_of_one_process_is_good_in_another() -> None:
+    here, there = (load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}")) for _ in range(2))
+    token, _ = here.mint(here.admit(shows(KEY)), 60)
+    assert there.admit(shows(token)).name == "agent"
+
+
 def test_a_token_dies_with_its_key() -> None:
     gatekeeper = load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))
     token, _ = gatekeeper.mint(gatekeeper.admit(shows(KEY)), 60)
