@@ -27,8 +27,10 @@ from engine.models.cosyvoice3.flow_ops import choose_flow_ops
 from engine.models.cosyvoice3.flow_pages import FlowPages, num_pages
 from engine.models.cosyvoice3.flow_runner import FlowRunner, voice_of
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
+from engine.models.cosyvoice3.hift_graphs import HiftGraphs, usual_lengths
 from engine.models.cosyvoice3.hift_rows import HiftRows
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
+from engine.models.cosyvoice3.voice import FLOW_REST
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 ANY: Mapping[int, int] = {}
@@ -59,7 +61,7 @@ class CosyDecode:
         max_kept_voices: int,
     ) -> None:
         self.settings, self.device = settings.flow, device
-        self.vocoder = HiftRows(hift, num_slots + 1)
+        self.vocoder = self.make_vocoder(flow, hift, num_slots + 1, settings.vocoder.graphs)
         self.sample_rate: int = hift.config.sample_rate
         self.mel_samples: int = hift.config.frame_samples
         self.frame_samples = flow.config.token_mel_ratio * self.mel_samples
@@ -78,6 +80,19 @@ class CosyDecode:
         self.nobody = PromptRow([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
         with torch.inference_mode():
             self.nobody.speaker = flow.speaker(torch.zeros(flow.config.spk_embed_size, device=device))
+
+    def make_vocoder(self, flow: Flow, hift: Hift, num_rows: int, graphs: bool) -> HiftRows:
+        if self.device.type != "cuda" or not graphs:
+            return HiftRows(hift, num_rows)
+        frames = flow.config.dit.block_frames
+        return HiftGraphs(hift, num_rows, usual_lengths(frames, FLOW_REST * flow.config.token_mel_ratio))
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Record the graphs of both parts while nobody is there; without effect where there are none."""
+        self.runner.record()
+        if isinstance(self.vocoder, HiftGraphs):
+            self.vocoder.record()
 
     @property
     def chunk_frames(self) -> int:

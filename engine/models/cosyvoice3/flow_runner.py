@@ -46,6 +46,13 @@ class FlowRunner:
         self.table_sizes = ops.table_sizes(pages.num_pages + 1)
         self.pads_tables = flow.device.type == "cuda"
 
+    def record(self) -> None:
+        """A graph for each number of cells, over nobody's; of tables padded to many widths none is known beforehand."""
+        self.program.stage([], self.cell_sizes[-1])
+        if len(self.table_sizes) == 1:
+            for num_cells in reversed(self.cell_sizes):
+                self.graphs.capture(num_cells, self.table_sizes[0])
+
     def voice(self, mel: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
         """A prompt's mel on the device, and what the estimator is told of the speaker."""
         mel = to_device(mel, torch.float32, self.device)

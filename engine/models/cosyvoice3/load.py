@@ -33,7 +33,10 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
     hift = load_hift(folder, sizes.hift, device)
 
     def make_stage() -> CosyDecode:
-        return CosyDecode(flow, hift, config.max_requests, settings, device, config.max_kept_voices)
+        stage = CosyDecode(flow, hift, config.max_requests, settings, device, config.max_kept_voices)
+        if not config.fast_start:
+            stage.record()
+        return stage
 
     encoder = load_encoder(folder, sizes) if config.voice_encoders else None
     return Stages(model, make_stage, sizes, encoder, make_runner=make_runner)

@@ -88,6 +88,9 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class VocoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of mel to samples."""
 
+    graphs: bool = True
+    """Record calls of usual lengths as CUDA graphs, where there is CUDA."""
+
 
 class CosyVoice3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One group a stage: what is set for one does not reach another."""
