@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from msgspec import structs
 
 from engine.api import EngineError
 from realtime.auth import Caller
 from realtime.calls.connection import PhoneConnection
 from realtime.calls.switchboard import Switchboard
+from realtime.config import ConfigError
 from realtime.errors import Refused, describe
 from realtime.protocol.phones.audiosocket import HEADER, AudioSocket
 from realtime.server import SpeechServer
 from realtime.transports.link import WRITE_GRACE_S
+from realtime.transports.listener import listening_sockets
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.call")
@@ -25,9 +29,11 @@ WRITE_BUFFER_BYTES = 16_384
 class TcpLink:
     """Implements ``Link``; its messages are whole frames."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, write_timeout_s: float) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, write_timeout_s: float, close_timeout_s: float
+    ) -> None:
         self._reader, self._writer = reader, writer
-        self._write_timeout_s = write_timeout_s
+        self._write_timeout_s, self._close_timeout_s = write_timeout_s, close_timeout_s
         self._closed = False
 
     async def receive(self) -> bytes | None:
@@ -49,6 +55,8 @@ class TcpLink:
         if await self._until_writable():
             self._closed = True
             self._writer.close()
+            # what is not sent yet is not waited for without end: until it is, nothing would be received either
+            asyncio.get_running_loop().call_later(self._close_timeout_s, self._writer.transport.abort)
 
     async def _until_writable(self) -> bool:
         """Whether anything may be written still."""
@@ -67,7 +75,12 @@ class TcpLink:
 
 
 class AudioSocketPort:
+    """Raises ``ConfigError``."""
+
     def __init__(self, server: SpeechServer, switchboard: Switchboard, owner: Caller) -> None:
+        calls = server.config.calls
+        if calls.audiosocket and not calls.audiosocket_port and server.config.listen.gateways > 1:
+            raise ConfigError("calls.audiosocket_port = 0: several gateways share one port, which has to be named")
         self._server, self._switchboard, self._owner = server, switchboard, owner
         self.port: int | None = None
         """While it is open."""
@@ -79,17 +92,21 @@ class AudioSocketPort:
         if not calls.audiosocket:
             yield
             return
-        listener = await asyncio.start_server(self._serve, calls.audiosocket_host, calls.audiosocket_port)
-        self.port = listener.sockets[0].getsockname()[1]
-        log.info("listening for AudioSocket", extra={"host": calls.audiosocket_host, "port": self.port})
-        try:
+        listen = self._server.config.listen
+        place = structs.replace(listen, host=calls.audiosocket_host, port=calls.audiosocket_port)
+        sockets = listening_sockets(place, share_port=listen.gateways > 1)
+        async with AsyncExitStack() as listeners:
+            for one in sockets:
+                listener = await asyncio.start_server(self._serve, sock=one, backlog=listen.backlog)
+                listeners.callback(listener.close)
+            self.port = sockets[0].getsockname()[1]
+            log.info("listening for AudioSocket", extra={"host": calls.audiosocket_host, "port": self.port})
             yield
-        finally:
-            listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        link = TcpLink(reader, writer, self._server.config.limits.reader_timeout_s + WRITE_GRACE_S)
+        config = self._server.config
+        link = TcpLink(reader, writer, config.limits.reader_timeout_s + WRITE_GRACE_S, config.listen.close_timeout_s)
         try:
             self._server.check_room(self._owner)
             connection = PhoneConnection(self._server, self._switchboard, AudioSocket(), self._owner, link)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, WebSocketRoute
@@ -27,7 +27,7 @@ from sessions.errors import SessionError
 log = logging.getLogger("voicewire.call")
 
 SIGNATURE = "x-twilio-signature"
-SOCKET_SCHEMES = {"http": "ws", "https": "wss"}
+SOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 class PhoneEndpoint:
@@ -69,12 +69,26 @@ class PhoneEndpoint:
 
 def called(request: HTTPConnection, calls: CallSettings) -> str:
     """The address as the provider spells it."""
-    asked = request.url
+    scope = request.scope
+    path = scope["path"] if not scope["query_string"] else f"{scope['path']}?{scope['query_string'].decode('latin-1')}"
     if calls.public_url is None:
-        return str(asked.replace(scheme="wss"))
+        return f"wss://{request.headers.get('host', '')}{path}"
     public = urlsplit(calls.public_url)
-    scheme = SOCKET_SCHEMES.get(public.scheme, public.scheme)
-    return urlunsplit((scheme, public.netloc, public.path.rstrip("/") + asked.path, asked.query, ""))
+    return f"{SOCKET_SCHEMES[public.scheme]}://{public.netloc}{public.path.rstrip('/')}{path}"
+
+
+def check_public_url(url: str | None) -> None:
+    """Raises ``ConfigError`` for what is no address that a provider could call."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in SOCKET_SCHEMES and parts.hostname and not (parts.query or parts.fragment)
+        good = good and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"calls.public_url = {url!r}: must be an address such as https://voice.example.com")
 
 
 def owner_of_lines(server: SpeechServer) -> Caller:
@@ -86,4 +100,6 @@ def owner_of_lines(server: SpeechServer) -> Caller:
 
 
 def phone_routes(server: SpeechServer, switchboard: Switchboard) -> list[BaseRoute]:
+    """Raises ``ConfigError``."""
+    check_public_url(server.config.calls.public_url)
     return [WebSocketRoute(phone.path, PhoneEndpoint(server, switchboard, phone)) for phone in PHONES]

@@ -19,9 +19,15 @@ def sign(token: str, url: str, fields: Mapping[str, str] | None = None) -> str:
 
 def is_signed(token: str, url: str, signature: str, fields: Mapping[str, str] | None = None) -> bool:
     """Whether the holder of ``token`` signed this address, as Twilio spells it: with or without the port, and for
-    WebSockets with the slash at the end that some of its servers put there."""
+    WebSockets with the slash at the end that some of its servers put there. An address that is none is not signed.
+
+    A signature holds for the address alone, whenever and however often it is shown: it has to travel by TLS."""
     given = signature.encode("utf-8", "surrogateescape")
-    genuine = [hmac.compare_digest(sign(token, spelt, fields).encode(), given) for spelt in spellings(url)]
+    try:
+        known = list(spellings(url))
+    except ValueError:
+        return False
+    genuine = [hmac.compare_digest(sign(token, spelt, fields).encode(), given) for spelt in known]
     return any(genuine)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
+from realtime.config import ConfigError, load_config
 from realtime.protocol.phones.audiosocket import HEADER, frame
+from realtime.serve import create_app
+from tests.fakes.engine import FakeSpeechEngine
 from tests.realtime.calls.test_sockets import dial, told
 from tests.realtime.live import WAIT_S, Live, live_server, until
 
@@ -106,3 +110,24 @@ async def test_a_full_server_takes_no_line() -> None:
 async def test_without_a_setting_there_is_no_port() -> None:
     async with live_server() as live:
         assert live.uvicorn.config.app.state.audiosocket.port is None
+
+
+async def test_a_far_side_that_never_reads_is_cut_when_the_agent_hangs_up() -> None:
+    flags = {"calls__audiosocket": True, "calls__audiosocket_port": 0, "listen__close_timeout_s": 0.2}
+    async with live_server(**flags, limits__reader_timeout_s=0.3) as live:
+        async with dial(live, "/v1/calls") as agent, line(live) as (_, writer):
+            writer.transport.pause_reading()
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+            writer.write(UUID + frame(0x16, bytes(1_920)))
+            call_id = (await told(agent, "call.connected"))["call_id"]
+            await asyncio.sleep(0.5)
+            await agent.send(json.dumps({"type": "hang_up", "call_id": call_id}))
+            assert (await told(agent, "call.hung_up"))["reason"] == "agent"
+            await until(lambda: live.speech.num_connections == 1)
+        await live.freed()
+
+
+def test_several_gateways_share_a_port_that_is_named() -> None:
+    flags = {"calls.audiosocket": True, "calls.audiosocket_port": 0, "listen.gateways": 2}
+    with pytest.raises(ConfigError, match=r"calls\.audiosocket_port = 0"):
+        create_app(load_config(flags=flags), FakeSpeechEngine())

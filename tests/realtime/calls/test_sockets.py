@@ -204,3 +204,23 @@ async def test_the_auth_token_is_in_no_log(live: Live, caplog: pytest.LogCapture
 def test_an_owner_who_has_no_key_stops_the_start() -> None:
     with pytest.raises(ConfigError, match=r"calls\.owner"):
         create_app(load_config(flags={"calls.owner": "nobody"}), FakeSpeechEngine())
+
+
+@pytest.mark.parametrize(
+    "url", ["voice.example.com", "ftp://x", "https://", "https://x:abc", "https://x:70000", "https://x?y"]
+)
+def test_a_public_address_that_is_none_stops_the_start(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"calls\.public_url"):
+        create_app(load_config(flags={"calls.public_url": url}), FakeSpeechEngine())
+
+
+@pytest.mark.parametrize("host", ["x:abc", "x:99999", "[", "", "x y"])
+async def test_a_host_that_is_none_is_refused_as_unsigned(host: str) -> None:
+    async with live_server(calls__twilio_auth_token=TOKEN) as live:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(live.url.rpartition(":")[2]))
+        head = f"GET /v1/calls/twilio HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        keys = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+        writer.write(f"{head}{keys}X-Twilio-Signature: AAAA\r\n\r\n".encode())
+        async with asyncio.timeout(WAIT_S):
+            assert (await reader.readline()).split()[1] in (b"401", b"400")
+        writer.close()

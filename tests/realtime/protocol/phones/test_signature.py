@@ -56,3 +56,10 @@ def test_anything_else_is_not(token: str, url: str, fields: dict[str, str]) -> N
 @pytest.mark.parametrize("signature", ["", "AAAA", "ä", "\udcff", "x" * 10_000])
 def test_no_signature_is_none(signature: str) -> None:
     assert not is_signed(TOKEN, URL, signature, FIELDS)
+
+
+@pytest.mark.parametrize(
+    "url", ["wss://host:port/", "wss://host:99999/", "wss://[::1/", "wss://[x]/", "", "//", "wss://:/"]
+)
+def test_no_address_is_signed_or_breaks_anything(url: str) -> None:
+    assert not is_signed(TOKEN, url, sign(TOKEN, URL))
