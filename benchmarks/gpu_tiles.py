@@ -1,6 +1,6 @@
 """How the launch shapes in ``engine.kernels.fused`` were found: every candidate, timed for every layer.
 
-    python -m benchmarks.gpu_tiles [--rows 1,64,256,1024] [--layers 0,5,7]
+    python -m benchmarks.gpu_tiles [--rows 1,64,256,1024] [--layers 0,5,7] [--tiles 128x256x8x3,64x64x4x3]
 
 ``rows`` are streams of one frame. The line of a layer tells the time of the rule's shape and the best three. Then, for
 one row, the products of talker, predictor and codec: cuBLAS with the kernels beside it, and the fused one.
@@ -118,11 +118,17 @@ def compare_products() -> None:
         print(f"1 x {layer!s:30s} cuBLAS {plain:.1f} us   fused {fused_us:.1f} us", flush=True)
 
 
+def tiles(text: str) -> list[Shape]:
+    return [tuple(map(int, tile.split("x"))) for tile in text.split(",")]
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=numbers, default=[1, 64, 1024])
     parser.add_argument("--layers", type=numbers, help="numbers of the layers, from 0; default all")
+    parser.add_argument("--tiles", type=tiles, help="rows x columns x warps x stages; default all that make sense")
+    parser.add_argument("--no-products", action="store_true")
     args = parser.parse_args()
     chosen = [CONV[i] for i in args.layers] if args.layers else CONV
     for rows, layer in itertools.product(args.rows, chosen):
@@ -130,8 +136,10 @@ def main() -> None:
         work = 2.0 * rows * rate * taps * channels * out
         moved = 2.0 * (taps * channels * out + rows * rate * (channels + out))
         run = conv_case(layer, rows)
-        compare(f"{rows} x {layer}", conv_shapes(rows * rate, out), "conv_shape", run, work, moved)
-    compare_products()
+        candidates = iter(args.tiles) if args.tiles else conv_shapes(rows * rate, out)
+        compare(f"{rows} x {layer}", candidates, "conv_shape", run, work, moved)
+    if not args.no_products:
+        compare_products()
 
 
 if __name__ == "__main__":

@@ -38,6 +38,22 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
+def _highest_with(weights, keys, wanted, ABOVE: tl.constexpr, BITS: tl.constexpr):
+    """The largest key with so much weight at it or above it, with ABOVE only above; found bit by bit, 0 if none.
+
+    Counts are exact as fp32: there are fewer candidates than 2^24.
+    """
+    found = tl.zeros([1], tl.uint32)
+    bit = tl.full([1], 1 << (BITS - 1), tl.uint32)
+    for _ in range(BITS):
+        higher = found | bit
+        counts = keys > higher if ABOVE else keys >= higher
+        found = tl.where(tl.sum(tl.where(counts, weights, 0.0), 0) >= wanted, higher, found)
+        bit = bit >> 1
+    return found
+
+
+@triton.jit
 def draw_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seed_ptr, place_ptr, frame_ptr, codebook, out_ptr,
     seen_ptr, slot_ptr, penalty_ptr, forget_ptr, banned_ptr, finite_ptr, num_codes, eos,
@@ -66,12 +82,7 @@ def draw_kernel(
     top_k = tl.load(top_k_ptr + row)
     limit = tl.zeros([1], tl.uint32)
     if top_k > 0:
-        bit = tl.full([1], 1 << (BITS - 1), tl.uint32)
-        for _ in range(BITS):
-            higher = limit | bit
-            enough = tl.sum((inside & (keys >= higher)).to(tl.int32), 0) >= top_k
-            limit = tl.where(enough, higher, limit)
-            bit = bit >> 1
+        limit = _highest_with(tl.where(inside, 1.0, 0.0), keys, top_k.to(tl.float32), False, BITS)
     kept = inside & (keys >= limit)
     temperature = tl.load(temperature_ptr + row)
     scaled = tl.where(kept, logits / tl.where(temperature == 0.0, 1.0, temperature), float("-inf"))
@@ -79,14 +90,8 @@ def draw_kernel(
     if top_p < 1.0:
         shares = tl.exp(scaled - tl.max(scaled, 0))
         wanted = top_p * tl.sum(shares, 0)
-        beyond = tl.zeros([1], tl.uint32)
         any_beyond = tl.sum(tl.where(keys > 0, shares, 0.0), 0) >= wanted
-        bit = tl.full([1], 1 << (BITS - 1), tl.uint32)
-        for _ in range(BITS):
-            higher = beyond | bit
-            enough = tl.sum(tl.where(keys > higher, shares, 0.0), 0) >= wanted
-            beyond = tl.where(enough, higher, beyond)
-            bit = bit >> 1
+        beyond = _highest_with(shares, keys, wanted, True, BITS)
         cut = tl.where(keys <= beyond, float("-inf"), scaled)
         scaled = tl.where(any_beyond, cut, scaled)
     place = tl.load(place_ptr + row) | codebook
