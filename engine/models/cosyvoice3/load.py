@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
     sizes, settings = read_config(folder), config.cosyvoice3
     model = load_model(folder, sizes, settings, device, dtype, config.max_kept_voices)
-    if device.type == "cpu" and config.cpu_kernels:
+    if device.type == "cpu" and config.cpu_kernels and not config.graphs:
         pack_linears(model.talker)
     flow = load_flow(folder, sizes.flow, dtype, device)
     hift = load_hift(folder, sizes.hift, device)

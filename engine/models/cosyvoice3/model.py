@@ -29,7 +29,7 @@ from engine.models.cosyvoice3.bistream import Bistream
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.instructs import known_sentence
 from engine.models.cosyvoice3.prompt import Prompts
-from engine.models.cosyvoice3.ras import RasParams, draw
+from engine.models.cosyvoice3.ras import MAX_TOP_K, MAX_WINDOW, RasParams, draw
 from engine.models.cosyvoice3.row import Phase, SpeechRow
 from engine.models.cosyvoice3.settings import TalkerSettings
 from engine.models.cosyvoice3.speech_lm import SpeechLM
@@ -151,8 +151,8 @@ class CosyVoice3:
         return RasParams(
             temperature=0.0 if sampling.do_sample is False else temperature,
             top_p=usual.top_p if sampling.top_p is None else sampling.top_p,
-            top_k=usual.top_k if sampling.top_k is None else sampling.top_k,
-            window=sampling.repetition_window or usual.window,
+            top_k=min(usual.top_k if sampling.top_k is None else sampling.top_k or MAX_TOP_K, MAX_TOP_K),
+            window=min(sampling.repetition_window or usual.window, MAX_WINDOW),
             tau=usual.tau,
         )
 

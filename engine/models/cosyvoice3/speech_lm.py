@@ -39,7 +39,8 @@ class SpeechLM(nn.Module):
         return self.llm.model.model
 
     def fuse(self) -> None:
-        """One table of text and speech in place of two, merged projections; nothing is held twice."""
+        """One table of text and speech in place of two, merged projections; nothing is held twice. The head in fp32."""
+        self.llm_decoder.float()
         self.backbone.fuse()
         self.table = torch.cat((self.backbone.embed_tokens.weight, self.speech_embedding.weight)).detach()
         del self.backbone.embed_tokens, self.speech_embedding
@@ -58,5 +59,5 @@ class SpeechLM(nn.Module):
         return self.backbone(self.embed(inputs), positions, context)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] -> [N, speech ids] in fp32."""
-        return self.llm_decoder(hidden).float()
+        """hidden [N, H] -> [N, speech ids] in fp32, which the head is in whatever the rest computes in."""
+        return self.llm_decoder(hidden.float())

@@ -20,12 +20,10 @@ from engine.graphs.buffers import Buffers, Fields
 from engine.kernels.plain import PlainOps
 from engine.models.base import Failed, Outcome, Row
 from engine.models.cosyvoice3.model import CosyVoice3
-from engine.models.cosyvoice3.ras import NOTHING
+from engine.models.cosyvoice3.ras import MAX_TOP_K, MAX_WINDOW, NOTHING
 from engine.models.cosyvoice3.ras_tensors import DrawRows, draw_rows
 from engine.models.cosyvoice3.row import Phase, SpeechRow
 
-MAX_WINDOW = 64
-MAX_TOP_K = 128
 SIGN_BIT = 1 << 63
 SCALARS: dict[str, torch.dtype] = {
     "slot": torch.int64,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.api import ClonedVoice, FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
+from engine.graphs.runner import GraphRunner
 from engine.layers.transformer import CausalContext
 from engine.load import Loaded, load_engine
 from engine.models.cosyvoice3 import model as module
@@ -103,6 +104,7 @@ def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(
     bench: Recorder, book: Book, voice: ClonedVoice | None, layout: TextLayout, instruct: str
 ) -> None:
     row = speak(bench, voice=voice, layout=layout, instruct=instruct)
+    assert bench.heard[row].end is None
     request = bench.request(row)
     bench.run()
     bench.check_idle()
@@ -205,6 +207,27 @@ def test_a_row_that_lost_its_memory_says_the_same(bench: Recorder) -> None:
     preempted(bench, row)
     bench.run()
     np.testing.assert_allclose(bench.heard[row].pcm, steady, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
+def test_over_graphs_it_says_what_it_says_without(loaded: Loaded, folder: Path, layout: TextLayout) -> None:
+    """On the CPU the graphs' computations run one by one: other shapes, other operators, the same ids."""
+    config = EngineConfig(num_blocks=300, block_size=8, max_batch=4, max_requests=4, fast_start=True, graphs=True)
+    graphs = load_engine(folder, config, "cpu", "float32", is_embedded=False)
+    said = []
+    for engine in (loaded, graphs):
+        bench = Recorder(engine.make_engine())
+        rows = [
+            speak(bench, layout=layout, voice=voice, text=text, sampling=SamplingParams(seed=seed, top_k=top_k))
+            for seed, (voice, text, top_k) in enumerate(zip(VOICES, OTHERS, (25, 0, 5), strict=False))
+        ]
+        bench.run()
+        bench.check_idle()
+        said.append([bench.heard[row].pcm for row in rows])
+    assert isinstance(bench.engine.runner, GraphRunner)
+    for one, other in zip(*said, strict=True):
+        assert len(one) > 0
+        np.testing.assert_allclose(other, one, atol=1e-3)
 
 
 moves = st.lists(
