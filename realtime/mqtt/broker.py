@@ -21,6 +21,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from realtime.config import ConfigError
 from realtime.device_config import MqttSettings
 from realtime.errors import Refused
+from realtime.protocol.mqtt.properties import packed
 
 log = logging.getLogger("voicewire.mqtt")
 
@@ -79,7 +80,7 @@ class Line:
                 publication.payload,
                 publication.qos,
                 publication.retain,
-                _properties(publication, PacketTypes.PUBLISH),
+                Packed(publication),
                 timeout=self._timeout_s,
             )
         )
@@ -256,22 +257,23 @@ def _arrival(message: aiomqtt.Message) -> Arrival:
 
 
 def _will(publication: Publication) -> aiomqtt.Will:
-    properties = _properties(publication, PacketTypes.WILLMESSAGE)
+    properties = Properties(PacketTypes.WILLMESSAGE)  # paho looks at the class of these
+    if publication.expiry_s is not None:
+        properties.MessageExpiryInterval = publication.expiry_s
     return aiomqtt.Will(publication.topic, publication.payload, publication.qos, publication.retain, properties)
 
 
-def _properties(publication: Publication, kind: int) -> Properties | None:
-    named = {
-        "ContentType": publication.content_type,
-        "CorrelationData": publication.correlation,
-        "ResponseTopic": publication.response_topic,
-        "MessageExpiryInterval": publication.expiry_s,
-        "UserProperty": list(publication.user) or None,
-    }
-    given = {name: value for name, value in named.items() if value is not None}
-    if not given:
-        return None
-    properties = Properties(kind)
-    for name, value in given.items():
-        setattr(properties, name, value)
-    return properties
+class Packed:
+    """All that paho-mqtt asks of the properties of a message."""
+
+    def __init__(self, publication: Publication) -> None:
+        self._bytes = packed(
+            publication.content_type,
+            publication.response_topic,
+            publication.correlation,
+            publication.expiry_s,
+            publication.user,
+        )
+
+    def pack(self) -> bytes:
+        return self._bytes
