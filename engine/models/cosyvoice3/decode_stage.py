@@ -80,6 +80,7 @@ class CosyDecode:
         self.nobody = PromptRow([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
         with torch.inference_mode():
             self.nobody.speaker = flow.speaker(torch.zeros(flow.config.spk_embed_size, device=device))
+        Done(device).wait()
 
     def make_vocoder(self, flow: Flow, hift: Hift, num_rows: int, graphs: bool) -> HiftRows:
         if self.device.type != "cuda" or not graphs:

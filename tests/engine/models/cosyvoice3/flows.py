@@ -81,7 +81,8 @@ def whole(tokens: Sequence[int], speaker: Voice, mask: Tensor | str = "chunk", f
 class ClearVocoder:
     """``HiftRows`` of a vocoder that says each frame as its bins, zeros behind them."""
 
-    def __init__(self) -> None:
+    def __init__(self, bins: int = BINS) -> None:
+        self.bins = bins
         self.heard: dict[int, list[Tensor]] = {}
         self.over: set[int] = set()
         self.num_out: dict[int, int] = {}
@@ -106,7 +107,7 @@ class ClearVocoder:
         start, self.num_out[slot] = self.num_out[slot], max(end, self.num_out[slot])
         if is_last:
             self.over.add(slot)
-        return torch.nn.functional.pad(frames[start : max(end, start)], (0, MEL_SAMPLES - BINS)).flatten()
+        return torch.nn.functional.pad(frames[start : max(end, start)], (0, MEL_SAMPLES - self.bins)).flatten()
 
 
 @cache

@@ -1,0 +1,262 @@
+"""CosyVoice3 on one device: first audio, audio seconds a second, real-time factor, and where the time goes.
+
+    python -m benchmarks.cosyvoice [--shape released|tiny] [--streams 1,16] [--burst 16,64,128] [--seconds 10]
+
+Random weights of the released shape, made on the spot; the end of speech is banned, so that every request says its full
+length. ``--streams``: so many requests submitted in the same moment, each time to the first chunk at the engine's door.
+``--burst``: so many requests without pacing. One warm-up, ``--rounds`` measured. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+
+from benchmarks.random_model import randomize
+from engine.api import ClonedVoice, Finished, SamplingParams, SpeechChunk, SpeechRequest
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.load import CPU_THREADS, run_over_graphs
+from engine.models.cosyvoice3.config import CosyVoice3Config
+from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.cosyvoice3.flow import Flow
+from engine.models.cosyvoice3.flow_blocks import BlockRow, Cell
+from engine.models.cosyvoice3.hift import NO_END, Hift
+from engine.models.cosyvoice3.model import CosyVoice3
+from engine.models.cosyvoice3.pipelined import make_runner
+from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER
+from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings, VocoderSettings
+from engine.models.cosyvoice3.speech_lm import SpeechLM
+from engine.models.cosyvoice3.tokenizer import CosyTokenizer
+from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
+from tests.fakes.cosyvoice3_sizes import TINY
+
+SHAPES = {"released": CosyVoice3Config(), "tiny": TINY}
+TOKEN_S = 0.04
+PROMPT_TOKENS = 75
+EPOCHS = itertools.count()
+TEXT = "the quick brown fox jumps over the lazy dog and then it does the same thing all over again "
+SETTINGS: dict[str, Any] = dict(loop_limit_frames=100_000, silence_limit_s=1e6, max_waiting=4096)
+
+
+@torch.inference_mode()
+def random_parts(sizes: CosyVoice3Config, dtype: torch.dtype, device: torch.device) -> tuple[SpeechLM, Flow, Hift]:
+    torch.manual_seed(0)
+    with device:
+        parts = SpeechLM(sizes.talker), Flow(sizes.flow), Hift(sizes.hift)
+    for part in parts:
+        randomize(part)
+    talker, flow, hift = parts
+    for name, values in hift.named_parameters():
+        if name.endswith("alpha"):
+            values.fill_(1.0)
+    talker.to(dtype)
+    for part in parts:
+        part.eval().requires_grad_(False).fuse()
+    flow.to_compute(dtype)
+    return talker, flow, hift
+
+
+def random_voice(sizes: CosyVoice3Config) -> ClonedVoice:
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, sizes.flow.vocab_size, (PROMPT_TOKENS, 1), generator=generator)
+    mel = torch.randn(2 * PROMPT_TOKENS, sizes.flow.dit.mel_bins, generator=generator)
+    embedding = torch.randn(sizes.flow.spk_embed_size, generator=generator)
+    return ClonedVoice(
+        embedding=embedding.numpy().tobytes(),
+        codes=codes.to(torch.int16).numpy().tobytes(),
+        mel=mel.numpy().tobytes(),
+        transcript="what was said in the recording",
+    )
+
+
+class Bench:
+    """An engine of random weights, and its events with the moment each came."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.device, sizes = torch.device(args.device), SHAPES[args.shape]
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        most = max(*args.streams, *args.burst)
+        flow_settings = FlowSettings(graphs=not args.eager, fused_kernels=not args.plain, **args.flow)
+        settings = CosyVoice3Settings(flow=flow_settings, vocoder=VocoderSettings(graphs=not args.eager))
+        self.config = EngineConfig(
+            max_batch=most, max_requests=most, max_prefill_positions=args.prefill, cosyvoice3=settings,
+            fused_kernels=not args.plain, kv_memory_mb=args.kv_mb, **SETTINGS,
+        )  # fmt: skip
+        self.sizes = sizes
+        started = time.perf_counter()
+        talker, self.flow, self.hift = random_parts(sizes, dtype, self.device)
+        model = CosyVoice3(sizes, talker, self.tokenizer(sizes))
+        self.stage = CosyDecode(self.flow, self.hift, most, settings, self.device, 4)
+        if not args.eager:
+            self.stage.record()
+        self.engine = Engine(model, self.stage, self.config, dtype=dtype, device=self.device)
+        if not args.eager:
+            run_over_graphs(self.engine, make_runner(model, self.engine.kv, self.engine.prefixes, self.config))
+        self.ready_s = time.perf_counter() - started
+        self.voice = random_voice(sizes)
+
+    @staticmethod
+    def tokenizer(sizes: CosyVoice3Config) -> CosyTokenizer:
+        with tempfile.TemporaryDirectory() as folder:
+            write_cosyvoice3(Path(folder))
+            return CosyTokenizer.from_folder(Path(folder) / BACKBONE_FOLDER, sizes.talker.text_vocab_size, True)
+
+    def speak(self, num_streams: int, seconds: float) -> dict[str, float]:
+        """All at once: seconds to the first chunk of each, the whole, and how much was said."""
+        num_tokens = int(seconds / TOKEN_S)
+        start = time.perf_counter()
+        for epoch in (epochs := [next(EPOCHS) for _ in range(num_streams)]):
+            self.engine.submit(self.request(epoch, num_tokens), epoch)
+        first: dict[int, float] = {}
+        num_samples, ends = 0, 0
+        while ends < num_streams:
+            self.engine.step()
+            events, self.engine.events = self.engine.events, []
+            now = time.perf_counter() - start
+            for epoch, event in events:
+                if isinstance(event, SpeechChunk):
+                    first.setdefault(epoch, now)
+                elif isinstance(event, Finished):
+                    assert event.code is None, event.message
+                    ends += 1
+                    num_samples += event.num_samples
+        audio_s = num_samples / self.stage.sample_rate
+        assert abs(audio_s - num_streams * num_tokens * TOKEN_S) < 0.3 * num_streams * num_tokens * TOKEN_S, audio_s
+        return {"first_s": [first[epoch] for epoch in epochs], "wall_s": now, "audio_s": audio_s}  # type: ignore[dict-item]
+
+    def request(self, epoch: int, num_tokens: int) -> SpeechRequest:
+        return SpeechRequest(
+            request_id=f"r{epoch}",
+            text=(TEXT * (num_tokens // 200 + 1))[: max(16, num_tokens // 2)],
+            text_closed=True,
+            voice=self.voice,
+            max_frames=num_tokens,
+            sampling=SamplingParams(seed=epoch, min_new_tokens=num_tokens),
+        )
+
+    # -- parts alone ---------------------------------------------------------------------------------------------
+
+    def time_ms(self, work: Callable[[], None], times: int = 20) -> float:
+        for _ in range(2):
+            work()
+        self.synchronize()
+        start = time.perf_counter()
+        for _ in range(times):
+            work()
+        self.synchronize()
+        return 1000 * (time.perf_counter() - start) / times
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @torch.inference_mode()
+    def split(self, sizes: list[int], num_blocks: int) -> dict[str, dict[int, float]]:
+        """ms of a talker step, of an ODE step of a block each behind ``num_blocks``, and of a block in the vocoder."""
+        found: dict[str, dict[int, float]] = {"talker_ms": {}, "ode_step_ms": {}, "vocoder_ms": {}}
+        runner = self.engine.runner
+        for size in sizes:
+            if hasattr(runner, "frames"):
+                found["talker_ms"][size] = self.time_ms(lambda size=size: runner.frames.replay(size))
+            cells = self.cells(size, num_blocks)
+            found["ode_step_ms"][size] = self.time_ms(lambda cells=cells: self.ode_step(cells))
+            found["vocoder_ms"][size] = sum(self.vocoder_ms(min(32, size - start)) for start in range(0, size, 32))
+        return found
+
+    def vocoder_ms(self, num_rows: int) -> float:
+        slots = [slot for _ in range(num_rows) if (slot := self.stage.reserve()) is not None]
+        mel, ends = torch.randn(len(slots), self.sizes.hift.mel_bins, 50, device=self.device), [NO_END] * len(slots)
+        spent_ms = self.time_ms(lambda: drop(self.stage.vocoder.decode(slots, mel, ends)), 5)
+        for slot in slots:
+            self.stage.release(slot)
+        self.stage.settle()
+        return spent_ms
+
+    def cells(self, size: int, num_blocks: int) -> list[Cell]:
+        num_pages = self.stage.memory.pool.num_blocks
+        tables = [[1 + (i * num_blocks + j) % num_pages for j in range(num_blocks)] for i in range(size)]
+        frames = self.sizes.flow.dit.block_frames
+        return [Cell(BlockRow([]), i + 1, num_blocks - 1, frames, table) for i, table in enumerate(tables)]
+
+    def ode_step(self, cells: list[Cell]) -> None:
+        for start in range(0, len(cells), self.config.cosyvoice3.flow.max_cells):
+            some = cells[start : start + self.config.cosyvoice3.flow.max_cells]
+            for cell in some:
+                cell.step %= self.stage.shape.steps
+            self.stage.runner.advance(some, 1)
+
+
+def drop(_: object) -> None:
+    pass
+
+
+def percentile(values: list[float], share: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="released")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--streams", type=numbers, default=[1, 16])
+    parser.add_argument("--burst", type=numbers, default=[16, 64, 128])
+    parser.add_argument("--split", type=numbers, default=[1, 16, 64])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prefill", type=int, default=1024, help="prompt positions in one step")
+    parser.add_argument("--kv-mb", type=int, default=8192)
+    parser.add_argument("--eager", action="store_true", help="no graphs")
+    parser.add_argument("--plain", action="store_true", help="no fused kernels")
+    parser.add_argument("--flow", type=json.loads, default={}, help="more of the flow's settings, as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    if args.device == "cpu":
+        torch.set_num_threads(CPU_THREADS)
+    bench = Bench(args)
+    result: dict[str, Any] = {"shape": args.shape, "device": args.device, "ready_s": round(bench.ready_s, 1)}
+    print(f"ready after {bench.ready_s:.1f} s, {bench.stage.memory.pool.num_blocks} pages", flush=True)
+    for count in args.streams:
+        bench.speak(count, args.seconds)
+        rounds = [bench.speak(count, args.seconds) for _ in range(max(args.rounds, -(-12 // count)))]
+        first: list[float] = [value for one in rounds for value in one["first_s"]]  # type: ignore[attr-defined]
+        factor = sum(one["wall_s"] for one in rounds) / sum(one["audio_s"] for one in rounds)
+        result[f"streams_{count}"] = found = {
+            "ttfa_p50_ms": 1000 * percentile(first, 0.5), "ttfa_p95_ms": 1000 * percentile(first, 0.95),
+            "real_time_factor": factor * count, "audio_s_per_s": 1 / factor,
+        }  # fmt: skip
+        print(f"{count:4} streams: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()), flush=True)
+    for count in args.burst:
+        bench.speak(count, args.seconds)
+        one = bench.speak(count, args.seconds)
+        result[f"burst_{count}_audio_s_per_s"] = one["audio_s"] / one["wall_s"]
+        print(f"{count:4} at once: {one['audio_s'] / one['wall_s']:.0f} audio-s/s", flush=True)
+    result["split"] = bench.split(args.split, min(10, bench.stage.memory.pool.num_blocks))
+    for name, by_size in result["split"].items():
+        print(f"{name}: " + ", ".join(f"{size}: {ms:.3f}" for size, ms in by_size.items()), flush=True)
+    if bench.device.type == "cuda":
+        result["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
