@@ -111,15 +111,17 @@ def describe(model: SpeechModel, audio: AudioShape, config: EngineConfig, normal
     positions = model.max_positions
     if config.num_blocks is not None:
         positions = min(positions, config.num_blocks * config.block_size)
+    abilities = asdict(model.abilities)
+    max_text_tokens = abilities.pop("max_text_tokens") or positions
     return EngineInfo(
         model=model.name,
         sample_rate=audio.sample_rate,
         frame_samples=audio.frame_samples,
         voices=model.voices,
         languages=model.languages,
-        max_text_tokens=min(positions, config.max_frames),
+        max_text_tokens=min(positions, config.max_frames, max_text_tokens),
         normalize_text=normalize_text,
         min_sample_s=config.min_sample_s,
         max_sample_s=config.max_sample_s,
-        **asdict(model.abilities),
+        **abilities,
     )

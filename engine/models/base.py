@@ -145,7 +145,7 @@ Outcome = Audio | Control | Stop | Failed
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a checkpoint can do besides speaking in voices of its own: the fields of ``EngineInfo`` by these names."""
+    """What a checkpoint can do besides speaking in voices of its own: fields of ``EngineInfo`` by these names."""
 
     task: str = "custom_voice"
     takes_instruct: bool = False
@@ -156,6 +156,8 @@ class Abilities:
     mel_bins: int = 0
     mel_per_code: int = 0
     transcript_optional: bool = False
+    max_text_tokens: int | None = None
+    """Of one request, where the model has a limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)

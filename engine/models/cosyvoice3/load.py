@@ -38,7 +38,8 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
             stage.record()
         return stage
 
-    encoder = load_encoder(folder, sizes) if config.voice_encoders else None
+    threads = settings.encoder.num_threads
+    encoder = load_encoder(folder, sizes, threads) if config.voice_encoders else None
     return Stages(model, make_stage, sizes, encoder, make_runner=make_runner)
 
 
@@ -63,10 +64,10 @@ def load_model(
     )
 
 
-def load_encoder(folder: Path, sizes: CosyVoice3Config) -> VoiceEncoder | None:
+def load_encoder(folder: Path, sizes: CosyVoice3Config, num_threads: int = 2) -> VoiceEncoder | None:
     """None, and a word in the log about what works then, where a file is missing."""
     missing = missing_encoders(folder)
     if missing:
         log.warning("%s has no %s: %s", folder, " and no ".join(missing), WITHOUT)
         return None
-    return VoiceEncoder(folder, sizes)
+    return VoiceEncoder(folder, sizes, num_threads)

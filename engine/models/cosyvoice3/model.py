@@ -94,6 +94,7 @@ class CosyVoice3:
             mel_bins=flow.dit.mel_bins,
             mel_per_code=flow.token_mel_ratio,
             transcript_optional=True,
+            max_text_tokens=self.settings.max_text_tokens,
         )
 
     @property

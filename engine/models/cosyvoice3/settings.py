@@ -92,9 +92,21 @@ class VocoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Record calls of usual lengths as CUDA graphs, where there is CUDA."""
 
 
+class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of recordings to voices."""
+
+    num_threads: int = 2
+    """Of each of the two networks, on the CPU; they sleep while there is no recording."""
+
+    def __post_init__(self) -> None:
+        if self.num_threads < 1:
+            raise InvalidRequest(f"cosyvoice3.encoder.num_threads is {self.num_threads}; at least 1", "num_threads")
+
+
 class CosyVoice3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One group a stage: what is set for one does not reach another."""
 
     talker: TalkerSettings = TalkerSettings()
     flow: FlowSettings = FlowSettings()
     vocoder: VocoderSettings = VocoderSettings()
+    encoder: EncoderSettings = EncoderSettings()

@@ -145,6 +145,16 @@ def told(bench: Recorder, row: int) -> tuple[str | None, str]:
     return heard.end.code, heard.end.message or ""
 
 
+def test_what_is_told_of_the_model(loaded: Loaded) -> None:
+    info = loaded.info
+    assert (info.model, info.task, info.sample_rate, info.frame_samples) == ("cosyvoice3", "base", 24_000, 960)
+    assert (info.embedding_size, info.num_codebooks, info.codebook_size, info.mel_bins) == (192, 1, 6561, 80)
+    assert info.max_text_tokens == 200
+    assert info.takes_instruct
+    assert info.can_clone
+    assert not info.can_encode, "there are no ONNX files in this folder"
+
+
 def test_more_than_200_text_tokens_are_refused_and_the_others_go_on(bench: Recorder) -> None:
     other = speak(bench, max_frames=20)
     row = speak(bench, text="1 " * 300)
