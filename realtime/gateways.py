@@ -22,6 +22,7 @@ import msgspec
 from prometheus_client import multiprocess
 
 from realtime.auth import load_gatekeeper
+from realtime.calls.exchange import Exchange
 from realtime.config import ServerConfig
 from realtime.local_engine import connect_engine, share_engine
 from realtime.logs import configure_logs
@@ -57,6 +58,8 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """File of the tally that all gateways keep."""
     counted: tuple[str, ...]
     """The names in it."""
+    exchange: str
+    """Address by which gateways hear of each other's calls."""
     column: int = 0
     """Which of its columns is this gateway's."""
 
@@ -156,9 +159,11 @@ async def serve_by_gateways(config: ServerConfig, on_ready: Callable[[int], None
                 engine=str(address),
                 tally=str(tally),
                 counted=tuple(counted),
+                exchange=str(Path(folder) / "exchange"),
             )
             await engine.start()
-            await Gateways(plan, folder).run(lambda: on_ready(port))
+            async with Exchange().open(Path(plan.exchange)):
+                await Gateways(plan, folder).run(lambda: on_ready(port))
     finally:
         await engine.aclose()
         for placeholder in reserved:
@@ -166,7 +171,7 @@ async def serve_by_gateways(config: ServerConfig, on_ready: Callable[[int], None
 
 
 async def serve_as_gateway(plan: GatewayPlan) -> None:
-    app = create_app(plan.config, connect_engine(Path(plan.engine)), plan.open_tally())
+    app = create_app(plan.config, connect_engine(Path(plan.engine)), plan.open_tally(), Path(plan.exchange))
     await serve(plan.config, app, on_ready=lambda _: print("ready", flush=True), share_port=True)
 
 

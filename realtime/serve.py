@@ -13,6 +13,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from engine.api import EngineError, SpeechEngine
 from realtime.auth import load_gatekeeper
+from realtime.calls.relay import Relay
 from realtime.calls.switchboard import Switchboard
 from realtime.config import ServerConfig, load_config
 from realtime.errors import Refused
@@ -32,17 +33,21 @@ from realtime.transports.tokens import token_routes
 from realtime.transports.voices import VOICE_ROUTES
 from realtime.transports.websocket import SpeechEndpoint
 from realtime.transports.wires import wire_routes
+from realtime.transports.wyoming import WyomingPort
 from sessions.errors import SessionError
 from sessions.tally import Tally
 
 
 def create_app(
-    config: ServerConfig | None = None, engine: SpeechEngine | None = None, tally: Tally | None = None
+    config: ServerConfig | None = None,
+    engine: SpeechEngine | None = None,
+    tally: Tally | None = None,
+    exchange: Path | None = None,
 ) -> Starlette:
     """The ASGI application; the engine starts with its lifespan. Without a ``config`` the environment gives it.
 
     The engine gets a process of its own unless its options say otherwise: as a thread it would wait for the sockets'
-    Python code at every operator.
+    Python code at every operator. Gateways hear of each other's calls by the ``exchange``.
 
     Raises ``ConfigError``.
     """
@@ -52,14 +57,16 @@ def create_app(
         engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
     server = SpeechServer(config, engine, load_gatekeeper(config.auth), tally)
     switchboard = Switchboard(config.calls.max_events)
+    relay = Relay(switchboard, exchange)
     audiosocket = AudioSocketPort(server, switchboard, owner_of_lines(server))
     mqtt = MqttBridge(server, switchboard)
+    wyoming = WyomingPort(server)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await server.start()
         try:
-            async with audiosocket.open(), mqtt.open():
+            async with relay.open(), audiosocket.open(), mqtt.open(), wyoming.open():
                 yield
         finally:
             await server.aclose()
@@ -85,6 +92,7 @@ def create_app(
     app.state.server = server
     app.state.audiosocket = audiosocket
     app.state.mqtt = mqtt
+    app.state.wyoming = wyoming
     return app
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from realtime.errors import Refused
 from realtime.protocol import calls as on
@@ -20,6 +21,16 @@ class LiveCall:
     """Whose it is."""
     connected: on.Connected
     obey: Obey
+    here: bool = True
+    """Its line is in this process."""
+
+
+class Elsewhere(Protocol):
+    """Other processes, whose agents hear of the calls here."""
+
+    def connected(self, call: LiveCall) -> None: ...
+
+    def told(self, event: on.CallEvent) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +39,7 @@ class Agent:
 
     caller_name: str
     call_id: str | None
+    only_here: bool
     max_events: int
     events: asyncio.Queue[on.CallEvent | None] = field(default_factory=asyncio.Queue)
     """``None``: there will be no more."""
@@ -35,7 +47,8 @@ class Agent:
     """So many events waited that it was left behind."""
 
     def hears(self, call: LiveCall) -> bool:
-        return self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
+        mine = self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
+        return mine and (call.here or not self.only_here)
 
     def tell(self, event: on.CallEvent) -> None:
         if self.slow:
@@ -51,6 +64,7 @@ class Switchboard:
     def __init__(self, max_events: int) -> None:
         self.ears = Ears()
         """Of all its calls."""
+        self.elsewhere: Elsewhere | None = None
         self._max_events = max_events
         self._calls: dict[str, LiveCall] = {}
         self._agents: set[Agent] = set()
@@ -58,19 +72,21 @@ class Switchboard:
     @contextmanager
     def connected(self, call: LiveCall) -> Iterator[None]:
         """The call is there while this lasts."""
-        self._calls[call.connected.call_id] = call
-        self.tell(call, call.connected)
+        self.arrived(call)
         try:
             yield
         finally:
             del self._calls[call.connected.call_id]
 
     @contextmanager
-    def listening(self, caller_name: str, call_id: str | None = None) -> Iterator[Agent]:
-        """An agent, told first of the calls that are there. Raises ``Refused`` when it asks for one that is not."""
+    def listening(self, caller_name: str, call_id: str | None = None, only_here: bool = False) -> Iterator[Agent]:
+        """An agent, told first of the calls that are there. Raises ``Refused`` when it asks for one that is not.
+
+        ``only_here``: of calls whose lines are in this process.
+        """
         if call_id is not None:
             self.call(caller_name, call_id)
-        agent = Agent(caller_name, call_id, self._max_events)
+        agent = Agent(caller_name, call_id, only_here, self._max_events)
         for call in filter(agent.hears, self._calls.values()):
             agent.events.put_nowait(call.connected)
         self._agents.add(agent)
@@ -81,6 +97,10 @@ class Switchboard:
 
     def calls(self, caller_name: str) -> list[on.Connected]:
         return [call.connected for call in self._calls.values() if call.caller_name == caller_name]
+
+    def calls_here(self) -> list[LiveCall]:
+        """Those whose lines are in this process."""
+        return [call for call in self._calls.values() if call.here]
 
     def call(self, caller_name: str, call_id: str) -> LiveCall:
         """Raises ``Refused``."""
@@ -94,3 +114,25 @@ class Switchboard:
             agent.tell(event)
             if isinstance(event, on.HungUp) and agent.call_id is not None:
                 agent.events.put_nowait(None)
+        if call.here and self.elsewhere is not None:
+            self.elsewhere.told(event)
+
+    def arrived(self, call: LiveCall) -> None:
+        self._calls[call.connected.call_id] = call
+        for agent in filter(lambda agent: agent.hears(call), self._agents):
+            agent.tell(call.connected)
+        if call.here and self.elsewhere is not None:
+            self.elsewhere.connected(call)
+
+    def told_elsewhere(self, event: on.CallEvent) -> None:
+        """An event of a call whose line is in another process. After the last one it is forgotten."""
+        call = self._calls.get(event.call_id or "")
+        if call is None or call.here:
+            return
+        self.tell(call, event)
+        if isinstance(event, on.HungUp):
+            del self._calls[event.call_id]
+
+    def lost(self, call_id: str) -> None:
+        """The process that has its line is gone, or out of reach."""
+        self.told_elsewhere(on.HungUp(call_id=call_id, reason="internal_error"))

@@ -7,6 +7,7 @@ import logging
 
 from engine.api import EngineError
 from realtime.auth import Caller
+from realtime.calls.faults import refused
 from realtime.calls.switchboard import Switchboard
 from realtime.errors import Refused
 from realtime.mqtt.broker import Line, Publication
@@ -15,7 +16,6 @@ from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt.messages import JSON
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
-from realtime.transports.calls import refused
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.mqtt")
@@ -52,7 +52,7 @@ class CallDesk:
 
     async def _tell(self) -> None:
         while True:
-            with self._switchboard.listening(self._owner.name) as agent:
+            with self._switchboard.listening(self._owner.name, only_here=True) as agent:
                 while (event := await agent.events.get()) is not None:
                     await self._publish(event.call_id or "", event)
             log.warning("events of calls came faster than the broker takes them; some were lost")

@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket
 
 from engine.api import EngineError
 from realtime.auth import Caller
+from realtime.calls.faults import FAULTS, refused
 from realtime.calls.switchboard import Agent, Switchboard
 from realtime.errors import Refused, describe, rule_for
 from realtime.protocol import calls as on
@@ -32,7 +33,6 @@ log = logging.getLogger("voicewire.call")
 PATH = "/v1/calls"
 KEEP_ALIVE_S = 15.0
 EVENT_STREAM = "text/event-stream"
-FAULTS = (ProtocolError, Refused, SessionError, EngineError)
 
 
 class AgentEndpoint:
@@ -181,18 +181,6 @@ class CallsOverHttp:
         except TimeoutError:
             raise Refused("body_timeout", "the body did not arrive in time") from None
         return body
-
-
-def refused(error: Exception, call_id: str | None) -> on.CommandRefused:
-    info = describe(error)
-    return on.CommandRefused(
-        call_id=call_id,
-        code=info.code,
-        message=info.message,
-        param=info.param,
-        retryable=info.retryable,
-        retry_after_ms=info.retry_after_ms,
-    )
 
 
 def call_routes(server: SpeechServer, switchboard: Switchboard) -> list[BaseRoute]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import httpx2 as httpx
 import msgspec
 import psutil
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
 from realtime.client import SpeechClient, open_session
@@ -22,6 +24,7 @@ from realtime.config import load_config
 from realtime.gateways import GATEWAY_COMMAND, GatewayPlan, gateway_environment
 from realtime.protocol import events as ev
 from tests.fakes.checkpoints import write_checkpoint
+from tests.realtime.calls.test_sockets import told
 from tests.realtime.live import close_code, hear, next_of
 from tests.realtime.processes import wire_address
 
@@ -70,7 +73,10 @@ class Served:
         return found
 
     def owner_of(self, client: SpeechClient) -> int:
-        ours = client._socket.local_address
+        return self.process_of(client._socket.local_address)
+
+    def process_of(self, ours: object) -> int:
+        """The gateway that has the connection from this address."""
         for gateway in self.gateways():
             if any(connection.raddr == ours for connection in gateway.net_connections("tcp")):
                 return gateway.pid
@@ -120,6 +126,47 @@ async def test_a_gateway_that_is_killed_takes_only_its_own_and_comes_back(served
     for client in (await served.sessions_on_each()).values():
         await speaks(client, "r")
         await client.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_agents_on_any_gateway_speak_into_a_call_on_one(served: Served) -> None:
+    agents: dict[int, ClientConnection] = {}
+    while len(agents) < NUM_GATEWAYS:
+        agent = await connect(served.url + "/v1/calls", proxy=None)
+        pid = served.process_of(agent.local_address)
+        if pid in agents:
+            await agent.close()
+        else:
+            agents[pid] = agent
+    async with connect(served.url + "/v1/calls/vonage", proxy=None) as line:
+        holder = served.process_of(line.local_address)
+        await line.send('{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}')
+        for agent in agents.values():
+            call_id = (await told(agent, "call.connected"))["call_id"]
+        async with asyncio.TaskGroup() as tasks:
+            returning = tasks.create_task(return_marks(line))
+            for name, agent in zip("ab", agents.values(), strict=True):
+                await agent.send(json.dumps({"type": "say", "call_id": call_id, "text": "Hi.", "reply_id": name}))
+                assert (await told(agent, "reply.accepted"))["reply_id"] == name
+                for one in agents.values():
+                    assert (await told(one, "reply.played"))["reply_id"] == name
+            returning.cancel()
+        await agents.pop(holder).close()
+        [agent] = agents.values()
+        os.kill(holder, signal.SIGKILL)
+        assert (await told(agent, "call.hung_up"))["reason"] == "internal_error"
+        await agent.close()
+    async with asyncio.timeout(PATIENCE_S):
+        while holder in (pids := {g.pid for g in served.gateways()}) or len(pids) < NUM_GATEWAYS:
+            await asyncio.sleep(0.1)
+    for client in (await served.sessions_on_each()).values():
+        await client.aclose()
+
+
+async def return_marks(line: ClientConnection) -> None:
+    async for message in line:
+        if isinstance(message, str) and (asked := json.loads(message))["action"] == "notify":
+            await line.send(json.dumps({"event": "websocket:notify", "payload": asked["payload"]}))
 
 
 @pytest.mark.timeout(120)
@@ -199,7 +246,9 @@ async def test_a_signal_drains_every_gateway(served: Served) -> None:
 
 def test_the_plan_of_a_gateway_survives_its_way(tmp_path: Path) -> None:
     config = load_config(flags={"listen.gateways": 3, "auth.api_keys": "a:a-key-of-enough-characters"})
-    plan = GatewayPlan(config=config, engine=str(tmp_path), tally="tally", counted=("connections",), column=2)
+    plan = GatewayPlan(
+        config=config, engine=str(tmp_path), tally="tally", counted=("connections",), exchange="exchange", column=2
+    )
     assert msgspec.json.decode(msgspec.json.encode(plan), type=GatewayPlan) == plan
 
 

@@ -1,0 +1,162 @@
+"""One gateway's line to the exchange: calls of the other gateways are known here, and spoken into, like our own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from realtime.calls.exchange import (
+    MAX_LINE_BYTES,
+    MAX_UNREAD_BYTES,
+    Answered,
+    Asked,
+    Here,
+    Joined,
+    Left,
+    Message,
+    Told,
+    read,
+    written,
+)
+from realtime.calls.faults import FAULTS, refused
+from realtime.calls.switchboard import LiveCall, Switchboard
+from realtime.errors import Refused
+from realtime.protocol import calls as on
+
+log = logging.getLogger("voicewire.call")
+
+RETRY_S = 0.5
+
+
+class Relay:
+    """Implements ``Elsewhere``. Does nothing without a ``path``."""
+
+    def __init__(self, switchboard: Switchboard, path: Path | None) -> None:
+        self._switchboard, self._path = switchboard, path
+        self._writer: asyncio.StreamWriter | None = None
+        self._gateways: dict[str, int] = {}
+        """Who has each call that is not ours."""
+        self._asked: dict[str, tuple[str, asyncio.Future[on.CallEvent | None]]] = {}
+        """By number: the call, and what waits for the answer."""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        if self._path is None:
+            yield
+            return
+        self._switchboard.elsewhere = self
+        linked = asyncio.Event()
+        keeping = asyncio.create_task(self._keep(self._path, linked), name="voicewire relay")
+        try:
+            await linked.wait()
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+    def connected(self, call: LiveCall) -> None:
+        self._say(Here(call.caller_name, call.connected))
+
+    def told(self, event: on.CallEvent) -> None:
+        self._say(Told(event))
+
+    async def _keep(self, path: Path, linked: asyncio.Event) -> None:
+        while True:
+            with suppress(OSError, ValueError, msgspec.MsgspecError):
+                await self._visit(path, linked)
+            log.warning("the exchange of calls is gone; trying again")
+            await asyncio.sleep(RETRY_S)
+
+    async def _visit(self, path: Path, linked: asyncio.Event) -> None:
+        """Until the line breaks."""
+        reader, self._writer = await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
+        try:
+            self._tell_all()
+            linked.set()
+            while (line := await reader.readline()).endswith(b"\n"):
+                await self._hear(*read(line))
+        finally:
+            self._writer.transport.abort()
+            self._writer = None
+            self._forget(list(self._gateways))
+
+    async def _hear(self, sender: int, message: Message) -> None:
+        match message:
+            case Joined():
+                self._tell_all()
+            case Here():
+                self._arrived(sender, message)
+            case Told():
+                self._switchboard.told_elsewhere(message.event)
+                if isinstance(message.event, on.HungUp):
+                    self._forget([message.event.call_id])
+            case Left():
+                self._forget([call_id for call_id, gateway in self._gateways.items() if gateway == sender])
+            case Asked():
+                await self._obey(message)
+            case Answered() if message.number in self._asked:
+                self._asked[message.number][1].set_result(message.answer)
+                await asyncio.sleep(0)  # what follows is told behind the answer
+
+    def _arrived(self, gateway: int, here: Here) -> None:
+        call_id = here.connected.call_id
+        if call_id in self._gateways:
+            return
+
+        async def ask(command: on.Command) -> on.CallEvent | None:
+            return await self._ask(here.caller_name, call_id, command)
+
+        self._gateways[call_id] = gateway
+        self._switchboard.arrived(LiveCall(here.caller_name, here.connected, ask, here=False))
+
+    async def _ask(self, caller_name: str, call_id: str, command: on.Command) -> on.CallEvent | None:
+        """Raises ``Refused``."""
+        number = secrets.token_hex(8)
+        answer: asyncio.Future[on.CallEvent | None] = asyncio.get_running_loop().create_future()
+        self._asked[number] = call_id, answer
+        try:
+            self._say(Asked(number, caller_name, call_id, command))
+            told = await answer
+        finally:
+            del self._asked[number]
+        if isinstance(told, on.CommandRefused):
+            raise Refused(told.code, told.message, told.param, told.retry_after_ms)
+        return told
+
+    async def _obey(self, asked: Asked) -> None:
+        """An agent of another gateway speaks into a call. If it has ended, its end is told already."""
+        if asked.call_id not in (call.connected.call_id for call in self._switchboard.calls_here()):
+            return
+        answer: on.CallEvent | None
+        try:
+            answer = await self._switchboard.call(asked.caller_name, asked.call_id).obey(asked.command)
+        except FAULTS as error:
+            answer = refused(error, asked.call_id)
+        self._say(Answered(asked.number, answer))
+
+    def _forget(self, call_ids: list[str]) -> None:
+        """Calls that have ended, or whose gateway is gone."""
+        for call_id in call_ids:
+            if self._gateways.pop(call_id, None) is not None:
+                self._switchboard.lost(call_id)
+            for of_call, answer in list(self._asked.values()):
+                if of_call == call_id and not answer.done():
+                    answer.set_exception(Refused("unknown_call", f"call {call_id!r} has ended", "call_id"))
+
+    def _tell_all(self) -> None:
+        for call in self._switchboard.calls_here():
+            self.connected(call)
+
+    def _say(self, message: Message) -> None:
+        """Without a line, nobody hears of it; with the next line all is told again."""
+        if self._writer is None:
+            return
+        self._writer.write(written(message))
+        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self._writer.transport.abort()

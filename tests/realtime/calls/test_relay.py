@@ -1,0 +1,152 @@
+"""Gateways hear of each other's calls: an agent need not be where the line is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from realtime.calls.exchange import Exchange
+from realtime.calls.relay import Relay
+from realtime.calls.switchboard import Agent, LiveCall, Switchboard
+from realtime.errors import Refused
+from realtime.protocol import calls as on
+from sessions.errors import DuplicateResponse
+from tests.realtime.live import WAIT_S, until
+
+KEY = "agent"
+
+
+class Gateway:
+    def __init__(self, board: Switchboard, relay: Relay, stack: AsyncExitStack) -> None:
+        self.board, self.relay, self._stack = board, relay, stack
+
+    async def leave(self) -> None:
+        await self._stack.aclose()
+
+
+class Fleet:
+    def __init__(self, path: Path, stack: AsyncExitStack) -> None:
+        self._path, self._stack = path, stack
+
+    async def gateway(self, max_events: int = 100) -> Gateway:
+        own = await self._stack.enter_async_context(AsyncExitStack())
+        board = Switchboard(max_events)
+        relay = Relay(board, self._path)
+        await own.enter_async_context(relay.open())
+        return Gateway(board, relay, own)
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    path = tmp_path / "x"
+    async with Exchange().open(path), AsyncExitStack() as stack:
+        yield Fleet(path, stack)
+
+
+@asynccontextmanager
+async def call(gateway: Gateway, call_id: str = "c1") -> AsyncIterator[LiveCall]:
+    """A call that accepts whatever is said, and tells that it is played before that is answered."""
+
+    async def obey(command: on.Command) -> on.CallEvent | None:
+        match command:
+            case on.Say(text="again"):
+                raise DuplicateResponse("it exists already", "reply_id")
+            case on.Say():
+                asyncio.get_running_loop().call_soon(gateway.board.tell, live, played(call_id))
+                return on.ReplyAccepted(call_id=call_id, reply_id="r")
+            case on.HangUp():
+                gateway.board.tell(live, on.HungUp(call_id=call_id, reason="agent"))
+        return None
+
+    live = LiveCall(KEY, connected(call_id), obey)
+    with gateway.board.connected(live):
+        yield live
+
+
+def connected(call_id: str) -> on.Connected:
+    about = {"provider": "twilio", "provider_call_id": "CA1", "encoding": "mulaw", "sample_rate": 8_000}
+    return on.Connected(call_id=call_id, **about, parameters={"a": "b\n"})  # type: ignore[arg-type]
+
+
+def played(call_id: str) -> on.ReplyPlayed:
+    return on.ReplyPlayed(call_id=call_id, reply_id="r", played_ms=20.0, confirmed=True)
+
+
+async def heard(agent: Agent) -> on.CallEvent | None:
+    async with asyncio.timeout(WAIT_S):
+        return await agent.events.get()
+
+
+async def test_a_call_is_known_spoken_into_and_ended_from_everywhere(fleet: Fleet) -> None:
+    here, there = await fleet.gateway(), await fleet.gateway()
+    with there.board.listening(KEY) as agent, there.board.listening("other") as stranger:
+        async with call(here) as live:
+            assert await heard(agent) == live.connected
+            assert there.board.calls(KEY) == [live.connected]
+            assert there.board.calls_here() == []
+            answer = await there.board.call(KEY, "c1").obey(on.Say(text="Hi\nthere"))
+            assert answer == on.ReplyAccepted(call_id="c1", reply_id="r")
+            assert await heard(agent) == played("c1")
+            with pytest.raises(Refused, match="exists already") as refused:
+                await there.board.call(KEY, "c1").obey(on.Say(text="again"))
+            assert (refused.value.code, refused.value.param) == ("duplicate_response", "reply_id")
+            with there.board.listening(KEY, "c1") as only:
+                with pytest.raises(Refused, match="has ended"):
+                    await there.board.call(KEY, "c1").obey(on.HangUp())
+                ended = on.HungUp(call_id="c1", reason="agent")
+                assert [await heard(only) for _ in range(3)] == [live.connected, ended, None]
+            assert await heard(agent) == ended
+            assert there.board.calls(KEY) == []
+        assert stranger.events.empty()
+
+
+async def test_who_joins_later_hears_of_the_calls_that_are_there(fleet: Fleet) -> None:
+    here, there = await fleet.gateway(), await fleet.gateway()
+    async with call(here) as first, call(there, "c2") as second:
+        late = await fleet.gateway()
+        await until(lambda: len(late.board.calls(KEY)) == 2)
+        assert {one.call_id for one in late.board.calls(KEY)} == {first.connected.call_id, second.connected.call_id}
+        with here.board.listening(KEY) as agent, here.board.listening(KEY, only_here=True) as own:
+            assert {(await heard(agent)).call_id for _ in range(2)} == {"c1", "c2"}  # type: ignore[union-attr]
+            assert await heard(own) == first.connected
+            assert (agent.events.qsize(), own.events.qsize()) == (0, 0), "nothing is told twice"
+
+
+async def test_a_gateway_that_goes_takes_its_calls_along(fleet: Fleet) -> None:
+    here, there = await fleet.gateway(), await fleet.gateway()
+    never = asyncio.Event()
+
+    async def obey(_: on.Command) -> None:
+        await never.wait()
+
+    with there.board.listening(KEY) as agent, here.board.connected(LiveCall(KEY, connected("c1"), obey)):
+        await heard(agent)
+        asking = asyncio.create_task(there.board.call(KEY, "c1").obey(on.Interrupt()))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        await here.leave()
+        assert await heard(agent) == on.HungUp(call_id="c1", reason="internal_error")
+        with pytest.raises(Refused):
+            await asking
+        assert there.board.calls(KEY) == []
+
+
+async def test_a_line_to_the_exchange_that_breaks_is_made_anew(fleet: Fleet) -> None:
+    here, there = await fleet.gateway(), await fleet.gateway()
+    with there.board.listening(KEY) as agent:
+        async with call(here) as live:
+            assert await heard(agent) == live.connected
+            assert here.relay._writer is not None
+            here.relay._writer.transport.abort()
+            assert isinstance(await heard(agent), on.HungUp)
+            assert await heard(agent) == live.connected
+            assert isinstance(await there.board.call(KEY, "c1").obey(on.Say(text="x")), on.ReplyAccepted)
+
+
+async def test_without_an_exchange_there_is_nothing_to_tell() -> None:
+    board = Switchboard(10)
+    async with Relay(board, None).open():
+        assert board.elsewhere is None
