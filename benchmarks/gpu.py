@@ -29,6 +29,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from benchmarks import random_model
+from benchmarks.gpu_plot import plot
 from benchmarks.gpu_stages import numbers
 from benchmarks.roofline import Roofline
 from engine.api import Finished, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest, Starved, TextLayout
@@ -264,6 +265,7 @@ def main() -> None:
     parser.add_argument("--fast-start", action="store_true")
     parser.add_argument("--thread", action="store_true", help="the engine in a thread of this process")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--plot", type=Path, help="first audio and continuity against load, as an SVG (crowd, load)")
     parser.add_argument("--keep", type=Path, help="where the checkpoint is written, or already is")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as room:
@@ -274,6 +276,9 @@ def main() -> None:
             torch.cuda.empty_cache()
         result = run_steps(args, folder) if args.part == "steps" else asyncio.run(at_the_door(args, folder))
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    if args.plot:
+        load_name = "streams" if args.part == "crowd" else "rate"
+        args.plot.write_text(plot(result[args.part], load_name, f"{args.shape}, {name}: {args.part}"), encoding="utf-8")
     print(json.dumps({"benchmark": "gpu", "part": args.part, "shape": args.shape, "device": name, **result}))
 
 
