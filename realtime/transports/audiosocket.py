@@ -24,13 +24,19 @@ from sessions.errors import SessionError
 log = logging.getLogger("voicewire.call")
 
 WRITE_BUFFER_BYTES = 16_384
+CLOSE_TIMEOUT_S = 2.0
+"""For what is not sent yet when a line is closed."""
 
 
 class TcpLink:
     """Implements ``Link``; its messages are whole frames."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, write_timeout_s: float, close_timeout_s: float
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        write_timeout_s: float,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
     ) -> None:
         self._reader, self._writer = reader, writer
         self._write_timeout_s, self._close_timeout_s = write_timeout_s, close_timeout_s
