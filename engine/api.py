@@ -214,6 +214,8 @@ class Finished:
     num_frames: int = 0
     num_samples: int = 0
     num_text_tokens: int = 0
+    num_dropped_tokens: int = 0
+    """Speech tokens drawn and left out, of models that hold themselves back in long silences."""
     seed: int = 0
     queue_ms: float = 0.0
     """From submit to the first step that held the request."""

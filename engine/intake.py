@@ -202,6 +202,7 @@ class Intake:
             num_frames=request.num_frames,
             num_samples=request.clock.num_emitted,
             num_text_tokens=len(request.row.text.ids),
+            num_dropped_tokens=request.row.num_dropped,
             seed=request.seed,
             queue_ms=1000 * (started - request.submitted_s),
             first_audio_ms=self.since_first_token_ms(request, request.first_chunk_s),

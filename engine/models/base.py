@@ -97,6 +97,8 @@ class Row:
     """Text ids that must be there before the first sample; None waits for all."""
     reference: Reference | None = None
     """What the decode stage is to have heard before the row's own frames."""
+    num_dropped: int = 0
+    """Tokens drawn that stand for sound and were not spoken."""
 
     @property
     def num_due(self) -> int:

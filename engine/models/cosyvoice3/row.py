@@ -91,4 +91,6 @@ class SpeechRow(Row):
         self.num_generated += 1
         self.num_silent = self.num_silent + 1 if token in SILENT_IDS else 0
         limit = self.settings.max_silent_tokens
-        return limit is not None and self.num_silent > limit
+        is_too_many = limit is not None and self.num_silent > limit
+        self.num_dropped += is_too_many
+        return is_too_many
