@@ -12,7 +12,7 @@ from engine.models.cosyvoice3.ras import NUCLEUS, WHOLE
 
 
 class DrawRows(NamedTuple):
-    """Of N rows: tensors [N], and the last ids drawn [N, window], padded with ``NOTHING``. ``top_k`` is at least 1."""
+    """Of N rows: tensors [N], and the last ids drawn [N, window], padded with ``NOTHING``; ``top_k`` from 1."""
 
     temperature: Tensor
     top_p: Tensor

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import PagedKV
-from engine.errors import InvalidRequest
 from engine.graphs.buffers import Buffers, Fields
 from engine.kernels.plain import PlainOps
 from engine.models.base import Failed, Outcome, Row
@@ -110,12 +109,6 @@ class TalkerProgram:
     def constants(row: Row) -> dict[str, float]:
         assert isinstance(row, SpeechRow)
         ras = row.ras
-        if not 1 <= ras.top_k <= MAX_TOP_K:
-            raise InvalidRequest(f"top_k is {ras.top_k}; here it must lie in 1..{MAX_TOP_K}", "top_k")
-        if ras.window > MAX_WINDOW:
-            raise InvalidRequest(
-                f"repetition_window is {ras.window}; here it is at most {MAX_WINDOW}", "repetition_window"
-            )
         return {
             "temperature": ras.temperature,
             "top_p": ras.top_p,

@@ -1,0 +1,114 @@
+"""The talker over static buffers, run eagerly on the CPU, says what the plain talker says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.api import FinishReason, SamplingParams, TextLayout
+from engine.config import EngineConfig
+from engine.graphs.runner import GraphRunner
+from engine.kernels.plain import PlainOps
+from engine.load import Loaded, load_engine
+from engine.models.cosyvoice3.ras import MAX_TOP_K, NOTHING, RasParams, draw
+from engine.models.cosyvoice3.ras_tensors import DrawRows, draw_rows
+from engine.noise import CounterNoise, DrawKey
+from tests.engine.models.cosyvoice3.voices import cloned
+from tests.engine.recorder import Recorder
+
+TEXT = "the quick brown fox jumps over the lazy dog"
+TOLERANCE = 1e-5
+SETTINGS: dict[str, Any] = dict(num_blocks=600, block_size=8, max_batch=6, max_requests=6, fast_start=True)
+SAMPLINGS = [
+    SamplingParams(seed=2**64 - 3, min_new_tokens=12),
+    SamplingParams(seed=5, top_k=0, top_p=1.0, temperature=1.3),
+    SamplingParams(seed=6, temperature=0.0),
+    SamplingParams(seed=7, top_k=3, repetition_window=40),
+]
+
+
+@pytest.fixture(scope="module")
+def both(folder: Path) -> tuple[Loaded, Loaded]:
+    plain, static = (
+        load_engine(folder, EngineConfig(**SETTINGS, graphs=graphs, cpu_kernels=False), "cpu", "float32", False)
+        for graphs in (False, True)
+    )
+    return plain, static
+
+
+def check_same(found: Recorder, wanted: Recorder) -> None:
+    assert isinstance(found.engine.runner, GraphRunner)
+    assert not isinstance(wanted.engine.runner, GraphRunner)
+    assert set(found.heard) == set(wanted.heard)
+    for row, heard in wanted.heard.items():
+        assert found.heard[row].reason == heard.reason
+        assert len(found.heard[row].pcm) == len(heard.pcm) > 0
+        assert np.abs(found.heard[row].pcm - heard.pcm).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
+def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[Loaded, Loaded], layout: TextLayout) -> None:
+    benches = []
+    for loaded in both:
+        bench = Recorder(loaded.make_engine())
+        for number, sampling in enumerate(SAMPLINGS):
+            voice = cloned(17 + number) if number % 2 else None
+            text = TEXT[: 6 * number + 9]
+            row = bench.submit(text=text[:5], layout=layout, sampling=sampling, voice=voice)
+            bench.step()
+            bench.engine.push_text(row, text[5:])
+            bench.engine.end_input(row)
+        bench.run()
+        benches.append(bench)
+    check_same(benches[1], benches[0])
+
+
+def test_a_talker_that_is_not_finite_fails_its_row_alone(both: tuple[Loaded, Loaded]) -> None:
+    bench = Recorder(both[1].make_engine())
+    runner = bench.engine.runner
+    assert isinstance(runner, GraphRunner)
+    replay = runner.frames.replay
+
+    def broken(num_rows: int) -> None:
+        replay(num_rows)
+        runner.program.outputs.device["codes"][1, 1] = 0
+
+    runner.frames.replay = broken  # type: ignore[method-assign, assignment]
+    rows = [bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=1)) for _ in range(2)]
+    bench.run()
+    assert [bench.heard[row].reason for row in rows] == [FinishReason.STOP, FinishReason.ERROR]
+
+
+def test_draws_are_those_of_the_plain_sampler() -> None:
+    generator = torch.Generator().manual_seed(4)
+    params = [
+        RasParams(),
+        RasParams(temperature=0.0),
+        RasParams(top_k=MAX_TOP_K, top_p=1.0, temperature=0.7),
+        RasParams(top_k=1),
+        RasParams(window=3, tau=0.5),
+        RasParams(top_k=2, top_p=0.3),
+    ]
+    for round_number in range(20):
+        logits = 3 * torch.randn(len(params), 60, generator=generator)
+        logits[3, 1:] = -torch.inf
+        logits[:, 50:] = -torch.inf
+        histories = [torch.randint(0, 12, (p.window,), generator=generator).tolist() for p in params]
+        keys = [DrawKey(seed=2**40 + i, segment=i, frame=round_number) for i in range(len(params))]
+        wanted = draw(logits, params, histories, keys, CounterNoise())
+        padded = [history + [NOTHING] * (16 - len(history)) for history in histories]
+        rows = DrawRows(
+            temperature=torch.tensor([p.temperature for p in params]),
+            top_p=torch.tensor([p.top_p for p in params]),
+            top_k=torch.tensor([p.top_k for p in params]),
+            least_heard=torch.tensor([p.window * p.tau for p in params]),
+            history=torch.tensor(padded),
+            seed=torch.tensor([key.seed for key in keys]),
+            place=torch.tensor([key.segment << 8 for key in keys]),
+            frame=torch.tensor([key.frame for key in keys]),
+        )
+        assert draw_rows(logits, rows, MAX_TOP_K, PlainOps()).tolist() == wanted.tolist()
