@@ -311,7 +311,7 @@ class FusedOps(PlainOps):
     def launch_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool) -> None:
         pasts_kernel[(pads.chunks.shape[0], slots.shape[0])](
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
-            LOAD=load, BLOCK=PadPlan.CHUNK, num_warps=4,
+            LOAD=load, BLOCK=PadPlan.CHUNK, STEP=pads.step, num_warps=4,
         )  # fmt: skip
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+MAX_STEP = 8
+"""16-bit values that move at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +80,6 @@ class PadPlan:
             offset += size
             base += stride * num_rows
         self.num_state_values = offset
+        self.step = math.gcd(MAX_STEP, *(spec.width for spec in specs))
+        """What every number of the chunks is a multiple of."""
         self.chunks = torch.tensor(chunks, dtype=torch.int64, device=workspace.device)

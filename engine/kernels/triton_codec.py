@@ -116,18 +116,23 @@ def pasts_kernel(
     state_stride,
     LOAD: tl.constexpr,
     BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
 ):
-    """One run of a layer's past of one row a program: state to the head of its buffer, or its tail to the state."""
+    """One run of a layer's past of one row a program: state to the head of its buffer, or its tail to the state.
+
+    Every number of the chunks is a multiple of STEP.
+    """
     row = tl.program_id(1).to(tl.int64)
     chunk = chunk_ptr + tl.program_id(0) * 6
-    offset, count, base, stride = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    count = tl.multiple_of(tl.load(chunk + 1), STEP)
     i = tl.arange(0, BLOCK)
     inside = i < count
-    state_at = state_ptr + tl.load(slot_ptr + row).to(tl.int64) * state_stride + offset + i
+    in_state = tl.load(slot_ptr + row).to(tl.int64) * state_stride + tl.load(chunk)
+    state_at = state_ptr + tl.multiple_of(in_state, STEP) + i
+    in_flat = tl.load(chunk + 2) + row * tl.load(chunk + 3) + tl.load(chunk + (4 if LOAD else 5))
+    flat_at = flat_ptr + tl.multiple_of(in_flat, STEP) + i
     if LOAD:
         fresh = tl.load(fresh_ptr + row) != 0
-        past = tl.load(state_at, mask=inside & (fresh == 0), other=0.0)
-        tl.store(flat_ptr + base + row * stride + tl.load(chunk + 4) + i, past, mask=inside)
+        tl.store(flat_at, tl.load(state_at, mask=inside & (fresh == 0), other=0.0), mask=inside)
     else:
-        past = tl.load(flat_ptr + base + row * stride + tl.load(chunk + 5) + i, mask=inside)
-        tl.store(state_at, past, mask=inside)
+        tl.store(state_at, tl.load(flat_at, mask=inside), mask=inside)
