@@ -1,0 +1,172 @@
+"""Wyoming as a dialect: a text at once or in chunks, PCM back between ``audio-start`` and ``audio-stop``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.events import ErrorBody
+from realtime.protocol.wyoming.events import Data, Event, EventReader, serialize
+
+WIDTH, CHANNELS = 2, 1
+MAX_NAME_CHARS = 128
+
+
+class Wyoming(on.Dialect):
+    """One connection. Its messages are pieces of the stream, cut anywhere."""
+
+    forgiving = True
+
+    def __init__(self, info: Data, sample_rate: int, max_data_bytes: int) -> None:
+        super().__init__(on.Handshake(path={}, query={}, headers={}, request_id=""))
+        self._info = info
+        self._format = {"rate": sample_rate, "width": WIDTH, "channels": CHANNELS}
+        self._reader = EventReader(max_data_bytes)
+        self._num_texts = 0
+        self._arriving: str | None = None
+        """The text that comes in chunks."""
+        self._streamed: set[str] = set()
+        """Those whose end is told by ``synthesize-stopped``."""
+        self._sounding: set[str] = set()
+        """Those whose audio has started."""
+        self._broken = False
+
+    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+        piece = message if isinstance(message, bytes) else message.encode()
+        events = self._reader.push(piece)
+        while not self._broken:
+            try:
+                event = next(events, None)
+            except RemoteProtocolError as error:
+                self._broken = True  # where the next event begins cannot be known
+                yield from self.fail(_body(error), None)
+                yield on.Close(1002, error.code)
+                return
+            if event is None:
+                return
+            yield from self._forgiven(event)
+
+    def _forgiven(self, event: Event) -> Iterator[on.Intent]:
+        try:
+            yield from self._act(event)
+        except RemoteProtocolError as error:
+            yield from self.fail(_body(error), None)
+
+    def _act(self, event: Event) -> Iterator[on.Intent]:
+        """What is not known is passed over."""
+        match event.type:
+            case "describe":
+                yield _send("info", self._info)
+            case "ping":
+                yield _send("pong", {"text": event.data.get("text")})
+            case "synthesize" if self._arriving is None:  # else the whole text again, for those who know no chunks
+                text = _text(event.data)
+                yield from self._open(event.data)
+                yield on.Append(self._last, text, last=True)
+            case "synthesize-start":
+                if self._arriving is not None:
+                    raise RemoteProtocolError("invalid_event", "a text is arriving already", "synthesize-start")
+                yield from self._open(event.data)
+                self._arriving = self._last
+                self._streamed.add(self._last)
+            case "synthesize-chunk":
+                yield on.Append(self._require_start(event.type), _text(event.data))
+            case "synthesize-stop":
+                context, self._arriving = self._require_start(event.type), None
+                yield on.End(context)
+
+    @property
+    def _last(self) -> str:
+        """The text that was opened last."""
+        return str(self._num_texts)
+
+    def _open(self, data: Data) -> Iterator[on.Intent]:
+        if data.get("text_format") not in (None, "text"):
+            raise RemoteProtocolError("invalid_event", "text_format must be text", "text_format")
+        voice = data.get("voice") or {}
+        if not isinstance(voice, dict):
+            raise RemoteProtocolError("invalid_event", "voice must be an object", "voice")
+        wish = on.Wish(
+            voice=_name(voice, "name"),
+            language=_name(voice, "language"),
+            format=on.WireFormat("pcm_s16le", self._format["rate"]),
+            at_once=True,
+        )
+        self._num_texts += 1
+        yield on.Open(self._last, wish)
+
+    def _require_start(self, kind: str) -> str:
+        if self._arriving is None:
+            raise RemoteProtocolError("invalid_event", f"{kind} came before synthesize-start", kind)
+        return self._arriving
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        match event:
+            case on.Audio():
+                yield from self._start(event.context)
+                yield on.Send(serialize(Event("audio-chunk", self._format, event.data)))
+            case on.Ended():
+                yield from self._ended(event)
+
+    def _start(self, context: str) -> Iterator[on.Intent]:
+        if context not in self._sounding:
+            self._sounding.add(context)
+            yield _send("audio-start", self._format)
+
+    def _ended(self, event: on.Ended) -> Iterator[on.Intent]:
+        """Who waits for audio is told that it has ended, whatever became of it."""
+        if self._arriving == event.context:
+            self._arriving = None
+        if event.error is not None:
+            yield _send("error", {"text": event.error.message, "code": event.error.code})
+        yield from self._start(event.context)
+        self._sounding.discard(event.context)
+        yield _send("audio-stop", {})
+        if event.context in self._streamed:
+            self._streamed.discard(event.context)
+            yield _send("synthesize-stopped", {})
+
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+        yield _send("error", {"text": error.message, "code": error.code})
+
+
+def info_of(version: str, model: str, voices: list[tuple[str, str, list[str]]]) -> Data:
+    """The answer to ``describe``; a voice is its name, what it is, and its languages by their codes."""
+    by_us: Data = {
+        "attribution": {"name": "voicewire", "url": ""},
+        "installed": True,
+        "version": version,
+    }
+    spoken = [{"name": name, "description": about, "languages": codes, **by_us} for name, about, codes in voices]
+    program = {
+        "name": "voicewire",
+        "description": f"voicewire, {model}",
+        "voices": spoken,
+        "supports_synthesize_streaming": True,
+        **by_us,
+    }
+    return {"tts": [program]}
+
+
+def _text(data: Data) -> str:
+    text = data.get("text")
+    if not isinstance(text, str):
+        raise RemoteProtocolError("invalid_event", "text must be a text", "text")
+    return text
+
+
+def _name(voice: Data, field: str) -> str | None:
+    found: Any = voice.get(field)
+    if found is not None and not (isinstance(found, str) and len(found) <= MAX_NAME_CHARS):
+        raise RemoteProtocolError("invalid_event", f"voice.{field} is no name", f"voice.{field}")
+    return found or None
+
+
+def _send(kind: str, data: Data) -> on.Send:
+    return on.Send(serialize(Event(kind, data)))
+
+
+def _body(error: RemoteProtocolError) -> ErrorBody:
+    return ErrorBody(code=error.code, message=str(error), param=error.param)

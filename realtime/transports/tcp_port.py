@@ -1,0 +1,80 @@
+"""A TCP port of its own beside the server's one, for wires that are no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from msgspec import structs
+
+from realtime.auth import LOCAL, Caller
+from realtime.config import ConfigError
+from realtime.server import SpeechServer
+from realtime.transports.audiosocket import WRITE_BUFFER_BYTES, TcpLink
+from realtime.transports.link import WRITE_GRACE_S
+from realtime.transports.listener import listening_sockets
+
+log = logging.getLogger("voicewire.port")
+
+READ_BYTES = 65_536
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class StreamLink(TcpLink):
+    """Messages are whatever has come."""
+
+    async def receive(self) -> bytes | None:
+        if self._closed:
+            return None
+        try:
+            piece = await self._reader.read(READ_BYTES)
+        except OSError:
+            piece = b""
+        self._closed = self._closed or not piece
+        return piece or None
+
+
+def stream_link(server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> StreamLink:
+    config = server.config
+    writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+    return StreamLink(reader, writer, config.limits.reader_timeout_s + WRITE_GRACE_S, config.listen.close_timeout_s)
+
+
+@asynccontextmanager
+async def listening(server: SpeechServer, name: str, host: str, port: int, serve: Serve) -> AsyncIterator[int]:
+    """The port, while this lasts. Raises ``OSError``."""
+    listen = server.config.listen
+    sockets = listening_sockets(structs.replace(listen, host=host, port=port), share_port=listen.gateways > 1)
+    async with AsyncExitStack() as listeners:
+        for one in sockets:
+            listener = await asyncio.start_server(serve, sock=one, backlog=listen.backlog)
+            listeners.callback(listener.close)
+        found: int = sockets[0].getsockname()[1]
+        log.info("listening for %s", name, extra={"host": host, "port": found})
+        yield found
+
+
+async def until_closed(server: SpeechServer, writer: asyncio.StreamWriter) -> None:
+    """Close, and wait for what is still to be sent, but not for ever."""
+    writer.close()
+    try:
+        async with asyncio.timeout(server.config.listen.close_timeout_s):
+            await writer.wait_closed()
+    except (TimeoutError, OSError):
+        writer.transport.abort()
+
+
+def owner_named(server: SpeechServer, setting: str, name: str | None) -> Caller:
+    """Whose work it is that shows no key. Raises ``ConfigError``."""
+    owner = server.gatekeeper.caller_named(name) if server.gatekeeper.has_keys or name is not None else LOCAL
+    if owner is None:
+        raise ConfigError(f"{setting} = {name!r}: no API key has this name")
+    return owner
+
+
+def check_port_for_gateways(server: SpeechServer, setting: str, port: int) -> None:
+    """Raises ``ConfigError``."""
+    if not port and server.config.listen.gateways > 1:
+        raise ConfigError(f"{setting} = 0: several gateways share one port, which has to be named")

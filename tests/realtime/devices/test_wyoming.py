@@ -1,0 +1,164 @@
+"""The wyoming package itself, over TCP: describe, a text at once, a text in chunks, and a client that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncTcpClient
+from wyoming.error import Error
+from wyoming.event import Event
+from wyoming.info import Describe, Info
+from wyoming.ping import Ping, Pong
+from wyoming.tts import (
+    Synthesize,
+    SynthesizeChunk,
+    SynthesizeStart,
+    SynthesizeStop,
+    SynthesizeStopped,
+    SynthesizeVoice,
+)
+
+from realtime.config import ConfigError, load_config
+from realtime.serve import create_app
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.live import WAIT_S, Live, live_server, until
+
+TEXT = "Hello there, how are you today?"
+PORT = {"wyoming__enabled": True, "wyoming__port": 0}
+SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.4)
+
+
+@pytest.fixture
+async def live() -> AsyncIterator[Live]:
+    async with live_server(**PORT) as server:
+        yield server
+        await server.freed()
+
+
+def dial(live: Live) -> AsyncTcpClient:
+    return AsyncTcpClient("127.0.0.1", live.uvicorn.config.app.state.wyoming.port)
+
+
+async def heard(client: AsyncTcpClient, last: str) -> list[Event]:
+    events: list[Event] = []
+    async with asyncio.timeout(WAIT_S):
+        while not events or events[-1].type != last:
+            event = await client.read_event()
+            assert event is not None, f"left after {events}"
+            events.append(event)
+    return events
+
+
+def seconds_of(events: list[Event]) -> float:
+    start = AudioStart.from_event(next(event for event in events if AudioStart.is_type(event.type)))
+    assert (start.rate, start.width, start.channels) == (24_000, 2, 1)
+    chunks = [AudioChunk.from_event(event) for event in events if AudioChunk.is_type(event.type)]
+    assert {(chunk.rate, chunk.width, chunk.channels) for chunk in chunks} <= {(24_000, 2, 1)}
+    return sum(len(chunk.audio) for chunk in chunks) / 48_000
+
+
+async def test_what_there_is(live: Live) -> None:
+    async with dial(live) as client:
+        await client.write_event(Describe().event())
+        info = Info.from_event((await heard(client, "info"))[0])
+        (program,) = info.tts
+        assert program.supports_synthesize_streaming
+        assert [voice.name for voice in program.voices] == [voice.name for voice in live.engine.info.voices]
+        assert program.voices[0].languages
+        await client.write_event(Ping("x").event())
+        assert Pong.from_event((await heard(client, "pong"))[0]).text == "x"
+
+
+async def test_a_text_at_once_and_another_on_the_same_connection(live: Live) -> None:
+    async with dial(live) as client:
+        for voice in (None, SynthesizeVoice(name="ben"), SynthesizeVoice(language="de"), SynthesizeVoice(name="who")):
+            await client.write_event(Synthesize(TEXT, voice).event())
+            events = await heard(client, "audio-stop")
+            assert AudioStop.is_type(events[-1].type)
+            assert seconds_of(events) > 1
+    assert [request.voice for request in live.engine.requests][1] == "ben"
+
+
+async def test_a_text_in_chunks_is_spoken_while_it_arrives(live: Live) -> None:
+    async with dial(live) as client:
+        await client.write_event(SynthesizeStart().event())
+        for word in TEXT.split():
+            await client.write_event(SynthesizeChunk(f"{word} ").event())
+        early = await heard(client, "audio-chunk")
+        await client.write_event(Synthesize(TEXT).event())  # for servers of yesterday
+        await client.write_event(SynthesizeChunk("And one more.").event())
+        await client.write_event(SynthesizeStop().event())
+        events = early + await heard(client, "synthesize-stopped")
+        assert SynthesizeStopped.is_type(events[-1].type)
+        assert [event.type for event in events].count("audio-start") == 1
+        assert [event.type for event in events].count("audio-stop") == 1
+        assert seconds_of(events) > 1.5
+
+
+async def test_who_leaves_is_not_spoken_to() -> None:
+    async with live_server(FakeSpeechEngine(SLOW), **PORT) as live:
+        async with dial(live) as client:
+            await client.write_event(Synthesize(TEXT * 20).event())
+            await heard(client, "audio-chunk")
+        await live.freed()
+
+
+async def test_empty_and_wrong_texts_end_too(live: Live) -> None:
+    async with dial(live) as client:
+        await client.write_event(Synthesize(" ").event())
+        assert [event.type for event in await heard(client, "audio-stop")] == ["audio-start", "audio-stop"]
+        await client.write_event(Event("synthesize", {"text": 5}))
+        assert Error.from_event((await heard(client, "error"))[0]).code == "invalid_event"
+        await client.write_event(Synthesize("x" * 60_000).event())
+        events = await heard(client, "audio-stop")
+        assert Error.from_event(events[0]).code == "request_too_long"
+        await client.write_event(Synthesize(TEXT).event())
+        assert seconds_of(await heard(client, "audio-stop")) > 1
+
+
+async def test_limits_and_silence() -> None:
+    limits = {"wyoming__max_connections": 1, "limits__idle_timeout_s": 0.4}
+    async with live_server(**PORT, **limits) as live:
+        async with dial(live) as client:
+            await client.write_event(Ping().event())
+            await heard(client, "pong")
+            async with dial(live) as another:
+                assert Error.from_event((await heard(another, "error"))[0]).code == "too_many_connections"
+                assert await another.read_event() is None
+            assert Error.from_event((await heard(client, "error"))[0]).code == "idle_timeout"
+            assert await client.read_event() is None
+        await live.freed()
+
+
+async def test_a_client_that_reads_nothing_is_cut() -> None:
+    fast = FakeSpeechEngine(FakeScript(ms_per_char=200.0, first_chunk_s=0.001, real_time_factor=0.0005))
+    limits = {"limits__reader_timeout_s": 0.2, "limits__max_response_chars": 100_000}
+    async with live_server(fast, **PORT, **limits) as live:
+        port = live.uvicorn.config.app.state.wyoming.port
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1_000)
+        text = "This goes on and on without an end. " * 300
+        writer.write(b'{"type": "synthesize", "data": {"text": "%s"}}\n' % text.encode())
+        await until(lambda: live.speech.num_active_responses == 1)
+        await live.freed()
+        writer.close()
+
+
+async def test_without_the_setting_there_is_no_port() -> None:
+    async with live_server() as live:
+        assert live.uvicorn.config.app.state.wyoming.port is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"wyoming.owner": "nobody"}, "wyoming.owner = 'nobody'"),
+        ({"wyoming.sample_rate": 12_345}, "wyoming.sample_rate = 12345"),
+        ({"wyoming.port": 0, "listen.gateways": 2}, "wyoming.port = 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_app(load_config(flags={"wyoming.enabled": True, **settings}), FakeSpeechEngine())

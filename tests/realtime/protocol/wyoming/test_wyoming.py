@@ -1,0 +1,142 @@
+"""The codec of Wyoming: any way of cutting the stream gives the same events, and nothing breaks it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realtime.protocol.dialects import base as on
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.wyoming.dialect import Wyoming
+from realtime.protocol.wyoming.events import Event, EventReader, serialize
+from tests.realtime.dialects.chaos import ChaoticClient
+from tests.realtime.dialects.test_fuzz import Shell
+
+NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
+JSON = st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers(-5, 5) | st.none(), max_size=3)
+EVENTS = st.lists(st.builds(Event, st.text(max_size=12), JSON, st.binary(max_size=40)), max_size=5)
+RIGHT = tuple(
+    serialize(Event(kind, data, payload))
+    for kind, data, payload in (
+        ("describe", {}, b""),
+        ("ping", {"text": "x"}, b""),
+        ("synthesize", {"text": "Hello there.", "voice": {"name": "clara"}}, b""),
+        ("synthesize-start", {"voice": {"language": "en"}}, b""),
+        ("synthesize-chunk", {"text": "Hello "}, b""),
+        ("synthesize-stop", {}, b""),
+        ("audio-chunk", {"rate": 16_000}, bytes(20)),
+    )
+)
+
+
+def dialect() -> Wyoming:
+    return Wyoming({"tts": []}, 24_000, 4_096)
+
+
+def said(session: Wyoming, *events: Event) -> list[on.Intent]:
+    return [intent for event in events for intent in session.receive(serialize(event))]
+
+
+def told(intents: list[on.Intent]) -> list[Event]:
+    reader = EventReader(100_000)
+    return [event for intent in intents if isinstance(intent, on.Send) for event in reader.push(intent.message)]
+
+
+@given(EVENTS, st.data())
+def test_any_cut_gives_the_same_events(events: list[Event], data: st.DataObject) -> None:
+    stream = b"".join(map(serialize, events))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    reader, found = EventReader(4_096), []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += reader.push(stream[start:end])
+    assert found == events == list(EventReader(4_096).push(stream))
+
+
+def play(seed: int, num_messages: int) -> int:
+    rng = random.Random(seed)
+    client, num_connections = ChaoticClient(rng, RIGHT), 1
+    shell = Shell(dialect(), rng)
+    for _ in range(num_messages):
+        if shell.num_closed:
+            shell, num_connections = Shell(dialect(), rng), num_connections + 1
+        message = client.message()
+        piece = message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass") + b"\n"
+        cut = rng.randint(0, len(piece))
+        for part in (piece[:cut], piece[cut:]):
+            shell.carry_out(list(shell.dialect.receive(part)))
+        shell.live()
+        assert shell.dialect._sounding | shell.dialect._streamed <= set(shell.open) | {None}
+    return num_connections
+
+
+def test_nothing_breaks_a_connection() -> None:
+    assert play(1, NUM_MESSAGES) > 5
+
+
+@pytest.mark.slow
+def test_nothing_breaks_a_connection_at_length() -> None:
+    assert play(2, NUM_MESSAGES_SLOW) > 100
+
+
+@pytest.mark.parametrize(
+    ("stream", "code"),
+    [
+        (b"{\n", "malformed_json"),
+        (b"[]\n", "invalid_event"),
+        (b'{"type": 3}\n', "invalid_event"),
+        (b'{"type": "ping", "data_length": -1}\n', "invalid_event"),
+        (b'{"type": "ping", "data_length": 5000}\n', "message_too_big"),
+        (b'{"type": "ping", "payload_length": 2000000}\n', "message_too_big"),
+        (b'{"type": "ping", "data_length": 3}\n[1]', "invalid_event"),
+        (b"x" * 70_000, "message_too_big"),
+    ],
+)
+def test_a_broken_stream_is_told_and_closed(stream: bytes, code: str) -> None:
+    session = dialect()
+    intents = list(session.receive(stream))
+    assert [event.data["code"] for event in told(intents)] == [code]
+    assert intents[-1] == on.Close(1002, code)
+    assert list(session.receive(serialize(Event("ping")))) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "param"),
+    [
+        ("synthesize", {}, "text"),
+        ("synthesize", {"text": 3}, "text"),
+        ("synthesize", {"text": "x", "voice": "clara"}, "voice"),
+        ("synthesize", {"text": "x", "voice": {"name": ["x"]}}, "voice.name"),
+        ("synthesize", {"text": "<speak/>", "text_format": "ssml"}, "text_format"),
+        ("synthesize-chunk", {"text": "x"}, "synthesize-chunk"),
+        ("synthesize-stop", {}, "synthesize-stop"),
+    ],
+)
+def test_a_wrong_event_is_told_and_costs_nothing_else(kind: str, data: dict[str, Any], param: str) -> None:
+    session = dialect()
+    intents = said(session, Event(kind, data))
+    assert [event.type for event in told(intents)] == ["error"]
+    assert len(intents) == 1
+    assert told(said(session, Event("ping", {"text": "y"}))) == [Event("pong", {"text": "y"})]
+    with pytest.raises(RemoteProtocolError) as error:
+        list(session._act(Event(kind, data)))
+    assert error.value.param == param
+
+
+def test_the_whole_text_again_is_for_those_who_know_no_chunks() -> None:
+    session = dialect()
+    intents = said(
+        session,
+        Event("synthesize-start", {"voice": {"name": "clara"}}),
+        Event("synthesize-chunk", {"text": "Hello "}),
+        Event("synthesize", {"text": "Hello there."}),
+        Event("synthesize-chunk", {"text": "there."}),
+        Event("synthesize-stop"),
+    )
+    appended = [intent.text for intent in intents if isinstance(intent, on.Append)]
+    assert appended == ["Hello ", "there."]
+    told_at_end = told(list(session.tell(on.Ended("1"))))
+    assert [event.type for event in told_at_end] == ["audio-start", "audio-stop", "synthesize-stopped"]
