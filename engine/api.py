@@ -140,7 +140,7 @@ class VoiceSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClonedVoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model needs to know of a voice: small, and the same wherever it was computed."""
+    """What the model needs to know of a voice: small, and but for rounding the same wherever it was computed."""
 
     embedding: bytes
     """float32 [EngineInfo.embedding_size]."""

@@ -14,7 +14,7 @@ from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 
 
 class VoiceEncoder:
-    """In fp32 whatever the talker computes in: a voice is the same wherever it was encoded."""
+    """In fp32 whatever the talker computes in: a voice is, but for rounding, the same wherever it was encoded."""
 
     def __init__(self, speaker: SpeakerEncoder, codec: CodecEncoder, device: torch.device) -> None:
         self.speaker, self.codec, self.device = speaker, codec, device
