@@ -80,6 +80,7 @@ def test_every_length_ends_once_with_all_its_samples(
     assert heard.reason is FinishReason.STOP
     assert heard.num_samples == 960 * num_tokens
     assert sum(chunk.last for chunk in heard.chunks) == 1
+    assert all(len(chunk.pcm) for chunk in heard.chunks if not chunk.last)
     assert len(heard.pcm) == 960 * num_tokens
 
 
