@@ -115,14 +115,15 @@ class VendorTurns:
         """An open socket, and a name for the turn."""
         if self._socket is None or self._client.one_turn:
             await self.aclose()
-            self._socket = await connect(self._url, compression=None, proxy=None)
+            offered = self._client.subprotocols or None
+            self._socket = await connect(self._url, compression=None, proxy=None, subprotocols=offered)
             await asyncio.sleep(0.02)
         self._num += 1
         return self._socket, f"t{self._num}"
 
     async def _send(self, socket: ClientConnection, messages: list[dict[str, object]]) -> None:
         for message in messages:
-            await socket.send(json.dumps(message))
+            await socket.send(self._client.pack(message))
 
 
 async def first_audio(url: str, num_rounds: int) -> dict[str, list[float]]:

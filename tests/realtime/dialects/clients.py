@@ -6,10 +6,18 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from realtime.protocol.dialects.protobuf import decode, encode
+from realtime.protocol.dialects.rime_envelope import BINARY, JSON, REQUEST, RESPONSE
+from sessions.audio.pcm import pcm_to_s16le
 
 RAW = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
 Messages = list[dict[str, Any]]
+_RIME_AUDIO = {"audio_format": "audio/pcm", "sampling_rate": 24_000}
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,18 @@ class VendorClient:
     is_error: Callable[[dict[str, Any]], bool] = lambda message: message.get("type") in ("error", "Error")
     one_turn: bool = False
     cancel_is_silent: bool = False
-    close_after_bad_json: int | None = 1008
+    broken: tuple[str | bytes, ...] = ("{", b"\0")
+    """Messages that cannot be read."""
+    close_after_broken: int | None = 1008
     key_in_query: str = "api_key"
+    key_first: Callable[[str, dict[str, Any]], Messages] | None = None
+    """A key and the first message: what is sent in its place where no key was shown before."""
+    pack: Callable[[dict[str, Any]], str | bytes] = json.dumps
+    unpack: Callable[[bytes], dict[str, Any]] | None = None
+    """Of binary messages, where they are not audio as they are."""
+    subprotocols: tuple[str, ...] = ()
+    text_after_end: Literal["next turn", "complaint", "nothing"] = "complaint"
+    """What becomes of text for a turn that has all its text and is still spoken."""
 
 
 def _b64(field: str) -> Callable[[dict[str, Any]], bytes]:
@@ -47,6 +65,22 @@ VLLM_CONFIG = {
     "split_granularity": "sentence",
 }
 PCM_CONFIG = {"audioEncoding": "PCM", "sampleRateHertz": 24_000}
+
+
+def _key_beside(key: str, first: dict[str, Any]) -> Messages:
+    return [first | {"xi_api_key": key}]
+
+
+def _key_before(key: str, first: dict[str, Any]) -> Messages:
+    return [{"config": {"authorization": f"Api-Key {key}"}}, first]
+
+
+def _pack_kyutai(message: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def _kyutai_audio(message: dict[str, Any]) -> bytes:
+    return pcm_to_s16le(np.array(message.get("pcm", ()), np.float32))
 
 
 def _status(message: dict[str, Any]) -> str | None:
@@ -71,6 +105,7 @@ CLIENTS = {
             audio=_b64("audio"),
             is_error=lambda message: "error" in message,
             key_in_query="authorization",
+            key_first=_key_beside,
         ),
         VendorClient(
             "elevenlabs single",
@@ -82,7 +117,9 @@ CLIENTS = {
             audio=_b64("audio"),
             is_error=lambda message: "error" in message,
             one_turn=True,
+            text_after_end="nothing",
             key_in_query="single_use_token",
+            key_first=_key_beside,
         ),
         VendorClient(
             "elevenlabs dialogue",
@@ -97,6 +134,7 @@ CLIENTS = {
             audio=_b64("audio"),
             is_error=lambda message: "error" in message,
             key_in_query="authorization",
+            key_first=_key_beside,
         ),
         VendorClient(
             "elevenlabs single dialogue",
@@ -108,7 +146,9 @@ CLIENTS = {
             audio=_b64("audio"),
             is_error=lambda message: "error" in message,
             one_turn=True,
+            text_after_end="nothing",
             key_in_query="single_use_token",
+            key_first=_key_beside,
         ),
         VendorClient(
             "cartesia",
@@ -119,7 +159,7 @@ CLIENTS = {
             is_end=lambda message, turn: message["type"] == "done" and message["context_id"] == turn,
             audio=_b64("data"),
             cancel_is_silent=True,
-            close_after_bad_json=None,
+            close_after_broken=None,
             key_in_query="access_token",
         ),
         VendorClient(
@@ -129,6 +169,7 @@ CLIENTS = {
             end=lambda turn: [{"type": "Flush"}],
             cancel=lambda turn: [{"type": "Clear"}],
             is_end=lambda message, turn: message["type"] in ("Flushed", "Cleared"),
+            text_after_end="next turn",
         ),
         VendorClient(
             "deepgram flux",
@@ -137,6 +178,7 @@ CLIENTS = {
             end=lambda turn: [{"type": "Flush"}],
             cancel=lambda turn: [{"type": "Interrupt"}],
             is_end=lambda message, turn: message["type"] in ("SpeechMetadata", "SpeechInterrupted"),
+            text_after_end="next turn",
         ),
         VendorClient(
             "openai realtime",
@@ -147,7 +189,7 @@ CLIENTS = {
             is_end=lambda message, turn: message["type"] == "response.done",
             audio=lambda message: _b64("delta")(message) if message["type"] == "response.output_audio.delta" else b"",
             is_error=lambda message: message["type"] == "error" or _status(message) == "failed",
-            close_after_bad_json=None,
+            close_after_broken=None,
         ),
         VendorClient(
             "vllm-omni",
@@ -156,7 +198,8 @@ CLIENTS = {
             end=lambda turn: [{"type": "input.done"}],
             cancel=lambda turn: [],
             is_end=lambda message, turn: message["type"] == "session.done",
-            close_after_bad_json=None,
+            close_after_broken=None,
+            text_after_end="next turn",
         ),
         VendorClient(
             "rime ws3",
@@ -166,7 +209,8 @@ CLIENTS = {
             cancel=lambda turn: [{"operation": "clear"}],
             is_end=lambda message, turn: message["type"] == "done" and message["contextId"] == turn,
             audio=_b64("data"),
-            close_after_bad_json=None,
+            close_after_broken=None,
+            text_after_end="next turn",
         ),
         VendorClient(
             "inworld",
@@ -180,15 +224,71 @@ CLIENTS = {
             is_end=lambda message, turn: "contextClosed" in _result(message, turn),
             audio=lambda message: _b64("audioContent")(message.get("result", {}).get("audioChunk", {})),
             is_error=lambda message: "error" in message or message["result"]["status"]["code"] != 0,
-            close_after_bad_json=None,
+            close_after_broken=None,
+        ),
+        VendorClient(
+            "rime v1",
+            "/ws?",
+            say=lambda turn, text: [
+                {"context_id": turn, "start": {"audio_parameters": _RIME_AUDIO, "speaker": "zoe", "split_strategy": 2}},
+                {"context_id": turn, "text": text},
+            ],
+            end=lambda turn: [{"context_id": turn, "end": {}}],
+            cancel=lambda turn: [{"context_id": turn, "cancel": {}}],
+            is_end=lambda message, turn: "done" in message or "cancelled" in message,
+            audio=lambda message: message.get("audio", b""),
+            is_error=lambda message: "error" in message,
+            broken=("text", b"\xff"),
+            close_after_broken=1007,
+            key_first=_key_before,
+            pack=lambda message: encode(message, REQUEST),
+            unpack=lambda data: decode(data, RESPONSE),
+            subprotocols=(BINARY,),
+        ),
+        VendorClient(
+            "rime v1 json",
+            "/ws?",
+            say=lambda turn, text: [
+                {"contextId": turn, "start": {"audioParameters": {"audioFormat": "audio/pcm", "samplingRate": 24_000}}},
+                {"contextId": turn, "text": text},
+            ],
+            end=lambda turn: [{"contextId": turn, "end": {}}],
+            cancel=lambda turn: [{"contextId": turn, "cancel": {}}],
+            is_end=lambda message, turn: "done" in message or "cancelled" in message,
+            audio=_b64("audio"),
+            is_error=lambda message: "error" in message,
+            close_after_broken=1007,
+            key_first=_key_before,
+            subprotocols=(JSON,),
+        ),
+        VendorClient(
+            "kyutai",
+            "/api/tts_streaming?format=PcmMessagePack",
+            say=lambda turn, text: [{"type": "Text", "text": text}],
+            end=lambda turn: [{"type": "Eos"}],
+            cancel=lambda turn: [],
+            is_end=lambda message, turn: False,
+            audio=_kyutai_audio,
+            is_error=lambda message: message.get("type") == "Error",
+            one_turn=True,
+            broken=(b"\xff\xff", b"\x80"),
+            close_after_broken=1007,
+            key_in_query="auth_id",
+            pack=_pack_kyutai,
+            unpack=msgspec.msgpack.decode,
+            text_after_end="nothing",
         ),
     )
 }
+"""One has no last message: it closes."""
 
 
 def read(client: VendorClient, message: str | bytes) -> tuple[bytes, dict[str, Any]]:
     """The audio in a message, and the message if it is one."""
-    if isinstance(message, bytes):
+    if isinstance(message, str):
+        told = json.loads(message)
+    elif client.unpack is None:
         return message, {}
-    told = json.loads(message)
+    else:
+        told = client.unpack(message)
     return client.audio(told), told
