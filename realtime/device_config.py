@@ -64,7 +64,6 @@ class WyomingSettings(Section, frozen=True):
 
 
 class XiaozhiSettings(Section, frozen=True):
-    lead_ms: Annotated[int, Meta(ge=120, le=1_000, description="Audio sent ahead of what a device has played.")] = 400
     bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Bits a second of Opus.")] = 32_000
     linger_ms: Annotated[
         int, Meta(ge=0, le=10_000, description="Silence after which a device is told that the speech has ended.")

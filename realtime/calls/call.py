@@ -115,6 +115,10 @@ class Call:
         self._session.touch()
         self._tell(on.Dtmf(call_id=self.call_id, digit=digit))
 
+    def wrote(self, text: str) -> None:
+        self._session.touch()
+        self._tell(on.Wrote(call_id=self.call_id, text=text))
+
     async def run(self) -> None:
         """Speak whatever comes."""
         while True:

@@ -145,6 +145,8 @@ class PhoneConnection:
             if self._settings.barge_in and not network.cache_info().currsize:
                 await asyncio.to_thread(network)  # takes a good part of a second, once
             self._start(event)
+            if (greeting := self._dialect.greeting()) is not None:
+                await self._link.send(greeting)
             return
         call = self._call
         match event:
@@ -160,6 +162,10 @@ class PhoneConnection:
                 call.line.reached(event.name)
             case base.Held():
                 call.line.hold(event.on)
+            case base.BrokeIn():
+                call.barge_in()
+            case base.Wrote():
+                call.wrote(event.text)
 
     def _listen(self, call: Call, audio: base.CallerAudio) -> None:
         """Doubled and late packets are passed over; for lost ones nothing is made up."""

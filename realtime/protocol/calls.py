@@ -112,6 +112,13 @@ class Dtmf(EventBase, tag="call.dtmf", frozen=True):
     digit: str
 
 
+class Wrote(EventBase, tag="call.text", frozen=True):
+    """A device's user wrote this, or it is the word that woke the device."""
+
+    call_id: str
+    text: str
+
+
 class BargeIn(EventBase, tag="call.barge_in", frozen=True):
     """The caller speaks into a reply. ``reply.interrupted`` follows for each that was cut."""
 
@@ -142,6 +149,7 @@ CallEvent = (
     | ReplyFailed
     | MarkHeard
     | Dtmf
+    | Wrote
     | BargeIn
     | HungUp
     | CommandRefused

@@ -68,11 +68,23 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokeIn:
+    """The far side itself noticed that its user speaks, or wants to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """The far side's user wrote something, or said what the device understands by itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class HungUp:
     reason: str = "caller"
 
 
-PhoneEvent = Started | CallerAudio | Pressed | MarkReached | Held | HungUp
+PhoneEvent = Started | CallerAudio | Pressed | MarkReached | Held | BrokeIn | Wrote | HungUp
 
 
 class PhoneDialect(ABC):
@@ -98,6 +110,10 @@ class PhoneDialect(ABC):
     @abstractmethod
     def audio(self, data: bytes) -> Message:
         """A frame of 20 ms."""
+
+    def greeting(self) -> Message | None:
+        """The answer to the start."""
+        return None
 
     def mark(self, name: str) -> Message | None:
         return None
