@@ -37,7 +37,7 @@ def read_state(path: Path, max_bytes: int) -> State:
     except (RuntimeError, OSError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path}: cannot be read as a state dict: {reason}") from None
-    return checked_state(state, path)
+    return checked_state(state, path, max_bytes)
 
 
 def check_file(path: Path, max_bytes: int) -> None:
@@ -58,7 +58,7 @@ def check_file(path: Path, max_bytes: int) -> None:
             raise CheckpointError(f"{path}: {entry.filename!r} has {entry.file_size} bytes, at most {MAX_PICKLE_BYTES}")
 
 
-def checked_state(state: object, path: Path) -> State:
+def checked_state(state: object, path: Path, max_bytes: int) -> State:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds {type(state).__name__}, expected tensors by name")
     for name, tensor in state.items():
@@ -68,7 +68,14 @@ def checked_state(state: object, path: Path) -> State:
             known = ", ".join(str(kind).removeprefix("torch.") for kind in VALUE_TYPES)
             kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "")
             raise CheckpointError(f"{path}: tensor {name} is of type {kind}; what is built here: {known}")
+        check_size(tensor, f"{path}: tensor {name}", max_bytes)
     return state
+
+
+def check_size(tensor: Tensor, where: str, max_bytes: int) -> None:
+    """A few bytes may be read again and again and so stand for any shape; whoever computes with it would make it so."""
+    if (num_bytes := tensor.numel() * tensor.element_size()) > max_bytes:
+        raise CheckpointError(f"{where} has shape {list(tensor.shape)}, {num_bytes} bytes; at most {max_bytes}")
 
 
 def max_bytes_of(shapes: Mapping[str, Tensor], num_more: int = 0) -> int:

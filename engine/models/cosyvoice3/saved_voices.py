@@ -15,12 +15,15 @@ from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.special_tokens import END_OF_PROMPT
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
 from engine.models.cosyvoice3.voice import VoicePrompt, make_prompt
-from engine.weights.pickled import check_file
+from engine.weights.pickled import check_file, check_size
 
 FILE = "spk2info.pt"
 MAX_BYTES = 256 * 2**20
 MAX_VOICES = 1_000
+MAX_NAME_CHARS = 200
 FIELDS = ("flow_prompt_speech_token", "prompt_speech_feat", "flow_embedding")
+WHOLE_NUMBERS = (torch.int16, torch.int32, torch.int64)
+NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def read_saved_voices(
@@ -38,6 +41,8 @@ def read_saved_voices(
         raise CheckpointError(f"{path}: cannot be read as voices: {reason}") from None
     if not isinstance(saved, dict) or len(saved) > MAX_VOICES:
         raise CheckpointError(f"{path}: expected at most {MAX_VOICES} voices by name")
+    if any(len(str(name)) > MAX_NAME_CHARS for name in saved) or len({str(n).lower() for n in saved}) < len(saved):
+        raise CheckpointError(f"{path}: two voices share a name, or one has more than {MAX_NAME_CHARS} characters")
     return {
         str(name).lower(): _voice(f"{path}: {name}", entry, config, tokenizer, trims) for name, entry in saved.items()
     }
@@ -51,9 +56,9 @@ def _voice(where: str, entry: Any, config: FlowConfig, tokenizer: CosyTokenizer,
     mel = mel.reshape(-1, mel.shape[-1]) if mel.dim() > 1 else mel
     count = min(len(tokens), len(mel) // config.token_mel_ratio)
     wanted = {
-        "flow_prompt_speech_token": not tokens.is_floating_point() and count > 0,
-        "prompt_speech_feat": mel.dim() == 2 and mel.shape[-1] == config.dit.mel_bins and mel.is_floating_point(),
-        "flow_embedding": len(embedding) == config.spk_embed_size and embedding.is_floating_point(),
+        "flow_prompt_speech_token": tokens.dtype in WHOLE_NUMBERS and count > 0,
+        "prompt_speech_feat": mel.dim() == 2 and mel.shape[-1] == config.dit.mel_bins and mel.dtype in NUMBERS,
+        "flow_embedding": len(embedding) == config.spk_embed_size and embedding.dtype in NUMBERS,
     }
     if bad := next((field for field, fits in wanted.items() if not fits), None):
         raise CheckpointError(f"{where}: {bad} has shape {list(entry[bad].shape)} and type {entry[bad].dtype}")
@@ -71,6 +76,7 @@ def _tensor(where: str, entry: Mapping[str, Any], field: str) -> Tensor:
     value = entry.get(field)
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.dim() == 0:
         raise CheckpointError(f"{where}: {field} is {type(value).__name__}, expected a tensor")
+    check_size(value, f"{where}: {field}", MAX_BYTES)
     return value
 
 
@@ -79,8 +85,9 @@ def _transcript(where: str, entry: Mapping[str, Any], tokenizer: CosyTokenizer) 
     value = entry.get("prompt_text", "")
     if isinstance(value, str):
         return tokenizer.encode_text(value.split(END_OF_PROMPT)[-1].strip())
-    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+    if not isinstance(value, Tensor) or value.dtype not in WHOLE_NUMBERS:
         raise CheckpointError(f"{where}: prompt_text is {type(value).__name__}, expected ids or text")
+    check_size(value, f"{where}: prompt_text", MAX_BYTES)
     ids = [int(i) for i in value.flatten().tolist()]
     if bad := next((i for i in ids if not 0 <= i <= tokenizer.last_id), None):
         raise CheckpointError(f"{where}: prompt_text holds {bad}; ids lie in 0..{tokenizer.last_id}")

@@ -8,6 +8,9 @@ import msgspec
 
 from engine.errors import InvalidRequest
 
+MAX_RATIO = 1_000
+"""Speech tokens for a text token: 40 s."""
+
 
 class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     weights: Literal["llm.pt", "llm.rl.pt"] | None = None
@@ -32,10 +35,10 @@ class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("max_tokens", "max_text_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"cosyvoice3.talker.{name} is {getattr(self, name)}; at least 1", name)
-        if not 0 <= self.min_tokens_per_text_token <= self.max_tokens_per_text_token:
+        if not 0 <= self.min_tokens_per_text_token <= self.max_tokens_per_text_token <= MAX_RATIO:
             raise InvalidRequest(
                 f"cosyvoice3.talker.min_tokens_per_text_token is {self.min_tokens_per_text_token}; it must lie in "
-                f"0..max_tokens_per_text_token, {self.max_tokens_per_text_token}",
+                f"0..max_tokens_per_text_token, {self.max_tokens_per_text_token}, and that in 0..{MAX_RATIO}",
                 "min_tokens_per_text_token",
             )
         if self.max_silent_tokens is not None and self.max_silent_tokens < 0:

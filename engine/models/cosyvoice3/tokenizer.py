@@ -128,7 +128,7 @@ def _special_ids(tokenizer_config: Mapping[str, Any], vocab: Mapping[str, int]) 
     added = tokenizer_config.get("added_tokens_decoder", {})
     ids: dict[str, int] = {}
     for key, entry in added.items() if isinstance(added, dict) else ():
-        if not key.isascii() or not key.isdigit() or not isinstance(entry, dict):
+        if not re.fullmatch(r"[0-9]{1,9}", key) or not isinstance(entry, dict):
             raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder holds {key!r}, which is no id")
         ids[str(entry.get("content"))] = int(key)
     following = max(max(vocab.values()), *ids.values(), -1) + 1

@@ -28,7 +28,15 @@ class Reference(str):
 
 
 class _DataLoader(yaml.SafeLoader):
-    """Knows every tag, and makes nothing but mappings, lists, strings and numbers."""
+    """Knows every tag, and makes nothing but mappings, lists, strings and numbers.
+
+    What YAML itself has for references is refused: a few lines of it can stand for any amount of data.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("aliases are not read")
+        return super().compose_node(parent, index)
 
 
 def _construct(loader: _DataLoader, tag: str, node: yaml.Node) -> Any:

@@ -50,6 +50,7 @@ def test_tags_become_data_and_nothing_is_called(tmp_path: Path) -> None:
         ("a: !ref <b>\nb: !ref <a>", "refers to itself"),
         ("a: !ref <nowhere>", "<nowhere> is nowhere defined"),
         ("- a", "holds list"),
+        ("a: &a [1]\nb: *a", "aliases are not read"),
         ("a: [", "cannot be read as YAML"),
         ("a: " + "[" * 3000 + "]" * 3000, "cannot be read as YAML"),
         ("a: '" + "x" * 2**20 + "'", "has 1048581 bytes"),

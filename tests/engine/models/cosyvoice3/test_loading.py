@@ -88,6 +88,7 @@ def put(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
         ("llm.pt", put("llm_decoder.weight", torch.zeros(6761, 32, dtype=torch.int32)), "of type strided int32"),
         ("flow.pt", forget("input_embedding.weight"), "flow.pt: 1 tensors are missing, first input_embedding.weight"),
         ("flow.pt", put("spk_embed_affine_layer.bias", torch.zeros(81)), "spk_embed_affine_layer.bias has shape"),
+        ("hift.pt", put("conv_pre.bias", torch.zeros(1).expand(2**40)), "conv_pre.bias has shape .*bytes; at most"),
         ("hift.pt", forget("conv_pre.bias"), "hift.pt: 1 tensors are missing, first conv_pre.bias"),
         ("hift.pt", forget("conv_pre.parametrizations.weight.original1"), "original0 stands without"),
     ],
@@ -160,6 +161,12 @@ def test_a_file_that_would_grow_when_it_is_read_is_refused(tmp_path: Path) -> No
         read_state(path, 2**30)
 
 
+def test_voices_whose_names_cannot_be_told_apart_are_refused(copied: Path) -> None:
+    write_saved_voices(copied, "anna", "Anna")
+    with pytest.raises(CheckpointError, match="two voices share a name"):
+        load_talker(copied)
+
+
 def test_the_voices_beside_it_are_named_ones(copied: Path) -> None:
     write_saved_voices(copied, "Anna", "ben")
     model = load_talker(copied)
@@ -180,6 +187,8 @@ def test_the_voices_beside_it_are_named_ones(copied: Path) -> None:
         ("prompt_speech_feat", torch.zeros(1, 80, 40), "prompt_speech_feat has shape"),
         ("prompt_speech_feat", torch.full((1, 80, 80), torch.nan), "not finite"),
         ("flow_embedding", torch.zeros(1, 191), "flow_embedding has shape"),
+        ("flow_embedding", torch.zeros(1).expand(2**40), "flow_embedding has shape .*; at most"),
+        ("flow_prompt_speech_token", torch.zeros(1, 40, dtype=torch.complex64), "flow_prompt_speech_token has shape"),
         ("prompt_text", torch.tensor([[200_000]]), "prompt_text holds 200000"),
         ("prompt_text", 3, "prompt_text is int"),
     ],
