@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.models.cosyvoice3.config import CosyVoice3Config, FlowConfig, HiftConfig, TalkerConfig
+from engine.models.cosyvoice3.f0 import F0Predictor
 from tests.engine.tokenizer_folder import train
 from tests.fakes.cosyvoice3_sizes import TINY
 from tests.fakes.cosyvoice3_tensors import Shapes, flow_shapes, hift_shapes, normed_hift_shapes, talker_shapes
@@ -20,8 +21,9 @@ RELEASED_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Those that the tokenizer's files name; the others are added by the code that reads them."""
 LOGIT_SPREAD = 3.0
 """Of the talker's logits: wide enough that an utterance does not end at once."""
-F0_HZ, F0_SPREAD_HZ = -200.0, 1500.0
-"""Mean and spread before the absolute value: mostly voiced, some not."""
+F0_HZ, F0_SPREAD_HZ = 120.0, 90.0
+"""Mean and spread before the absolute value is taken: mostly voiced, some not."""
+FAR_ABOVE_HZ = 1e5
 WEIGHT_NORMS = {"new": ("parametrizations.weight.original0", "parametrizations.weight.original1")} | {
     "old": ("weight_g", "weight_v")
 }
@@ -83,13 +85,25 @@ def flow_tensors(config: FlowConfig, seed: int) -> dict[str, Tensor]:
 def hift_tensors(config: HiftConfig, seed: int) -> dict[str, Tensor]:
     """Folded: plain weights. Loud enough to be heard, quiet enough not to be limited."""
     tensors = random_tensors(hift_shapes(config), seed)
-    tensors["f0_predictor.classifier.weight"] *= F0_SPREAD_HZ
-    tensors["f0_predictor.classifier.bias"].fill_(F0_HZ)
+    tune_pitch(tensors, config)
     tensors["m_source.l_linear.weight"] *= 4
     num_bins = config.istft_n_fft // 2 + 1
     tensors["conv_post.weight"][:num_bins] *= 0.5
     tensors["conv_post.bias"][:num_bins] += 0.2
     return tensors
+
+
+def tune_pitch(tensors: dict[str, Tensor], config: HiftConfig) -> None:
+    """Of a random mel, the pitch of a voice."""
+    name = "f0_predictor."
+    weight, bias = tensors[f"{name}classifier.weight"], tensors[f"{name}classifier.bias"]
+    predictor = F0Predictor(config)
+    predictor.load_state_dict({key.removeprefix(name): x for key, x in tensors.items() if key.startswith(name)})
+    predictor.requires_grad_(False).classifier.bias.fill_(FAR_ABOVE_HZ)
+    hz = predictor(torch.randn(1, config.mel_bins, 400, generator=torch.Generator().manual_seed(0))) - FAR_ABOVE_HZ
+    scale = F0_SPREAD_HZ / hz.std()
+    weight *= scale
+    bias.fill_(F0_HZ - float(scale * hz.mean()))
 
 
 def with_weight_norm(tensors: dict[str, Tensor], config: HiftConfig, spelling: str, seed: int) -> dict[str, Tensor]:

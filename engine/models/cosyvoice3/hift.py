@@ -84,8 +84,9 @@ class Hift(nn.Module):
         return self.config.frame_samples
 
     def fuse(self) -> None:
-        """What can be computed once the weights are there."""
-        self.f0_predictor.double()
+        """What can be computed once the weights are there. All but the pitch is in fp32 from here on."""
+        for part in self.children():
+            part.to(torch.float64 if part is self.f0_predictor else torch.float32)
         self.m_source.fuse()
         self.spectra.fuse(self.conv_pre.weight.device)
 

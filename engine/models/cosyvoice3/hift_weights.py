@@ -29,8 +29,8 @@ def adapt(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def folded(name: str, gain: Tensor, direction: Tensor) -> Tensor:
-    """gain * direction / |direction|, the length taken for each output channel."""
+    """gain * direction / |direction| in fp64, the length taken for each output channel."""
     if direction.dim() != 3 or gain.shape != (len(direction), 1, 1):
         shapes = f"a gain {list(gain.shape)} and a direction {list(direction.shape)}"
         raise CheckpointError(f"hift.pt: tensor {name} is {shapes}; they do not fit")
-    return torch._weight_norm(direction.float(), gain.float(), 0)
+    return torch._weight_norm(direction.double(), gain.double(), 0)

@@ -61,9 +61,9 @@ def load_flow(folder: Path, config: FlowConfig, dtype: torch.dtype, device: torc
 
 
 def load_hift(folder: Path, config: HiftConfig, device: torch.device) -> Hift:
-    """In fp32, whatever else computes in."""
+    """In fp32, whatever else computes in, and the pitch in fp64: so it is read."""
     with sizes_of(folder), uninitialized():
         hift = Hift(config)
-    load_state(hift, folder / HIFT_FILE, torch.float32, device, adapt_hift)
+    load_state(hift, folder / HIFT_FILE, torch.float64, device, adapt_hift)
     hift.eval().requires_grad_(False).fuse()
     return hift

@@ -158,7 +158,7 @@ def test_later_frames_do_not_change_what_is_out() -> None:
     other[25] += 1
     changed = (tiny().one_pass(other.t()[None])[0] - pcm).abs() > 1e-7
     first = int(changed.nonzero()[0])
-    assert 480 * (25 - WITHHELD_FRAMES) <= 480 * 20 <= first < 480 * 21
+    assert 480 * 20 <= first < 480 * 22
 
 
 def test_pitch_of_a_window_is_that_of_the_whole_and_held_in_float64() -> None:
@@ -218,7 +218,7 @@ def test_weight_norms_of_both_spellings_are_folded(spelling: str, prefix: str) -
     found = adapt(stored)
     assert found.keys() == plain.keys() == Hift(TINY.hift).state_dict().keys()
     for name, tensor in plain.items():
-        close(found[name], tensor, 1e-6)
+        close(found[name].float(), tensor, 1e-6)
 
 
 def test_a_weight_norm_that_does_not_fit_is_named() -> None:
