@@ -150,7 +150,7 @@ async def quiet(socket: ClientConnection) -> None:
 async def test_text_after_the_end_of_its_turn(client: VendorClient) -> None:
     """It begins the next turn, or is complained of, or passed over; each turn has one end."""
     num_turns = 2 if client.text_after_end == "next turn" else 1
-    engine = FakeSpeechEngine(FakeScript(real_time_factor=0.25))
+    engine = FakeSpeechEngine(FakeScript(real_time_factor=0.15))
     async with live_server(engine) as live, dial(live, client) as socket:
         late = client.say("t1", TEXT)[-1]
         again = client.end("t1") if num_turns > 1 else []
@@ -161,7 +161,6 @@ async def test_text_after_the_end_of_its_turn(client: VendorClient) -> None:
         assert code in ((1000, None) if client.one_turn else (None,))
         if not client.one_turn:
             engine.script = QUICK
-            await quiet(socket)
             assert len(await turn(socket, client, "t2")) > LEAST_BYTES
 
 
