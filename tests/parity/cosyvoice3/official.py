@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ def find_official(source: Path, matcha: Path) -> None:
     bare_package("torchaudio")
     bare_package("torchaudio.functional")
     library = types.ModuleType("torchaudio._extension")
-    library._IS_TORCHAUDIO_EXT_AVAILABLE = False
+    vars(library)["_IS_TORCHAUDIO_EXT_AVAILABLE"] = False
     sys.modules[library.__name__] = library
     bare_package("matcha.utils")
     logger = types.ModuleType("matcha.utils.pylogger")
-    logger.get_pylogger = logging.getLogger
+    vars(logger)["get_pylogger"] = logging.getLogger
     sys.modules["matcha.utils.pylogger"] = logger
 
 
@@ -133,7 +134,7 @@ def talk(forced: Forced, prompt_text: tuple[int, ...], text: tuple[int, ...], sp
 
 
 def talk_live(
-    forced: Forced, prompt_text: tuple[int, ...], pieces: list[tuple[int, ...]], speech: Tensor, said: list[int]
+    forced: Forced, prompt_text: tuple[int, ...], pieces: Sequence[tuple[int, ...]], speech: Tensor, said: list[int]
 ) -> None:
     forced.begin(said, NUM_LAST)
     words = (batch_of(piece)[0] for piece in pieces)
