@@ -34,6 +34,7 @@ from realtime.transports.voices import VOICE_ROUTES
 from realtime.transports.websocket import SpeechEndpoint
 from realtime.transports.wires import wire_routes
 from realtime.transports.wyoming import WyomingPort
+from realtime.transports.xiaozhi import Devices, device_routes
 from sessions.errors import SessionError
 from sessions.tally import Tally
 
@@ -61,6 +62,7 @@ def create_app(
     audiosocket = AudioSocketPort(server, switchboard, owner_of_lines(server))
     mqtt = MqttBridge(server, switchboard)
     wyoming = WyomingPort(server)
+    devices = Devices(server, switchboard)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -69,6 +71,7 @@ def create_app(
             async with relay.open(), audiosocket.open(), mqtt.open(), wyoming.open():
                 yield
         finally:
+            devices.close()
             await server.aclose()
 
     routes = [
@@ -77,6 +80,7 @@ def create_app(
         *token_routes(),
         *phone_routes(server, switchboard),
         *call_routes(server, switchboard),
+        *device_routes(devices),
         WebSocketRoute("/{path:path}", refuse_socket),
         Route("/v1/audio/speech", speech, methods=["POST"]),
         Route("/v1/audio/speech/batch", speech_batch, methods=["POST"]),

@@ -1,0 +1,101 @@
+"""Where xiaozhi devices connect by WebSocket; to agents each is a call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from engine.api import EngineError
+from realtime.auth import Caller
+from realtime.calls.connection import PhoneConnection
+from realtime.calls.switchboard import Switchboard
+from realtime.errors import Refused, describe
+from realtime.protocol.phones.xiaozhi import VERSIONS, Xiaozhi
+from realtime.server import SpeechServer
+from realtime.transports.http import refusal_response
+from realtime.transports.link import WRITE_GRACE_S, AsgiLink, Link
+from realtime.xiaozhi.link import DeviceLink
+from sessions.encoders import EncoderThreads
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.xiaozhi")
+
+PATHS = ("/xiaozhi/v1", "/xiaozhi/v1/")
+MAX_HEADER_CHARS = 128
+
+
+class Devices:
+    """What all devices share, however they come. ``aclose`` ends the threads of their encoders."""
+
+    def __init__(self, server: SpeechServer, switchboard: Switchboard) -> None:
+        self.server, self._switchboard = server, switchboard
+        self._threads = EncoderThreads(server.config.limits.encoder_threads)
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def converse(self, line: Link, dialect: Xiaozhi, caller: Caller, version: int = 1) -> None:
+        """With one of them, to its end."""
+        settings = self.server.config.xiaozhi
+        link = DeviceLink(
+            line,
+            dialect,
+            self._threads,
+            version=version,
+            bitrate=settings.bitrate,
+            linger_s=settings.linger_ms / 1000,
+        )
+        connection = PhoneConnection(self.server, self._switchboard, dialect, caller, link)
+        watching = asyncio.create_task(link.watch(), name="voicewire device")
+        try:
+            await connection.converse()
+        finally:
+            watching.cancel()
+            await connection.aclose()
+            await asyncio.wait([watching])
+
+
+class DeviceEndpoint:
+    def __init__(self, devices: Devices) -> None:
+        self._devices, self._server = devices, devices.server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = WebSocket(scope, receive, send)
+        try:
+            caller = self._server.gatekeeper.admit(websocket)
+            version = version_of(websocket.headers.get("protocol-version", "1"))
+            self._server.check_room(caller)
+        except (Refused, SessionError, EngineError) as error:
+            self._server.metrics.refused(describe(error).code)
+            log.info("refused a device", extra={"code": describe(error).code})
+            await websocket.send_denial_response(refusal_response(error))
+            return
+        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
+        dialect = Xiaozhi(f"device-{secrets.token_hex(8)}", shown(websocket))
+        await websocket.accept()
+        await self._devices.converse(AsgiLink(scope, receive, send, timeout_s), dialect, caller, version)
+
+
+def version_of(header: str) -> int:
+    """Raises ``Refused``."""
+    if header not in map(str, VERSIONS):
+        known = ", ".join(map(str, VERSIONS))
+        raise Refused("invalid_request", f"Protocol-Version must be one of {known}", "Protocol-Version")
+    return int(header)
+
+
+def shown(websocket: WebSocket) -> dict[str, str]:
+    """What agents are told of the device."""
+    named = {"device_id": "device-id", "client_id": "client-id"}
+    found = {name: websocket.headers.get(header, "")[:MAX_HEADER_CHARS] for name, header in named.items()}
+    return {name: value for name, value in found.items() if value}
+
+
+def device_routes(devices: Devices) -> list[BaseRoute]:
+    endpoint = DeviceEndpoint(devices)
+    return [WebSocketRoute(path, endpoint) for path in PATHS]
