@@ -42,7 +42,7 @@ class Shell:
                     assert isinstance(wish, on.Wish)
                     self.open[context] = 0.0
                     self.tell(on.Opened(context, self._rng.choice(((), ("a warning",)))))
-                    if self._rng.random() < 0.05:
+                    if context in self.open and self._rng.random() < 0.05:
                         self.end(context, "failed")
                 case on.Cancel(context=context) if context in self.open:
                     self.end(context, "cancelled")
