@@ -30,6 +30,8 @@ class Golden:
     """``part("flow")`` are the tensors of one stage, by name; ``folder`` holds the checkpoint."""
 
     folder: Path
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
 
     def part(self, name: str) -> dict[str, Tensor]:
         found: dict[str, Tensor] = load_file(FOLDER / f"{name}.safetensors")
@@ -42,15 +44,15 @@ class Golden:
 
     @cached_property
     def model(self) -> CosyVoice3:
-        return load_model(self.folder, TINY, CosyVoice3Settings(), CPU, torch.float32)
+        return load_model(self.folder, TINY, CosyVoice3Settings(), self.device, self.dtype)
 
     @cached_property
     def flow(self) -> Flow:
-        return load_flow(self.folder, TINY.flow, torch.float32, CPU)
+        return load_flow(self.folder, TINY.flow, self.dtype, self.device)
 
     @cached_property
     def hift(self) -> Hift:
-        return load_hift(self.folder, TINY.hift, CPU)
+        return load_hift(self.folder, TINY.hift, self.device)
 
 
 def close(found: Tensor, expected: Tensor, relative: float = 1e-4) -> None:
