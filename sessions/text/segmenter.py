@@ -20,7 +20,7 @@ _SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
 @dataclass(frozen=True, slots=True)
 class SegmenterSettings:
     """All in characters of the segment so far; a run of white space counts one, a wide character (Chinese, Japanese,
-    Korean) several."""
+    Korean) several, and so does a digit: it takes as long to say, and a token of its own."""
 
     sentence_end_after_chars: int = 120
     """From here on a segment ends at the end of a sentence."""
@@ -31,6 +31,7 @@ class SegmenterSettings:
     max_segment_chars: int = 600
     """And here in any case, except within one sign (an accent, an emoji of several parts) up to twice as many."""
     wide_char_weight: int = 3
+    digit_weight: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +150,13 @@ class Segmenter:
         return unicodedata.category(character).startswith("M")
 
     def _count(self, character: str) -> None:
-        is_wide = unicodedata.east_asian_width(character) in "WF"
-        self._num_chars += self._settings.wide_char_weight if is_wide else 1
+        self._num_chars += self._weight(character)
         self._previous = character
+
+    def _weight(self, character: str) -> int:
+        if unicodedata.east_asian_width(character) in "WF":
+            return self._settings.wide_char_weight
+        return self._settings.digit_weight if character.isdecimal() else 1
 
     def _begin_next(self) -> None:
         self._num_chars = 0

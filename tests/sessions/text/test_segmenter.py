@@ -176,3 +176,9 @@ def test_flush_ends_what_is_open_and_nothing_else() -> None:
     assert segmenter.flush() == [SegmentEnd(0)]
     assert segmenter.flush() == []
     assert segmenter.push(SpannedText.of(" you", 2)) == [SegmentText(1, SpannedText.of("you", 3))]
+
+
+def test_digits_count_as_what_they_take_to_say() -> None:
+    """So that no segment has more of them than models take tokens."""
+    found = texts("0123456789" * 100, SegmenterSettings())
+    assert [len(text) for text in found] == [200] * 5
