@@ -44,7 +44,7 @@ CLIENTS = {
             "deepgram": ("sentence", "token", "interrupt"),
             "deepgram_http": ("sentence",),
             "deepgram_flux": ("token", "interrupt"),
-            "native": ("token", "interrupt", "tail", "lost"),
+            "native": ("token", "interrupt", "tail", "early", "lost"),
             "openai": ("sentence",),
             "realtime": ("items",),
             "rime": ("sentence", "token", "interrupt"),
@@ -57,7 +57,7 @@ CLIENTS = {
         "livekit",
         "livekit_client.py",
         {
-            "native": ("stream", "cancel", "synthesize", "tail", "lost"),
+            "native": ("stream", "cancel", "synthesize", "tail", "early", "lost"),
             "elevenlabs": ("stream", "cancel", "synthesize"),
             "elevenlabs_pcm": ("stream", "cancel"),
             "elevenlabs_opus": ("stream",),

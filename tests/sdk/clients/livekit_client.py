@@ -2,8 +2,8 @@
 
 Modes: ``stream`` (two turns, token by token), ``cancel`` (the first turn is dropped while it speaks, the second is
 heard whole), ``synthesize`` (a whole text over HTTP). Of our own plug-in, before a turn: ``tail`` (a reply that came
-whole is interrupted while it is heard), ``lost`` (lines break). Runs in an environment of its own that has
-livekit-agents.
+whole is interrupted while it is heard), ``early`` (replies are dropped before they sound), ``lost`` (lines break). Runs
+in an environment of its own that has livekit-agents.
 """
 
 from __future__ import annotations
@@ -105,6 +105,16 @@ async def interrupt_what_came_whole(service: tts.TTS) -> None:
     await following.aclose()
 
 
+async def drop_early(service: tts.TTS) -> None:
+    """Before anything sounds, sooner and later."""
+    for num_steps in range(0, 60, 3):
+        stream = service.stream()
+        stream.push_text(LONG)
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        await stream.aclose()
+
+
 async def lose_the_line(service: tts.TTS) -> None:
     """A stream whose line is lost before it sounds is spoken whole on the next one; one that has sounded fails."""
     await service.client.connect()
@@ -125,7 +135,7 @@ async def lose_the_line(service: tts.TTS) -> None:
 
 async def talk(service: tts.TTS, mode: str) -> dict[str, object]:
     turns = []
-    before = {"cancel": drop, "tail": interrupt_what_came_whole, "lost": lose_the_line}.get(mode)
+    before = {"cancel": drop, "tail": interrupt_what_came_whole, "early": drop_early, "lost": lose_the_line}.get(mode)
     if before is not None:
         await before(service)
     for text in TURNS if before is None else TURNS[1:]:

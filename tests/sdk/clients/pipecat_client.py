@@ -2,7 +2,8 @@
 
 Modes: ``sentence`` and ``token`` (two turns, spoken by sentences or token by token), ``interrupt`` (the first turn is
 interrupted, the second is heard whole), ``again`` (the first turn is said until the server has room). Of our own
-plug-in, before a turn: ``tail`` (a reply that came whole is interrupted while it is heard), ``lost`` (the line breaks).
+plug-in, before a turn: ``tail`` (a reply that came whole is interrupted while it is heard), ``early`` (replies are
+interrupted before they sound), ``lost`` (the line breaks).
 Runs in an environment of its own that has pipecat.
 """
 
@@ -150,9 +151,11 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
         await say_until_it_sounds(worker, sink)
     if mode in ("interrupt", "tail"):
         await interrupt(worker, sink, service, LONG if mode == "interrupt" else TURNS[0])
+    if mode == "early":
+        await interrupt_early(worker)
     if mode == "lost":
         await lose_the_line(worker, sink, service)
-    for text in TURNS[1:] if mode in ("interrupt", "tail", "lost") else TURNS:
+    for text in TURNS[1:] if mode in ("interrupt", "tail", "early", "lost") else TURNS:
         sink.begin_turn()
         await say(worker, text)
         await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
@@ -179,6 +182,17 @@ async def interrupt(worker: PipelineWorker, sink: Sink, service: Any, text: str)
         await worker.queue_frame(InterruptionFrame())
         await asyncio.sleep(0.1)
         assert service.last_heard is None, service.last_heard
+
+
+async def interrupt_early(worker: PipelineWorker) -> None:
+    """Before anything sounds, sooner and later."""
+    for num_steps in range(0, 60, 3):
+        await say(worker, LONG)
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        await worker.queue_frame(InterruptionFrame())
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)
 
 
 async def lose_the_line(worker: PipelineWorker, sink: Sink, service: Any) -> None:
