@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.kernels.plain import PlainOps
 from engine.kernels.settings import DrawSettings, PadPlan
+from engine.kernels.tiles import conv_shape
 from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
 from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel
 from engine.kernels.triton_linear import gemv_kernel, norm_kernel, swiglu_kernel
@@ -258,7 +259,7 @@ class FusedOps(PlainOps):
             return
         block_k = next(size for size in (64, 32, 16) if channels % size == 0)
         rows = streams * length
-        block_m, block_n, warps, stages = conv_shape(rows, num_out)
+        block_m, block_n, warps, stages = conv_shape(rows, num_out, taps, channels)
         frequency, gain = waves or (bias, bias)
         none = x
         conv_kernel[(triton.cdiv(num_out, block_n), triton.cdiv(rows, block_m))](
@@ -313,18 +314,3 @@ class FusedOps(PlainOps):
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
             LOAD=load, BLOCK=PadPlan.CHUNK, STEP=pads.step, num_warps=4,
         )  # fmt: skip
-
-
-CONV_TILES = ((128, 256, 8, 3), (64, 128, 4, 3), (64, 64, 4, 3), (32, 64, 4, 3), (16, 64, 4, 3), (16, 32, 4, 3))
-NUM_MULTIPROCESSORS = 132
-
-
-def conv_shape(rows: int, num_out: int) -> tuple[int, int, int, int]:
-    """(rows, columns) of a tile, warps, stages: the largest tile that still leaves no multiprocessor idle."""
-    for tile in CONV_TILES:
-        block_m, block_n = tile[:2]
-        fills = triton.cdiv(rows, block_m) * triton.cdiv(num_out, block_n) >= NUM_MULTIPROCESSORS
-        fits = triton.cdiv(num_out, block_n) * block_n <= 1.34 * num_out
-        if fills and fits:
-            return tile
-    return CONV_TILES[-1]

@@ -1,0 +1,45 @@
+"""Which tile a convolution's programs take, by rule: measured on one H200 with ``benchmarks/gpu_tiles.py``. No torch.
+
+A tile is (rows, columns, warps, stages). Large tiles read less, small ones keep more multiprocessors at work. A product
+of one tap and few channels is all memory: there small tiles win at any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Tile = tuple[int, int, int, int]
+
+NUM_MULTIPROCESSORS = 132
+WIDE: Tile = (128, 256, 8, 3)
+LARGE: Tile = (128, 128, 8, 3)
+LARGE_NARROW: Tile = (128, 128, 4, 3)
+TALL: Tile = (64, 128, 4, 4)
+SMALL: Sequence[tuple[Tile, int]] = (((64, 64, 4, 4), 90), ((32, 64, 4, 4), 90), ((16, 64, 4, 4), 40))
+"""With the fewest programs that each is worth."""
+LEAST: Tile = (16, 32, 4, 4)
+MAX_MORE_PADDING = 1.1
+MAX_SHORT = 768
+
+
+def num_programs(tile: Tile, rows: int, columns: int) -> int:
+    return -(-rows // tile[0]) * -(-columns // tile[1])
+
+
+def padding(tile: Tile, columns: int) -> float:
+    return -(-columns // tile[1]) * tile[1] / columns
+
+
+def conv_shape(rows: int, columns: int, taps: int, channels: int) -> Tile:
+    """The largest tile that fits the columns and leaves no multiprocessor idle."""
+    is_short = taps == 1 and channels <= MAX_SHORT
+    if not is_short:
+        large = LARGE if columns > LARGE[1] else LARGE_NARROW
+        wide_fits = padding(WIDE, columns) <= MAX_MORE_PADDING * padding(large, columns) and columns > LARGE[1]
+        if wide_fits and num_programs(WIDE, rows, columns) >= 4 * NUM_MULTIPROCESSORS:
+            return WIDE
+        if num_programs(large, rows, columns) >= 2 * NUM_MULTIPROCESSORS:
+            return large
+    if (not is_short or columns % TALL[1] == 0) and num_programs(TALL, rows, columns) >= NUM_MULTIPROCESSORS:
+        return TALL
+    return next((tile for tile, least in SMALL if num_programs(tile, rows, columns) >= least), LEAST)
