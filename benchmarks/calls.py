@@ -1,9 +1,14 @@
 """Many calls at once: how even the packets leave, and how long the caller is spoken over.
 
-``python -m benchmarks.calls [--lines 64] [--speaking 8] [--engine fake|embedded]``: the server is a process of its own.
-Every line sends noise that the detector has to look at; in some of them a reply is spoken, into which a voice comes
-after a while. A packet is late by how much it comes after its place in an even row of 20 ms, which begins with the
-earliest.
+``python -m benchmarks.calls [--lines 64] [--speaking 8] [--rounds 8] [--engine fake|embedded]``
+
+Four processes: the server, its engine if it is the embedded voice, the lines on which nothing is said, and the lines
+that are spoken on, which measure by a clock of their own. On every line there is a noise, and something to interrupt,
+so that the detector looks at all of it. Lines that are spoken on hear a long reply; after some seconds a sentence is
+said into it, and then the next reply begins.
+
+A packet is late by how much it comes after its place in an even row of 20 ms, which begins with the earliest of its
+reply. Speech begins 20 ms before its first packet is sent.
 """
 
 from __future__ import annotations
@@ -11,65 +16,84 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import itertools
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
+import psutil
 from websockets.asyncio.client import ClientConnection, connect
 
 from benchmarks.barge_in import at_level, packets, percentile, sentences
-from sessions.audio.pcm import Pcm
 
 FRAME_S = 0.02
-SPEAK_S, LINGER_S = 12.0, 1.0
+REPLY_S, SENTENCE_S, PAUSE_S = 5.0, 1.0, 0.5
+"""A round: we speak, the caller speaks, nobody speaks."""
+ROUND_S = REPLY_S + SENTENCE_S + PAUSE_S
+LEAD_PACKETS = 40
+"""A reply begins with a burst."""
 NOISE_DB = -45.0
-TEXT = "This is a rather long answer to a rather short question, and it goes on and on. " * 12
+LATE_MS = 10.0
+TEXT = "This is a rather long answer to a rather short question, and it goes on and on. " * 4
 SCRIPT = {"ms_per_char": 60.0, "first_chunk_s": 0.02, "real_time_factor": 0.1}
+SETTINGS = {"listen.port": 0, "log.level": "error", "limits.text_timeout_s": 3_600}
 
 
 @dataclass
 class Line:
-    number: int
-    speaks: bool
+    name: str
     arrivals_s: list[float] = field(default_factory=list)
-    voice_began_s: float = 0.0
-    cleared_s: float = 0.0
+    voices_s: list[float] = field(default_factory=list)
+    """When the caller began to speak."""
+    clears_s: list[float] = field(default_factory=list)
 
     def late_ms(self) -> list[float]:
-        """Of the packets before the voice came, without the burst that the lead begins with."""
-        before = [arrival for arrival in self.arrivals_s if not self.voice_began_s or arrival < self.voice_began_s]
-        places = [arrival - number * FRAME_S for number, arrival in enumerate(before)][40:]
-        return [1000 * (place - min(places)) for place in places]
+        return [late for start_s, end_s in self._replies() for late in lateness(self._between(start_s, end_s))]
+
+    def spoken_over_ms(self) -> list[float]:
+        """From the caller's first sound to our last packet, of all that were noticed in time."""
+        found = []
+        for voice_s in self.voices_s:
+            clear_s = next((clear_s for clear_s in self.clears_s if voice_s < clear_s < voice_s + SENTENCE_S), None)
+            if clear_s is not None:
+                found.append(1000 * (self._between(voice_s - 1, voice_s + SENTENCE_S)[-1] - voice_s))
+        return found
+
+    def _replies(self) -> Iterator[tuple[float, float]]:
+        return pairwise([0.0, *self.voices_s])
+
+    def _between(self, start_s: float, end_s: float) -> list[float]:
+        settled_s = start_s + SENTENCE_S if start_s in self.voices_s else start_s
+        return [arrival_s for arrival_s in self.arrivals_s if settled_s < arrival_s < end_s]
+
+
+def lateness(arrivals_s: list[float]) -> list[float]:
+    """Of the packets of a reply, without the burst."""
+    places = [arrival - number * FRAME_S for number, arrival in enumerate(arrivals_s)][LEAD_PACKETS:]
+    return [1000 * (place - min(places)) for place in places]
 
 
 def media(packet: bytes, number: int) -> str:
-    return json.dumps(
-        {"event": "media", "media": {"chunk": number, "payload": base64.b64encode(packet).decode(), "track": "inbound"}}
-    )
+    payload = base64.b64encode(packet).decode()
+    return f'{{"event":"media","media":{{"chunk":{number},"payload":"{payload}","track":"inbound"}}}}'
 
 
-def said(voice: list[bytes], noise: list[bytes], line: Line) -> Iterator[bytes]:
-    """Noise; on a line that is spoken into, a voice after a while."""
-    until = int(SPEAK_S / FRAME_S) + 7 * line.number
-    for number in range(until + int(LINGER_S / FRAME_S)):
-        speaking = line.speaks and 0 <= number - until < len(voice)
-        if speaking and number == until:
-            line.voice_began_s = time.perf_counter()
-        yield voice[number - until] if speaking else noise[(number + 13 * line.number) % len(noise)]
-
-
-async def call(url: str, line: Line, voice: list[bytes], noise: list[bytes]) -> None:
+async def call(url: str, line: Line, number: int, sound: Iterator[tuple[bytes, bool]]) -> None:
+    """Sends what the caller says; with each packet, whether a sentence begins in it."""
     async with connect(f"{url}/v1/calls/telnyx", compression=None, proxy=None) as socket:
-        start = {"call_control_id": f"c{line.number}", "media_format": {"encoding": "PCMU", "sample_rate": 8_000}}
+        start = {"call_control_id": line.name, "media_format": {"encoding": "PCMU", "sample_rate": 8_000}}
         await socket.send(json.dumps({"event": "start", "stream_id": "s", "start": start}))
         hearing = asyncio.create_task(hear(socket, line))
-        due_s = time.perf_counter() + FRAME_S * line.number / 64
-        for number, packet in enumerate(said(voice, noise, line)):
-            await socket.send(media(packet, number))
+        due_s = time.perf_counter() + FRAME_S * (number % 16) / 16
+        for chunk, (packet, begins) in enumerate(sound):
+            if begins:
+                line.voices_s.append(time.perf_counter() - FRAME_S)
+            await socket.send(media(packet, chunk))
             due_s += FRAME_S
             await asyncio.sleep(max(due_s - time.perf_counter(), 0.0))
         hearing.cancel()
@@ -77,42 +101,73 @@ async def call(url: str, line: Line, voice: list[bytes], noise: list[bytes]) -> 
 
 async def hear(socket: ClientConnection, line: Line) -> None:
     async for message in socket:
-        event = json.loads(message)
-        if event["event"] == "media":
-            line.arrivals_s.append(time.perf_counter())
-        elif event["event"] == "clear":
-            line.cleared_s = time.perf_counter()
+        now_s = time.perf_counter()
+        if '"media"' in str(message):
+            line.arrivals_s.append(now_s)
+        elif '"clear"' in str(message):
+            line.clears_s.append(now_s)
 
 
-async def speak(url: str, lines: list[Line]) -> None:
-    speaking = {f"c{line.number}" for line in lines if line.speaks}
+def rounds(num: int, number: int, voices: list[list[bytes]]) -> Iterator[tuple[bytes, bool]]:
+    """What the caller of a line says: noise, and once in a round a sentence. Lines do not speak at once."""
+    hum = humming(number)
+    reply_s = REPLY_S + 1.0 + 0.37 * number
+    for one in range(num):
+        voice = voices[(number + 8 * one) % len(voices)][: round(SENTENCE_S / FRAME_S)]
+        yield from itertools.islice(hum, round(reply_s / FRAME_S))
+        yield from ((packet, at == 0) for at, packet in enumerate(voice))
+        yield from itertools.islice(hum, round((SENTENCE_S + PAUSE_S) / FRAME_S) - len(voice))
+        reply_s = REPLY_S
+
+
+async def speak(url: str) -> None:
+    """The agent: long replies on the lines that are spoken on, and on the others one whose text never comes."""
     async with connect(f"{url}/v1/calls", compression=None, proxy=None) as agent:
         async for message in agent:
             event = json.loads(message)
-            if event["type"] == "call.connected" and event["provider_call_id"] in speaking:
-                await agent.send(json.dumps({"type": "say", "call_id": event["call_id"], "text": TEXT}))
+            match event["type"]:
+                case "call.connected":
+                    speaks = event["provider_call_id"].startswith("spoken")
+                    said = {"text": TEXT} if speaks else {"text": "", "end": False}
+                    await agent.send(json.dumps({"type": "say", "call_id": event["call_id"], **said}))
+                case "reply.interrupted" if event["cause"] == "caller":
+                    again = json.dumps({"type": "say", "call_id": event["call_id"], "text": TEXT})
+                    asyncio.get_running_loop().call_later(SENTENCE_S, asyncio.ensure_future, agent.send(again))
 
 
-async def measure(url: str, num_lines: int, num_speaking: int) -> list[Line]:
-    voice, noise = speech_and_noise()
-    lines = [Line(number, number < num_speaking) for number in range(num_lines)]
-    agent = asyncio.create_task(speak(url, lines))
-    await asyncio.gather(*(call(url, line, voice, noise) for line in lines))
+async def listen(url: str, num_lines: int, num_rounds: int) -> list[Line]:
+    voices = [list(packets(voice)) for voice in sentences(24)]
+    lines = [Line(f"spoken-{number}") for number in range(num_lines)]
+    agent = asyncio.create_task(speak(url))
+    await asyncio.sleep(0.5)
+    sounds = [rounds(num_rounds, number, voices) for number in range(num_lines)]
+    await asyncio.gather(*(call(url, *each) for each in zip(lines, range(num_lines), sounds, strict=True)))
     agent.cancel()
     return lines
 
 
-def speech_and_noise() -> tuple[list[bytes], list[bytes]]:
-    voice: Pcm = next(sentences(1))
+async def stay_quiet(url: str, num_lines: int) -> None:
+    """Until the server is gone."""
+    calls = (call(url, Line(f"quiet-{number}"), number, humming(number)) for number in range(num_lines))
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+def humming(number: int) -> Iterator[tuple[bytes, bool]]:
+    """What a line is full of, without end; no two lines begin alike."""
+    hum = noise()
+    return ((hum[at % len(hum)], False) for at in itertools.count(13 * number))
+
+
+def noise() -> list[bytes]:
     rng = np.random.default_rng(1)
-    return list(packets(voice)), list(packets(at_level(rng.standard_normal(40_000).astype(np.float32), NOISE_DB)))
+    return list(packets(at_level(rng.standard_normal(40_000).astype(np.float32), NOISE_DB)))
 
 
 def server_command(engine: str) -> list[str]:
     if engine == "fake":
-        settings = {"listen.port": 0, "log.level": "error"}
-        return [sys.executable, "-m", "tests.realtime.fake_server", json.dumps(settings), json.dumps(SCRIPT)]
-    return [sys.executable, "-m", "realtime.cli", "serve", "--set", "listen.port=0", "--set", "log.level=error"]
+        return [sys.executable, "-m", "tests.realtime.fake_server", json.dumps(SETTINGS), json.dumps(SCRIPT)]
+    flags = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+    return [sys.executable, "-m", "realtime.cli", "serve", *flags]
 
 
 def url_of(server: subprocess.Popen[bytes]) -> str:
@@ -126,30 +181,59 @@ def url_of(server: subprocess.Popen[bytes]) -> str:
     raise SystemExit("the server did not come up")
 
 
+def cpu_s(server: psutil.Process) -> dict[str, float]:
+    """What the server and its engine have used so far."""
+    names = {"server": [server], "engine": server.children(recursive=True)}
+    return {name: sum(sum(one.cpu_times()[:2]) for one in group) for name, group in names.items()}
+
+
 def report(lines: list[Line]) -> None:
-    late = [late for line in lines if line.speaks for late in line.late_ms()]
+    late = [late for line in lines for late in line.late_ms()]
     if not late:
         raise SystemExit("nothing was spoken")
-    share = 100 * sum(one > 10 for one in late) / len(late)
-    print(f"{len(late)} packets: p50 {percentile(late, 0.5):.1f} ms late, p99 {percentile(late, 0.99):.1f}, ", end="")
-    print(f"worst {max(late):.1f}; {share:.2f} % late by more than 10 ms")
-    cut = [line for line in lines if line.cleared_s > line.voice_began_s > 0]
-    delays = [1000 * (line.arrivals_s[-1] - line.voice_began_s) for line in cut]
-    print(f"barge-in noticed on {len(cut)} of {sum(line.speaks for line in lines)}: ", end="")
-    print(f"last packet {percentile(delays, 0.5):.0f} ms after the voice begins, worst {max(delays):.0f}")
+    share = 100 * sum(one > LATE_MS for one in late) / len(late)
+    print(f"late by more than {LATE_MS:.0f} ms: {share:.3f} % of {len(late)} packets; ", end="")
+    print(f"p50 {percentile(late, 0.5):.1f} ms, p99 {percentile(late, 0.99):.1f}, worst {max(late):.1f}")
+    over = [over for line in lines for over in line.spoken_over_ms()]
+    print(f"barge-in: {len(over)} of {sum(len(line.voices_s) for line in lines)} noticed; ", end="")
+    print(f"last packet p50 {percentile(over, 0.5):.0f} ms after speech begins, ", end="")
+    print(f"p95 {percentile(over, 0.95):.0f}, worst {max(over, default=float('nan')):.0f}; ", end="")
+    false = sum(len(line.clears_s) for line in lines) - len(over)
+    print(f"{false} more clears than that")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lines", type=int, default=64)
     parser.add_argument("--speaking", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--engine", choices=("fake", "embedded"), default="fake")
+    parser.add_argument("--quiet", metavar="URL", help="be the process of the lines on which nothing is said")
     args = parser.parse_args()
+    if args.quiet:
+        asyncio.run(stay_quiet(args.quiet, args.lines))
+        return
     with subprocess.Popen(server_command(args.engine), stdout=subprocess.PIPE) as server:
         try:
-            report(asyncio.run(measure(url_of(server), args.lines, args.speaking)))
+            measure(server, args)
         finally:
             server.terminate()
+
+
+def measure(server: subprocess.Popen[bytes], args: argparse.Namespace) -> None:
+    url, process = url_of(server), psutil.Process(server.pid)
+    num_quiet = args.lines - args.speaking
+    quiet = [sys.executable, "-m", "benchmarks.calls", "--quiet", url, "--lines", str(num_quiet)]
+    with subprocess.Popen(quiet) as others:
+        begun, begun_s = cpu_s(process), time.perf_counter()
+        try:
+            lines = asyncio.run(listen(url, args.speaking, args.rounds))
+        finally:
+            others.terminate()
+        took_s = time.perf_counter() - begun_s
+        used = " and ".join(f"{100 * (cpu_s(process)[name] - begun[name]) / took_s:.0f} % ({name})" for name in begun)
+    print(f"{args.lines} lines, {args.speaking} spoken on, {args.engine} engine, {took_s:.0f} s; of a core: {used}")
+    report(lines)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ log = logging.getLogger("voicewire.listener")
 TCP_NOTSENT_LOWAT = 25
 """Linux; the socket module has no name for it before Python 3.12."""
 TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+READ_AHEAD_MESSAGES = 4
+"""Of a WebSocket; with more that the application has not taken, nothing is read."""
 HARD_LIMIT = 4
 """A message of so many times ``max_message_bytes`` is not even read to its end."""
 
@@ -155,6 +157,14 @@ class SpeechSocketProtocol(WebSocketsSansIOProtocol):
         if self.response.status_code == 101:
             line = Line(writable=self.writable, abort=self.transport.abort, ended=self._has_ended)
             cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = line
+
+    def send_receive_event_to_app(self) -> None:
+        """uvicorn stops reading at every message until it is taken, which costs more than the message itself."""
+        goes_on = not self.read_paused and self.queue.qsize() < READ_AHEAD_MESSAGES
+        self.read_paused = self.read_paused or goes_on
+        super().send_receive_event_to_app()
+        if goes_on:
+            self.read_paused = False
 
     def _has_ended(self) -> bool:
         return self.close_sent or self.disconnected

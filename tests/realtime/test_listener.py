@@ -7,7 +7,10 @@ import json
 import socket
 
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
 
+from realtime.transports.link import AsgiLink
+from realtime.transports.listener import READ_AHEAD_MESSAGES
 from tests.realtime.live import Live, live_server, speak, until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -76,3 +79,34 @@ async def test_a_client_that_reads_nothing_of_its_speech_is_cut(monkeypatch: pyt
             await until(lambda: not live.uvicorn.server_state.tasks)
             await live.freed()
             assert not live.uvicorn.server_state.connections
+
+
+async def test_a_websocket_is_read_only_so_far_ahead_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not taken stays with whoever sent it, and all of it is taken in the end."""
+    taking, taken = asyncio.Event(), []
+
+    async def receive(link: AsgiLink) -> str | bytes | None:
+        await taking.wait()
+        message = await original(link)
+        taken.append(message)
+        return message
+
+    original = AsgiLink.receive
+    monkeypatch.setattr(AsgiLink, "receive", receive)
+    async with live_server() as live, connect(live.url + "/v1/calls", proxy=None, max_queue=None) as client:
+        sending = asyncio.create_task(send_numbered(client))
+        [protocol] = live.uvicorn.server_state.connections
+        await until(lambda: protocol.read_paused)  # type: ignore[attr-defined]
+        unread = protocol.queue.qsize()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.1)
+        assert READ_AHEAD_MESSAGES <= protocol.queue.qsize() == unread < 12  # type: ignore[attr-defined]
+        taking.set()
+        await until(lambda: len(taken) == 20)
+        assert [str(message)[:3] for message in taken] == [f"{number:03}" for number in range(20)]
+        await sending
+        assert not protocol.read_paused  # type: ignore[attr-defined]
+
+
+async def send_numbered(client: ClientConnection) -> None:
+    for number in range(20):
+        await client.send(f"{number:03}" + "x" * 100_000)
