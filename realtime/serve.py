@@ -35,6 +35,7 @@ from realtime.transports.websocket import SpeechEndpoint
 from realtime.transports.wires import wire_routes
 from realtime.transports.wyoming import WyomingPort
 from realtime.transports.xiaozhi import Devices, device_routes
+from realtime.transports.xiaozhi_mqtt import DevicePorts
 from sessions.errors import SessionError
 from sessions.tally import Tally
 
@@ -63,12 +64,13 @@ def create_app(
     mqtt = MqttBridge(server, switchboard)
     wyoming = WyomingPort(server)
     devices = Devices(server, switchboard)
+    device_ports = DevicePorts(devices)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await server.start()
         try:
-            async with relay.open(), audiosocket.open(), mqtt.open(), wyoming.open():
+            async with relay.open(), audiosocket.open(), mqtt.open(), wyoming.open(), device_ports.open():
                 yield
         finally:
             devices.close()
@@ -97,6 +99,7 @@ def create_app(
     app.state.audiosocket = audiosocket
     app.state.mqtt = mqtt
     app.state.wyoming = wyoming
+    app.state.device_ports = device_ports
     return app
 
 

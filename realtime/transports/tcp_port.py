@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -43,13 +44,15 @@ def stream_link(server: SpeechServer, reader: asyncio.StreamReader, writer: asyn
 
 
 @asynccontextmanager
-async def listening(server: SpeechServer, name: str, host: str, port: int, serve: Serve) -> AsyncIterator[int]:
+async def listening(
+    server: SpeechServer, name: str, host: str, port: int, serve: Serve, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
     """The port, while this lasts. Raises ``OSError``."""
     listen = server.config.listen
     sockets = listening_sockets(structs.replace(listen, host=host, port=port), share_port=listen.gateways > 1)
     async with AsyncExitStack() as listeners:
         for one in sockets:
-            listener = await asyncio.start_server(serve, sock=one, backlog=listen.backlog)
+            listener = await asyncio.start_server(serve, sock=one, backlog=listen.backlog, ssl=tls)
             listeners.callback(listener.close)
         found: int = sockets[0].getsockname()[1]
         log.info("listening for %s", name, extra={"host": host, "port": found})

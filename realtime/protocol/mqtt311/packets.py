@@ -1,0 +1,174 @@
+"""As much of MQTT 3.1.1 as a device needs that talks to us without a broker between: connect, publish, ping."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.mqtt.properties import varint
+
+CONNECT, PUBLISH, PUBACK, SUBSCRIBE, PING, DISCONNECT = 1, 3, 4, 8, 12, 14
+LEVEL = 4
+"""Of the protocol: 3.1.1."""
+ACCEPTED, WRONG_LEVEL, BUSY, WRONG_KEY = 0, 1, 3, 5
+PINGRESP = b"\xd0\x00"
+MAX_LENGTH_BYTES = 4
+MAX_CLIENT_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    kind: int
+    flags: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    client_id: str
+    keep_alive_s: int
+    username: str = ""
+    password: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    topic: str
+    payload: bytes
+    packet_id: int | None = None
+    """To be acknowledged."""
+
+
+class PacketReader:
+    """Bytes in pieces of any length, packets out. ``push`` raises ``RemoteProtocolError``; then all is lost."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def push(self, piece: bytes) -> Iterator[Packet]:
+        self._buffer += piece
+        while (packet := self._next()) is not None:
+            yield packet
+
+    def _next(self) -> Packet | None:
+        length, start = 0, 1
+        while True:
+            if start >= len(self._buffer):
+                return None
+            digit = self._buffer[start]
+            length |= (digit & 0x7F) << (7 * (start - 1))
+            start += 1
+            if digit < 0x80:
+                break
+            if start > MAX_LENGTH_BYTES:
+                raise _broken("a length goes on and on")
+        if length > self._max_bytes:
+            raise RemoteProtocolError("message_too_big", f"a packet of {length} bytes, at most {self._max_bytes}")
+        if len(self._buffer) < start + length:
+            return None
+        head, body = self._buffer[0], bytes(self._buffer[start : start + length])
+        del self._buffer[: start + length]
+        return Packet(head >> 4, head & 0x0F, body)
+
+
+def parse_connect(packet: Packet) -> Connect:
+    """Raises ``RemoteProtocolError``; ``param`` is ``level`` when it is another version of MQTT."""
+    if packet.kind != CONNECT:
+        raise _broken("the first packet must be CONNECT")
+    fields = Fields(packet.body)
+    name, level = fields.text(), fields.number(1)
+    if name != "MQTT" or level != LEVEL:
+        raise RemoteProtocolError("invalid_event", f"MQTT 3.1.1 is spoken here, not {name[:8]!r} {level}", "level")
+    flags, keep_alive_s, client_id = fields.number(1), fields.number(2), fields.text()
+    if len(client_id) > MAX_CLIENT_CHARS:
+        raise _broken(f"a client id has at most {MAX_CLIENT_CHARS} characters")
+    if flags & 0x04:  # a will, which nobody here would hear
+        fields.data()
+        fields.data()
+    username = fields.text() if flags & 0x80 else ""
+    password = fields.text() if flags & 0x40 else ""
+    return Connect(client_id, keep_alive_s, username, password)
+
+
+def parse_publish(packet: Packet) -> Publish:
+    """Raises ``RemoteProtocolError``."""
+    qos = packet.flags >> 1 & 3
+    if qos > 1:
+        raise _broken("QoS 0 and 1 are taken here")
+    fields = Fields(packet.body)
+    topic = fields.text()
+    return Publish(topic, packet_id=fields.number(2) if qos else None, payload=fields.rest())
+
+
+def parse_subscribe(packet: Packet) -> tuple[int, int]:
+    """Number of the packet, and how many topics it asks for. Raises ``RemoteProtocolError``."""
+    fields = Fields(packet.body)
+    packet_id, num_topics = fields.number(2), 0
+    while not fields.empty:
+        fields.text()
+        fields.number(1)
+        num_topics += 1
+    if not num_topics:
+        raise _broken("a subscription without a topic")
+    return packet_id, num_topics
+
+
+def connack(code: int) -> bytes:
+    return bytes((0x20, 2, 0, code))
+
+
+def puback(packet_id: int) -> bytes:
+    return bytes((PUBACK << 4, 2)) + packet_id.to_bytes(2, "big")
+
+
+def suback(packet_id: int, num_topics: int) -> bytes:
+    """All of them, with QoS 0."""
+    return bytes((0x90,)) + varint(2 + num_topics) + packet_id.to_bytes(2, "big") + bytes(num_topics)
+
+
+def publish(topic: str, payload: bytes) -> bytes:
+    """With QoS 0."""
+    named = topic.encode()
+    body = struct.pack(">H", len(named)) + named + payload
+    return bytes((PUBLISH << 4,)) + varint(len(body)) + body
+
+
+class Fields:
+    """What stands in a packet, one after the other. Every method raises ``RemoteProtocolError`` at its end."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    @property
+    def empty(self) -> bool:
+        return self._at >= len(self._body)
+
+    def number(self, num_bytes: int) -> int:
+        return int.from_bytes(self._take(num_bytes), "big")
+
+    def data(self) -> bytes:
+        return self._take(self.number(2))
+
+    def text(self) -> str:
+        try:
+            return self.data().decode()
+        except UnicodeError:
+            raise _broken("a text that is no UTF-8") from None
+
+    def rest(self) -> bytes:
+        return self._take(len(self._body) - self._at)
+
+    def _take(self, num_bytes: int) -> bytes:
+        end = self._at + num_bytes
+        if end > len(self._body):
+            raise _broken("a packet ends within a field")
+        taken, self._at = self._body[self._at : end], end
+        return taken
+
+
+def _broken(what: str) -> RemoteProtocolError:
+    return RemoteProtocolError("invalid_event", f"not MQTT: {what}")
