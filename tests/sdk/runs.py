@@ -105,6 +105,7 @@ CLIENTS = {
             "deepgram": ("stream", "cancel"),
             "inworld": ("stream", "cancel", "synthesize"),
             "openai": ("synthesize",),
+            "realtime": ("items", "interrupt"),
         },
     ),
     "realtime-js": Client("node", "realtime_client.mjs", {"openai": ("items", "tokens", "interrupt")}, needs_tls=True),

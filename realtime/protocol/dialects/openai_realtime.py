@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects import openai_beta
 from realtime.protocol.dialects.openai_conversation import Conversation, Reply
 from realtime.protocol.dialects.openai_words import Asked, Said, error_fields, first_session, merged, wish_of
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
@@ -31,6 +32,7 @@ class OpenAIRealtime(on.Dialect):
         session_id = f"sess_{handshake.request_id}"
         self._session = first_session(session_id, handshake.query.get("model", "voicewire"))
         self._conversation = Conversation(handshake.request_id)
+        self._is_beta = openai_beta.is_beta(handshake.headers)
         self._num_events = 0
         self._client_event: str | None = None
 
@@ -85,7 +87,7 @@ class OpenAIRealtime(on.Dialect):
         return {"error": {name: fields[name] for name in ("message", "type", "param", "code")}}, {}
 
     def _update(self, update: dict[str, Any]) -> Iterator[on.Intent]:
-        session = merged(self._session, update)
+        session = merged(self._session, update | openai_beta.update_of(update) if self._is_beta else update)
         wish_of(session, None)
         self._session = session
         yield self._send("session.updated", session=self._session)
@@ -209,4 +211,6 @@ class OpenAIRealtime(on.Dialect):
 
     def _send(self, kind: str, **fields: Any) -> on.Send:
         self._num_events += 1
+        if self._is_beta:
+            kind, fields = openai_beta.told(kind, fields)
         return on.Send(dump(type=kind, event_id=f"event_{self.handshake.request_id[:12]}{self._num_events}", **fields))

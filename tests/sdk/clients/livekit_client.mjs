@@ -2,7 +2,7 @@
  * LiveKit Agents for JavaScript speaks through this server: `node livekit_client.mjs SERVICE HTTP_URL MODE` prints JSON.
  * Modes as in livekit_client.py. NODE_EXTRA_CA_CERTS names the certificate where the address is https.
  */
-import { initializeLogger, tts } from "@livekit/agents";
+import { initializeLogger, llm, tts } from "@livekit/agents";
 import * as cartesia from "@livekit/agents-plugin-cartesia";
 import * as deepgram from "@livekit/agents-plugin-deepgram";
 import * as elevenlabs from "@livekit/agents-plugin-elevenlabs";
@@ -22,6 +22,39 @@ const services = {
     new inworld.TTS({ apiKey: KEY, baseURL: `${url}/`, wsURL: `${socketUrl}/`, timestampType: "WORD" }),
   openai: () => new openai.TTS({ apiKey: KEY, baseURL: `${url}/v1` }),
 };
+
+/** OpenAI's realtime model: what the user writes is what it speaks. Mode `interrupt` cuts the first turn. */
+async function converse() {
+  const model = new openai.realtime.RealtimeModel({ apiKey: KEY, baseURL: `${url}/v1`, turnDetection: null });
+  const session = model.session();
+  const context = llm.ChatContext.empty();
+  const ask = async (text) => {
+    context.addMessage({ role: "user", content: [text] });
+    await session.updateChatCtx(context);
+    const reply = await session.generateReply();
+    for await (const message of reply.messageStream) return message;
+  };
+  if (mode === "interrupt") {
+    const message = await within(ask(LONG));
+    const reader = message.audioStream.getReader();
+    await reader.read();
+    await session.interrupt();
+    await session.truncate({ messageId: message.messageId, modalities: ["audio"], audioEndMs: 300 });
+    await new Promise((resolve) => setTimeout(resolve, 300));
+  }
+  const turns = [];
+  for (const text of TURNS) {
+    const message = await within(ask(text));
+    const pcm = [];
+    let rate = 0;
+    for await (const { data, sampleRate } of message.audioStream) {
+      pcm.push(Buffer.from(data.buffer, data.byteOffset, data.byteLength));
+      rate = sampleRate;
+    }
+    turns.push(played(text, pcm, rate));
+  }
+  return turns;
+}
 
 const within = (work) =>
   Promise.race([
@@ -69,6 +102,6 @@ async function talk(service) {
   return turns;
 }
 
-const turns = await talk(services[name]());
+const turns = name === "realtime" ? await converse() : await talk(services[name]());
 console.log(JSON.stringify({ turns, errors: [] }));
 process.exit(0);
