@@ -93,6 +93,7 @@ def play(wire: Wire, seed: int, num_messages: int) -> None:
             greeting = replace(
                 handshake({"voice_id": "zoe"}, **query, format=rng.choice(("Pcm", "PcmMessagePack", "OggOpus"))),
                 subprotocols=(rng.choice(offered),) if offered else (),
+                headers=rng.choice(({}, {"openai-beta": "realtime=v1"})),
             )
             shell = Shell(wire.dialect(greeting), rng)
             shell.carry_out(list(shell.dialect.begin()))
