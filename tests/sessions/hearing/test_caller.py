@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from ctypes.util import find_library
+from importlib import metadata
 from itertools import pairwise
 
 import numpy as np
@@ -118,6 +119,12 @@ def test_the_detector_brings_no_torch_along() -> None:
         "assert 'onnxruntime' in sys.modules; assert 'torch' not in sys.modules; assert 'silero_vad' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_the_package_of_the_detector_asks_for_no_torchaudio() -> None:
+    asked = [one for one in metadata.requires("silero-vad") or [] if "extra ==" not in one]
+    assert asked
+    assert not any(one.startswith("torchaudio") for one in asked)
 
 
 def test_mulaw_silence_is_silence() -> None:
