@@ -1,9 +1,11 @@
-"""OpenAI Realtime's beta form, which some clients still ask for by a header: other names for the same events."""
+"""OpenAI Realtime's beta form, which some clients still ask for: other names for the same events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from realtime.protocol.dialects.base import Handshake
 
 EVENTS = {
     "conversation.item.added": "conversation.item.created",
@@ -16,8 +18,10 @@ FORMATS = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/
 PARTS = {"output_audio": "audio", "output_text": "text"}
 
 
-def is_beta(headers: Mapping[str, str]) -> bool:
-    return "realtime=v1" in headers.get("openai-beta", "")
+def is_beta(handshake: Handshake) -> bool:
+    """By the header, or by the sub-protocol that browsers offer in its place."""
+    by_header = "realtime=v1" in handshake.headers.get("openai-beta", "")
+    return by_header or "openai-beta.realtime-v1" in handshake.subprotocols
 
 
 def told(kind: str, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:

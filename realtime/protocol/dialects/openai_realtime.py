@@ -32,7 +32,7 @@ class OpenAIRealtime(on.Dialect):
         session_id = f"sess_{handshake.request_id}"
         self._session = first_session(session_id, handshake.query.get("model", "voicewire"))
         self._conversation = Conversation(handshake.request_id)
-        self._is_beta = openai_beta.is_beta(handshake.headers)
+        self._is_beta = openai_beta.is_beta(handshake)
         self._num_events = 0
         self._client_event: str | None = None
 

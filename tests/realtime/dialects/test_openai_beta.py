@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.openai_beta import is_beta
 from realtime.protocol.dialects.openai_realtime import OpenAIRealtime
 from realtime.protocol.errors import RemoteProtocolError
 from tests.realtime.dialects.play import Play, handshake
@@ -56,6 +57,12 @@ def test_a_flat_session(name: str, encoding: str, rate: int) -> None:
 def test_a_session_that_cannot_be_served(session: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
         beta().say(type="session.update", session=session)
+
+
+def test_browsers_ask_for_it_in_a_sub_protocol() -> None:
+    offered = ("realtime", "openai-insecure-api-key.KEY", "openai-beta.realtime-v1")
+    assert is_beta(replace(handshake(), subprotocols=offered))
+    assert not is_beta(replace(handshake(), subprotocols=offered[:2]))
 
 
 def test_without_the_header_it_is_the_form_of_today() -> None:
