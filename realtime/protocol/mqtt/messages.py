@@ -15,7 +15,7 @@ from realtime.protocol.native import field_at_fault
 VERSION = 1
 MAX_PLAYED_MS = 1e12
 NATURAL_RATES = {"opus": 24_000, "pcm_s16le": 24_000, "mulaw": 8_000, "alaw": 8_000}
-CONTENT_TYPES = {"opus": "audio/opus", "pcm_s16le": "audio/L16", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
+CONTENT_TYPES = {"opus": "audio/opus", "pcm_s16le": "audio/pcm", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
 JSON = "application/json"
 
 Milliseconds = Annotated[float, Meta(ge=0, le=MAX_PLAYED_MS)]

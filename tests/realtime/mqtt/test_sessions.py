@@ -141,7 +141,7 @@ async def test_one_text_one_answer(broker: Mosquitto, live: Live) -> None:
         last = await agent.next_on(agent.answers, lambda heard: heard.last)
         assert last.json["status"] == "completed"
         assert last.properties["CorrelationData"] == b"first"
-        pcm = [one for one in agent.heard if one.properties["ContentType"] == "audio/L16"]
+        pcm = [one for one in agent.heard if one.properties["ContentType"] == "audio/pcm"]
         num_samples = sum(len(struct.unpack(f"<{len(one.payload) // 2}h", one.payload)) for one in pcm)
         assert num_samples / 24 == pytest.approx(last.json["audio_ms"], abs=1)
         assert {one.properties["CorrelationData"] for one in pcm} == {b"first"}
