@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
+from tests.fakes.cosyvoice3_shaped import CosyVoice3Shape
 from tests.fakes.cosyvoice_shaped import CosyVoiceShape
 from tests.fakes.qwen_shaped import QwenShape, WindowedQwenShape
 from tests.fakes.shaped import Shape
 
-SHAPES: tuple[Shape, ...] = (QwenShape(), WindowedQwenShape(), CosyVoiceShape())
+SHAPES: tuple[Shape, ...] = (QwenShape(), WindowedQwenShape(), CosyVoiceShape(), CosyVoice3Shape())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -197,6 +197,7 @@ class SlicedDecode:
 class CosyVoiceShape:
     name = "cosyvoice"
     chunk_frames = SlicedDecode.chunk_frames
+    pcm_tolerance = 0.0
 
     def make_model(self) -> CosyVoiceShaped:
         return CosyVoiceShaped()

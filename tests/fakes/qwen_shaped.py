@@ -102,6 +102,7 @@ class RunningSumCodec(nn.Module):
 class QwenShape:
     name = "qwen"
     chunk_frames = 1
+    pcm_tolerance = 0.0
 
     def make_model(self) -> QwenShaped:
         return QwenShaped()

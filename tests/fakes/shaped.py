@@ -190,6 +190,8 @@ class Shape(Protocol):
 
     name: str
     chunk_frames: int
+    pcm_tolerance: float
+    """By how much a sample may differ from that of one piece: sums that are cut elsewhere round elsewhere."""
 
     def make_model(self) -> SpeechModel: ...
     def make_stage(self, config: EngineConfig) -> DecodeStage: ...

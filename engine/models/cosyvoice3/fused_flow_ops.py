@@ -11,8 +11,9 @@ from engine.models.cosyvoice3.dit import NORM_EPS
 from engine.models.cosyvoice3.flow_ops import FlowOps
 from engine.models.cosyvoice3.flow_program import Call
 
-MAX_QUERY_TILE = 32
-"""Frames of one program of the attention."""
+QUERY_TILES = 32, 64
+"""Frames of one program of the attention: of few programs, and of many."""
+MANY_PROGRAMS = 512
 
 
 class FusedFlowOps(FlowOps):
@@ -42,7 +43,7 @@ class FusedFlowOps(FlowOps):
         )  # fmt: skip
         out = qkv.new_empty(rows, frames, inner)
         width = triton.next_power_of_2(max(frames, 16))
-        tile = min(width, MAX_QUERY_TILE)
+        tile = min(width, QUERY_TILES[rows * heads >= MANY_PROGRAMS])
         block_attention_kernel[(rows, heads, triton.cdiv(frames, tile))](
             qkv, keys, values, call.seen, call.num_seen, out, size**-0.5, call.seen.stride(0),
             FRAMES=frames, HEADS=heads, D=size, BLOCK_M=tile, BLOCK_N=width, EXACT=qkv.dtype == torch.float32,

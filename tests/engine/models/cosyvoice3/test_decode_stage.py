@@ -298,7 +298,7 @@ class DecodeLaws(RuleBasedStateMachine):
 def test_streams_that_come_and_go_sound_as_decoded_in_one_piece() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(DecodeLaws, settings=settings(max_examples=40, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(DecodeLaws, settings=settings(max_examples=25, stateful_step_count=30, deadline=None))
 
 
 def count_cells(stage: CosyDecode, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -445,16 +445,16 @@ def test_with_a_bounded_context_it_is_one_pass_under_a_bounded_mask(
 @pytest.mark.parametrize("context", [None, 2])
 def test_what_a_long_stream_holds(context: int | None) -> None:
     """Bounded: always the same. Exact: a page a block, and nothing else that grows."""
-    stage = stage_of(num_pages=130, context_blocks=context, hop_blocks=(1, 2))
+    stage = stage_of(num_pages=80, context_blocks=context, hop_blocks=(1, 2))
     slot = start(stage, "two")
     row, held = stage.streams[slot], []
-    for token in tokens_of(600):
+    for token in tokens_of(300):
         stage.feed(slot, [token])
         run_dry(stage)
         assert len(row.tokens) <= BLOCK_TOKENS + AHEAD + 2 + len(VOICES["two"].tokens)
         held.append(len(row.pages) + len(row.spare))
         assert len(row.pages) == min(row.num_opened - 2, 4 if context else 1000)
-    assert row.num_opened == (613 - AHEAD) // BLOCK_TOKENS
+    assert row.num_opened == (313 - AHEAD) // BLOCK_TOKENS
     assert held[-1] == (4 if context else row.num_opened - 2)
     if context:
         assert set(held) == {4}
