@@ -123,8 +123,9 @@ class Turn:
 
     async def drop(self) -> None:
         """Stop, and wait for nothing; ``cancel`` may ask later what was heard."""
-        self._dropped = True
-        await self._say("response.cancel")
+        if not self._dropped:
+            self._dropped = True
+            await self._say("response.cancel")
 
     def take(self, message: dict[str, Any] | bytes) -> None:
         """What the server says of it."""
