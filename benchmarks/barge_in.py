@@ -31,8 +31,10 @@ DEFAULT_MINUTES = 5.0
 NUM_SENTENCES = 40
 SPEECH_DB = -20.0
 """Of full scale: usual on telephone lines."""
-SETTINGS = [(0.5, 32), (0.6, 32), (0.7, 32), (0.8, 32), (0.5, 64), (0.7, 64)]
+SETTINGS = [(0.5, 32), (0.55, 32), (0.6, 32), (0.7, 32), (0.55, 48), (0.55, 64)]
 ECHO_LOSS_DB = (15.0, 20.0, 25.0, 35.0, 45.0)
+OWN_DB = (-40.0, -20.0, -10.0)
+"""The loudest 20 ms of our own voice, while the caller begins to speak."""
 ECHO_DELAYS_MS = (40, 160, 400)
 
 
@@ -88,16 +90,18 @@ def sentences(num: int) -> Iterator[Pcm]:
             yield pcm[loud[0] : loud[-1] + 1]
 
 
-def delays_ms(spoken: list[Pcm], settings: EarSettings, noise_db: float, rng: np.random.Generator) -> list[float]:
+def delays_ms(
+    spoken: list[Pcm], settings: EarSettings, noise_db: float, rng: np.random.Generator, own_db: float = -120.0
+) -> list[float]:
     """Of those that are noticed within a second."""
     found = []
     for pcm in spoken:
         start = RATE + int(rng.integers(PACKET))
         line = rng.standard_normal(start + pcm.size + RATE) * 10 ** (noise_db / 20)
         line[start : start + pcm.size] += pcm
-        noticed = [
-            1000 * ((number + 1) * PACKET - start) / RATE for number in onsets(line.astype(np.float32), settings)
-        ]
+        levels = [own_db] * (line.size // PACKET)
+        numbers = onsets(line.astype(np.float32), settings, levels)
+        noticed = [1000 * ((number + 1) * PACKET - start) / RATE for number in numbers]
         found += [delay for delay in noticed if 0 < delay < 1_000][:1]
     return found
 
@@ -118,6 +122,11 @@ def percentile(values: list[float], share: float) -> float:
     return float(np.percentile(values, 100 * share)) if values else float("nan")
 
 
+def shown(delays: list[float], spoken: list[Pcm]) -> str:
+    median, p95 = statistics.median(delays), percentile(delays, 0.95)
+    return f"{len(delays)} of {len(spoken)} | {median:.0f} | {p95:.0f} | {max(delays):.0f}"
+
+
 def main() -> None:
     minutes = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_MINUTES
     spoken = list(sentences(NUM_SENTENCES))
@@ -126,9 +135,11 @@ def main() -> None:
         settings = EarSettings(threshold=threshold, min_speech_ms=least_ms)
         for noise_db in (-60.0, -40.0):
             delays = delays_ms(spoken, settings, noise_db, np.random.default_rng(1))
-            median = statistics.median(delays)
-            shown = f"{median:.0f} | {percentile(delays, 0.95):.0f} | {max(delays):.0f}"
-            print(f"| {threshold}, {least_ms} ms | {noise_db:.0f} dB | {len(delays)} of {len(spoken)} | {shown} |")
+            print(f"| {threshold}, {least_ms} ms | {noise_db:.0f} dB | {shown(delays, spoken)} |")
+    print("| our own voice, at its loudest | noticed | delay ms, median | p95 | worst |")
+    for own_db in OWN_DB:
+        delays = delays_ms(spoken, EarSettings(), -45.0, np.random.default_rng(1), own_db)
+        print(f"| {own_db:.0f} dB | {shown(delays, spoken)} |")
     print("| false onsets a minute | " + " | ".join(f"{one}, {least} ms" for one, least in SETTINGS) + " |")
     for name, noise in noises(minutes, np.random.default_rng(2)).items():
         counts = [len(onsets(noise, EarSettings(threshold=one, min_speech_ms=least))) for one, least in SETTINGS]

@@ -336,3 +336,44 @@ async def test_a_cancelled_call_is_told_as_hung_up() -> None:
         call.conversing.cancel()
         assert (await call.event(on.ReplyInterrupted)).cause == "hang_up"
         assert (await call.event(on.HungUp)).reason == "draining"
+
+
+REACH = {
+    "before the start": [],
+    "started": [0.0],
+    "waiting for text": [on.Say(text="", reply_id="r", end=False), 1.0],
+    "before its first sound": [on.Say(text=TEXT, reply_id="r"), 0.0],
+    "speaking": [on.Say(text=TEXT, reply_id="r"), 0.7],
+    "speaking, another waits": [on.Say(text=TEXT, reply_id="r"), on.Say(text=TEXT, reply_id="s"), 0.7],
+    "sent and not heard": [on.Say(text="Hello there.", reply_id="r"), 0.3],
+    "heard": [on.Say(text="Hi.", reply_id="r"), 3.0],
+    "hung up by the agent": [on.Say(text=TEXT, reply_id="r"), 0.5, on.HangUp()],
+    "about to be hung up": [on.Say(text=TEXT, reply_id="r"), on.HangUp(after_speech=True), 0.5],
+    "interrupted": [on.Say(text=TEXT, reply_id="r"), 0.5, on.Interrupt()],
+}
+
+
+@pytest.mark.parametrize("says_stop", [True, False], ids=["stop", "gone"])
+@pytest.mark.parametrize("state", REACH)
+async def test_a_hang_up_in_any_state_ends_all_once(state: str, says_stop: bool) -> None:
+    async with phone(calls__lead_ms=3_000) as call:
+        call.say_to_server(far_side.connected())
+        if state != "before the start":
+            call.say_to_server(far_side.start())
+            await call.event(on.Connected)
+        num_said = 0
+        for step in REACH[state]:
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            else:
+                await call.command(step)
+                num_said += isinstance(step, on.Say)
+        call.link.incoming.put_nowait(far_side.stop() if says_stop else None)
+        if state == "before the start":
+            await asyncio.sleep(0.1)
+            assert call.agent.events.empty()
+            return
+        await call.event(on.HungUp)
+        ended = [event for event in call.heard if isinstance(event, on.ReplyPlayed | on.ReplyInterrupted)]
+        assert len(ended) == num_said
+        assert call.agent.events.empty()

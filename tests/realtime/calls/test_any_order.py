@@ -1,0 +1,88 @@
+"""Whatever the agent and the phone do, in any order: each reply ends once, the hang-up is the last that is told of a
+call, nothing is sent of what was cut, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+from realtime.auth import LOCAL
+from realtime.calls.faults import FAULTS
+from realtime.protocol import calls as on
+from tests.fakes.engine import FakeScript
+from tests.realtime.calls import far_side
+from tests.realtime.calls.conftest import Phone, phone
+
+pytestmark = pytest.mark.virtual_time
+
+NUM_RUNS, NUM_RUNS_SLOW = 6, 200
+NUM_ACTS = 60
+ENDS = (on.ReplyPlayed, on.ReplyInterrupted, on.ReplyFailed)
+TEXTS = ("", "  ", "Hi.", "Hello there, how are you today?", "It is nice to hear you. " * 8)
+
+
+def act(rng: random.Random, call: Phone) -> on.Command | str:
+    """What somebody does next."""
+    reply_id = rng.choice("abcd")
+    chunk = rng.randrange(3_000)
+    choices: list[tuple[int, on.Command | str]] = [
+        (8, on.Say(text=rng.choice(TEXTS), reply_id=rng.choice((reply_id, None)), end=rng.random() < 0.7)),
+        (5, on.Append(reply_id=reply_id, text=rng.choice(TEXTS))),
+        (4, on.Mark(reply_id=reply_id, name="m")),
+        (4, on.End(reply_id=reply_id)),
+        (2, on.Interrupt()),
+        (1, on.HangUp(after_speech=rng.random() < 0.5)),
+        (4, far_side.media(chunk=chunk)),
+        (2, far_side.dtmf("5")),
+        (1, far_side.mark(f"vw{rng.randrange(30)}")),
+        (1, far_side.stop() if rng.random() < 0.3 else far_side.connected()),
+    ]
+    weights, acts = zip(*choices, strict=True)
+    return rng.choices(acts, weights)[0]
+
+
+async def live_through(seed: int) -> None:
+    rng = random.Random(seed)
+    script = FakeScript(ms_per_char=50.0, real_time_factor=0.1, fail_at_frame=rng.choice((None, None, 5, 30)))
+    limits = {"limits__text_timeout_s": 4.0, "calls__max_replies": 4, "calls__max_marks": 3}
+    async with phone(script, **limits, calls__lead_ms=rng.choice((40, 400, 3_000))) as call:
+        call.far._returns_marks = rng.random() < 0.7
+        call.say_to_server(far_side.connected(), far_side.start())
+        call_id = (await call.event(on.Connected)).call_id or ""
+        accepted = Counter[str]()
+        for _ in range(NUM_ACTS):
+            await asyncio.sleep(rng.choice((0, 0, 0.005, 0.1, 0.6)))
+            rng.choice((call.link.writable.set, call.link.writable.set, call.link.writable.clear))()
+            match act(rng, call):
+                case str(message):
+                    call.say_to_server(message)
+                case command:
+                    with suppress(*FAULTS):
+                        answer = await call.board.call(LOCAL.name, call_id).obey(command)
+                        if isinstance(answer, on.ReplyAccepted):
+                            accepted[answer.reply_id] += 1
+        call.link.writable.set()
+        call.say_to_server(far_side.stop())
+        await call.event(on.HungUp)
+        assert call.agent.events.empty(), "something was told after the hang-up"
+        assert Counter(event.reply_id for event in call.heard if isinstance(event, ENDS)) == accepted
+        assert sum(isinstance(event, on.HungUp) for event in call.heard) == 1
+        num_messages = len(call.far.events)
+        await asyncio.sleep(2.0)
+        assert len(call.far.events) == num_messages, "something was sent after the hang-up"
+
+
+@pytest.mark.parametrize("seed", range(NUM_RUNS))
+async def test_in_any_order(seed: int) -> None:
+    await live_through(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_in_many_orders() -> None:
+    for seed in range(NUM_RUNS, NUM_RUNS_SLOW):
+        await live_through(seed)
