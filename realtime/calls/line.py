@@ -14,7 +14,7 @@ from typing import Protocol
 
 from realtime.protocol.phones.base import LineFormat, Message, PhoneDialect
 from sessions.audio.pacer import Pacer, PacerSettings
-from sessions.clock import Alarm, is_due, now_s
+from sessions.clock import Alarm, is_due, now_s, tick_at
 from sessions.hearing.echo import OwnVoice
 
 FRAME_MS = 20
@@ -113,7 +113,7 @@ class Line:
         due_s = now_s()
         while self._dialect.clocked:
             due_s = max(due_s + FRAME_MS / 1000, now_s() - MAX_BEHIND_S)
-            await asyncio.sleep(due_s - now_s())
+            await asyncio.sleep(tick_at(due_s) - now_s())  # many lines wake in one turn
             if not self.sounding:
                 await self.write(silence, lambda: not self.sounding)
 
