@@ -14,12 +14,15 @@ import torch
 
 from engine.api import CheckpointError
 from engine.client import inspect_checkpoint
+from engine.models.cosyvoice3.config import TalkerConfig
 from engine.models.cosyvoice3.load import load_model
 from engine.models.cosyvoice3.read_config import read_config
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, TalkerSettings
-from engine.models.cosyvoice3.weights import load_flow, load_hift
+from engine.models.cosyvoice3.speech_lm import SpeechLM
+from engine.models.cosyvoice3.weights import TIED_HEAD, load_flow, load_hift
 from engine.weights.pickled import read_state
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
+from tests.fakes.cosyvoice3_tensors import talker_shapes
 from tests.fakes.cosyvoice3_voices import saved_voice, write_saved_voices
 
 CPU = torch.device("cpu")
@@ -46,6 +49,15 @@ def replaced(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 def load_talker(folder: Path, **settings: Any) -> Any:
     found = CosyVoice3Settings(talker=TalkerSettings(**settings))
     return load_model(folder, read_config(folder), found, CPU, torch.float32)
+
+
+def test_the_talker_has_the_released_tensors_and_none_more() -> None:
+    with torch.device("meta"):
+        state = SpeechLM(TalkerConfig()).state_dict()
+    shapes = talker_shapes(TalkerConfig())
+    assert shapes.pop(TIED_HEAD) == (151_936, 896)
+    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == shapes
+    assert sum(tensor.numel() for tensor in state.values()) == 506_148_480
 
 
 def test_a_tuned_talker_is_taken_where_it_is_asked_for_or_alone(copied: Path, folder: Path, tmp_path: Path) -> None:
