@@ -16,7 +16,7 @@ from realtime.references.data_uri import PREFIX, decode_data_uri
 from realtime.references.fetch import Fetcher, FetchRules
 from sessions.audio.pcm import Pcm
 from sessions.audio.recordings.isolated import DecodeLimits, decode_isolated
-from sessions.tally import ENCODINGS, UPLOADS, Tally
+from sessions.tally import ENCODINGS, UPLOADS, LocalTally, Tally
 from sessions.voices.voice import MAX_TRANSCRIPT_CHARS
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -25,8 +25,9 @@ LARGEST = float(np.finfo(np.float32).max)
 class Cloning:
     """Of one server. Gates bound how many recordings are in work at once, wherever ``tally`` counts."""
 
-    def __init__(self, config: ServerConfig, engine: SpeechEngine, tally: Tally) -> None:
+    def __init__(self, config: ServerConfig, engine: SpeechEngine, tally: Tally | None = None) -> None:
         settings, retry_after_ms = config.voices, config.limits.retry_after_ms
+        tally = tally or LocalTally()
         self._settings = settings
         self._engine = engine
         self.gate = Gate("max_encodings", settings.max_encodings, retry_after_ms, tally, ENCODINGS)
