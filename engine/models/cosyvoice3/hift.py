@@ -23,7 +23,9 @@ from engine.models.cosyvoice3.hift_layers import DownConv, Kept, LeftConv, Repea
 from engine.models.cosyvoice3.source import Source
 from engine.models.cosyvoice3.spectra import Spectra
 
-WITHHELD_FRAMES = 8
+LOOK_RIGHT_FRAMES = 4
+"""Of the first convolution; the pitch looks three ahead, and neighbouring spectra overlap into one more."""
+WITHHELD_FRAMES = LOOK_RIGHT_FRAMES + f0.LOOK_RIGHT_FRAMES + 1
 LEAD_FRAMES = WITHHELD_FRAMES - 1
 """Mel frames that only enter the state before the first is worked on."""
 NO_END = 1 << 40
@@ -50,6 +52,8 @@ class Hift(nn.Module):
 
     def __init__(self, config: HiftConfig) -> None:
         super().__init__()
+        if config.look_right_frames != LOOK_RIGHT_FRAMES:
+            raise ValueError(f"conv_pre_look_right is {config.look_right_frames}; built here: {LOOK_RIGHT_FRAMES}")
         self.config = config
         channels = [config.base_channels >> i for i in range(len(config.upsample_rates) + 1)]
         self.f0_predictor = F0Predictor(config)

@@ -38,7 +38,6 @@ class Utterance:
 class Work:
     """Frames [n, bins] of one slot that can be worked on, and what came out for them so far."""
 
-    place: int
     slot: int
     frames: Tensor
     pcm: list[Tensor]
@@ -70,8 +69,8 @@ class HiftRows:
         Raises ``ValueError`` when a slot is pushed to after its final push.
         """
         works = [
-            Work(place, slot, self._enter(slot, mel, is_final), [])
-            for place, (slot, mel, is_final) in enumerate(zip(slots, mels, final, strict=True))
+            Work(slot, self._enter(slot, mel, is_final), [])
+            for slot, mel, is_final in zip(slots, mels, final, strict=True)
         ]
         open_works = [work for work in works if len(work.frames)]
         while open_works:

@@ -231,6 +231,11 @@ def test_a_weight_norm_that_does_not_fit_is_named() -> None:
         adapt(stored)
 
 
+def test_a_look_ahead_that_would_withhold_more_is_refused() -> None:
+    with pytest.raises(ValueError, match="conv_pre_look_right is 5; built here: 4"):
+        Hift(HiftConfig(look_right_frames=5))
+
+
 def test_names_and_shapes_are_those_of_the_released_file() -> None:
     with torch.device("meta"):
         state = Hift(HiftConfig()).state_dict()
