@@ -92,3 +92,27 @@ def block_attention_kernel(
         best = higher
     out_at = out_ptr + (row * FRAMES + frames)[:, None] * inner + d
     tl.store(out_at, (total / weight[:, None]).to(out_ptr.dtype.element_ty), mask=in_block)
+
+
+@triton.jit(do_not_specialize=["frames"])
+def grouped_conv_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, frames,
+    KERNEL: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_M: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Mish of a causal convolution within one group of channels; x holds KERNEL - 1 frames more than come out."""
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = tl.arange(0, SIZE)
+    inside = (m < frames)[:, None]
+    x_at = x_ptr + (row * (frames + KERNEL - 1) + m)[:, None] * DIM + group * SIZE + c[None]
+    weight_at = weight_ptr + group * KERNEL * SIZE * SIZE + c[:, None] * SIZE + c[None]
+    total = tl.zeros([BLOCK_M, SIZE], tl.float32)
+    for tap in range(KERNEL):
+        x = tl.load(x_at + tap * DIM, mask=inside, other=0.0)
+        total = tl.dot(x, tl.load(weight_at + tap * SIZE * SIZE), total, input_precision=precision)
+    total += tl.load(bias_ptr + group * SIZE + c)[None].to(tl.float32)
+    grown = tl.exp(tl.minimum(total, 20.0))
+    grown = grown * (grown + 2.0)
+    out_at = out_ptr + (row * frames + m)[:, None] * DIM + group * SIZE + c[None]
+    tl.store(out_at, total * grown / (grown + 2.0), mask=inside)

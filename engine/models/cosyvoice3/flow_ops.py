@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.models.cosyvoice3.dit import normed, rotate_pairs
 
 if TYPE_CHECKING:
-    from engine.models.cosyvoice3.flow_program import Call
+    from engine.models.cosyvoice3.flow_program import Call, GroupedConv
 
 BLOCK_BUCKETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """A call's tables are padded to the next of these; larger limits double on."""
@@ -36,6 +36,10 @@ class FlowOps:
         out = torch.addcmul(shift[:, None, None], normed(rows), 1 + scale[:, None, None])
         return rows.flatten(0, 1), out.flatten(0, 1).to(dtype)
 
+    def mish_conv(self, conv: GroupedConv, joined: Tensor) -> Tensor:
+        """joined [rows, kernel - 1 + frames, dim] -> [rows, frames, dim] in fp32."""
+        return F.mish(conv(joined).float())
+
     def gelu(self, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
 
@@ -48,8 +52,8 @@ class FlowOps:
         rows = len(call.seen)
         past = [side.index_select(0, call.seen.flatten()).view(rows, -1, *q.shape[2:]) for side in (keys, values)]
         seen = torch.arange(past[0].shape[1], device=q.device) < call.num_seen[:, None]
-        heads_first = [side.transpose(1, 2) for side in (q, *past)]
-        found = F.scaled_dot_product_attention(*heads_first, seen[:, None, None])
+        keys_first, values_first = (side.transpose(1, 2) for side in past)
+        found = F.scaled_dot_product_attention(q.transpose(1, 2), keys_first, values_first, seen[:, None, None])
         return found.transpose(1, 2).flatten(2)
 
     def turned(self, x: Tensor, angles: Tensor) -> Tensor:

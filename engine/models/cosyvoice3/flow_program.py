@@ -49,23 +49,23 @@ class Layer(NamedTuple):
 
 
 class GroupedConv(NamedTuple):
-    """A causal grouped convolution as one product a group: weight [groups, in * kernel, out], bias [groups, 1, out]."""
+    """A causal grouped convolution, one product a group: weight [groups, kernel, in, out], bias [groups, 1, out]."""
 
     weight: Tensor
     bias: Tensor
-    kernel: int
 
     @staticmethod
     def of(conv: nn.Conv1d) -> GroupedConv:
-        weight = conv.weight.unflatten(0, (conv.groups, -1)).permute(0, 2, 3, 1).flatten(1, 2)
-        return GroupedConv(weight.contiguous(), conv.bias.view(conv.groups, 1, -1), conv.kernel_size[0])
+        weight = conv.weight.unflatten(0, (conv.groups, -1)).permute(0, 3, 2, 1)
+        return GroupedConv(weight.contiguous(), conv.bias.view(conv.groups, 1, -1))
 
     def __call__(self, joined: Tensor) -> Tensor:
         """joined [B, kernel - 1 + T, dim] -> [B, T, dim]."""
-        windows = joined.unflatten(-1, (len(self.weight), -1)).unfold(1, self.kernel, 1)
+        groups, kernel = self.weight.shape[:2]
+        windows = joined.unflatten(-1, (groups, -1)).unfold(1, kernel, 1)
         batch, length = windows.shape[:2]
-        flat = windows.permute(2, 0, 1, 3, 4).reshape(len(self.weight), batch * length, -1)
-        out = torch.baddbmm(self.bias, flat, self.weight)
+        flat = windows.permute(2, 0, 1, 4, 3).reshape(groups, batch * length, -1)
+        out = torch.baddbmm(self.bias, flat, self.weight.flatten(1, 2))
         return out.view(-1, batch, length, out.shape[-1]).permute(1, 2, 0, 3).flatten(2)
 
 
@@ -198,7 +198,7 @@ class FlowProgram:
         for conv, tails in zip(self.convs, self.pages.tails, strict=True):
             y = y.to(self.dtype)
             tails.index_copy_(0, call.own, y[:, -tails.shape[1] :])
-            y = F.mish(conv(torch.cat((tails.index_select(0, call.before), y), 1)).float())
+            y = self.ops.mish_conv(conv, torch.cat((tails.index_select(0, call.before), y), 1))
         return h + y
 
     def run_blocks(self, h: Tensor, moments: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:

@@ -34,7 +34,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
 def config_of(block_frames: int) -> FlowConfig:
-    dit = dataclasses.replace(SMALL.dit, dim=32, head_dim=16, block_frames=block_frames)
+    dit = dataclasses.replace(SMALL.dit, dim=32, head_dim=16, block_frames=block_frames, conv_pos_groups=2)
     return dataclasses.replace(SMALL, dit=dit)
 
 
