@@ -5,12 +5,15 @@ A page freed is lent again once the step in flight has passed; free + held = tot
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 
 from engine.cache.block_pool import BlockPool
 from engine.models.cosyvoice3.flow_blocks import BlockRow, BlockShape, Cell, PromptRow, StreamRow
 from engine.models.cosyvoice3.kept_prompts import KeptPrompts
 from engine.models.cosyvoice3.settings import FlowSettings
+
+log = logging.getLogger(__name__)
 
 
 class FlowMemory:
@@ -80,9 +83,14 @@ class FlowMemory:
         if any(row.pages[0] in cell.table for cell in row.cells):
             return None
         if self.context_blocks is None and not row.is_bounded:
-            row.is_bounded = True
-            self.num_bounded += 1
+            self.note_bounded(row)
         return row.pages.pop(0)
+
+    def note_bounded(self, row: StreamRow) -> None:
+        row.is_bounded = True
+        if self.num_bounded == 0:
+            log.warning("the flow's %d pages are in use: requests go on with their last blocks", self.pool.num_blocks)
+        self.num_bounded += 1
 
     def close(self, row: BlockRow) -> Cell:
         """The oldest cell is through; its page stays."""

@@ -66,6 +66,7 @@ def num_pages(flow: Flow, settings: FlowSettings) -> int:
     if settings.memory_mb is not None:
         num_bytes = settings.memory_mb * 2**20
     elif flow.device.type == "cuda":
+        torch.cuda.empty_cache()
         num_bytes = int(torch.cuda.mem_get_info(flow.device)[0] * settings.memory_share)
     else:
         num_bytes = CPU_BYTES
