@@ -63,12 +63,14 @@ class CodecTraining:
     latent_noise: float = 0.05
     learning_rate: float = 8e-4
     adversarial_learning_rate: float = 3e-4
+    critics_learning_rate: float = 3e-4
     phone_weight: float = 1.0
     commitment_weight: float = 0.25
     adversarial_weight: float = 1.0
     feature_weight: float = 2.0
     mel_weight: float = 15.0
     hearing_weight: float = 30.0
+    seam_weight: float = 5.0
     discriminator_channels: int = 16
     discriminator_warmup_steps: int = 100
     kmeans_latents: int = 200_000

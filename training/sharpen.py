@@ -23,6 +23,7 @@ from training.codec import Codec, adam, autocast, random_silence, set_rate
 from training.discriminators import Critics, critic_loss, fooling_loss
 from training.export import replace_decoder
 from training.hearing import hearing_loss
+from training.seams import seam_loss
 from training.settings import FRAME_SAMPLES, LABELS_PER_FRAME, TOY, CodecTraining, Settings
 from training.spectral import spectral_loss, to_24_khz
 from training.speech import LABEL_SAMPLES, Speech
@@ -45,11 +46,12 @@ class Sharpener:
         self.codec.eval().requires_grad_(False)
         decoder = self.codec.decoder.train().requires_grad_(True)
         critics = Critics(cfg.discriminator_channels).to(self.speech.device)
-        optimisers = [adam(module.parameters(), cfg.adversarial_learning_rate) for module in (decoder, critics)]
+        rates = cfg.adversarial_learning_rate, cfg.critics_learning_rate
+        optimisers = [adam(module.parameters(), rate) for module, rate in zip((decoder, critics), rates, strict=True)]
         average, log, keep = Average(decoder, cfg.ema_decay), Every(20.0), Every(cfg.save_every_s)
         for step, progress in enumerate(until(cfg.adversarial_s)):
-            for optimiser in optimisers:
-                set_rate(optimiser, cfg.adversarial_learning_rate * warm_cosine(progress, step, 200, floor=0.0))
+            for optimiser, rate in zip(optimisers, rates, strict=True):
+                set_rate(optimiser, rate * warm_cosine(progress, step, 200, floor=0.0))
             report = self._duel(critics, *optimisers, armed=step >= cfg.discriminator_warmup_steps)
             average.follow(decoder, step)
             if log():
@@ -83,8 +85,8 @@ class Sharpener:
         of_critics.zero_grad(set_to_none=True)
         judged.backward()
         of_critics.step()
-        spectral, hearing = spectral_loss(speech, audio), hearing_loss(speech, audio)
-        loss = cfg.mel_weight * spectral + cfg.hearing_weight * hearing
+        spectral, hearing, seams = spectral_loss(speech, audio), hearing_loss(speech, audio), seam_loss(speech)
+        loss = cfg.mel_weight * spectral + cfg.hearing_weight * hearing + cfg.seam_weight * seams
         adversarial = features = spectral.new_zeros(())
         if armed:
             critics.requires_grad_(False)
@@ -96,7 +98,7 @@ class Sharpener:
         loss.backward()
         nn.utils.clip_grad_norm_(self.codec.decoder.parameters(), 10.0)
         of_decoder.step()
-        named = {"spectral": spectral, "hearing": hearing, "critics": judged}
+        named = {"spectral": spectral, "hearing": hearing, "seams": seams, "critics": judged}
         return named | {"adversarial": adversarial, "features": features}
 
 
@@ -138,7 +140,10 @@ def main(arguments: list[str]) -> None:
     replace_decoder(options.voice, options.out / DECODER_FILE, options.out / "voice")
 
 
-WEIGHTS = ("mel_weight", "hearing_weight", "adversarial_weight", "feature_weight", "adversarial_learning_rate")
+WEIGHTS = (
+    "mel_weight", "hearing_weight", "seam_weight", "adversarial_weight", "feature_weight",
+    "adversarial_learning_rate", "critics_learning_rate", "begun_share",
+)  # fmt: skip
 
 if __name__ == "__main__":
     main(sys.argv[1:])
