@@ -54,7 +54,8 @@ def check_task(body: SpeechBody, info: EngineInfo) -> None:
     if task is None:
         message = f"task_type must be CustomVoice, VoiceDesign or Base, is {body.task_type[:40]!r}"
         raise InvalidRequest(message, "task_type")
-    if task != info.task:
+    speaks_both = info.can_clone and task == "custom_voice" and bool(info.voices)
+    if task != info.task and not speaks_both:
         raise InvalidRequest(f"task_type is {body.task_type}; {info.model} serves {info.task} alone", "task_type")
 
 

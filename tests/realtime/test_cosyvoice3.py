@@ -61,6 +61,14 @@ async def test_http_speaks_in_tokens_of_40_ms(live: Live) -> None:
     assert other.content != answer.content
 
 
+async def test_its_own_voices_and_cloned_ones_are_one_model(live: Live) -> None:
+    body = {"input": TEXT, "voice": "anna", "max_frames": 4}
+    async with live.http() as http:
+        for task, status in (("CustomVoice", 200), ("Base", 200), ("VoiceDesign", 400)):
+            answer = await http.post("/v1/audio/speech", json=body | {"task_type": task}, timeout=30)
+            assert answer.status_code == status, answer.text
+
+
 async def test_an_instruction_is_heard_and_an_unknown_one_refused_with_the_known(live: Live) -> None:
     body = {"input": TEXT, "voice": "anna", "response_format": "pcm", "max_frames": 20, "seed": 1}
     async with live.http() as http:
