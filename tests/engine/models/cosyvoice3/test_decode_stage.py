@@ -109,7 +109,7 @@ def end(stage: CosyDecode, *slots: int) -> None:
 
 
 @given(data=st.data(), name=st.sampled_from(list(VOICES)), steps=st.integers(1, 10))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=9, deadline=None)
 def test_however_tokens_come_the_mel_is_that_of_one_pass(data: st.DataObject, name: str, steps: int) -> None:
     length = data.draw(st.integers(0, 26))
     tokens, pieces = tokens_of(length), data.draw(cuts_of(length, max_piece=14))
@@ -426,7 +426,7 @@ def test_out_of_pages_a_row_goes_on_with_its_oldest_and_the_others_stay_exact() 
 
 
 @given(data=st.data(), name=st.sampled_from(["none", "two"]), context=st.integers(1, 3))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_with_a_bounded_context_it_is_one_pass_under_a_bounded_mask(
     data: st.DataObject, name: str, context: int
 ) -> None:

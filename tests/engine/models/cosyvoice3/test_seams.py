@@ -59,6 +59,7 @@ def tokens() -> list[int]:
     return drawn
 
 
+@cache
 def spoken(context_blocks: int | None) -> list[Pcm]:
     settings = CosyVoice3Settings(flow=FlowSettings(memory_mb=64, context_blocks=context_blocks))
     stage = CosyDecode(flow(), hift(), 1, settings, torch.device("cpu"), 1)
