@@ -89,6 +89,8 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
     stages = load_model(resolve_folder(folder), config, device, dtype)
 
     def make_engine() -> Engine:
+        if device.index:  # kernels go to the device that is current on the thread that will step
+            torch.cuda.set_device(device)
         if stages.make_graphs is not None and wants_graphs(config, device):
             engine = pipelined(stages.model, stages.make_graphs(), config, dtype, device)
         else:
