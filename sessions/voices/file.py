@@ -55,9 +55,7 @@ def read_voice(path: Path) -> StoredVoice:
     if embedding is None or embedding.dtype != np.float32 or codes.dtype != np.int16 or mel.dtype != np.float32:
         raise BrokenVoiceFile("its tensors are not embedding (float32), codes (int16) and mel (float32)")
     transcript = manifest.transcript if codes.size else ""
-    clone = ClonedVoice(
-        embedding=embedding.tobytes(), codes=codes.tobytes(), transcript=transcript, mel=mel.tobytes()
-    )
+    clone = ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), transcript=transcript, mel=mel.tobytes())
     return StoredVoice(manifest, clone)
 
 
