@@ -22,6 +22,8 @@ from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, Track, Windows
 SILENCE_DB = -120.0
 NUM_TRACKS = 2
 HOP_MS = WINDOW_MS // NUM_TRACKS
+ECHO_MARGIN_DB = 1.5
+"""A window of an echo may be louder than any of the frames that we sent: it lies across two of them."""
 MAX_BEHIND_MS = 2_000
 """So much sound may wait to be looked at; what comes beyond it is passed over."""
 
@@ -80,7 +82,7 @@ class CallerEar:
 
     def hear(self, data: bytes, own_db: float = SILENCE_DB) -> None:
         """``own_db`` is how loud our own voice is, or was so shortly that it may still come back."""
-        least_db = max(self._settings.min_level_db, own_db - self._settings.echo_loss_db)
+        least_db = max(self._settings.min_level_db, own_db - self._settings.echo_loss_db + ECHO_MARGIN_DB)
         for window in self._windows.push(self._resampler.push(self._decode(data))):
             if len(self.waiting) < MAX_BEHIND_MS // HOP_MS:
                 self.waiting.append(Look(next(self._tracks), window, least_db))

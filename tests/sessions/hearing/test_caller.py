@@ -17,6 +17,7 @@ from sessions.audio.g711 import mulaw_to_pcm, pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.pcm import Pcm, float_to_s16
 from sessions.audio.resampler import Resampler
 from sessions.hearing.caller import CallerEar, EarSettings
+from sessions.hearing.echo import OwnVoice
 from sessions.hearing.silero import Track, Windows, likelihoods
 
 RATE = 8_000
@@ -63,6 +64,18 @@ def test_a_voice_no_louder_than_our_echo_is_not_noticed(speech: Pcm) -> None:
     data = pcm_to_mulaw(speech)
     assert noticed(CallerEar("mulaw", RATE, EarSettings()), data, PACKET, own_db=0.0) != []
     assert noticed(CallerEar("mulaw", RATE, EarSettings(echo_loss_db=0.0)), data, PACKET, own_db=0.0) == []
+
+
+@pytest.mark.parametrize("delay", [0, 57, 320, 3_200])
+def test_our_own_voice_as_quiet_as_an_echo_is_not_noticed(speech: Pcm, delay: int) -> None:
+    """Wherever the windows of the echo lie in what we sent, it is quieter by just ``echo_loss_db``."""
+    own, ear = OwnVoice("mulaw", RATE), CallerEar("mulaw", RATE, EarSettings(min_level_db=-90.0))
+    data, began = pcm_to_mulaw(speech), 0
+    echo = pcm_to_mulaw(np.concatenate([np.zeros(delay, np.float32), speech * np.float32(0.1)]))
+    for end in range(PACKET, len(data) + 1, PACKET):
+        own.sent(end, data[end - PACKET : end])
+        began += ear.began_to_speak(echo[end - PACKET : end], own.level_db(end))
+    assert began == 0
 
 
 def test_a_line_without_a_voice_is_silent() -> None:
