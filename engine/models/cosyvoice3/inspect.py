@@ -21,7 +21,7 @@ from engine.models.cosyvoice3.tokenizer import CosyTokenizer
 from engine.models.cosyvoice3.voice_encoder import ENCODERS, WITHOUT, missing_encoders
 from engine.models.cosyvoice3.weights import FLOW_FILE, HIFT_FILE, adapt_talker, talker_file, tied_bytes
 from engine.weights.loader import sizes_of
-from engine.weights.pickled import check_state
+from engine.weights.pickled import Adapt, check_state
 
 
 def inspect(folder: Path) -> CheckpointReport:
@@ -55,10 +55,11 @@ def _megabytes(folder: Path, config: CosyVoice3Config) -> dict[str, float]:
     return {name: round(num_bytes / 1e6, 1) for name, num_bytes in found.items()}
 
 
-def _bytes(folder: Path, make: Callable[[], nn.Module], *checked: object) -> int:
+def _bytes(
+    folder: Path, make: Callable[[], nn.Module], name: str, adapt: Adapt | None = None, num_more: int = 0
+) -> int:
     """Shapes alone: no memory stands behind the module."""
-    name, *how = checked
     with sizes_of(folder), torch.device("meta"):
         module = make()
-    state = check_state(module, folder / str(name), *how)  # type: ignore[arg-type]  # adapt and num_more, in order
+    state = check_state(module, folder / name, adapt, num_more)
     return sum(tensor.nbytes for tensor in state.values())
