@@ -39,7 +39,8 @@ def fill(flow: Flow, seed: int = 0) -> Flow:
     for values in flow.parameters():
         scale = values[0].numel() ** -0.5 if values.dim() > 1 else 0.1
         values.data = torch.randn(values.shape, generator=generator) * scale
-    return flow.requires_grad_(False)
+    flow.requires_grad_(False)
+    return flow
 
 
 @cache
