@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from engine.models.cosyvoice3.flow_runner import FlowRunner, voice_of
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
 from engine.models.cosyvoice3.hift_graphs import HiftGraphs, usual_lengths
 from engine.models.cosyvoice3.hift_rows import HiftRows
+from engine.models.cosyvoice3.pcm_flights import PcmFlights
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.voice import FLOW_REST
 
@@ -37,17 +37,6 @@ ANY: Mapping[int, int] = {}
 MAX_SLICES_AHEAD = 2
 """Queued on the device; with more, whoever comes would wait behind them."""
 PLACES_FOR_PROMPTS = 32
-
-
-@dataclass(slots=True)
-class Flight:
-    """PCM on its way to the host: of each row so many samples, in order."""
-
-    rows: list[StreamRow]
-    num_samples: list[int]
-    pcm: Tensor
-    finite: Tensor
-    done: Done
 
 
 class CosyDecode:
@@ -74,7 +63,7 @@ class CosyDecode:
         self.slots = BlockPool(num_slots)
         self.streams: dict[int, StreamRow] = {}
         self.failed: list[StreamRow] = []
-        self.flights: deque[Flight] = deque()
+        self.flights = PcmFlights(device)
         self.slices: deque[Done] = deque()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.nobody = PromptRow([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
@@ -204,7 +193,7 @@ class CosyDecode:
     def rows(self, slack_s: Mapping[int, float]) -> list[BlockRow]:
         """All that can go on, the most urgent first; a prompt is as urgent as who waits for it."""
         streams = [row for row in self.streams.values() if not row.error]
-        urgent = sorted(streams, key=lambda row: (slack_s.get(row.slot, 0.0), row.slot))
+        urgent = sorted(streams, key=lambda row: (slack_s.get(row.slot, 0.0), row.num_left > 0, row.slot))
         ordered: dict[BlockRow, None] = {}
         for row in urgent:
             if not row.prompt.is_done:
@@ -248,7 +237,7 @@ class CosyDecode:
         cells, num_steps = due_cells(healthy, self.settings.max_cells, self.shape.steps)
         if not cells:
             return
-        is_urgent = any(isinstance(row, StreamRow) and row.cells and slack_s.get(row.slot, 0.0) <= 0 for row in healthy)
+        is_urgent = any(isinstance(row, StreamRow) and row.cells and row.num_left == 0 for row in healthy)
         limit = self.settings.urgent_steps_per_slice if is_urgent else self.settings.steps_per_slice
         self.isolate(lambda some: self.runner.advance(some, min(num_steps, limit)), cells)
         self.slices.append(Done(self.device))
@@ -303,34 +292,16 @@ class CosyDecode:
                 self.fail(row, error)
             return
         finite = [torch.isfinite(mel).all() & torch.isfinite(out).all() for mel, out in zip(joined, pcm, strict=True)]
-        sizes = [len(out) for out in pcm]
-        landing = self.to_host(torch.cat(pcm)), self.to_host(torch.stack(finite))
-        self.flights.append(Flight(rows, sizes, *landing, Done(self.device)))
-
-    def to_host(self, values: Tensor) -> Tensor:
-        if self.device.type != "cuda":
-            return values
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        return host.copy_(values, non_blocking=True)
+        self.flights.send(rows, pcm, finite)
 
     def failures(self) -> list[Decoded]:
         failed, self.failed = self.failed, []
         return [Decoded(row.slot, NO_PCM, error=row.error) for row in failed if self.streams.get(row.slot) is row]
 
     def landed(self) -> list[Decoded]:
-        """What has passed, at most one chunk a slot."""
-        found: dict[int, Decoded] = {}
-        while self.flights and self.flights[0].done.passed:
-            if any(row.slot in found for row in self.flights[0].rows):
-                break
-            for out in self.unpacked(self.flights.popleft()):
-                found[out.slot] = out
-        return list(found.values())
-
-    def unpacked(self, flight: Flight) -> list[Decoded]:
+        """What has passed, at most one chunk a slot; of those released meanwhile, and of those that failed, nothing."""
         found = []
-        pieces = np.split(flight.pcm.numpy(), np.cumsum(flight.num_samples)[:-1])
-        for row, pcm, is_finite in zip(flight.rows, pieces, flight.finite.tolist(), strict=True):
+        for row, pcm, is_finite in self.flights.landed():
             if self.streams.get(row.slot) is not row or row.error:
                 continue
             row.num_left += len(pcm) // self.frame_samples
@@ -339,5 +310,5 @@ class CosyDecode:
                 self.memory.prompts.forget(row.prompt)
                 found.append(Decoded(row.slot, NO_PCM, error=row.error))
             elif len(pcm):
-                found.append(Decoded(row.slot, pcm.copy()))
+                found.append(Decoded(row.slot, pcm))
         return found

@@ -37,9 +37,11 @@ class FlowMemory:
         """Rows that memory was too short for, ever."""
 
     def take(self, count: int) -> list[int] | None:
+        """What is let go of for it serves at once: whatever still reads those pages comes before in the queue."""
         while (pages := self.pool.allocate(count)) is None:
             if not self.prompts.evict():
                 return None
+            self.pool.settle()
         return pages
 
     def admit(self) -> list[int] | None:

@@ -66,7 +66,7 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     steps_per_slice: int = 2
     """ODE steps in one step of the engine."""
     urgent_steps_per_slice: int = 10
-    """The same when somebody waits who has nothing to play."""
+    """The same while somebody waits for a first chunk."""
     max_cells: int = 64
     """Blocks in one ODE step; the others wait for the next."""
     graphs: bool = True
