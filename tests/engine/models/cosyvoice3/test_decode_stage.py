@@ -364,6 +364,31 @@ def test_who_runs_dry_first_goes_first() -> None:
     assert heard == [urgent, urgent, relaxed, relaxed]
 
 
+def test_who_has_heard_nothing_goes_before_who_is_at_the_lead() -> None:
+    stage = stage_of(max_cells=1)
+    ahead, fresh = start(stage), start(stage)
+    for token in tokens_of(13):
+        stage.feed(ahead, [token])
+    run_dry(stage)
+    for slot, tokens in ((ahead, tokens_of(5)), (fresh, tokens_of(13))):
+        for token in tokens:
+            stage.feed(slot, [token])
+    assert [chunk.slot for chunk in run_dry(stage)] == [fresh, ahead, fresh]
+
+
+def test_a_voice_gives_way_alone_to_a_request_that_needs_its_pages() -> None:
+    stage = stage_of(num_pages=10, reserved_blocks=3, max_kept_voices=3)
+    for name in ("one block", "two", "aligned"):
+        slot = start(stage, name)
+        run_dry(stage)
+        end(stage, slot)
+    assert len(stage.memory.prompts) == 3
+    slots = [stage.reserve(), stage.reserve()]
+    assert None not in slots
+    assert len(stage.memory.prompts) == 2, "the oldest goes, and no other"
+    check_balance(stage)
+
+
 def test_a_patient_listener_gets_a_whole_hop_and_a_hungry_one_what_is_there() -> None:
     for slack_s, sizes in ((0.0, [1, 1, 1]), (5.0, [1, 2])):
         stage = stage_of(hop_blocks=(1, 2))
