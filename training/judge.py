@@ -24,6 +24,7 @@ from training.language_model import bigram_arpa
 
 RATE_HZ = 16000
 EDGE_SILENCE_S = 0.3
+FRAMES_PER_S = 100
 PEAK = 0.6
 GROUP_SENTENCES = 40
 """A bigram model knows so many sentences: the size at which the teacher's voices score 0 to 1 %."""
@@ -91,14 +92,23 @@ class Recognizer:
             self._decoder = Decoder(samprate=RATE_HZ, loglevel="FATAL", **options)
 
     def hear(self, signal: Signal) -> str:
+        self._listen(signal)
+        hypothesis = self._decoder.hyp()
+        return hypothesis.hypstr if hypothesis else ""
+
+    def hear_times(self, signal: Signal) -> list[tuple[str, float]]:
+        """The words heard, and when each begins, in seconds."""
+        self._listen(signal)
+        parts = [(_word_of(part.word), part.start_frame / FRAMES_PER_S) for part in self._decoder.seg() or ()]
+        return [(word, start_s - EDGE_SILENCE_S) for word, start_s in parts if word[0] not in "<["]
+
+    def _listen(self, signal: Signal) -> None:
         peak = float(np.abs(signal).max(initial=1e-6))
         edge = np.zeros(round(EDGE_SILENCE_S * RATE_HZ), np.float32)
         samples = np.concatenate([edge, signal * (PEAK / peak), edge])
         self._decoder.start_utt()
         self._decoder.process_raw((samples * 32767).astype(np.int16).tobytes(), full_utt=True)
         self._decoder.end_utt()
-        hypothesis = self._decoder.hyp()
-        return hypothesis.hypstr if hypothesis else ""
 
 
 def _bigram_options(sentences: Sequence[str], folder: Path) -> dict[str, object]:

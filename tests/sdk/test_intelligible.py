@@ -1,0 +1,177 @@
+"""What real clients play is speech: a recogniser hears it word for word, and each word when its wire says it comes.
+
+``tests/sdk/run -m heard`` runs them against ``voicewire serve`` and its embedded voice, those that interrupt left out.
+The recogniser is pocketsphinx with a bigram model of the turns among 38 other sentences, as in
+``benchmarks/voice_quality``: what is not speech, or not these words, it hears as other words of the forty.
+With ``VOICEWIRE_HEARD=FILE`` a line of JSON is added to FILE for every client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.realtime.processes import Server, wire_address
+from tests.sdk.clients.turns import TURNS
+from tests.sdk.runs import KEY, Run, all_runs
+from tests.sdk.test_clients import named, self_signed
+from training.heldout import read_sentences, words_of
+from training.judge import GROUP_SENTENCES, Recognizer, Signal, compare, to_16k
+
+pytestmark = [pytest.mark.heard, pytest.mark.timeout(240)]
+
+SOME_INTERRUPT = {"again", "cancel", "clear", "early", "gone", "interrupt", "lost", "refused", "tail", "v2_interrupt"}
+MAX_WORDS_WRONG = 0.1
+"""Of a client's turns, 20 words as a rule; the voice itself has 1 to 3 in a hundred wrong."""
+MAX_MEDIAN_MS, MAX_WORST_MS = 50.0, 250.0
+"""Of the distance between the time that a client tells of a word and the time that it is heard to begin at."""
+TURN_TIMEOUT_S = "90"
+
+
+@dataclass
+class Hearing:
+    """What was heard of one client's turns."""
+
+    run: str
+    words: int = 0
+    wrong: int = 0
+    times: int = 0
+    """Words that the client told a time of and that were heard."""
+    median_ms: float | None = None
+    worst_ms: float | None = None
+
+
+@contextmanager
+def speaking(*flags: str) -> Iterator[Server]:
+    """``voicewire serve`` with the voice that comes with it."""
+    command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--log-level", "error", *flags]
+    environment = os.environ | {"VOICEWIRE_AUTH_API_KEYS": f"agent:{KEY}"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            yield Server(process, wire_address(process.stdout).removesuffix("/v1/speech"))
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    with speaking() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+    certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
+    with speaking("--tls-certificate", str(certificate), "--tls-key", str(key)) as started:
+        yield started, str(certificate)
+
+
+@pytest.fixture(scope="module")
+def recognizer() -> Recognizer:
+    return Recognizer([*TURNS, *read_sentences()[: GROUP_SENTENCES - len(TURNS)]])
+
+
+def runs(needs_tls: bool) -> list[Run]:
+    return [run for run in all_runs(needs_tls) if run.mode not in SOME_INTERRUPT]
+
+
+@pytest.mark.parametrize("run", runs(needs_tls=False), ids=named)
+def test_what_a_client_plays_is_understood(running: Server, recognizer: Recognizer, run: Run, tmp_path: Path) -> None:
+    check(run, speak(run, running.url.replace("ws", "http", 1), tmp_path), recognizer, tmp_path)
+
+
+@pytest.mark.parametrize("run", runs(needs_tls=True), ids=named)
+def test_what_a_client_plays_over_tls_is_understood(
+    over_tls: tuple[Server, str], recognizer: Recognizer, run: Run, tmp_path: Path
+) -> None:
+    started, certificate = over_tls
+    url = started.url.replace("wss", "https", 1)
+    check(run, speak(run, url, tmp_path, NODE_EXTRA_CA_CERTS=certificate), recognizer, tmp_path)
+
+
+def test_a_hum_is_not_taken_for_speech(recognizer: Recognizer) -> None:
+    hum = np.sin(np.arange(64_000) * 2 * np.pi * 220 / 16_000).astype(np.float32)
+    assert share_wrong([compare(TURNS[0], recognizer.hear(hum))]) > 5 * MAX_WORDS_WRONG
+
+
+def test_other_words_are_told_from_these(recognizer: Recognizer) -> None:
+    assert share_wrong([compare(TURNS[0], TURNS[1])]) > 5 * MAX_WORDS_WRONG
+
+
+def test_times_half_a_second_late_are_seen() -> None:
+    heard = [("this", 0.1), ("is", 0.3), ("the", 0.5), ("second", 0.6), ("turn", 1.0)]
+    told: list[list[Any]] = [["This", 0.6], ["is", 0.8], ["the", 0.5], ["third", 0.9], ["turn.", 1.5]]
+    assert distances(told, heard) == pytest.approx([500, 500, 0, 500])
+
+
+def speak(run: Run, url: str, folder: Path, **trusted: str) -> dict[str, Any]:
+    return run.speak(url, VOICEWIRE_PLAYED=str(folder), VOICEWIRE_TURN_TIMEOUT_S=TURN_TIMEOUT_S, **trusted)
+
+
+def check(run: Run, told: dict[str, Any], recognizer: Recognizer, folder: Path) -> None:
+    """A client tells of a turn once its terminal event came; without one it gives up and prints nothing."""
+    assert told["errors"] == []
+    assert told["turns"]
+    heard, distances_ms = [], []
+    for number, turn in enumerate(told["turns"], 1):
+        signal = read_wave(folder / f"turn-{number}.wav")
+        heard.append(compare(turn["text"], recognizer.hear(signal)))
+        if run.is_timed:
+            distances_ms += distances(turn["words"], recognizer.hear_times(signal))
+    hearing = summed(run, heard, distances_ms)
+    keep(hearing)
+    assert share_wrong(heard) <= MAX_WORDS_WRONG, [one.hypothesis for one in heard]
+    if run.is_timed:
+        assert hearing.times >= (1 - MAX_WORDS_WRONG) * hearing.words - hearing.wrong
+        assert hearing.median_ms is not None
+        assert hearing.worst_ms is not None
+        assert hearing.median_ms <= MAX_MEDIAN_MS
+        assert hearing.worst_ms <= MAX_WORST_MS
+
+
+def read_wave(path: Path) -> Signal:
+    with wave.open(str(path)) as file:
+        return to_16k(np.frombuffer(file.readframes(file.getnframes()), np.int16), file.getframerate())
+
+
+def share_wrong(heard: list[Any]) -> float:
+    return sum(one.errors for one in heard) / sum(one.words for one in heard)
+
+
+def distances(told: list[list[Any]], heard: list[tuple[str, float]]) -> list[float]:
+    """In ms, of the words both have in the same order; times in ns are those of a clock, so only their steps count."""
+    times_s = [word[1] * (1e-9 if isinstance(word[1], int) else 1) for word in told]
+    words = [" ".join(words_of(word[0])) for word in told]
+    matches = SequenceMatcher(None, words, [word for word, _ in heard], autojunk=False).get_matching_blocks()
+    found = [times_s[m.a + i] - heard[m.b + i][1] for m in matches for i in range(m.size)]
+    if found and any(isinstance(word[1], int) for word in told):
+        middle = statistics.median(found)
+        found = [distance - middle for distance in found]
+    return [abs(distance) * 1000 for distance in found]
+
+
+def summed(run: Run, heard: list[Any], distances_ms: list[float]) -> Hearing:
+    hearing = Hearing(named(run), sum(one.words for one in heard), sum(one.errors for one in heard), len(distances_ms))
+    if distances_ms:
+        hearing.median_ms, hearing.worst_ms = round(statistics.median(distances_ms), 1), round(max(distances_ms), 1)
+    return hearing
+
+
+def keep(hearing: Hearing) -> None:
+    if kept := os.environ.get("VOICEWIRE_HEARD"):
+        with Path(kept).open("a") as lines:
+            lines.write(json.dumps(asdict(hearing)) + "\n")
