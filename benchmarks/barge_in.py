@@ -20,8 +20,9 @@ from benchmarks.spoken import TEACHERS
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
-from sessions.hearing.caller import CallerEar, EarSettings, level_db
+from sessions.hearing.caller import CallerEar, EarSettings
 from sessions.hearing.echo import OwnVoice
+from sessions.hearing.levels import level_db
 from training.flite import SAMPLE_RATE_HZ, synthesize
 from training.heldout import read_sentences
 
@@ -96,7 +97,7 @@ def delays_ms(
     """Of those that are noticed within a second."""
     found = []
     for pcm in spoken:
-        start = RATE + int(rng.integers(PACKET))
+        start = 2 * RATE + int(rng.integers(PACKET))
         line = rng.standard_normal(start + pcm.size + RATE) * 10 ** (noise_db / 20)
         line[start : start + pcm.size] += pcm
         levels = [own_db] * (line.size // PACKET)

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sessions.audio.g711 import alaw_to_pcm, mulaw_to_pcm
-from sessions.audio.pcm import Pcm, s16le_to_pcm
+from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
+from sessions.hearing.echo import EchoLoss
+from sessions.hearing.levels import DECODERS, SILENCE_DB
 from sessions.hearing.onset import Onset
 from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, Track, Windows, likelihoods
 
-SILENCE_DB = -120.0
 NUM_TRACKS = 2
 HOP_MS = WINDOW_MS // NUM_TRACKS
-ECHO_MARGIN_DB = 1.5
-"""A window of an echo may be louder than any of the frames that we sent: it lies across two of them."""
 MAX_BEHIND_MS = 2_000
 """So much sound may wait to be looked at; what comes beyond it is passed over."""
 
@@ -42,13 +40,6 @@ class EarSettings:
     """Our own voice comes back quieter by at least so much."""
 
 
-DECODERS: dict[str, Callable[[bytes], Pcm]] = {
-    "mulaw": mulaw_to_pcm,
-    "alaw": alaw_to_pcm,
-    "pcm_s16le": s16le_to_pcm,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """A window that waits to be looked at."""
@@ -56,8 +47,8 @@ class Look:
     track: Track
     window: Pcm
     """With its context."""
-    least_db: float
-    """What is quieter is not speech."""
+    own_db: float
+    """Our own voice, or what of it may still come back."""
 
 
 class CallerEar:
@@ -67,12 +58,13 @@ class CallerEar:
         self.rate = sample_rate if sample_rate in RATES else max(RATES)
         self.waiting: deque[Look] = deque()
         self._decode = DECODERS[encoding]
+        self._echo = EchoLoss(settings.echo_loss_db)
         self._settings = settings
         self._from_rate = sample_rate
         self.rest()
 
     def rest(self) -> None:
-        """Forget all that was heard."""
+        """Forget all that was heard, but for how much of our own voice comes back."""
         settings = self._settings
         self.waiting.clear()
         self._resampler = Resampler(self._from_rate, self.rate)
@@ -82,39 +74,35 @@ class CallerEar:
 
     def hear(self, data: bytes, own_db: float = SILENCE_DB) -> None:
         """``own_db`` is how loud our own voice is, or was so shortly that it may still come back."""
-        least_db = max(self._settings.min_level_db, own_db - self._settings.echo_loss_db + ECHO_MARGIN_DB)
         for window in self._windows.push(self._resampler.push(self._decode(data))):
             if len(self.waiting) < MAX_BEHIND_MS // HOP_MS:
-                self.waiting.append(Look(next(self._tracks), window, least_db))
+                self.waiting.append(Look(next(self._tracks), window, own_db))
 
-    def judge(self, likely: float) -> bool:
-        """How likely the next window is speech. Whether somebody has begun to speak in it."""
-        return self._onset.push(likely)
+    def judge(self, look: Look, likely: float, level_db: float) -> bool:
+        """How likely the next window is speech, and how loud it is. Whether somebody has begun to speak in it."""
+        heard = level_db >= self._settings.min_level_db and not self._echo.may_be(level_db, look.own_db)
+        if not heard or likely < self._settings.threshold:
+            self._echo.learn(level_db, look.own_db)
+        began = self._onset.push(likely if heard else 0.0)
+        if began:
+            self._echo.was_somebody()
+        return began
 
     def began_to_speak(self, data: bytes, own_db: float = SILENCE_DB) -> bool:
         """Whether somebody has begun to speak in what is heard now, one look after the other."""
         self.hear(data, own_db)
         began = []
         while self.waiting:
-            [likely] = speech_in([self.waiting.popleft()], self.rate)
-            began.append(self.judge(likely))
+            look = self.waiting.popleft()
+            [(likely, level)] = looked_at([look], self.rate)
+            began.append(self.judge(look, likely, level))
         return any(began)
 
 
-def speech_in(looks: Sequence[Look], rate: int) -> list[float]:
-    """How likely each is speech, by one run of the network; no track may be there twice."""
+def looked_at(looks: Sequence[Look], rate: int) -> list[tuple[float, float]]:
+    """How likely each is speech, and how loud, by one run of the network; no track may be there twice."""
     windows = np.stack([look.window for look in looks])
     likely = likelihoods([look.track for look in looks], windows, rate)
     power = np.mean(np.square(windows[:, CONTEXT_MS * rate // 1000 :], dtype=np.float64), axis=1)
-    loud = power >= 10 ** (np.array([look.least_db for look in looks]) / 10)
-    return np.where(loud, likely, 0.0).tolist()  # type: ignore[no-any-return]
-
-
-def level_db(pcm: Pcm) -> float:
-    """Of full scale; ``SILENCE_DB`` for nothing at all."""
-    power = float(np.mean(np.square(pcm, dtype=np.float64))) if pcm.size else 0.0
-    return max(10.0 * float(np.log10(power)), SILENCE_DB) if power > 0 else SILENCE_DB
-
-
-def encoded_level_db(encoding: str, data: bytes) -> float:
-    return level_db(DECODERS[encoding](data))
+    levels = 10 * np.log10(np.maximum(power, 10 ** (SILENCE_DB / 10)))
+    return list(zip(likely.tolist(), levels.tolist(), strict=True))

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from sessions.clock import now_s, tick_at
-from sessions.hearing.caller import NUM_TRACKS, SILENCE_DB, CallerEar, Look, speech_in
+from sessions.hearing.caller import NUM_TRACKS, CallerEar, Look, looked_at
+from sessions.hearing.levels import SILENCE_DB
 
 MAX_LOOKS = 64
 """In one turn of the event loop: it takes 1.3 ms at 8 kHz."""
@@ -58,7 +59,7 @@ class Ears:
         return turns
 
     def _judge(self, turns: list[tuple[CallerEar, Began, Look]], rate: int) -> None:
-        likely = speech_in([look for _, _, look in turns], rate)
-        for (ear, began, _), one in zip(turns, likely, strict=True):
-            if ear.judge(one):
+        found = looked_at([look for _, _, look in turns], rate)
+        for (ear, began, look), (likely, level_db) in zip(turns, found, strict=True):
+            if ear.judge(look, likely, level_db):
                 began()

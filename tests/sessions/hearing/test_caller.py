@@ -78,6 +78,19 @@ def test_our_own_voice_as_quiet_as_an_echo_is_not_noticed(speech: Pcm, delay: in
     assert began == 0
 
 
+def test_an_echo_that_grows_is_taken_for_a_voice_once_at_most(speech: Pcm) -> None:
+    """From 40 dB below us to 25, as when a loudspeaker is turned on."""
+    own, ear = OwnVoice("mulaw", RATE), CallerEar("mulaw", RATE, EarSettings(min_level_db=-90.0))
+    line, began = np.tile(speech, 6), []
+    loss = np.repeat(np.array([0.01, 0.056], np.float32), line.size // 2)
+    data, echo = pcm_to_mulaw(line), pcm_to_mulaw((line * loss).astype(np.float32))
+    for end in range(PACKET, len(data) + 1, PACKET):
+        own.sent(end, data[end - PACKET : end])
+        began.append(ear.began_to_speak(echo[end - PACKET : end], own.level_db(end)))
+    assert sum(began[: len(began) // 2]) == 0
+    assert sum(began) <= 1
+
+
 def test_a_line_without_a_voice_is_silent() -> None:
     rng = np.random.default_rng(3)
     hum = 0.05 * np.sin(2 * np.pi * 50 * np.arange(5 * RATE) / RATE)

@@ -24,13 +24,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """How many windows were looked at in each run, and their rate. Speech is what begins with a certain sample."""
     found: list[tuple[int, int]] = []
 
-    def speech_in(looks: list[Look], rate: int) -> list[float]:
+    def looked_at(looks: list[Look], rate: int) -> list[tuple[float, float]]:
         assert len({id(look.track) for look in looks}) == len(looks)
         found.append((len(looks), rate))
-        return [float(_is_speech(look.window)) for look in looks]
+        return [(float(_is_speech(look.window)), -10.0) for look in looks]
 
-    monkeypatch.setattr(module, "speech_in", speech_in)
-    monkeypatch.setattr("sessions.hearing.caller.speech_in", speech_in)
+    monkeypatch.setattr(module, "looked_at", looked_at)
+    monkeypatch.setattr("sessions.hearing.caller.looked_at", looked_at)
     return found
 
 

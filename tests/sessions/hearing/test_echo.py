@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sessions.audio.g711 import pcm_to_mulaw
-from sessions.hearing.caller import SILENCE_DB, encoded_level_db, level_db
-from sessions.hearing.echo import MAX_FRAMES, OwnVoice
+from sessions.hearing.echo import MAX_FRAMES, NUM_UNDECIDED, NUM_WINDOWS, EchoLoss, OwnVoice
+from sessions.hearing.levels import SILENCE_DB, encoded_level_db, level_db
 
 FRAME = 160
 LOUD = pcm_to_mulaw(np.full(FRAME, 0.1, np.float32))
@@ -46,3 +46,41 @@ def test_a_line_on_which_nobody_listens_keeps_no_more_and_more() -> None:
         voice.sent((number + 1) * FRAME, LOUD)
     assert len(voice._frames) == MAX_FRAMES
     assert voice.level_db(5_000 * FRAME) == pytest.approx(-20.0, abs=0.3)
+
+
+def learnt(echo: EchoLoss, level_db: float, num: int = 1) -> None:
+    """And as many windows more as it takes to be sure."""
+    for level in [level_db] * num + [-90.0] * NUM_UNDECIDED:
+        echo.learn(level, -10.0)
+
+
+def test_a_line_has_to_show_that_it_brings_back_less() -> None:
+    echo = EchoLoss(20.0)
+    assert (echo.may_be(-28.6, -10.0), echo.may_be(-28.4, -10.0)) == (True, False)
+    learnt(echo, -50.0, NUM_WINDOWS - 1)
+    assert echo.may_be(-28.6, -10.0)
+    learnt(echo, -50.0)
+    assert (echo.may_be(-44.1, -10.0), echo.may_be(-43.9, -10.0)) == (True, False)
+    learnt(echo, -35.0)
+    assert (echo.may_be(-29.1, -10.0), echo.may_be(-28.9, -10.0)) == (True, False), "it has brought back more"
+    learnt(echo, -20.0)
+    assert echo.db == 18.5, "less than it was told it is not"
+
+
+def test_the_soft_beginning_of_a_voice_is_no_echo() -> None:
+    echo = EchoLoss(20.0)
+    learnt(echo, -50.0, NUM_WINDOWS)
+    for _ in range(NUM_UNDECIDED):
+        echo.learn(-30.0, -10.0)
+    assert echo.db == 34.0
+    echo.was_somebody()
+    assert echo.db == 18.5, "if it was an echo after all, the next one is none again"
+    learnt(echo, -50.0, NUM_WINDOWS)
+    assert echo.db == 34.0
+
+
+def test_nothing_is_learnt_while_we_are_silent() -> None:
+    echo = EchoLoss(20.0)
+    for _ in range(2 * NUM_WINDOWS):
+        echo.learn(-90.0, -50.0)
+    assert echo.db == 18.5
