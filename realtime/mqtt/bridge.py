@@ -9,15 +9,14 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from realtime.auth import Caller
 from realtime.calls.switchboard import Switchboard
-from realtime.config import ConfigError
 from realtime.mqtt.broker import Broker, Line, Publication
 from realtime.mqtt.status import offline
 from realtime.mqtt.visit import Visit
 from realtime.protocol.mqtt.messages import JSON, Closed, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
+from realtime.transports.tcp_port import owner_named
 
 LOST = "broker_lost"
 FAREWELL_EXPIRY_S = 60
@@ -38,7 +37,7 @@ class MqttBridge:
         """Topics of events of sessions that were lost with the broker."""
         if settings.host is None:
             return
-        self._owner = owner_of_sessions(server)
+        self._owner = owner_named(server, "mqtt.owner", settings.owner)
         self._broker = Broker(
             settings,
             f"voicewire-{self.worker}",
@@ -83,11 +82,3 @@ def worker_name(given: str | None) -> str:
     """Of this process, and of this start: a server may have several processes."""
     name = re.sub(r"[^A-Za-z0-9_.:-]", "-", given or socket.gethostname() or "voicewire")[:MAX_NAME_CHARS]
     return f"{name}-{secrets.token_hex(3)}"
-
-
-def owner_of_sessions(server: SpeechServer) -> Caller:
-    """Raises ``ConfigError``."""
-    owner = server.gatekeeper.caller_named(server.config.mqtt.owner)
-    if owner is None:
-        raise ConfigError(f"mqtt.owner = {server.config.mqtt.owner!r}: no API key has this name")
-    return owner

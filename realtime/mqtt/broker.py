@@ -70,7 +70,7 @@ class Line:
     def __init__(self, client: aiomqtt.Client, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._broken = False
+        self._broken = asyncio.Event()
 
     async def publish(self, publication: Publication) -> None:
         """QoS 0: until it is with the system; QoS 1: until the broker has it."""
@@ -101,11 +101,16 @@ class Line:
             async for message in self._client.messages:
                 yield _arrival(message)
         except aiomqtt.MqttError as error:
-            self._broken = True
+            self._broken.set()
             raise BrokerLost(_reason(error)) from None
 
+    async def watch(self) -> None:
+        """Raises ``BrokerLost`` once something went wrong, whoever met it first."""
+        await self._broken.wait()
+        raise BrokerLost("the broker did not answer in time, or has left")
+
     async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        if self._broken:
+        if self._broken.is_set():
             raise BrokerLost("the connection is broken")
         try:
             return await ask()
@@ -114,7 +119,7 @@ class Line:
             ValueError,
             RuntimeError,
         ) as error:  # the last two: paho's words for a line in pieces
-            self._broken = True
+            self._broken.set()
             raise BrokerLost(_reason(error)) from None
 
 

@@ -18,19 +18,25 @@ EXPIRY_S = 60
 class SessionLink:
     """Implements ``Link``. Once cut, nothing more is said on it, not even that it is closed."""
 
-    def __init__(self, line: Line, topics: SessionTopics, content_type: str, max_waiting: int) -> None:
+    def __init__(
+        self, line: Line, topics: SessionTopics, content_type: str, max_waiting: int, max_waiting_bytes: int
+    ) -> None:
         self.topics = topics
         self._line = line
         self._content_type = content_type
-        self._max_waiting = max_waiting
+        self._max_waiting, self._max_waiting_bytes = max_waiting, max_waiting_bytes
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._waiting_bytes = 0
         self._closed = False
         self.farewell: str | None = None
         """The reason that is still to be told."""
 
     def arrived(self, payload: bytes) -> None:
         """A message for the session. More than may wait end it."""
-        if self._waiting.qsize() >= self._max_waiting:
+        if self._closed:
+            return
+        self._waiting_bytes += len(payload)
+        if self._waiting.qsize() >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
             self.farewell = OVERFLOW
             self.cut()
         else:
@@ -43,7 +49,10 @@ class SessionLink:
             self._waiting.put_nowait(None)
 
     async def receive(self) -> str | bytes | None:
-        return None if self._closed else await self._waiting.get()
+        if self._closed or (payload := await self._waiting.get()) is None:
+            return None
+        self._waiting_bytes -= len(payload)
+        return payload
 
     async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
         if self._closed or (wanted is not None and not wanted()):
@@ -70,7 +79,7 @@ class AnswerLink(SessionLink):
     """Of a text that was given whole: everything goes to the topic that was asked for."""
 
     def __init__(self, line: Line, topic: str, correlation: bytes | None, content_type: str) -> None:
-        super().__init__(line, SessionTopics("", topic, topic), content_type, 0)
+        super().__init__(line, SessionTopics("", topic, topic), content_type, 0, 0)
         self._correlation = correlation
 
     async def close(self, code: int, reason: str = "") -> None:

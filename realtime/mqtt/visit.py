@@ -13,7 +13,7 @@ from engine.api import EngineError
 from realtime.auth import Caller
 from realtime.calls.switchboard import Switchboard
 from realtime.errors import Refused, describe, error_body
-from realtime.mqtt.broker import Arrival, BrokerLost, Line, Publication
+from realtime.mqtt.broker import HARD_LIMIT, Arrival, BrokerLost, Line, Publication
 from realtime.mqtt.calls import CallDesk
 from realtime.mqtt.desk import Desk
 from realtime.mqtt.link import AnswerLink, SessionLink
@@ -69,6 +69,7 @@ class Visit:
 
     async def _work(self) -> None:
         try:
+            self._tasks.create_task(self._line.watch(), name="voicewire mqtt watch")
             await self._subscribe()
             self.ready = True
             self._tasks.create_task(self._status.keep(self._stand_aside), name="voicewire mqtt status")
@@ -159,7 +160,8 @@ class Visit:
         held.enter_context(self.desk.place(client, topics.inbox, topics.events))
         connection = self._enter(held, SESSION_WIRE, MqttSession(sid, wanted.wish(self._settings.lead_ms)))
         content_type = say.CONTENT_TYPES[wanted.format.encoding]
-        link = SessionLink(self._line, topics, content_type, self._settings.max_waiting_per_session)
+        max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
+        link = SessionLink(self._line, topics, content_type, self._settings.max_waiting_per_session, max_bytes)
         self.desk.seat(topics.inbox, link)
         await self._line.subscribe(topics.inbox)
         held.push_async_callback(self._unsubscribe, topics.inbox)

@@ -24,13 +24,15 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class StreamLink(TcpLink):
-    """Messages are whatever has come."""
+    """Messages are whatever has come, so much at most."""
+
+    max_bytes = READ_BYTES
 
     async def receive(self) -> bytes | None:
         if self._closed:
             return None
         try:
-            piece = await self._reader.read(READ_BYTES)
+            piece = await self._reader.read(self.max_bytes)
         except OSError:
             piece = b""
         self._closed = self._closed or not piece
@@ -40,7 +42,10 @@ class StreamLink(TcpLink):
 def stream_link(server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> StreamLink:
     config = server.config
     writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-    return StreamLink(reader, writer, config.limits.reader_timeout_s + WRITE_GRACE_S, config.listen.close_timeout_s)
+    timeout_s = config.limits.reader_timeout_s + WRITE_GRACE_S
+    link = StreamLink(reader, writer, timeout_s, config.listen.close_timeout_s)
+    link.max_bytes = min(READ_BYTES, config.limits.max_message_bytes)
+    return link
 
 
 @asynccontextmanager

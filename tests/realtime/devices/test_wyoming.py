@@ -23,6 +23,7 @@ from wyoming.tts import (
 
 from realtime.config import ConfigError, load_config
 from realtime.serve import create_app
+from realtime.transports import tcp_port
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live import WAIT_S, Live, live_server, until
 
@@ -133,7 +134,8 @@ async def test_limits_and_silence() -> None:
         await live.freed()
 
 
-async def test_a_client_that_reads_nothing_is_cut() -> None:
+async def test_a_client_that_reads_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_port, "WRITE_GRACE_S", 0.1)
     fast = FakeSpeechEngine(FakeScript(ms_per_char=200.0, first_chunk_s=0.001, real_time_factor=0.0005))
     limits = {"limits__reader_timeout_s": 0.2, "limits__max_response_chars": 100_000}
     async with live_server(fast, **PORT, **limits) as live:

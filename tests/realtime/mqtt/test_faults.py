@@ -87,8 +87,9 @@ async def farewell(agent: Client, session: Session) -> object:
 
 async def test_a_broker_that_hangs_is_given_up(tmp_path: Path) -> None:
     with running(tmp_path) as broker:
-        async with bridged(broker, FakeSpeechEngine(SLOW), mqtt__timeout_s=0.5, mqtt__keepalive_s=1) as live:
-            async with speaking(broker, live) as (agent, _):
+        async with bridged(broker, FakeSpeechEngine(SLOW), mqtt__timeout_s=0.3) as live:
+            async with speaking(broker, live) as (agent, sessions):
+                await sessions[0].say({"t": "flush"})  # its answer will be the first that is not acknowledged
                 broker.stop_answering()
                 await live.freed()
                 broker.kill()
