@@ -262,7 +262,7 @@ class FusedOps(PlainOps):
         block_m, block_n, warps, stages = conv_shape(rows, num_out, taps, channels)
         frequency, gain = waves or (bias, bias)
         none = x
-        conv_kernel[(triton.cdiv(num_out, block_n), triton.cdiv(rows, block_m))](
+        conv_kernel[(triton.cdiv(num_out, block_n) * triton.cdiv(rows, block_m),)](
             x, weight, bias, frequency, gain,
             none if residual is None else residual, none if raw is None else raw, none if act is None else act,
             rows, length, x.stride(0), *(0 if t is None else t.stride(0) for t in (residual, raw, act)), dilation,
