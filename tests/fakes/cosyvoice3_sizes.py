@@ -23,3 +23,25 @@ TINY = CosyVoice3Config(
     flow=FlowConfig(pre_lookahead_hidden=48, dit=DitConfig(dim=64, depth=3, heads=2, head_dim=32)),
     hift=HiftConfig(base_channels=32, f0_channels=16),
 )
+
+SMALL = CosyVoice3Config(
+    talker=TalkerConfig(
+        transformer=TransformerConfig(
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            head_dim=16,
+            rms_norm_eps=1e-6,
+            rope_theta=1e6,
+            qk_norm=False,
+            qkv_bias=True,
+        )
+    ),
+    flow=FlowConfig(pre_lookahead_hidden=64, dit=DitConfig(dim=128, depth=2, heads=2, head_dim=64)),
+    hift=HiftConfig(base_channels=64, f0_channels=32),
+)
+"""Others in every place where sizes may differ."""
+
+SHAPES = {"tiny": TINY, "small": SMALL, "released": CosyVoice3Config()}

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.load import load_model
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.weights import load_flow, load_hift
-from tests.fakes.cosyvoice3_sizes import TINY
 
 FOLDER = Path(os.environ.get("VOICEWIRE_COSYVOICE3_VECTORS", Path(__file__).parent / "vectors"))
 CPU = torch.device("cpu")
@@ -30,6 +30,7 @@ class Golden:
     """``part("flow")`` are the tensors of one stage, by name; ``folder`` holds the checkpoint."""
 
     folder: Path
+    config: CosyVoice3Config
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
@@ -44,15 +45,15 @@ class Golden:
 
     @cached_property
     def model(self) -> CosyVoice3:
-        return load_model(self.folder, TINY, CosyVoice3Settings(), self.device, self.dtype)
+        return load_model(self.folder, self.config, CosyVoice3Settings(), self.device, self.dtype)
 
     @cached_property
     def flow(self) -> Flow:
-        return load_flow(self.folder, TINY.flow, self.dtype, self.device)
+        return load_flow(self.folder, self.config.flow, self.dtype, self.device)
 
     @cached_property
     def hift(self) -> Hift:
-        return load_hift(self.folder, TINY.hift, self.device)
+        return load_hift(self.folder, self.config.hift, self.device)
 
 
 def close(found: Tensor, expected: Tensor, relative: float = 1e-4) -> None:

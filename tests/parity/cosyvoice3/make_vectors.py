@@ -14,8 +14,8 @@ beside it; run from the checkout:
         --source ../CosyVoice --matcha ../Matcha-TTS --seed 7
 
 transformers from 4.53 on breaks the official talker's decoding with a cache (specs/cosyvoice3.md 10.2). Of torchaudio
-only Python parts are read. Any seed will do; ``--out`` and the variable ``VOICEWIRE_COSYVOICE3_VECTORS`` keep fresh
-vectors away from those that are committed.
+only Python parts are read. Any seed will do, and ``--shape small``, or ``released`` with 10 GB of memory and patience;
+``--out`` and the variable ``VOICEWIRE_COSYVOICE3_VECTORS`` keep fresh vectors away from those that are committed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.fakes.cosyvoice3_checkpoint import FIRST_SPECIAL, TEXT_FOLDER, write_cosyvoice3
+from tests.fakes.cosyvoice3_sizes import SHAPES
 from tests.parity.cosyvoice3.cases import (
     DRIVER_PROMPT,
     DRIVER_TOKENS,
@@ -240,13 +241,14 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True, help="a clone of FunAudioLLM/CosyVoice")
     parser.add_argument("--matcha", type=Path, required=True, help="a clone of shivammehta25/Matcha-TTS")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "vectors")
     args = parser.parse_args()
     find_official(args.source, args.matcha)
     args.out.mkdir(parents=True, exist_ok=True)
     noise = torch.Generator().manual_seed(args.seed)
     with tempfile.TemporaryDirectory() as name:
-        folder = write_cosyvoice3(Path(name), seed=args.seed)
+        folder = write_cosyvoice3(Path(name), SHAPES[args.shape], args.seed)
         llm, flow, hift = load(folder)
         checksum, text_ids = file_sum(folder), of_texts(folder)
     parts = {"talker": of_talker(llm, noise), "ras": of_ras(noise), "flow": of_flow(flow, noise)}
@@ -254,7 +256,13 @@ def main() -> None:
     for part, tensors in parts.items():
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, args.out / f"{part}.safetensors")
         print(f"{part}: {len(tensors)} tensors")
-    about = {"seed": args.seed, "torch": torch.__version__, "checksum": checksum, "text_ids": text_ids}
+    about = {
+        "seed": args.seed,
+        "shape": args.shape,
+        "torch": torch.__version__,
+        "checksum": checksum,
+        "text_ids": text_ids,
+    }
     about |= {"driver_chunks": of_driver(flow, hift, noise)}
     (args.out / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 

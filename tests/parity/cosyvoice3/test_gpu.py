@@ -35,7 +35,7 @@ MIN_SAME_LIKELIEST = 0.8
 def small(golden: Golden) -> Golden:
     if DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    return Golden(golden.folder, torch.device(DEVICE), torch.bfloat16)
+    return Golden(golden.folder, golden.config, torch.device(DEVICE), torch.bfloat16)
 
 
 def decibels(found: Tensor, golden: Tensor) -> float:

