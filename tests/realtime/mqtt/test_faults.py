@@ -91,6 +91,7 @@ async def test_a_broker_that_hangs_is_given_up(tmp_path: Path) -> None:
             async with speaking(broker, live) as (agent, sessions):
                 await sessions[0].say({"t": "flush"})  # its answer will be the first that is not acknowledged
                 broker.stop_answering()
+                await until(lambda: bridge_of(live).visit is None)
                 await live.freed()
                 broker.kill()
                 await until(agent.client._disconnected.done)
