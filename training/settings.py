@@ -70,7 +70,7 @@ class CodecTraining:
     feature_weight: float = 2.0
     mel_weight: float = 15.0
     hearing_weight: float = 30.0
-    seam_weight: float = 5.0
+    seam_weight: float = 20.0
     discriminator_channels: int = 16
     discriminator_warmup_steps: int = 100
     kmeans_latents: int = 200_000

@@ -24,6 +24,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("pocketsphinx", reason="the dependency group training is not installed")
+pytest.importorskip("jiwer", reason="the dependency group training is not installed")
+
 from tests.realtime.processes import Server, wire_address
 from tests.sdk.clients.turns import TURNS
 from tests.sdk.runs import KEY, Run, all_runs

@@ -8,7 +8,18 @@ pytest.importorskip("jiwer", reason="the dependency group training is not instal
 
 from training import flite
 from training.heldout import read_sentences, words_of
-from training.judge import GROUP_SENTENCES, Heard, Score, Signal, compare, group_of, hear_one, known_words, to_16k
+from training.judge import (
+    GROUP_SENTENCES,
+    Heard,
+    Recognizer,
+    Score,
+    Signal,
+    compare,
+    group_of,
+    hear_one,
+    known_words,
+    to_16k,
+)
 from training.language_model import END, START, bigram_arpa
 
 needs_flite = pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
@@ -101,3 +112,16 @@ def test_a_word_left_out_and_a_word_said_twice_are_found() -> None:
     left_out, twice = spoken(["The old ferry sank in harbor.", "Nobody answered answered the door."])
     score = score_of(SENTENCES[:2], [left_out, twice])
     assert (score.heard[0].missing, score.heard[1].repeated) == (1, 1)
+
+
+@needs_flite
+def test_words_are_heard_when_they_begin() -> None:
+    """Half a second of silence in front moves all of them by as much."""
+    recognizer, (signal,) = Recognizer(SENTENCES), spoken(SENTENCES[:1])
+    heard = recognizer.hear_times(signal)
+    later = recognizer.hear_times(np.concatenate([np.zeros(8_000, np.float32), signal]))
+    assert [word for word, _ in heard] == words_of(SENTENCES[0]) == [word for word, _ in later]
+    starts_s, later_s = (np.array([start_s for _, start_s in found]) for found in (heard, later))
+    assert (np.diff(starts_s) > 0).all()
+    assert 0 <= starts_s[0] < 0.3
+    np.testing.assert_allclose(later_s - starts_s, 0.5, atol=0.05)
