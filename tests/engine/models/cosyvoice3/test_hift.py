@@ -93,7 +93,8 @@ def test_frame_by_frame_and_in_calls_of_the_largest_size() -> None:
 @given(st.data())
 def test_rows_of_different_progress_share_calls_and_sound_as_alone(data: st.DataObject) -> None:
     """Rounds of pushes; who takes part in a round, and with how much, is drawn."""
-    rows, waiting, heard = HiftRows(tiny(), 3), {}, {slot: [] for slot in range(3)}
+    rows, waiting = HiftRows(tiny(), 3), dict[int, list[Tensor]]()
+    heard: dict[int, list[Tensor]] = {slot: [] for slot in range(3)}
     lengths = [data.draw(st.integers(1, MAX_FRAMES)) for _ in range(3)]
     for slot, length in enumerate(lengths):
         rows.open(slot)
