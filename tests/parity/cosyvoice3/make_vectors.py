@@ -15,8 +15,8 @@ beside it; run from the checkout:
 
 transformers from 4.53 on breaks the official talker's decoding with a cache (specs/cosyvoice3.md 10.2). Of torchaudio
 only Python parts are read. Any seed will do, and ``--shape small``, or ``released`` with 10 GB of memory and patience
-(and ``pytest --timeout 3600``); ``--out`` and the variable ``VOICEWIRE_COSYVOICE3_VECTORS`` keep fresh vectors away from
-those that are committed.
+(and ``pytest --timeout 3600``); ``--out`` and the variable ``VOICEWIRE_COSYVOICE3_VECTORS`` keep fresh vectors away
+from those that are committed.
 """
 
 from __future__ import annotations
