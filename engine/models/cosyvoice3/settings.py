@@ -59,7 +59,7 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Pages that a request holds from its admission on when it sees all blocks; without room for them it waits."""
     trim_prompts: bool = True
     """Leave up to a second at the beginning of a recording from the flow, so that sound can leave after 13 tokens."""
-    hop_blocks: tuple[int, ...] = (1, 2, 4)
+    hop_blocks: tuple[int, ...] = (1, 1, 2)
     """Blocks of a request's first chunk, the second and so on; a listener about to run dry gets what is there."""
     gather_slack_s: float = 0.6
     """A listener with more lead than this waits until its next chunk is full."""
