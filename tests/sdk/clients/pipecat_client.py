@@ -43,7 +43,7 @@ from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 
-REFUSED_TIMEOUT_S = 5.0
+REFUSED_TIMEOUT_S, PAUSE_S = 5.0, 3.0
 
 
 class Sink(FrameProcessor):
@@ -208,14 +208,16 @@ async def lose_the_line(worker: PipelineWorker, sink: Sink, service: Any) -> Non
 
 
 async def say_until_it_sounds(worker: PipelineWorker, sink: Sink) -> None:
-    """A turn that finds no room is lost; the next one tries anew."""
-    for _ in range(4):
+    """A turn that finds no room is lost; the next one tries anew. After three the service gives itself up."""
+    for _ in range(3):
         sink.begin_turn()
         await say(worker, TURNS[0])
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(sink.stopped.wait(), REFUSED_TIMEOUT_S)
         if sink.pcm:
             return
+        await asyncio.sleep(PAUSE_S)
+    await worker.cancel()
     raise TimeoutError("refused for good")
 
 
