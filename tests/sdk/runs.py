@@ -44,7 +44,7 @@ CLIENTS = {
             "deepgram": ("sentence", "token", "interrupt"),
             "deepgram_http": ("sentence",),
             "deepgram_flux": ("token", "interrupt"),
-            "native": ("token", "interrupt", "tail", "early", "lost"),
+            "native": ("token", "interrupt", "tail", "second", "early", "lost"),
             "openai": ("sentence",),
             "realtime": ("items",),
             "rime": ("sentence", "token", "interrupt"),

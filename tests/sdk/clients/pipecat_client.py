@@ -2,8 +2,8 @@
 
 Modes: ``sentence`` and ``token`` (two turns, spoken by sentences or token by token), ``interrupt`` (the first turn is
 interrupted, the second is heard whole), ``again`` (the first turn is said until the server has room). Of our own
-plug-in, before a turn: ``tail`` (a reply that came whole is interrupted while it is heard), ``early`` (replies are
-interrupted before they sound), ``lost`` (the line breaks).
+plug-in, before a turn: ``tail`` (a reply that came whole is interrupted while it is heard), ``second`` (the second of
+two in a row), ``early`` (replies are interrupted before they sound), ``lost`` (the line breaks).
 Runs in an environment of its own that has pipecat.
 """
 
@@ -52,6 +52,7 @@ class Sink(FrameProcessor):
         super().__init__()
         self.plays = plays
         self.pcm = b""
+        self.first_turn_bytes = 0
         self.rate = 0
         self.words: list[tuple[str, int | None]] = []
         self.errors: list[str] = []
@@ -75,6 +76,7 @@ class Sink(FrameProcessor):
             case TTSTextFrame():
                 self.words.append((frame.text, frame.pts))
             case TTSStoppedFrame():
+                self.first_turn_bytes = self.first_turn_bytes or len(self.pcm)
                 self.stopped.set()
             case ErrorFrame():
                 self.errors.append(frame.error)
@@ -151,11 +153,13 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
         await say_until_it_sounds(worker, sink)
     if mode in ("interrupt", "tail"):
         await interrupt(worker, sink, service, LONG if mode == "interrupt" else TURNS[0])
+    if mode == "second":
+        await interrupt_the_second(worker, sink, service)
     if mode == "early":
         await interrupt_early(worker)
     if mode == "lost":
         await lose_the_line(worker, sink, service)
-    for text in TURNS[1:] if mode in ("interrupt", "tail", "early", "lost") else TURNS:
+    for text in TURNS[1:] if mode in ("interrupt", "tail", "second", "early", "lost") else TURNS:
         sink.begin_turn()
         await say(worker, text)
         await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
@@ -182,6 +186,22 @@ async def interrupt(worker: PipelineWorker, sink: Sink, service: Any, text: str)
         await worker.queue_frame(InterruptionFrame())
         await asyncio.sleep(0.1)
         assert service.last_heard is None, service.last_heard
+
+
+async def interrupt_the_second(worker: PipelineWorker, sink: Sink, service: Any) -> None:
+    """Of two replies in a row, heard without a pause."""
+    for text in TURNS:
+        await say(worker, text)
+    await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
+    began_s = asyncio.get_running_loop().time()
+    await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
+    first_s = sink.first_turn_bytes / 2 / sink.rate
+    await asyncio.sleep(began_s + first_s + 1.0 - asyncio.get_running_loop().time())
+    await worker.queue_frame(InterruptionFrame())
+    await asyncio.sleep(0.3)
+    assert service.last_heard, service.last_heard
+    assert TURNS[1].startswith(service.last_heard), service.last_heard
+    await sink.push_frame(BotStoppedSpeakingFrame(), FrameDirection.UPSTREAM)
 
 
 async def interrupt_early(worker: PipelineWorker) -> None:
