@@ -15,7 +15,7 @@ import numpy as np
 
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
-from sessions.hearing.echo import EchoLoss
+from sessions.hearing.echo import EchoLimit
 from sessions.hearing.levels import DECODERS, SILENCE_DB
 from sessions.hearing.onset import Onset
 from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, Track, Windows, likelihoods
@@ -58,7 +58,7 @@ class CallerEar:
         self.rate = sample_rate if sample_rate in RATES else max(RATES)
         self.waiting: deque[Look] = deque()
         self._decode = DECODERS[encoding]
-        self._echo = EchoLoss(settings.echo_loss_db)
+        self._echo = EchoLimit(settings.echo_loss_db)
         self._settings = settings
         self._from_rate = sample_rate
         self.rest()
@@ -80,7 +80,7 @@ class CallerEar:
 
     def judge(self, look: Look, likely: float, level_db: float) -> bool:
         """How likely the next window is speech, and how loud it is. Whether somebody has begun to speak in it."""
-        heard = level_db >= self._settings.min_level_db and not self._echo.may_be(level_db, look.own_db)
+        heard = level_db >= max(self._settings.min_level_db, self._echo.db(look.own_db))
         if not heard or likely < self._settings.threshold:
             self._echo.learn(level_db, look.own_db)
         began = self._onset.push(likely if heard else 0.0)

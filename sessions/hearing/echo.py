@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
 from sessions.hearing.levels import SILENCE_DB, encoded_level_db
@@ -39,7 +38,7 @@ class OwnVoice:
 
 MARGIN_DB = 1.5
 """A window of an echo may be louder than any of the frames that we sent: it lies across two of them."""
-LEARNED_MARGIN_DB = 6.0
+SHOWN_MARGIN_DB = 6.0
 """What comes back may be so much louder than it has been."""
 LEAST_OWN_DB = -40.0
 """Quieter speech of ours teaches nothing."""
@@ -49,36 +48,35 @@ NUM_WINDOWS = 80
 """So many have to be heard while we speak, 1.3 s, before anything is believed of them."""
 
 
-class EchoLoss:
-    """How much quieter than we sent it our own voice comes back: by ``least_db``, or by more if a line has shown it."""
+class EchoLimit:
+    """How loud an echo of our own voice may be: ``least_loss_db`` below it, or no louder than a line has shown."""
 
-    def __init__(self, least_db: float) -> None:
-        self._least_db = least_db
+    def __init__(self, least_loss_db: float) -> None:
+        self._least_loss_db = least_loss_db
         self._restart()
 
     def _restart(self) -> None:
-        self._shown_db = math.inf
-        """So much quieter than us was all that we heard while we spoke."""
         self._num_windows = 0
-        self._undecided: deque[float] = deque()
-        """Of the last windows; a voice may be beginning in them."""
+        self._heard_db = self._own_db = SILENCE_DB
+        """The loudest that was heard while we spoke, and how loud we were at most."""
+        self._undecided: deque[tuple[float, float]] = deque()
+        """The last windows and our own voice; a voice may be beginning in them."""
 
-    @property
-    def db(self) -> float:
-        shown_db = self._shown_db - LEARNED_MARGIN_DB if self._num_windows >= NUM_WINDOWS else 0.0
-        return max(self._least_db - MARGIN_DB, shown_db)
-
-    def may_be(self, level_db: float, own_db: float) -> bool:
-        """Whether what is so loud may be nothing but an echo."""
-        return level_db < own_db - self.db
+    def db(self, own_db: float) -> float:
+        """While we are as loud as ``own_db``, what is quieter may be nothing but an echo."""
+        told_db = own_db - self._least_loss_db + MARGIN_DB
+        if self._num_windows < NUM_WINDOWS:
+            return told_db
+        return min(told_db, self._heard_db + SHOWN_MARGIN_DB + max(own_db - self._own_db, 0.0))
 
     def learn(self, level_db: float, own_db: float) -> None:
         """What was heard, while we were as loud as ``own_db``, is nobody so far."""
         if own_db > LEAST_OWN_DB:
-            self._undecided.append(own_db - level_db)
+            self._undecided.append((level_db, own_db))
         if len(self._undecided) > NUM_UNDECIDED:
+            level_db, own_db = self._undecided.popleft()
             self._num_windows += 1
-            self._shown_db = min(self._shown_db, self._undecided.popleft())
+            self._heard_db, self._own_db = max(self._heard_db, level_db), max(self._own_db, own_db)
 
     def was_somebody(self) -> None:
         """What was heard last was the beginning of a voice; or the line brings back more than before, and has to be

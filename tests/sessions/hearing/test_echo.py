@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sessions.audio.g711 import pcm_to_mulaw
-from sessions.hearing.echo import MAX_FRAMES, NUM_UNDECIDED, NUM_WINDOWS, EchoLoss, OwnVoice
+from sessions.hearing.echo import MAX_FRAMES, NUM_UNDECIDED, NUM_WINDOWS, EchoLimit, OwnVoice
 from sessions.hearing.levels import SILENCE_DB, encoded_level_db, level_db
 
 FRAME = 160
@@ -48,39 +48,40 @@ def test_a_line_on_which_nobody_listens_keeps_no_more_and_more() -> None:
     assert voice.level_db(5_000 * FRAME) == pytest.approx(-20.0, abs=0.3)
 
 
-def learnt(echo: EchoLoss, level_db: float, num: int = 1) -> None:
+def learnt(echo: EchoLimit, level_db: float, num: int = 1) -> None:
     """And as many windows more as it takes to be sure."""
     for level in [level_db] * num + [-90.0] * NUM_UNDECIDED:
         echo.learn(level, -10.0)
 
 
 def test_a_line_has_to_show_that_it_brings_back_less() -> None:
-    echo = EchoLoss(20.0)
-    assert (echo.may_be(-28.6, -10.0), echo.may_be(-28.4, -10.0)) == (True, False)
+    echo = EchoLimit(20.0)
+    assert echo.db(-10.0) == -28.5
     learnt(echo, -50.0, NUM_WINDOWS - 1)
-    assert echo.may_be(-28.6, -10.0)
+    assert echo.db(-10.0) == -28.5
     learnt(echo, -50.0)
-    assert (echo.may_be(-44.1, -10.0), echo.may_be(-43.9, -10.0)) == (True, False)
-    learnt(echo, -35.0)
-    assert (echo.may_be(-29.1, -10.0), echo.may_be(-28.9, -10.0)) == (True, False), "it has brought back more"
+    assert echo.db(-10.0) == -44.0
+    learnt(echo, -40.0)
+    assert echo.db(-10.0) == -34.0, "it has brought back more"
+    assert (echo.db(-8.0), echo.db(-25.0)) == (-32.0, -43.5), "it brings back more of more, and less of less"
     learnt(echo, -20.0)
-    assert echo.db == 18.5, "less than it was told it is not"
+    assert echo.db(-10.0) == -28.5, "no more than it was told"
 
 
 def test_the_soft_beginning_of_a_voice_is_no_echo() -> None:
-    echo = EchoLoss(20.0)
+    echo = EchoLimit(20.0)
     learnt(echo, -50.0, NUM_WINDOWS)
     for _ in range(NUM_UNDECIDED):
         echo.learn(-30.0, -10.0)
-    assert echo.db == 34.0
+    assert echo.db(-10.0) == -44.0
     echo.was_somebody()
-    assert echo.db == 18.5, "if it was an echo after all, the next one is none again"
+    assert echo.db(-10.0) == -28.5, "if it was an echo after all, the next one is none again"
     learnt(echo, -50.0, NUM_WINDOWS)
-    assert echo.db == 34.0
+    assert echo.db(-10.0) == -44.0
 
 
 def test_nothing_is_learnt_while_we_are_silent() -> None:
-    echo = EchoLoss(20.0)
+    echo = EchoLimit(20.0)
     for _ in range(2 * NUM_WINDOWS):
         echo.learn(-90.0, -50.0)
-    assert echo.db == 18.5
+    assert echo.db(-10.0) == -28.5
