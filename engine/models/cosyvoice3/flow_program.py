@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.graphs.buffers import Done
+from engine.models.cosyvoice3.dit import Attention
 from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow, moments, positional_noise
 from engine.models.cosyvoice3.flow_ops import FlowOps
 from engine.models.cosyvoice3.flow_pages import BRANCHES, ZERO_PAGE, FlowPages
@@ -88,13 +89,15 @@ class Staging:
         self.read = Done(device)
 
 
-def joint_qkv(attention: nn.Module) -> tuple[Tensor, Tensor]:
-    """One product for three, without a second copy of the weights."""
-    parts = attention.to_q, attention.to_k, attention.to_v
-    weight, bias = torch.cat([p.weight for p in parts]).detach(), torch.cat([p.bias for p in parts]).detach()
-    for part, own in zip(parts, weight.chunk(3), strict=True):
-        part.weight.data = own
-    return weight, bias
+def joint_qkv(attention: Attention) -> tuple[Tensor, Tensor]:
+    """One product for three, for all who run these weights; they are not held twice."""
+    if attention.joint is None:
+        parts = attention.to_q, attention.to_k, attention.to_v
+        weight, bias = (torch.cat([getattr(part, name) for part in parts]).detach() for name in ("weight", "bias"))
+        for part, own in zip(parts, weight.chunk(3), strict=True):
+            part.weight.data = own
+        attention.joint = weight, bias
+    return attention.joint
 
 
 class FlowProgram:
