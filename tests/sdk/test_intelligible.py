@@ -30,7 +30,7 @@ pytest.importorskip("jiwer", reason="the dependency group training is not instal
 from tests.realtime.processes import Server, wire_address
 from tests.sdk.clients.turns import TURNS
 from tests.sdk.runs import KEY, Run, all_runs
-from tests.sdk.test_clients import named, self_signed
+from tests.sdk.test_clients import named, seconds, self_signed
 from training.heldout import read_sentences, words_of
 from training.judge import GROUP_SENTENCES, Recognizer, Signal, compare, to_16k
 
@@ -157,11 +157,11 @@ def share_wrong(heard: list[Any]) -> float:
 
 def distances(told: list[list[Any]], heard: list[tuple[str, float]]) -> list[float]:
     """In ms, of the words both have in the same order; times in ns are those of a clock, so only their steps count."""
-    times_s = [word[1] * (1e-9 if isinstance(word[1], int) else 1) for word in told]
+    times_s = [seconds(word[1]) for word in told]
     words = [" ".join(words_of(word[0])) for word in told]
     matches = SequenceMatcher(None, words, [word for word, _ in heard], autojunk=False).get_matching_blocks()
     found = [times_s[m.a + i] - heard[m.b + i][1] for m in matches for i in range(m.size)]
-    if found and any(isinstance(word[1], int) for word in told):
+    if found and times_s[0] != told[0][1]:
         middle = statistics.median(found)
         found = [distance - middle for distance in found]
     return [abs(distance) * 1000 for distance in found]
