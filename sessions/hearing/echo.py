@@ -38,7 +38,7 @@ class OwnVoice:
 
 MARGIN_DB = 1.5
 """A window of an echo may be louder than any of the frames that we sent: it lies across two of them."""
-SHOWN_MARGIN_DB = 6.0
+SHOWN_MARGIN_DB = 4.0
 """What comes back may be so much louder than it has been."""
 LEAST_OWN_DB = -40.0
 """Quieter speech of ours teaches nothing."""
