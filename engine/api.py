@@ -270,6 +270,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
     mel_per_code: int = 0
     transcript_optional: bool = False
     """Whether a voice may have codes without a transcript."""
+    sampling_limits: dict[str, tuple[float, float]] = {}
+    """Least and most of numbers in ``SamplingParams`` that this model takes less of than ``SAMPLING_RANGES`` says."""
+    refused_fields: tuple[str, ...] = ()
+    """Of ``SamplingParams`` and ``SpeechRequest``, without a meaning here: a request that sets one is refused."""
     min_sample_s: float = 1.0
     """The shortest recording that ``encode_voice`` takes."""
     max_sample_s: float = 30.0

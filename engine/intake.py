@@ -77,7 +77,7 @@ class Intake:
             raise EngineOverloaded(f"{len(self.requests)} requests are active in the engine", OVERLOAD_RETRY_MS)
 
     def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
-        check_sampling(spec.sampling)
+        check_sampling(spec.sampling, self.model.abilities.sampling_limits)
         check_chunk_frames(spec.chunk_frames)
         row = self.model.new_row(spec, seed)
         needed = row.num_prefix + row.num_reserved + PROMPT_END_ROWS + self.config.min_frame_cap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from engine.api import (
 from engine.errors import InvalidRequest, RequestTooLong, UnknownLanguage, UnknownVoice
 
 MAX_COUNT = 2**32 - 1
+Limits = Mapping[str, tuple[float, float]]
+NO_LIMITS: Limits = {}
 MAX_INSTRUCT_CHARS = 2_000
 MAX_TRANSCRIPT_CHARS = 2_000
 MAX_SAMPLE_LEVEL = 2.0
@@ -28,12 +31,20 @@ MIN_SAMPLE_LEVEL = 1e-4
 """-80 dBFS: nobody speaks there."""
 
 
-def check_sampling(sampling: SamplingParams) -> None:
-    """Raises ``InvalidRequest`` naming field, limits and value."""
-    for name, (low, high) in SAMPLING_RANGES.items():
+def check_sampling(sampling: SamplingParams, limits: Limits = NO_LIMITS) -> None:
+    """``limits`` are the model's own. Raises ``InvalidRequest`` naming field, limits and value."""
+    for name, (low, high) in {**SAMPLING_RANGES, **limits}.items():
         value = getattr(sampling, name)
         if value is not None and not low <= value <= high:
             raise InvalidRequest(f"{name} is {value}; it must lie in {low:g}..{high:g}", name)
+
+
+def check_fields(sampling: SamplingParams, chunk_frames: tuple[int, ...], info: EngineInfo) -> None:
+    """Raises ``InvalidRequest`` naming what is asked for and has no meaning to this model."""
+    for name in info.refused_fields:
+        value = chunk_frames or None if name == "chunk_frames" else getattr(sampling, name)
+        if value is not None:
+            raise InvalidRequest(f"{name} is given; it has no meaning to {info.model}", name)
 
 
 def check_chunk_frames(chunk_frames: tuple[int, ...]) -> None:
@@ -148,7 +159,8 @@ def check_sample(sample: VoiceSample, info: EngineInfo) -> Pcm:
 
 def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int) -> None:
     """What can be refused without the model. Raises ``InvalidRequest`` or one of its kin."""
-    check_sampling(request.sampling)
+    check_sampling(request.sampling, info.sampling_limits)
+    check_fields(request.sampling, request.chunk_frames, info)
     check_chunk_frames(request.chunk_frames)
     check_voice(request.voice, info)
     check_instruct(request.instruct, info)

@@ -37,7 +37,8 @@ def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLi
     if not MIN_SPEED <= settings.speed <= MAX_SPEED:
         raise InvalidRequest(f"speed must be {MIN_SPEED:g} to {MAX_SPEED:g}, is {settings.speed:g}", "speed")
     check_frames(settings)
-    check_sampling(settings.sampling)
+    check_fields(settings, info)
+    check_sampling(settings.sampling, info)
     check_format(settings.format)
 
 
@@ -61,8 +62,16 @@ def check_frames(settings: SpeechSettings) -> None:
             raise InvalidRequest(f"chunk_frames must hold {known}, holds {frames}", "chunk_frames")
 
 
-def check_sampling(sampling: SamplingParams) -> None:
-    for name, (low, high) in SAMPLING_RANGES.items():
+def check_fields(settings: SpeechSettings, info: EngineInfo) -> None:
+    """What has no meaning to this model is not passed over."""
+    for name in info.refused_fields:
+        value = settings.chunk_frames or None if name == "chunk_frames" else getattr(settings.sampling, name)
+        if value is not None:
+            raise InvalidRequest(f"{name} is given; it has no meaning to {info.model}", name)
+
+
+def check_sampling(sampling: SamplingParams, info: EngineInfo) -> None:
+    for name, (low, high) in {**SAMPLING_RANGES, **info.sampling_limits}.items():
         value = getattr(sampling, name)
         if value is not None and not low <= value <= high:
             raise InvalidRequest(f"{name} must be {low} to {high}, is {value}", name)

@@ -160,6 +160,8 @@ class Abilities:
     transcript_optional: bool = False
     max_text_tokens: int | None = None
     """Of one request, where the model has a limit of its own."""
+    sampling_limits: dict[str, tuple[float, float]] = field(default_factory=dict)
+    refused_fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

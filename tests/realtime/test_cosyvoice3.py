@@ -81,6 +81,17 @@ async def test_an_instruction_is_heard_and_an_unknown_one_refused_with_the_known
     assert "'like a pirate', which the model does not know; known: cantonese" in refused.text
 
 
+@pytest.mark.parametrize(
+    "wish", [{"repetition_penalty": 1.05}, {"top_k": 500}, {"subtalker_top_k": 5}, {"chunk_frames": [2]}]
+)
+async def test_a_wish_without_meaning_is_refused_by_its_name(live: Live, wish: dict[str, object]) -> None:
+    async with live.http() as http:
+        answer = await http.post("/v1/audio/speech", json={"input": TEXT, "voice": "anna"} | wish, timeout=30)
+    assert answer.status_code == 400
+    (name,) = wish
+    assert answer.json()["error"]["param"] == name.replace("subtalker", "predictor")
+
+
 async def test_a_voice_is_uploaded_and_speaks_as_its_recording_does(live: Live) -> None:
     reference = f"data:audio/wav;base64,{base64.b64encode(wav_file(SPEECH, 16_000)).decode()}"
     asked = {"input": TEXT, "response_format": "pcm", "max_frames": 16, "seed": 3}

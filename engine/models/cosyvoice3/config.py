@@ -11,6 +11,10 @@ NUM_CONTROL_IDS = 200
 """Rows of the speech table past the codes."""
 MAX_POSITIONS = 32_768
 """The talker's context (spec 2.1), whatever more the backbone's file promises."""
+MAX_TOP_K = 128
+"""Of a draw, whoever asks for it: graphs rank so many."""
+MAX_WINDOW = 64
+"""Ids of a history that a draw may look at."""
 
 Dilations = tuple[tuple[int, ...], ...]
 

@@ -26,10 +26,10 @@ from engine.models.base import (
     TextQueue,
 )
 from engine.models.cosyvoice3.bistream import Bistream
-from engine.models.cosyvoice3.config import CosyVoice3Config
+from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW, CosyVoice3Config
 from engine.models.cosyvoice3.instructs import known_sentence
 from engine.models.cosyvoice3.prompt import Prompts
-from engine.models.cosyvoice3.ras import MAX_TOP_K, MAX_WINDOW, RasParams, draw
+from engine.models.cosyvoice3.ras import RasParams, draw
 from engine.models.cosyvoice3.row import Phase, SpeechRow
 from engine.models.cosyvoice3.settings import TalkerSettings
 from engine.models.cosyvoice3.speech_lm import SpeechLM
@@ -40,6 +40,23 @@ from engine.noise import CounterNoise, NoiseSource
 
 LANGUAGES = ("chinese", "english", "japanese", "korean", "german", "spanish", "french", "italian", "russian")
 """Which it was trained on. It hears from the text which one it is: the choice changes nothing."""
+
+MIN_TEMPERATURE = 1e-6
+"""Below, scores in fp32 would overflow; so near 0 all of them draw alike."""
+SAMPLING_LIMITS: dict[str, tuple[float, float]] = {
+    "top_k": (1, MAX_TOP_K),
+    "repetition_window": (1, MAX_WINDOW),
+    "repetition_penalty": (1, 1),
+}
+"""Repetition is held off by another draw and by no penalty."""
+REFUSED_FIELDS = (
+    "predictor_do_sample",
+    "predictor_temperature",
+    "predictor_top_k",
+    "predictor_top_p",
+    "chunk_frames",
+)
+"""There is one code a frame, and chunks are blocks of the flow."""
 
 
 class CosyVoice3:
@@ -95,6 +112,8 @@ class CosyVoice3:
             mel_per_code=flow.token_mel_ratio,
             transcript_optional=True,
             max_text_tokens=self.settings.max_text_tokens,
+            sampling_limits=SAMPLING_LIMITS,
+            refused_fields=REFUSED_FIELDS,
         )
 
     @property
@@ -150,10 +169,10 @@ class CosyVoice3:
         sampling, usual = request.sampling, self.config.talker.ras
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
         return RasParams(
-            temperature=0.0 if sampling.do_sample is False else temperature,
+            temperature=0.0 if sampling.do_sample is False or temperature == 0 else max(temperature, MIN_TEMPERATURE),
             top_p=usual.top_p if sampling.top_p is None else sampling.top_p,
-            top_k=min(usual.top_k if sampling.top_k is None else sampling.top_k or MAX_TOP_K, MAX_TOP_K),
-            window=min(sampling.repetition_window or usual.window, MAX_WINDOW),
+            top_k=usual.top_k if sampling.top_k is None else sampling.top_k,
+            window=usual.window if sampling.repetition_window is None else sampling.repetition_window,
             tau=usual.tau,
         )
 

@@ -16,10 +16,6 @@ from engine.noise import DrawKey, NoiseSource
 
 NUCLEUS, WHOLE = 0, 1
 """Which draw of a token the noise is for, in the place of the codebook."""
-MAX_TOP_K = 128
-"""Of a request; no limit, or a larger one, counts as this."""
-MAX_WINDOW = 64
-"""Ids of a history that a request may have looked at; more count as this."""
 NOTHING = -1
 """An id that no token has: fills up a history."""
 

@@ -10,6 +10,8 @@ from engine.layers.transformer import TransformerConfig
 from engine.models.config_file import Section, read_json
 from engine.models.cosyvoice3.config import (
     MAX_POSITIONS,
+    MAX_TOP_K,
+    MAX_WINDOW,
     CosyVoice3Config,
     Dilations,
     DitConfig,
@@ -79,8 +81,8 @@ def _talker(llm: Section, backbone: Section) -> TalkerConfig:
         block_speech=mix[1],
         ras=RasConfig(
             top_p=sampling.positive_number("top_p"),
-            top_k=sampling.positive("top_k"),
-            window=sampling.positive("win_size"),
+            top_k=sampling.positive("top_k", MAX_TOP_K),
+            window=sampling.positive("win_size", MAX_WINDOW),
             tau=sampling.positive_number("tau_r"),
         ),
     )

@@ -18,8 +18,9 @@ from engine.cache.kv_cache import PagedKV
 from engine.graphs.buffers import Buffers, Fields
 from engine.kernels.plain import PlainOps
 from engine.models.base import Failed, Outcome, Row
+from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW
 from engine.models.cosyvoice3.model import CosyVoice3
-from engine.models.cosyvoice3.ras import MAX_TOP_K, MAX_WINDOW, NOTHING
+from engine.models.cosyvoice3.ras import NOTHING
 from engine.models.cosyvoice3.ras_tensors import DrawRows, draw_rows
 from engine.models.cosyvoice3.row import Phase, SpeechRow
 

@@ -76,6 +76,8 @@ Edit = Callable[[str], str]
         (lambda s: s.replace("    vocab_size: 6561", "    vocab_size: 4096"), "'flow.vocab_size' makes 4096"),
         (lambda s: s.replace("[16, 11, 7]", "[16, 0, 7]"), "'upsample_kernel_sizes' is"),
         (lambda s: s.replace("top_k: 25", "top_k: many"), "'top_k' is 'many'"),
+        (lambda s: s.replace("top_k: 25", "top_k: 129"), "'top_k' is 129; it must be positive and at most 128"),
+        (lambda s: s.replace("win_size: 10", "win_size: 65"), "'win_size' is 65; it must be positive and at most 64"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(tmp_path: Path, edit: Edit, told: str) -> None:

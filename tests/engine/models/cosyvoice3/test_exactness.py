@@ -219,7 +219,7 @@ def test_over_graphs_it_says_what_it_says_without(loaded: Loaded, folder: Path, 
         bench = Recorder(engine.make_engine())
         rows = [
             speak(bench, layout=layout, voice=voice, text=text, sampling=SamplingParams(seed=seed, top_k=top_k))
-            for seed, (voice, text, top_k) in enumerate(zip(VOICES, OTHERS, (25, 0, 5), strict=False))
+            for seed, (voice, text, top_k) in enumerate(zip(VOICES, OTHERS, (25, 128, 5), strict=False))
         ]
         bench.run()
         bench.check_idle()

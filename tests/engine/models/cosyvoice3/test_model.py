@@ -12,7 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import ClonedVoice, FinishReason, InvalidRequest, RequestTooLong, SamplingParams, TextLayout
+from engine.api import (
+    ClonedVoice,
+    FinishReason,
+    InvalidRequest,
+    RequestTooLong,
+    SamplingParams,
+    SpeechRequest,
+    TextLayout,
+)
 from engine.client import create_engine
 from engine.config import EngineConfig
 from engine.load import Loaded, load_engine
@@ -20,7 +28,7 @@ from engine.models.cosyvoice3.decode_stage import CosyDecode
 from engine.models.cosyvoice3.instructs import INSTRUCTS, known_sentence
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, TalkerSettings
-from engine.validation import check_cloned
+from engine.validation import check_cloned, check_request
 from tests.engine.models.cosyvoice3.voices import cloned
 from tests.engine.recorder import Recorder
 
@@ -298,3 +306,43 @@ def test_a_flow_that_breaks_for_one_voice_fails_that_row_alone(bench: Recorder) 
     said = said_by(bench, rows)
     assert "finite" in told(bench, rows[0])[1]
     np.testing.assert_allclose(said[1], alone, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (dict(top_k=0), "top_k is 0; it must lie in 1..128"),
+        (dict(top_k=129), "top_k is 129; it must lie in 1..128"),
+        (dict(repetition_window=65), "repetition_window is 65; it must lie in 1..64"),
+        (dict(repetition_penalty=1.1), "repetition_penalty is 1.1; it must lie in 1..1"),
+        (dict(predictor_do_sample=False), "predictor_do_sample is given; it has no meaning to cosyvoice3"),
+        (dict(predictor_top_k=50), "predictor_top_k is given; it has no meaning to cosyvoice3"),
+    ],
+)
+def test_a_wish_that_it_cannot_fulfil_is_refused_and_not_passed_over(
+    loaded: Loaded, fields: dict[str, Any], told: str
+) -> None:
+    request = SpeechRequest(request_id="r", text=TEXT, voice=cloned(), sampling=SamplingParams(**fields))
+    with pytest.raises(InvalidRequest, match=told) as caught:
+        check_request(request, loaded.info, max_text_chars=100)
+    assert caught.value.param in fields
+
+
+def test_chunks_are_blocks_and_nobody_may_ask_for_others(loaded: Loaded) -> None:
+    request = SpeechRequest(request_id="r", text=TEXT, voice=cloned(), chunk_frames=(1, 2))
+    with pytest.raises(InvalidRequest, match="chunk_frames is given"):
+        check_request(request, loaded.info, max_text_chars=100)
+
+
+def test_what_says_no_more_than_the_usual_is_taken(loaded: Loaded) -> None:
+    sampling = SamplingParams(top_k=128, repetition_window=64, repetition_penalty=1.0)
+    request = SpeechRequest(request_id="r", text=TEXT, voice=cloned(), sampling=sampling)
+    check_request(request, loaded.info, max_text_chars=100)
+
+
+def test_the_least_temperature_draws_the_likeliest(bench: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores over so little are infinite in fp32."""
+    scripted(bench, monkeypatch, lambda n: 100 + n if n < 30 else EOS)
+    row = speak(bench, sampling=SamplingParams(seed=5, temperature=1e-38, min_new_tokens=0))
+    bench.run()
+    assert len(bench.heard[row].pcm) == 30 * 960
