@@ -7,9 +7,9 @@ ones take, with their texts, their histories and the host's work, is learnt from
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
-
-import numpy as np
+from itertools import accumulate
 
 DECAY = 0.99
 """Weight of the past at each step: the last few hundred count."""
@@ -20,19 +20,18 @@ OUTLIER = 5.0
 
 
 class Shape:
-    """Seconds of a step by its rows, from ``measured`` points: straight between them, and beyond the last in
+    """Seconds of a step by its rows: as ``measured`` of the row count that it is padded to, and beyond the last in
     proportion to it, for what a step takes at large is by the row.
     """
 
     def __init__(self, measured: Mapping[int, float]) -> None:
-        rows = sorted(measured)
-        self._rows = np.array(rows, dtype=float)
-        self._seconds = np.maximum.accumulate([measured[count] for count in rows])
+        self._rows = sorted(measured)
+        self._seconds = list(accumulate((measured[count] for count in self._rows), max))
 
     def seconds(self, rows: int) -> float:
-        most = float(self._rows[-1])
-        beyond = max(1.0, rows / most)
-        return beyond * float(np.interp(min(rows, most), self._rows, self._seconds))
+        most = self._rows[-1]
+        padded = bisect_left(self._rows, min(rows, most))
+        return max(1.0, rows / most) * self._seconds[padded]
 
 
 class StepModel:

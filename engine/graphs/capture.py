@@ -8,14 +8,14 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536)
-"""Rows of a step are padded to the next of these; larger limits double on."""
+"""Rows of a step are padded to the next of these; larger ones are an eighth apart."""
 
 
 def buckets_up_to(limit: int) -> tuple[int, ...]:
     """Every bucket below ``limit``, and ``limit`` itself."""
     sizes = [size for size in BUCKETS if size < limit]
-    while sizes and 2 * sizes[-1] < limit:
-        sizes.append(2 * sizes[-1])
+    while sizes and sizes[-1] >= BUCKETS[-1] and sizes[-1] * 9 // 8 < limit:
+        sizes.append(sizes[-1] * 9 // 8)
     return (*sizes, limit)
 
 

@@ -52,8 +52,9 @@ def step_s(rows: int) -> float:
     return 0.005 + 0.00004 * rows + 0.00000002 * rows * rows
 
 
-MEASURED = {rows: 0.8 * step_s(rows) for rows in (1, 8, 64, 256, 512, 1024, 1536)}
-CAN_CARRY = max(rows for rows in range(3000) if step_s(rows) <= FRAME_S)
+BUCKETS = (1, 8, *range(64, 1600, 64))
+MEASURED = {rows: 0.8 * step_s(rows) for rows in BUCKETS}
+CAN_CARRY = max(rows for rows in BUCKETS if step_s(rows) <= FRAME_S)
 
 
 def most_admitted(model: StepModel, arrivals_per_s: float, seconds: float) -> tuple[int, int]:
@@ -67,7 +68,7 @@ def most_admitted(model: StepModel, arrivals_per_s: float, seconds: float) -> tu
                 asked = int(now_s * arrivals_per_s) + 1
                 break
             rows += 1
-        took_s = step_s(rows)
+        took_s = step_s(min(size for size in (*BUCKETS, 10_000) if size >= rows))
         now_s += took_s
         model.note(rows, took_s)
         leads_s[:rows] += FRAME_S - np.where(leads_s[:rows] > 0.0, took_s, 0.0)
@@ -94,9 +95,10 @@ def test_a_line_is_taken_in_by_a_device_that_fills_up() -> None:
     assert dry > 0
 
 
-def test_beyond_what_was_measured_time_grows_with_the_rows() -> None:
+def test_a_step_takes_what_it_is_padded_to_and_beyond_what_was_measured_time_grows_with_the_rows() -> None:
     shape = Shape({8: 0.010, 1: 0.004, 16: 0.009})
     assert shape.seconds(1) == pytest.approx(0.004)
+    assert shape.seconds(2) == pytest.approx(0.010)
     assert shape.seconds(16) == pytest.approx(0.010)
     assert shape.seconds(32) == pytest.approx(0.020)
 
