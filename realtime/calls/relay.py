@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -68,9 +68,12 @@ class Relay:
 
     async def _keep(self, path: Path, linked: asyncio.Event) -> None:
         while True:
-            with suppress(OSError, ValueError, msgspec.MsgspecError):
+            try:
                 await self._visit(path, linked)
-            log.warning("the exchange of calls is gone; trying again")
+            except (OSError, ValueError, msgspec.MsgspecError) as error:
+                log.warning("the line to the exchange of calls broke: %s", type(error).__name__)
+            except Exception:  # a fault of ours in one call's command must not cut off all calls for good
+                log.exception("the relay of calls met a fault")
             await asyncio.sleep(RETRY_S)
 
     async def _visit(self, path: Path, linked: asyncio.Event) -> None:

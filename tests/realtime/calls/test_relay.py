@@ -146,6 +146,21 @@ async def test_a_line_to_the_exchange_that_breaks_is_made_anew(fleet: Fleet) -> 
             assert isinstance(await there.board.call(KEY, "c1").obey(on.Say(text="x")), on.ReplyAccepted)
 
 
+async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    here, there = await fleet.gateway(), await fleet.gateway()
+
+    async def obey(_: on.Command) -> None:
+        raise AssertionError
+
+    with there.board.listening(KEY) as agent, here.board.connected(LiveCall(KEY, connected("c1"), obey)):
+        await heard(agent)
+        with pytest.raises(Refused, match="has ended"):
+            await there.board.call(KEY, "c1").obey(on.Interrupt())
+        assert isinstance(await heard(agent), on.HungUp)
+        assert await heard(agent) == connected("c1"), "it is told again"
+    assert "met a fault" in caplog.text
+
+
 async def test_without_an_exchange_there_is_nothing_to_tell() -> None:
     board = Switchboard(10)
     async with Relay(board, None).open():
