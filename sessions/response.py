@@ -19,6 +19,7 @@ from sessions.patience import Patience, WaitsFor
 from sessions.script import Script
 from sessions.services import Services
 from sessions.speaker import Speaker
+from sessions.text.segmenter import SegmenterSettings
 
 MAX_PLAYED_MS = 1e12
 """A client's count is cut to this: thirty years, and small enough to be turned into samples."""
@@ -47,7 +48,7 @@ class Response:
         self._services = services
         self._on_end = on_end
         self._told = SpokenText(info.sample_rate, services.make_aligner, settings.speed)
-        self._script = Script(self._told, normalize)
+        self._script = Script(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
         self._outbox = Outbox(response_id, pacer, self._count_underrun)
         self._reader = Alarm()
         self._speaker = Speaker(

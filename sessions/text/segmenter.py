@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sessions.text.blocks import WHITE_SPACE
 from sessions.text.endings import Ending, Endings
 from sessions.text.spans import SpannedText
+from sessions.text.token_cost import TENTHS, token_tenths
 
 _JOINERS = frozenset("\u200c\u200d")
 _SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
@@ -32,6 +33,12 @@ class SegmenterSettings:
     """And here in any case, except within one sign (an accent, an emoji of several parts) up to twice as many."""
     wide_char_weight: int = 3
     digit_weight: int = 3
+    max_segment_tokens: int | None = None
+    """That the engine takes, by ``token_tenths``: some way before it any clause, then any white space, then any place
+    ends the segment; at it, even one within a sign."""
+    clause_end_at_share: float = 0.6
+    word_end_at_share: float = 0.75
+    end_at_share: float = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class Segmenter:
         self._settings = settings or SegmenterSettings()
         self._index = 0
         self._num_chars = 0
+        self._token_tenths = 0
         self._previous = ""
         self._endings = Endings()
         self._held: list[SpannedText] = []
@@ -120,8 +128,9 @@ class Segmenter:
         return runs, end
 
     def _take_space(self, character: str) -> None:
-        if self._num_chars and self._previous not in WHITE_SPACE:
-            self._num_chars += 1
+        if self._num_chars:
+            self._num_chars += self._previous not in WHITE_SPACE
+            self._token_tenths += token_tenths(character)
         self._previous = character
         self._endings.space(character)
 
@@ -131,15 +140,24 @@ class Segmenter:
             return False
         if ending >= self._needed():
             return True
-        max_chars = self._settings.max_segment_chars
-        return self._num_chars >= max_chars and (not self._joins(character) or self._num_chars >= 2 * max_chars)
+        max_chars, share = self._settings.max_segment_chars, self._token_share(character)
+        if self._joins(character):
+            return self._num_chars >= 2 * max_chars or share > 1
+        return self._num_chars >= max_chars or share > self._settings.end_at_share
+
+    def _token_share(self, following: str = "") -> float:
+        """Of the tokens that a segment may have, with one more character."""
+        if self._settings.max_segment_tokens is None:
+            return 0.0
+        more = token_tenths(following) if following else 0
+        return (self._token_tenths + more) / (TENTHS * self._settings.max_segment_tokens)
 
     def _needed(self) -> int:
         """The weakest ending that ends the segment now."""
-        settings = self._settings
-        if self._num_chars >= settings.word_end_after_chars:
+        settings, share = self._settings, self._token_share()
+        if self._num_chars >= settings.word_end_after_chars or share >= settings.word_end_at_share:
             return Ending.WORD
-        if self._num_chars >= settings.clause_end_after_chars:
+        if self._num_chars >= settings.clause_end_after_chars or share >= settings.clause_end_at_share:
             return Ending.CLAUSE
         return Ending.SENTENCE if self._num_chars >= settings.sentence_end_after_chars else Ending.SENTENCE + 1
 
@@ -151,6 +169,7 @@ class Segmenter:
 
     def _count(self, character: str) -> None:
         self._num_chars += self._weight(character)
+        self._token_tenths += token_tenths(character)
         self._previous = character
 
     def _weight(self, character: str) -> int:
@@ -159,7 +178,7 @@ class Segmenter:
         return self._settings.digit_weight if character.isdecimal() else 1
 
     def _begin_next(self) -> None:
-        self._num_chars = 0
+        self._num_chars = self._token_tenths = 0
 
     def _pass_on(self, run: _Run, piece: SpannedText) -> list[SegmentEvent]:
         events: list[SegmentEvent] = []

@@ -180,3 +180,24 @@ def test_say_writes_a_file(checkpoint: Path, tmp_path: Path) -> None:
     path = tmp_path / "hello.wav"
     main(["say", TEXT, "--model", str(checkpoint), "--voice", "anna", "-o", str(path)])
     assert path.stat().st_size > 10 * TOKEN_BYTES
+
+
+LONG_TEXTS = {
+    "Thai": "วันนี้อากาศดีมากเราจะไปเดินเล่นที่สวนสาธารณะกันไหมครับ " * 6,
+    "Tamil": "இன்று வானிலை மிகவும் நன்றாக உள்ளது பூங்காவுக்குச் செல்வோம் " * 6,
+    "emoji": "so 😀👍🏽👩‍👩‍👧" * 24,
+}
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
+async def test_long_texts_in_scripts_of_many_tokens_are_spoken_in_segments(live: Live, text: str) -> None:
+    """The tiny vocabulary knows next to none of them: a token a byte, and a segment takes 200."""
+    settings = ev.Settings(voice="anna", pace="burst", seed=1, max_frames=3, text_layout="full")
+    async with live.session() as client:
+        await client.send(ev.ResponseCreate(response_id="r", settings=settings))
+        for at in range(0, len(text), 7):
+            await client.send(ev.TextAppend(response_id="r", text=text[at : at + 7]))
+        await client.send(ev.TextEnd(response_id="r"))
+        spoken = await hear(client, "r")
+    assert spoken.done.status == "completed", spoken.done
+    assert spoken.audio

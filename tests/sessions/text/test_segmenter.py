@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sessions.text.blocks import WHITE_SPACE
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent, SegmentText
 from sessions.text.spans import SpannedText
+from sessions.text.token_cost import TENTHS, token_tenths
 from tests.sessions.text.cuts import cut, places
 
 TINY = SegmenterSettings(
@@ -182,3 +183,39 @@ def test_digits_count_as_what_they_take_to_say() -> None:
     """So that no segment has more of them than models take tokens."""
     found = texts("0123456789" * 100, SegmenterSettings())
     assert [len(text) for text in found] == [200] * 5
+
+
+FEW_TOKENS = SegmenterSettings(max_segment_tokens=40)
+LONG_TEXTS = {
+    "Thai": "วันนี้อากาศดีมากเราจะไปเดินเล่นที่สวนสาธารณะกันไหมครับ " * 12,
+    "Burmese": "ဒီနေ့ရာသီဥတုသာယာတယ်ပန်းခြံကိုသွားကြရအောင်" * 12,
+    "Hindi": "आज मौसम बहुत अच्छा है और हम पार्क में घूमने चलते हैं " * 12,
+    "Amharic": "ዛሬ አየሩ በጣም ጥሩ ነው ወደ መናፈሻው እንሂድ " * 20,
+    "emoji": "😀👍🏽👩‍👩‍👧" * 60,
+}
+
+
+def cost(text: str) -> float:
+    return sum(map(token_tenths, text)) / TENTHS
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
+def test_scripts_of_many_tokens_make_short_segments(text: str) -> None:
+    found = texts(text, SegmenterSettings(max_segment_tokens=200))
+    assert "".join(found).replace(" ", "") == text.replace(" ", "")
+    assert max(len(segment.encode()) - segment.count(" ") for segment in found) <= 200
+
+
+def test_what_models_know_well_is_cut_as_without_a_limit_of_tokens() -> None:
+    for text in ("One may say, and many do, that this is so. " * 30, "今天天气很好，我们去公园散步吧。" * 30):
+        assert texts(text, SegmenterSettings(max_segment_tokens=200)) == texts(text, SegmenterSettings())
+
+
+@given(text=raw_texts, at=places)
+def test_any_cutting_gives_the_same_segments_by_tokens(text: str, at: list[int]) -> None:
+    assert segments(cut(text, at), FEW_TOKENS) == segments([text], FEW_TOKENS)
+
+
+@given(text=raw_texts)
+def test_no_segment_costs_more_tokens_than_allowed(text: str) -> None:
+    assert all(cost(segment) <= 40 for segment in texts(text, FEW_TOKENS))
