@@ -87,17 +87,18 @@ def pack_events(events: Iterable[Emitted]) -> list[Buffer]:
     for epoch, event in events:
         packed.append(pack_event(epoch, event))
         if isinstance(event, SpeechChunk) and len(event.pcm):
-            pcm.append(memoryview(np.ascontiguousarray(event.pcm, np.float32)).cast("B"))
+            pcm.append(np.ascontiguousarray(event.pcm, np.float32).data.cast("B"))
     return [encode(Events(packed, sum(map(len, pcm)))), *pcm]
 
 
 def unpack_events(message: Events, pcm: bytes) -> Iterator[Emitted]:
+    """Chunks are copies of their own: a slow reader of one must not keep all that came with it."""
     samples, end = np.frombuffer(pcm, np.float32), 0
     for epoch, kind, *fields in message.events:
         if kind == "chunk":
             request_id, start, count, tail, last = fields
             end += count
-            yield epoch, SpeechChunk(request_id, start, samples[end - count : end], tail, last)
+            yield epoch, SpeechChunk(request_id, start, samples[end - count : end].copy(), tail, last)
         else:
             yield unpack_event(epoch, kind, fields)
 

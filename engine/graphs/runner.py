@@ -157,7 +157,7 @@ class GraphRunner(ModelRunner):
         bucket = fitting(self.frame_buckets, count)
         inputs = self.program.inputs.host
         slots = np.zeros(bucket, dtype=np.int64)
-        slots[:count] = [request.slot for request in requests]
+        slots[:count] = [request.held_slot for request in requests]
         for name, values in self._constants.items():
             inputs[name][:bucket] = values[slots]
         inputs["slot"][:bucket] = slots
