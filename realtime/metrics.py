@@ -31,6 +31,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "audio_underruns_total": ("Playback ran dry while a response was not at its end.", ("cause",)),
     "responses_total": ("Responses that ended.", ("status",)),
     "segments_total": ("Segments that ended.", ("reason",)),
+    "dropped_tokens_total": ("Speech tokens drawn and left out, in silences that would have been too long.", ()),
     "refusals_total": ("Handshakes, requests and events that were refused.", ("code",)),
     "wire_connections_total": ("Sockets and requests that came in on a vendor's wire.", ("wire",)),
     "wire_contexts_total": ("Contexts of a vendor's wire that ended.", ("wire", "status")),
@@ -98,8 +99,9 @@ class ServerMetrics:
         }
         self._last_step = 0
 
-    def inc(self, name: str, **labels: str) -> None:
-        self._counters[name].labels(**labels).inc()
+    def inc(self, name: str, count: int = 1, **labels: str) -> None:
+        counter = self._counters[name]
+        (counter.labels(**labels) if labels else counter).inc(count)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         self._histograms[name].observe(value)

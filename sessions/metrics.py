@@ -6,8 +6,8 @@ from typing import Protocol
 
 
 class Metrics(Protocol):
-    def inc(self, name: str, **labels: str) -> None:
-        """Count one more."""
+    def inc(self, name: str, count: int = 1, **labels: str) -> None:
+        """Count so many more."""
         ...
 
     def observe(self, name: str, value: float, **labels: str) -> None:
@@ -16,7 +16,7 @@ class Metrics(Protocol):
 
 
 class NoMetrics:
-    def inc(self, name: str, **labels: str) -> None:
+    def inc(self, name: str, count: int = 1, **labels: str) -> None:
         pass
 
     def observe(self, name: str, value: float, **labels: str) -> None:

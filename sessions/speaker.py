@@ -204,6 +204,8 @@ class Speaker:
     async def _hear_end(self, segment: Segment, end: Finished) -> None:
         self._services.metrics.inc("segments_total", reason=end.reason)
         self._services.metrics.observe("queue_time_seconds", end.queue_ms / 1000)
+        if end.num_dropped_tokens:
+            self._services.metrics.inc("dropped_tokens_total", end.num_dropped_tokens)
         if end.prompt_wait_ms is not None:
             self._services.metrics.observe("prompt_wait_seconds", end.prompt_wait_ms / 1000)
         self.num_text_tokens += end.num_text_tokens

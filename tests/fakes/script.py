@@ -47,6 +47,9 @@ class FakeScript:
     """End with ``end_reason`` instead of making this frame."""
     end_reason: FinishReason = FinishReason.STOP
 
+    num_dropped_tokens: int = 0
+    """That it tells of at its end."""
+
     def next_cut(self, frame: int) -> int | None:
         """The next frame that must begin a chunk, because something is scripted for it."""
         marks = (self.fail_at_frame, self.die_at_frame, self.end_at_frame, *self.stalls_s)

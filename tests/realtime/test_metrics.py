@@ -43,9 +43,11 @@ def test_what_is_counted_and_observed_is_told() -> None:
     metrics = ServerMetrics(Server())
     metrics.inc("audio_underruns_total", cause="text")
     metrics.observe("time_to_first_audio_seconds", 0.05)
+    metrics.inc("dropped_tokens_total", 5)
     metrics.refused("unauthorized")
     told = readings(metrics)
     assert told['audio_underruns_total{cause="text"}'] == 1
+    assert told["dropped_tokens_total"] == 5
     assert told['time_to_first_audio_seconds_bucket{le="0.04"}'] == 0
     assert told['time_to_first_audio_seconds_bucket{le="0.06"}'] == 1
     assert told['refusals_total{code="unauthorized"}'] == 1

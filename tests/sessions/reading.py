@@ -76,8 +76,8 @@ class CountingMetrics:
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.values: dict[str, list[float]] = {}
 
-    def inc(self, name: str, **labels: str) -> None:
-        self.counts[(name, *labels.values())] += 1
+    def inc(self, name: str, count: int = 1, **labels: str) -> None:
+        self.counts[(name, *labels.values())] += count
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         self.values.setdefault(name, []).append(value)

@@ -172,3 +172,13 @@ async def test_a_reader_that_takes_late_is_not_called_an_underrun(registry: Sess
 async def read_rest(response) -> None:
     async for _ in response:
         pass
+
+
+async def test_tokens_that_a_model_left_out_are_counted_over_all_segments(
+    registry: SessionRegistry, engine: RememberingEngine, metrics: CountingMetrics
+):
+    engine.script = FakeScript(num_dropped_tokens=7)
+    await read(registry.create(settings=BURST).create_response(text=LONG, text_closed=True))
+    num_segments = metrics.counts["segments_total", "stop"]
+    assert num_segments > 1
+    assert metrics.counts[("dropped_tokens_total",)] == 7 * num_segments
