@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from engine.api import SpeechChunk, SpeechEngine
 from sessions.admission import Admission
 from sessions.alignment.aligner import LetterAligner, MakeAligner
+from sessions.audio.opus_library import OpusUnavailable
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
@@ -104,11 +106,15 @@ class SessionRegistry:
         return RegistryStatistics(len(self._sessions), self._admission.num_active, self._num_ever, self._num_expired)
 
     async def warm_up(self) -> None:
-        """Encode a moment of silence for nobody: the first use of library and thread takes longer than ten others."""
-        voicing = Voicing(AudioFormat(), WARM_UP_RATE, self._encoders)
-        await voicing.begin_segment()
-        await voicing.push(SpeechChunk("warm-up", 0, np.zeros(WARM_UP_SAMPLES, np.float32)))
-        await voicing.finish()
+        """Encode a moment of silence for nobody: the first use of library and thread takes longer than ten others.
+
+        Without a libopus responses in Opus are refused, each when it comes.
+        """
+        with contextlib.suppress(OpusUnavailable):
+            voicing = Voicing(AudioFormat(), WARM_UP_RATE, self._encoders)
+            await voicing.begin_segment()
+            await voicing.push(SpeechChunk("warm-up", 0, np.zeros(WARM_UP_SAMPLES, np.float32)))
+            await voicing.finish()
 
     async def run(self) -> None:
         """Look after time-outs until cancelled."""

@@ -23,10 +23,9 @@ from engine.graphs.rounds import Numbers, Seconds, plan_round, spread
 from engine.models.base import Decoded, Reference
 from engine.transfer import to_device
 
+NOT_FINITE = "the decoder's output is not finite"
 NUM_RESULTS = 8
 """Sets of host buffers for rounds in flight."""
-
-
 LEAST_ROUND_FRAMES = 64
 ROUND_SHARE = 1.25
 """Frames of one round, for each slot in use: a little more than a step makes."""
@@ -248,16 +247,19 @@ class GraphDecode:
         return found
 
     def _decoded(self, call: Call) -> list[Decoded]:
-        """What was decoded for a holder that is gone, or of a promise not kept, is dropped here."""
+        """What was decoded for a holder that is gone, or of a promise not kept, is dropped here.
+
+        Each chunk is a copy of its own: a reader that is slow with one must not keep those of all.
+        """
         size, slots, use = self.frame_samples, call.slots, self.use
         counts = np.minimum(call.num_frames, use.num_fed[slots] - call.firsts)
         counts[use.life[slots] != call.lives] = 0
         kept = counts > 0
         use.num_emitted[slots[kept]] += counts[kept]
-        pcm = call.results.pcm[: len(slots) * call.num_frames * size].numpy().reshape(len(slots), -1).copy()
+        pcm = call.results.pcm[: len(slots) * call.num_frames * size].numpy().reshape(len(slots), -1)
         finite = call.results.finite.numpy()[: len(slots)].tolist()
         return [
-            Decoded(slot, pcm[i, : count * size], error=None if finite[i] else "the decoder's output is not finite")
+            Decoded(slot, pcm[i, : count * size].copy(), error=None if finite[i] else NOT_FINITE)
             for i, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True))
             if count > 0
         ]
