@@ -7,7 +7,6 @@ What the file could make the reader do is bounded before it is opened: its size,
 from __future__ import annotations
 
 import math
-import pickle
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,13 +30,17 @@ Adapt = Callable[[State], State]
 
 def read_state(path: Path, max_bytes: int) -> State:
     """The tensors in ``path``, mapped and not yet read. Raises ``CheckpointError`` naming the file."""
+    return checked_state(read_object(path, max_bytes, mmap=True), path, max_bytes)
+
+
+def read_object(path: Path, max_bytes: int, mmap: bool = False) -> object:
+    """Whatever of tensors and plain values the file holds. Raises ``CheckpointError`` naming it."""
     check_file(path, max_bytes)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, OSError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # a damaged pickle leads the unpickler into errors of a dozen kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path}: cannot be read as a state dict: {reason}") from None
-    return checked_state(state, path, max_bytes)
+        raise CheckpointError(f"{path}: cannot be read: {reason}") from None
 
 
 def check_file(path: Path, max_bytes: int) -> None:
@@ -64,7 +67,7 @@ def checked_state(state: object, path: Path, max_bytes: int) -> State:
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"{path}: {name!r} is {type(tensor).__name__}, expected a tensor")
-        if tensor.layout is not torch.strided or tensor.dtype not in VALUE_TYPES:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in VALUE_TYPES:
             known = ", ".join(str(kind).removeprefix("torch.") for kind in VALUE_TYPES)
             kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "")
             raise CheckpointError(f"{path}: tensor {name} is of type {kind}; what is built here: {known}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.special_tokens import END_OF_PROMPT
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
 from engine.models.cosyvoice3.voice import VoicePrompt, make_prompt
-from engine.weights.pickled import check_file, check_size
+from engine.weights.pickled import check_size, read_object
 
 FILE = "spk2info.pt"
 MAX_BYTES = 256 * 2**20
@@ -33,12 +32,7 @@ def read_saved_voices(
     path = folder / FILE
     if not path.exists():
         return {}
-    check_file(path, MAX_BYTES)
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path}: cannot be read as voices: {reason}") from None
+    saved = read_object(path, MAX_BYTES)
     if not isinstance(saved, dict) or len(saved) > MAX_VOICES:
         raise CheckpointError(f"{path}: expected at most {MAX_VOICES} voices by name")
     if any(len(str(name)) > MAX_NAME_CHARS for name in saved) or len({str(n).lower() for n in saved}) < len(saved):
@@ -74,9 +68,11 @@ def _voice(where: str, entry: Any, config: FlowConfig, tokenizer: CosyTokenizer,
 
 def _tensor(where: str, entry: Mapping[str, Any], field: str) -> Tensor:
     value = entry.get(field)
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.dim() == 0:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
         raise CheckpointError(f"{where}: {field} is {type(value).__name__}, expected a tensor")
     check_size(value, f"{where}: {field}", MAX_BYTES)
+    if value.dim() == 0 or value.numel() == 0:
+        raise CheckpointError(f"{where}: {field} has shape {list(value.shape)}, and so holds nothing")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import shutil
 import zipfile
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from engine.api import CheckpointError
 from engine.client import inspect_checkpoint
@@ -133,16 +136,36 @@ class Runs:
 def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
     torch.save({"a": Runs(tmp_path / "ran")}, tmp_path / "llm.pt")
     torch.save({"anna": Runs(tmp_path / "ran")}, tmp_path / "spk2info.pt")
-    with pytest.raises(CheckpointError, match="cannot be read as a state dict"):
+    with pytest.raises(CheckpointError, match="llm.pt: cannot be read: "):
         read_state(tmp_path / "llm.pt", 2**20)
     assert not (tmp_path / "ran").exists()
 
 
 def test_the_voices_beside_it_run_nothing_either(copied: Path) -> None:
     torch.save({"anna": Runs(copied / "ran")}, copied / "spk2info.pt")
-    with pytest.raises(CheckpointError, match="cannot be read as voices"):
+    with pytest.raises(CheckpointError, match="spk2info.pt: cannot be read: "):
         inspect_checkpoint(copied)
     assert not (copied / "ran").exists()
+
+
+@given(damage=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=4))
+@example(damage=[(2, 0x61)])
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_pickle_is_refused_like_any_other_damage(
+    damage: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.pt"
+    torch.save({"a": torch.zeros(3), "b": torch.ones(2, 2)}, path)
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: bytearray(archive.read(name)) for name in archive.namelist()}
+    name = next(name for name in entries if name.endswith(".pkl"))
+    for place, value in damage:
+        entries[name][place % len(entries[name])] = value
+    with zipfile.ZipFile(path, "w") as archive:
+        for entry, data in entries.items():
+            archive.writestr(entry, bytes(data))
+    with contextlib.suppress(CheckpointError):
+        read_state(path, 2**20)
 
 
 def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -197,6 +220,7 @@ def test_the_voices_beside_it_are_named_ones(copied: Path) -> None:
         ("flow_prompt_speech_token", torch.full((1, 40), 7000), "flow_prompt_speech_token must lie in 0..6560"),
         ("flow_prompt_speech_token", torch.zeros(1, 0, dtype=torch.int32), "flow_prompt_speech_token has shape"),
         ("prompt_speech_feat", torch.zeros(1, 80, 40), "prompt_speech_feat has shape"),
+        ("prompt_speech_feat", torch.zeros(1, 5, 0), "prompt_speech_feat has shape .*holds nothing"),
         ("prompt_speech_feat", torch.full((1, 80, 80), torch.nan), "not finite"),
         ("flow_embedding", torch.zeros(1, 191), "flow_embedding has shape"),
         ("flow_embedding", torch.zeros(1).expand(2**40), "flow_embedding has shape .*; at most"),
