@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import socket
 import ssl
@@ -29,6 +30,8 @@ NODELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 REFUSED = 0x80
 """Reason codes from here on are refusals."""
 SEND_NO_RETAINED = 2
+STEADY_S = 10.0
+"""A connection that lasted so long was a good one: the next is tried at once."""
 HARD_LIMIT = 4
 """The broker keeps messages of so many times ``max_message_bytes`` from us."""
 
@@ -81,7 +84,7 @@ class Line:
                 publication.qos,
                 publication.retain,
                 Packed(publication),
-                timeout=self._timeout_s,
+                timeout=math.inf,
             )
         )
 
@@ -89,12 +92,12 @@ class Line:
         """Nothing that was retained comes. Raises ``Refused`` when the broker does not allow it."""
         shared = topic.startswith("$share/")
         options = SubscribeOptions(qos, retainHandling=0 if shared else SEND_NO_RETAINED)
-        codes = await self._ask(lambda: self._client.subscribe(topic, options=options, timeout=self._timeout_s))
+        codes = await self._ask(lambda: self._client.subscribe(topic, options=options, timeout=math.inf))
         if any(int(getattr(code, "value", code)) >= REFUSED for code in codes):
             raise Refused("unauthorized", f"the broker refuses the subscription to {topic}", "topic")
 
     async def unsubscribe(self, topic: str) -> None:
-        await self._ask(lambda: self._client.unsubscribe(topic, timeout=self._timeout_s))
+        await self._ask(lambda: self._client.unsubscribe(topic, timeout=math.inf))
 
     async def arrivals(self) -> AsyncIterator[Arrival]:
         try:
@@ -113,12 +116,9 @@ class Line:
         if self._broken.is_set():
             raise BrokerLost("the connection is broken")
         try:
-            return await ask()
-        except (
-            aiomqtt.MqttError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # the last two: paho's words for a line in pieces
+            async with asyncio.timeout(self._timeout_s):  # aiomqtt's own may swallow a cancellation in Python 3.11
+                return await ask()
+        except (aiomqtt.MqttError, TimeoutError, ValueError, RuntimeError) as error:
             self._broken.set()
             raise BrokerLost(_reason(error)) from None
 
@@ -141,14 +141,16 @@ class Broker:
 
     async def run(self, serve: Callable[[Line], Awaitable[None]]) -> None:
         """``serve`` each connection until it is lost, again and again."""
-        pause_s = self._settings.retry_min_s
+        pause_s, now_s = self._settings.retry_min_s, asyncio.get_running_loop().time
         while True:
+            began_s = now_s()
             try:
                 async with self.connected() as line:
                     log.info("connected to the broker", extra={"host": self._settings.host})
-                    pause_s = self._settings.retry_min_s
                     await serve(line)
             except (BrokerLost, Refused) as error:
+                if now_s() - began_s >= STEADY_S:
+                    pause_s = self._settings.retry_min_s
                 log.warning("no broker: %s; trying again in %.2f s", error, pause_s)
             await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
             pause_s = min(2 * pause_s, self._settings.retry_max_s)
@@ -244,6 +246,8 @@ def _abandon(client: aiomqtt.Client) -> None:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "the broker did not answer in time"
     return str(error) or type(error).__name__
 
 

@@ -108,21 +108,21 @@ async def open_session(
 async def _open(
     line: Line, arrivals: AsyncIterator[Arrival], topics: Topics, client: str, payload: str, timeout_s: float
 ) -> say.Opened:
-    answers = topics.answers(client)
+    answers, tag = topics.answers(client), secrets.token_bytes(8)
     await line.publish(
         Publication(
             topic=topics.open,
             payload=payload,
             qos=1,
             response_topic=answers,
-            correlation=secrets.token_bytes(8),
+            correlation=tag,
             expiry_s=OPEN_EXPIRY_S,
         )
     )
     try:
         async with asyncio.timeout(timeout_s):
             async for arrival in arrivals:
-                if arrival.topic == answers:
+                if arrival.topic == answers and arrival.correlation == tag:
                     break
             answer = say.parse_answer(arrival.payload)
     except TimeoutError:

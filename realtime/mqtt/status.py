@@ -24,12 +24,15 @@ class StatusBoard:
 
     async def keep(self, on_draining: Callable[[], Awaitable[None]]) -> None:
         """Tell what has changed, now and then; that the server is draining, at once."""
+        stood_aside = False
         while True:
-            await self._tell(self._read())
-            await asyncio.sleep(LOOK_EVERY_S)
-            if self._told is not None and self._told.state != "draining" and self._read().state == "draining":
-                await self._tell(self._read(), now=True)
+            status = self._read()
+            leaves = status.state == "draining" and not stood_aside
+            await self._tell(status, now=leaves)
+            if leaves:
+                stood_aside = True
                 await on_draining()
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def take_down(self) -> None:
         await self._line.publish(Publication(topic=self._topics.status(self._worker), qos=1, retain=True))

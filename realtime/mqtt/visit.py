@@ -49,38 +49,36 @@ class Visit:
         self.desk = Desk(mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms)
         self._status = StatusBoard(line, topics, worker, self._read_status)
         self._calls = CallDesk(server, switchboard, owner, line, topics, worker) if mqtt.calls else None
-        self._tasks = asyncio.TaskGroup()
+        self._tasks, self._sessions = asyncio.TaskGroup(), asyncio.TaskGroup()
         self._num_working = 0
         self.ready = False
         """Whether all subscriptions are made."""
 
     async def attend(self) -> None:
-        try:
-            async with self._tasks:
-                try:
+        lost: BaseException
+        async with self._sessions:  # which are not cancelled, but cut: then they end by themselves, and at once
+            try:
+                async with self._tasks:
                     await self._work()
-                finally:
-                    self.desk.cut_all()
-        except ExceptionGroup as faults:
-            lost, others = faults.split((BrokerLost, Refused))
-            if others is not None:
-                log.exception("a connection to the broker failed")
-            raise BrokerLost(str(_first(lost or faults))) from None
+            except ExceptionGroup as faults:
+                lost = _broker_lost(faults)
+            except asyncio.CancelledError as stopped:
+                lost = stopped
+                with suppress(BrokerLost):
+                    await self._status.take_down()
+            finally:
+                self.desk.cut_all()
+        raise lost
 
     async def _work(self) -> None:
-        try:
-            self._tasks.create_task(self._line.watch(), name="voicewire mqtt watch")
-            await self._subscribe()
-            self.ready = True
-            self._tasks.create_task(self._status.keep(self._stand_aside), name="voicewire mqtt status")
-            if self._calls is not None:
-                self._tasks.create_task(self._calls.run(), name="voicewire mqtt calls")
-            async for arrival in self._line.arrivals():
-                self._take(arrival)
-        except asyncio.CancelledError:
-            with suppress(BrokerLost):
-                await self._status.take_down()
-            raise
+        self._tasks.create_task(self._line.watch(), name="voicewire mqtt watch")
+        await self._subscribe()
+        self.ready = True
+        self._tasks.create_task(self._status.keep(self._stand_aside), name="voicewire mqtt status")
+        if self._calls is not None:
+            self._tasks.create_task(self._calls.run(), name="voicewire mqtt calls")
+        async for arrival in self._line.arrivals():
+            self._take(arrival)
 
     async def _subscribe(self) -> None:
         await self._line.subscribe(self._topics.all_gone)
@@ -125,7 +123,7 @@ class Visit:
         if self._num_working >= self.desk.max_sessions + MAX_REFUSING:
             self._server.metrics.refused("overloaded")
             return
-        self._tasks.create_task(self._guarded(work(client, arrival)), name="voicewire mqtt session")
+        self._sessions.create_task(self._guarded(work(client, arrival)), name="voicewire mqtt session")
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         self._num_working += 1
@@ -133,6 +131,8 @@ class Visit:
             await work
         except BrokerLost:
             pass  # whoever reads from the broker says so
+        except Exception:  # a fault of ours in one session ends no other
+            log.exception("a session at the broker failed")
         finally:
             self._num_working -= 1
 
@@ -231,6 +231,13 @@ class Visit:
         code = describe(error).code
         self._server.metrics.refused(code)
         log.info("refused a message", extra={"code": code})
+
+
+def _broker_lost(faults: BaseExceptionGroup[BaseException]) -> BrokerLost:
+    lost, others = faults.split((BrokerLost, Refused))
+    if others is not None:
+        log.error("a connection to the broker failed", exc_info=others)
+    return BrokerLost(str(_first(lost or faults)))
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

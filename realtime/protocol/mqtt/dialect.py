@@ -165,6 +165,8 @@ class OneShot(on.Dialect):
         self.wish = wish
         self._text = text
         self._line = ReplyLine(0)
+        self._over = False
+        """The last message was sent."""
 
     def begin(self) -> Iterator[on.Intent]:
         assert self.wish is not None
@@ -177,14 +179,20 @@ class OneShot(on.Dialect):
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.Audio() if not self._over:
                 yield from map(on.Send, self._line.audio(event))
             case on.Ended():
-                yield _send(done(event))
+                yield from self._finish(done(event))
                 yield on.Close(1000, "done")
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        yield _send(failed(error))
+        """The text is broken off; what is told of its end afterwards is no second answer."""
+        yield from self._finish(failed(error))
+
+    def _finish(self, last: say.Done) -> Iterator[on.Intent]:
+        if not self._over:
+            self._over = True
+            yield _send(last)
 
 
 def done(event: on.Ended) -> say.Done:

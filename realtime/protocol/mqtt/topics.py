@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from realtime.protocol.errors import RemoteProtocolError
 
+GONE = "gone"
 LEVEL = re.compile(r"\A[A-Za-z0-9_.:-]{1,64}\Z")
 """Of what clients may name."""
 
@@ -70,12 +71,14 @@ class Topics:
         return topic.removeprefix(f"{self.root}/calls/{worker}/").removesuffix("/in")
 
     def client_of(self, response_topic: str | None) -> str:
-        """Whose answers go there. We publish nowhere else: it might be a place where the client itself may not.
+        """Whose answers go there. We publish nowhere else: it might be a place where the client itself may not, such as
+        another's ``gone``.
 
         Raises ``RemoteProtocolError``.
         """
         client, slash, name = (response_topic or "").removeprefix(f"{self.root}/c/").partition("/")
-        if not (slash and LEVEL.match(client) and LEVEL.match(name) and response_topic == self.answers(client, name)):
+        named = slash and LEVEL.match(client) and LEVEL.match(name) and name != GONE
+        if not named or response_topic != self.answers(client, name):
             wanted = f"{self.root}/c/CLIENT/NAME"
             raise RemoteProtocolError("invalid_event", f"the response topic must be {wanted}", "response_topic")
         return client

@@ -234,3 +234,37 @@ async def test_a_client_that_is_cancelled_while_it_connects_leaves_nothing() -> 
     with pytest.raises(asyncio.CancelledError):
         await connecting
     server.close()
+
+
+async def test_a_server_that_connects_while_it_drains_stands_aside(tmp_path: Path) -> None:
+    with running(tmp_path) as broker:
+        async with bridged(broker) as leaving:
+            leaving.speech.draining = True
+            cut_line(leaving)
+            async with bridged(broker) as staying, client(broker) as agent:
+                await agent.client.subscribe("voice/v1/status/+", qos=1)
+                topic = f"voice/v1/status/{bridge_of(leaving).worker}"
+                await agent.next_on(topic, lambda heard: heard.json["state"] == "draining")
+                answers = {(await open_as_told(agent)).get("worker") for _ in range(8)}
+                assert answers <= {None, bridge_of(staying).worker}
+                assert {(await agent.open()).answer["worker"] for _ in range(4)} == {bridge_of(staying).worker}
+
+
+async def open_as_told(agent: Client) -> dict[str, object]:
+    """The answer, be it a refusal."""
+    await agent.ask("voice/v1/open", {})
+    return (await agent.next_on(agent.answers)).json
+
+
+async def test_a_fault_of_ours_in_one_session_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: bytes) -> None:
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr("realtime.protocol.mqtt.messages.parse_say", broken)
+    with running(tmp_path) as broker:
+        async with bridged(broker) as live, client(broker) as agent:
+            session, visit = await agent.open(), bridge_of(live).visit
+            await agent.ask("voice/v1/say", {"text": "Hello."})
+            await session.say({"t": "ping", "d": "still there?"})
+            assert (await session.told("pong"))["d"] == "still there?"
+            assert bridge_of(live).visit is visit

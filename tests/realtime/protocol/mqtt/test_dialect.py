@@ -109,7 +109,15 @@ def test_topics() -> None:
     assert TOPICS.session("kitchen", "s1").inbox == "voice/v1/s/kitchen/s1/in"
     assert TOPICS.client_of_gone("voice/v1/c/kitchen/gone") == "kitchen"
     assert TOPICS.call_of_command("w", "voice/v1/calls/w/call-1/in") == "call-1"
-    for wrong in (None, "", "voice/v1/c/kitchen", "voice/v1/c//rsp", "voice/v1/c/a/b/c", "other/c/a/rsp"):
+    for wrong in (
+        None,
+        "",
+        "voice/v1/c/kitchen",
+        "voice/v1/c//rsp",
+        "voice/v1/c/a/b/c",
+        "other/c/a/rsp",
+        "voice/v1/c/a/gone",
+    ):
         with pytest.raises(RemoteProtocolError):
             TOPICS.client_of(wrong)
 
