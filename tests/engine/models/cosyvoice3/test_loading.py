@@ -136,14 +136,14 @@ class Runs:
 def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
     torch.save({"a": Runs(tmp_path / "ran")}, tmp_path / "llm.pt")
     torch.save({"anna": Runs(tmp_path / "ran")}, tmp_path / "spk2info.pt")
-    with pytest.raises(CheckpointError, match="llm.pt: cannot be read: "):
+    with pytest.raises(CheckpointError, match=r"llm\.pt: cannot be read: "):
         read_state(tmp_path / "llm.pt", 2**20)
     assert not (tmp_path / "ran").exists()
 
 
 def test_the_voices_beside_it_run_nothing_either(copied: Path) -> None:
     torch.save({"anna": Runs(copied / "ran")}, copied / "spk2info.pt")
-    with pytest.raises(CheckpointError, match="spk2info.pt: cannot be read: "):
+    with pytest.raises(CheckpointError, match=r"spk2info\.pt: cannot be read: "):
         inspect_checkpoint(copied)
     assert not (copied / "ran").exists()
 
