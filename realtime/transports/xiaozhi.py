@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -39,8 +40,17 @@ class Devices:
     def close(self) -> None:
         self._threads.close()
 
-    async def converse(self, line: Link, dialect: Xiaozhi, caller: Caller, version: int = 1) -> None:
-        """With one of them, to its end."""
+    async def converse(
+        self,
+        line: Link,
+        dialect: Xiaozhi,
+        caller: Caller,
+        version: int = 1,
+        accept: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """With one of them, to its end. Raises ``Refused``, ``SessionError`` or ``EngineError``, and then it was not
+        accepted."""
+        self.server.check_room(caller)
         settings = self.server.config.xiaozhi
         link = DeviceLink(
             line,
@@ -53,6 +63,8 @@ class Devices:
         connection = PhoneConnection(self.server, self._switchboard, dialect, caller, link)
         watching = asyncio.create_task(link.watch(), name="voicewire device")
         try:
+            if accept is not None:
+                await accept()
             await connection.converse()
         finally:
             watching.cancel()
@@ -66,19 +78,16 @@ class DeviceEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
+        link = AsgiLink(scope, receive, send, self._server.config.limits.reader_timeout_s + WRITE_GRACE_S)
         try:
             caller = self._server.gatekeeper.admit(websocket)
             version = version_of(websocket.headers.get("protocol-version", "1"))
-            self._server.check_room(caller)
+            dialect = Xiaozhi(f"device-{secrets.token_hex(8)}", shown(websocket))
+            await self._devices.converse(link, dialect, caller, version, websocket.accept)
         except (Refused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
             log.info("refused a device", extra={"code": describe(error).code})
             await websocket.send_denial_response(refusal_response(error))
-            return
-        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
-        dialect = Xiaozhi(f"device-{secrets.token_hex(8)}", shown(websocket))
-        await websocket.accept()
-        await self._devices.converse(AsgiLink(scope, receive, send, timeout_s), dialect, caller, version)
 
 
 def version_of(header: str) -> int:

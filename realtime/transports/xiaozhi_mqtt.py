@@ -90,6 +90,8 @@ class DevicePorts:
             code = "idle_timeout" if isinstance(error, TimeoutError) else describe(error).code
             self._server.metrics.refused(code)
             log.info("a device was turned away", extra={"code": code})
+        except asyncio.CancelledError:
+            pass  # the port is closed; the streams of Python 3.11 call a cancelled task a fault
         finally:
             self._serving.discard(task)
             await until_closed(self._server, writer)
@@ -206,6 +208,8 @@ class Device:
                 self._devices.server.metrics.refused(describe(error).code)
                 log.info("refused a conversation", extra={"code": describe(error).code})
                 await line.send(dialect.hang_up())
+            finally:
+                line.cut()
 
     async def _publish(self, message: str) -> None:
         await self._link.send(mqtt.publish(self._topic, message.encode()))

@@ -208,3 +208,15 @@ async def test_a_device_that_never_says_hello_and_one_that_vanishes() -> None:
             assert (await told(agent, "reply.interrupted"))["cause"] == "hang_up"
             await until(lambda: live.speech.num_connections == 1)
         await live.freed()
+
+
+async def test_a_device_for_which_there_is_no_session_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async with live_server(limits__max_connections=1, limits__max_active_responses=1) as live:
+        held = [live.speech.registry.create() for _ in range(2)]
+        with pytest.raises(InvalidStatus) as refused:
+            async with device(live):
+                pass
+        assert refused.value.response.status_code == 429
+        assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
+        for session in held:
+            await session.aclose()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import aiomqtt
@@ -225,3 +225,29 @@ def test_settings_that_cannot_be_are_named() -> None:
     config = load_config(flags={"xiaozhi.mqtt": True, "listen.gateways": 2})
     with pytest.raises(ConfigError, match=r"xiaozhi\.mqtt needs listen\.gateways = 1"):
         create_app(config, FakeSpeechEngine())
+
+
+async def test_every_hello_asks_for_room() -> None:
+    async with live_server(**PORTS, limits__max_connections=1) as live:
+        async with device(live) as first, device(live) as second:
+            await first.greet()
+            await second.tell(**HELLO)
+            await second.told("goodbye")
+            assert live.speech.num_connections == 1
+            await first.tell(type="goodbye")
+            await until(lambda: live.speech.num_connections == 0)
+            await second.greet()
+            await second.tell(type="goodbye")
+        await live.freed()
+
+
+async def test_an_end_with_devices_on_it_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    devices = AsyncExitStack()
+    async with live_server(**PORTS) as live:
+        firmware = await devices.enter_async_context(device(live))
+        await firmware.greet()
+    await until(firmware.client._disconnected.done)
+    assert firmware.client._disconnected.exception() is not None
+    with suppress(aiomqtt.MqttError):
+        await devices.aclose()
+    assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
