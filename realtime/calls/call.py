@@ -206,10 +206,12 @@ class Call:
             self._hang_up("agent")
 
     def _say(self, say: on.Say) -> on.ReplyAccepted:
-        if len(list(self._known())) >= self._limits.max_replies:
+        known = {reply.reply_id for reply in self._known()}
+        if len(known) >= self._limits.max_replies:
             raise LimitExceeded(f"max_replies of a call is {self._limits.max_replies}")
-        reply_id = say.reply_id or f"reply-{next(self._numbers)}"
-        if any(reply.reply_id == reply_id for reply in self._known()):
+        made = (f"reply-{number}" for number in self._numbers)
+        reply_id = say.reply_id or next(one for one in made if one not in known)
+        if reply_id in known:
             raise DuplicateResponse(f"reply {reply_id!r} exists already", "reply_id")
         reply = Reply(reply_id, self._limits.max_reply_chars)
         reply.append(say.text)

@@ -377,3 +377,12 @@ async def test_a_hang_up_in_any_state_ends_all_once(state: str, says_stop: bool)
         ended = [event for event in call.heard if isinstance(event, on.ReplyPlayed | on.ReplyInterrupted)]
         assert len(ended) == num_said
         assert call.agent.events.empty()
+
+
+async def test_an_id_that_we_make_is_none_of_the_agents() -> None:
+    async with phone() as call:
+        await connect(call)
+        await call.command(on.Say(text="Hello there.", reply_id="reply-1"))
+        accepted = await call.command(on.Say(text="Good day."))
+        assert isinstance(accepted, on.ReplyAccepted)
+        assert accepted.reply_id == "reply-2"
