@@ -37,6 +37,8 @@ ANY: Mapping[int, int] = {}
 MAX_SLICES_AHEAD = 2
 """Queued on the device; with more, whoever comes would wait behind them."""
 PLACES_FOR_PROMPTS = 32
+MAX_HOPS_AT_ONCE = 2
+"""Of one slot on their way: whoever comes finds a place, however far others are ahead."""
 
 
 class CosyDecode:
@@ -55,7 +57,8 @@ class CosyDecode:
         self.mel_samples: int = hift.config.frame_samples
         self.frame_samples = flow.config.token_mel_ratio * self.mel_samples
         pages = FlowPages(flow.config, num_pages(flow, settings.flow), flow.compute_dtype, device)
-        num_places = num_slots * max(settings.flow.hop_blocks) + PLACES_FOR_PROMPTS
+        self.max_cells_of_slot = MAX_HOPS_AT_ONCE * max(settings.flow.hop_blocks)
+        num_places = num_slots * self.max_cells_of_slot + PLACES_FOR_PROMPTS
         ops = choose_flow_ops(device, settings.flow.fused_kernels)
         self.runner = FlowRunner(flow, pages, ops, settings.flow.max_cells, num_places, settings.flow.graphs)
         self.shape = self.runner.shape
@@ -215,7 +218,8 @@ class CosyDecode:
         hops = self.settings.hop_blocks
         hop = hops[min(row.num_hops, len(hops) - 1)]
         is_patient = slack_s.get(row.slot, 0.0) > self.settings.gather_slack_s and not row.is_final
-        return 0 if is_patient and ready < hop else min(ready, max(hops))
+        room = self.max_cells_of_slot - len(row.cells)
+        return 0 if is_patient and ready < hop else min(ready, max(hops), room)
 
     def open_blocks(self, rows: Sequence[BlockRow], slack_s: Mapping[int, float]) -> None:
         opened: list[Cell] = []

@@ -29,7 +29,10 @@ class FlowMemory:
         if self.context_blocks is not None:
             self.num_admission = self.context_blocks + max(settings.hop_blocks)
         if num_pages < self.num_admission:
-            raise ValueError(f"the flow has memory for {num_pages} pages; one request needs {self.num_admission}")
+            raise ValueError(
+                f"the flow has memory for {num_pages} pages; one request needs {self.num_admission}: give it more in "
+                "cosyvoice3.flow.memory_mb or .memory_share, or ask for less in .reserved_blocks or .context_blocks"
+            )
         self.pool = BlockPool(num_pages)
         self.places = list(range(num_places, 0, -1))
         self.prompts = KeptPrompts(max_kept_prompts, self.let_go)
@@ -37,7 +40,14 @@ class FlowMemory:
         """Rows that memory was too short for, ever."""
 
     def take(self, count: int) -> list[int] | None:
-        """What is let go of for it serves at once: whatever still reads those pages comes before in the queue."""
+        """What is let go of for it serves at once: whatever still reads those pages comes before in the queue.
+
+        Nothing is let go of where that would not do.
+        """
+        if count > self.pool.num_free:
+            self.pool.settle()
+        if count > self.pool.num_free + self.prompts.num_idle_pages:
+            return None
         while (pages := self.pool.allocate(count)) is None:
             if not self.prompts.evict():
                 return None

@@ -57,5 +57,9 @@ class KeptPrompts:
         self.let_go(row)
 
     @property
+    def num_idle_pages(self) -> int:
+        return sum(len(row.pages) + len(row.spare) for row in self._rows.values() if row.num_users == 0)
+
+    @property
     def _num_idle(self) -> int:
         return sum(row.num_users == 0 for row in self._rows.values())

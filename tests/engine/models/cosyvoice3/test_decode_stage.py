@@ -389,6 +389,43 @@ def test_a_voice_gives_way_alone_to_a_request_that_needs_its_pages() -> None:
     check_balance(stage)
 
 
+def test_a_request_that_cannot_be_admitted_drives_no_voice_out() -> None:
+    stage = stage_of(num_pages=10, reserved_blocks=4, max_kept_voices=3, num_slots=5)
+    first = start(stage, "two")
+    run_dry(stage)
+    end(stage, first)
+    slots = [stage.reserve(), stage.reserve()]
+    assert None not in slots
+    assert len(stage.memory.prompts) == 1
+    assert stage.reserve() is None, "two pages are the voice's, and four are wanted"
+    assert len(stage.memory.prompts) == 1
+    check_balance(stage)
+
+
+def test_pages_that_were_given_back_are_taken_before_a_voice_is_let_go() -> None:
+    stage = stage_of(num_pages=6, reserved_blocks=4, num_slots=5)
+    first = start(stage, "two")
+    run_dry(stage)
+    stage.release(first)
+    assert stage.reserve() is not None
+    assert len(stage.memory.prompts) == 1
+
+
+def test_whoever_comes_finds_a_place_however_far_another_is_ahead() -> None:
+    stage = stage_of(num_pages=200, max_cells=1, steps_per_slice=1, urgent_steps_per_slice=1, num_slots=2)
+    ahead = start(stage)
+    for token in tokens_of(400):
+        stage.feed(ahead, [token])
+    for _ in range(55):
+        stage.step({ahead: 0.0})
+    fresh = start(stage)
+    for token in tokens_of(8):
+        stage.feed(fresh, [token])
+    stage.step({ahead: 0.5, fresh: 0.0})
+    assert stage.streams[fresh].cells
+    end(stage, ahead, fresh)
+
+
 def test_a_patient_listener_gets_a_whole_hop_and_a_hungry_one_what_is_there() -> None:
     for slack_s, sizes in ((0.0, [1, 1, 1]), (5.0, [1, 2])):
         stage = stage_of(hop_blocks=(1, 2))
@@ -425,7 +462,7 @@ def test_admission_asks_for_memory_and_idle_voices_give_way() -> None:
 
 
 def test_a_stage_that_could_admit_nobody_is_not_made() -> None:
-    with pytest.raises(ValueError, match="memory for 3 pages; one request needs 6"):
+    with pytest.raises(ValueError, match=r"memory for 3 pages; one request needs 6: .* cosyvoice3.flow.memory_mb"):
         stage_of(num_pages=3)
 
 
