@@ -9,6 +9,7 @@ import logging
 from collections.abc import Hashable, Sequence
 
 from engine.cache.block_pool import BlockPool
+from engine.errors import InvalidRequest
 from engine.models.cosyvoice3.flow_blocks import BlockRow, BlockShape, Cell, PromptRow, StreamRow
 from engine.models.cosyvoice3.kept_prompts import KeptPrompts
 from engine.models.cosyvoice3.settings import FlowSettings
@@ -29,9 +30,10 @@ class FlowMemory:
         if self.context_blocks is not None:
             self.num_admission = self.context_blocks + max(settings.hop_blocks)
         if num_pages < self.num_admission:
-            raise ValueError(
+            raise InvalidRequest(
                 f"the flow has memory for {num_pages} pages; one request needs {self.num_admission}: give it more in "
-                "cosyvoice3.flow.memory_mb or .memory_share, or ask for less in .reserved_blocks or .context_blocks"
+                "cosyvoice3.flow.memory_mb or .memory_share, or ask for less in .reserved_blocks or .context_blocks",
+                "memory_mb",
             )
         self.pool = BlockPool(num_pages)
         self.places = list(range(num_places, 0, -1))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.errors import InvalidRequest
 from engine.layers.linear import pack_linears
 from engine.models.base import Stages
 from engine.models.cosyvoice3.config import CosyVoice3Config
@@ -25,6 +26,11 @@ log = logging.getLogger(__name__)
 
 
 def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
+    if config.windowed_decode:
+        raise InvalidRequest(
+            "windowed_decode is of Qwen3-TTS; what stands for it here is cosyvoice3.flow.context_blocks",
+            "windowed_decode",
+        )
     sizes, settings = read_config(folder), config.cosyvoice3
     model = load_model(folder, sizes, settings, device, dtype, config.max_kept_voices)
     if device.type == "cpu" and config.cpu_kernels and not config.graphs:

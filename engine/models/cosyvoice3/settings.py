@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -10,6 +11,7 @@ from engine.errors import InvalidRequest
 
 MAX_RATIO = 1_000
 """Speech tokens for a text token: 40 s."""
+MAX_HOP_BLOCKS = 64
 
 
 class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,12 +78,18 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         least = {"reserved_blocks": 2, "steps_per_slice": 1, "urgent_steps_per_slice": 1, "max_cells": 1}
-        least |= {} if self.context_blocks is None else {"context_blocks": 1}
+        least |= {name: 1 for name in ("context_blocks", "memory_mb") if getattr(self, name) is not None}
         for name, limit in least.items():
             if getattr(self, name) < limit:
                 raise InvalidRequest(f"cosyvoice3.flow.{name} is {getattr(self, name)}; at least {limit}", name)
-        if not self.hop_blocks or min(self.hop_blocks) < 1:
-            raise InvalidRequest(f"cosyvoice3.flow.hop_blocks is {self.hop_blocks}; each at least 1", "hop_blocks")
+        if not self.hop_blocks or not all(1 <= blocks <= MAX_HOP_BLOCKS for blocks in self.hop_blocks):
+            raise InvalidRequest(
+                f"cosyvoice3.flow.hop_blocks is {self.hop_blocks}; each in 1..{MAX_HOP_BLOCKS}", "hop_blocks"
+            )
+        if not 0 <= self.gather_slack_s < math.inf:
+            raise InvalidRequest(
+                f"cosyvoice3.flow.gather_slack_s is {self.gather_slack_s}; at least 0", "gather_slack_s"
+            )
         if not 0 < self.memory_share < 1:
             raise InvalidRequest(
                 f"cosyvoice3.flow.memory_share is {self.memory_share}; between 0 and 1", "memory_share"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
+from engine.errors import InvalidRequest
 from engine.models.base import Decoded
 from engine.models.cosyvoice3.decode_stage import CosyDecode
 from engine.models.cosyvoice3.dit import chunk_mask
@@ -462,7 +463,7 @@ def test_admission_asks_for_memory_and_idle_voices_give_way() -> None:
 
 
 def test_a_stage_that_could_admit_nobody_is_not_made() -> None:
-    with pytest.raises(ValueError, match=r"memory for 3 pages; one request needs 6: .* cosyvoice3.flow.memory_mb"):
+    with pytest.raises(InvalidRequest, match=r"memory for 3 pages; one request needs 6: .* cosyvoice3.flow.memory_mb"):
         stage_of(num_pages=3)
 
 
