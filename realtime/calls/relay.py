@@ -32,6 +32,8 @@ from realtime.protocol import calls as on
 log = logging.getLogger("voicewire.call")
 
 RETRY_S = 0.5
+ANSWER_TIMEOUT_S = 5.0
+"""For a command that another gateway obeys, which takes it a moment."""
 
 
 class Relay:
@@ -103,9 +105,8 @@ class Relay:
                 self._forget([call_id for call_id, gateway in self._gateways.items() if gateway == sender])
             case Asked():
                 await self._obey(message)
-            case Answered() if message.number in self._asked:
-                self._asked[message.number][1].set_result(message.answer)
-                await asyncio.sleep(0)  # what follows is told behind the answer
+            case Answered():
+                await self._answered(message)
 
     def _arrived(self, gateway: int, here: Here) -> None:
         call_id = here.connected.call_id
@@ -118,6 +119,13 @@ class Relay:
         self._gateways[call_id] = gateway
         self._switchboard.arrived(LiveCall(here.caller_name, here.connected, ask, here=False))
 
+    async def _answered(self, message: Answered) -> None:
+        """Nobody may wait for it any more: the call has ended, or who asked is gone."""
+        _, answer = self._asked.get(message.number, (None, None))
+        if answer is not None and not answer.done():
+            answer.set_result(message.answer)
+            await asyncio.sleep(0)  # what follows is told behind the answer
+
     async def _ask(self, caller_name: str, call_id: str, command: on.Command) -> on.CallEvent | None:
         """Raises ``Refused``."""
         number = secrets.token_hex(8)
@@ -125,7 +133,10 @@ class Relay:
         self._asked[number] = call_id, answer
         try:
             self._say(Asked(number, caller_name, call_id, command))
-            told = await answer
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                told = await answer
+        except TimeoutError:
+            raise Refused("overloaded", f"the gateway of call {call_id!r} does not answer") from None
         finally:
             del self._asked[number]
         if isinstance(told, on.CommandRefused):

@@ -134,6 +134,37 @@ async def test_a_gateway_that_goes_takes_its_calls_along(fleet: Fleet) -> None:
         assert there.board.calls(KEY) == []
 
 
+async def test_a_gateway_that_hangs_holds_no_agent_for_ever(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realtime.calls.relay.ANSWER_TIMEOUT_S", 0.05)
+    here, there = await fleet.gateway(), await fleet.gateway()
+    never = asyncio.Event()
+
+    async def obey(_: on.Command) -> None:
+        await never.wait()
+
+    with here.board.connected(LiveCall(KEY, connected("c1"), obey)):
+        await until(lambda: bool(there.board.calls(KEY)))
+        with pytest.raises(Refused, match="does not answer"):
+            await there.board.call(KEY, "c1").obey(on.Interrupt())
+
+
+async def test_an_answer_that_comes_behind_the_end_of_its_call_breaks_no_line(fleet: Fleet) -> None:
+    """Both in one piece: who asked has not heard of the end yet when the answer is read."""
+    here, there = await fleet.gateway(), await fleet.gateway()
+    async with call(here) as first, call(here, "c2") as second:
+
+        async def obey(_: on.Command) -> None:
+            here.board.tell(first, on.HungUp(call_id="c1", reason="caller"))
+
+        first.obey = obey
+        await until(lambda: len(there.board.calls(KEY)) == 2)
+        with there.board.listening(KEY, "c2") as agent:
+            with pytest.raises(Refused, match="has ended"):
+                await there.board.call(KEY, "c1").obey(on.Interrupt())
+            assert isinstance(await there.board.call(KEY, "c2").obey(on.Say(text="x")), on.ReplyAccepted)
+            assert [await heard(agent), await heard(agent)] == [second.connected, played("c2")]
+
+
 async def test_a_line_to_the_exchange_that_breaks_is_made_anew(fleet: Fleet) -> None:
     here, there = await fleet.gateway(), await fleet.gateway()
     with there.board.listening(KEY) as agent:
