@@ -17,6 +17,7 @@ from pathlib import Path
 from engine.api import SamplingParams, SpeechEngine
 from realtime.commands.input import arriving_text
 from realtime.commands.output import PLAYERS, Output, Player, WavFile, find_player
+from realtime.config import ConfigError, load_config
 from realtime.local_engine import add_model_argument, local_engine
 from realtime.protocol.events import ResponseDone as WireResponseDone
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
@@ -24,8 +25,11 @@ from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
+from sessions.voices.folder import voices_folder
+from sessions.voices.store import VoiceStore
 
 EXIT_STATUS = {ResponseStatus.COMPLETED: 0, ResponseStatus.FAILED: 1, ResponseStatus.CANCELLED: 130}
+WRONG_SETTINGS = 2
 MAX_SEED = 2**31 - 1
 PLAYER_LEAD_MS = 2_000
 LIMITS = SessionLimits(max_response_chars=10_000_000, text_timeout_s=math.inf, engine_timeout_s=120.0)
@@ -62,14 +66,18 @@ def run(args: argparse.Namespace) -> int:
         from realtime.commands.say_mqtt import say_through_broker
 
         return asyncio.run(say_through_broker(args))
-    return asyncio.run(say(args))
+    try:
+        return asyncio.run(say(args))
+    except ConfigError as error:
+        print(f"voicewire say: {error}", file=sys.stderr)
+        return WRONG_SETTINGS
 
 
 async def say(args: argparse.Namespace) -> int:
-    arriving = args.text == "-"
+    arriving, voices = args.text == "-", stored_voices()
     async with local_engine(args.model) as engine:
         sample_rate = engine.info.sample_rate
-        async with sole_session(engine, settings(args, sample_rate)) as session:
+        async with sole_session(engine, settings(args, sample_rate), voices) as session:
             output = await open_output(args.output, sample_rate)
             progress = Progress(sample_rate, args.seed)
             response = session.create_response(text="" if arriving else args.text, text_closed=not arriving)
@@ -78,9 +86,15 @@ async def say(args: argparse.Namespace) -> int:
     return 1 if done.nothing_spoken else EXIT_STATUS[done.status]
 
 
+def stored_voices() -> VoiceStore:
+    """Those that ``voicewire voices`` tells of. Raises ``ConfigError``."""
+    return VoiceStore(voices_folder(load_config(None, os.environ).voices.folder))
+
+
 @asynccontextmanager
-async def sole_session(engine: SpeechEngine, settings: SpeechSettings) -> AsyncIterator[Session]:
-    registry = SessionRegistry(engine, RegistryLimits(session=LIMITS, expire_every_s=LOOK_EVERY_S))
+async def sole_session(engine: SpeechEngine, settings: SpeechSettings, voices: VoiceStore) -> AsyncIterator[Session]:
+    limits = RegistryLimits(session=LIMITS, expire_every_s=LOOK_EVERY_S)
+    registry = SessionRegistry(engine, limits, voices=voices)
     watch = asyncio.create_task(registry.run(), name="voicewire time-outs")
     try:
         yield registry.create(settings=settings)

@@ -201,3 +201,13 @@ async def test_long_texts_in_scripts_of_many_tokens_are_spoken_in_segments(live:
         spoken = await hear(client, "r")
     assert spoken.done.status == "completed", spoken.done
     assert spoken.audio
+
+
+def test_say_speaks_in_a_stored_voice(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    recording, path = tmp_path / "zoe.wav", tmp_path / "hello.wav"
+    recording.write_bytes(wav_file(SPEECH, 16_000))
+    model = ["--model", str(checkpoint)]
+    assert main(["voices", "add", *model, "--consent", "yes", "--transcript", "hello", "zoe", str(recording)]) == 0
+    assert main(["say", TEXT, *model, "--voice", "zoe", "-o", str(path)]) == 0
+    assert path.stat().st_size > 10 * TOKEN_BYTES
