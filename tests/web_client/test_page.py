@@ -48,6 +48,16 @@ def test_a_text_is_spoken_and_told_as_heard(page):
     assert (created["settings"]["voice"], created["settings"]["seed"]) == ("ben", 7)
 
 
+def test_where_there_is_no_voice_to_choose_none_is_asked_for(page):
+    """A model may speak only like recordings; the server then tells what is missing."""
+    page.evaluate("document.querySelector('#voice').replaceChildren()")
+    page.click("#log summary")
+    say(page, "Hello there.")
+    until(page, OVER)
+    created = json.loads(page.locator("#log-lines li", has_text='response.create"').inner_text().split("→ ")[1])
+    assert "voice" not in created["settings"]
+
+
 @pytest.mark.parametrize("how", ["button", "space", pytest.param("escape", marks=pytest.mark.slow)])
 def test_an_interruption_shows_what_was_heard(page, how):
     say(page, LONG)

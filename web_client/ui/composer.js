@@ -55,8 +55,9 @@ export function readOrder() {
   const [encoding, sample_rate, bitrate] = select("format").value.split("/");
   const seed = input("seed").valueAsNumber;
   const format = { encoding, sample_rate: Number(sample_rate), ...(bitrate && { bitrate: Number(bitrate) }) };
+  const voice = select("voice").value; // empty where the model has no voice of its own, and none is stored
   const settings = {
-    voice: select("voice").value,
+    ...(voice && { voice }),
     language: select("language").value,
     format,
     word_times: true,
@@ -64,7 +65,7 @@ export function readOrder() {
   };
   const pauses = /** @type {import("./token_writer.js").Pauses} */ (select("pauses").value);
   const tokens = writesTokens() ? tokensOf(text, input("rate").valueAsNumber, pauses) : null;
-  const how = `${settings.voice} · ${select("format").selectedOptions[0].text}`;
+  const how = `${voice || "no voice"} · ${select("format").selectedOptions[0].text}`;
   return { text, settings, tokens, copies: Number(select("copies").value), how };
 }
 
