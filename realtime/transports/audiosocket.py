@@ -18,7 +18,7 @@ from realtime.errors import Refused, describe
 from realtime.protocol.phones.audiosocket import HEADER, AudioSocket
 from realtime.server import SpeechServer
 from realtime.transports.link import WRITE_GRACE_S
-from realtime.transports.listener import listening_sockets
+from realtime.transports.listener import listening_sockets, warn_of_strangers
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.call")
@@ -107,6 +107,7 @@ class AudioSocketPort:
                 listeners.callback(listener.close)
             self.port = sockets[0].getsockname()[1]
             log.info("listening for AudioSocket", extra={"host": calls.audiosocket_host, "port": self.port})
+            warn_of_strangers("AudioSocket", sockets)
             yield
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import ssl
@@ -219,6 +220,13 @@ def listening_sockets(settings: ListenSettings, share_port: bool = False) -> lis
             listener.close()
         raise
     return sockets
+
+
+def warn_of_strangers(name: str, sockets: list[socket.socket]) -> None:
+    """Of a port that asks for no key: other machines may reach it."""
+    hosts = [listener.getsockname()[0] for listener in sockets]
+    if not all(ipaddress.ip_address(host.partition("%")[0]).is_loopback for host in hosts):
+        log.warning("the port for %s asks for no key and other machines may reach it", name, extra={"host": hosts[0]})
 
 
 def _set_options(listener: socket.socket, settings: ListenSettings, share_port: bool) -> None:

@@ -15,7 +15,7 @@ from realtime.config import ConfigError
 from realtime.server import SpeechServer
 from realtime.transports.audiosocket import WRITE_BUFFER_BYTES, TcpLink
 from realtime.transports.link import WRITE_GRACE_S
-from realtime.transports.listener import listening_sockets
+from realtime.transports.listener import listening_sockets, warn_of_strangers
 
 log = logging.getLogger("voicewire.port")
 
@@ -50,7 +50,13 @@ def stream_link(server: SpeechServer, reader: asyncio.StreamReader, writer: asyn
 
 @asynccontextmanager
 async def listening(
-    server: SpeechServer, name: str, host: str, port: int, serve: Serve, tls: ssl.SSLContext | None = None
+    server: SpeechServer,
+    name: str,
+    host: str,
+    port: int,
+    serve: Serve,
+    tls: ssl.SSLContext | None = None,
+    asks_for_keys: bool = False,
 ) -> AsyncIterator[int]:
     """The port, while this lasts. Raises ``OSError``."""
     listen = server.config.listen
@@ -61,6 +67,8 @@ async def listening(
             listeners.callback(listener.close)
         found: int = sockets[0].getsockname()[1]
         log.info("listening for %s", name, extra={"host": host, "port": found})
+        if not asks_for_keys:
+            warn_of_strangers(name, sockets)
         yield found
 
 

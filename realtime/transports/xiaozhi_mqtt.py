@@ -42,6 +42,8 @@ class DevicePorts:
         self._settings = devices.server.config.xiaozhi
         self._udp = UdpPort(self._settings.max_packets_per_s)
         self._serving: set[asyncio.Task[None]] = set()
+        self._num_devices = 0
+        """Of them, that have shown who they are."""
         self.port: int | None = None
         """While it is open."""
         if self._settings.mqtt and self._server.config.listen.gateways > 1:
@@ -60,7 +62,7 @@ class DevicePorts:
         host, tls = self._settings.mqtt_host, self._tls()
         async with (
             self._udp.open(host, self._settings.udp_port),
-            listening(self._server, "xiaozhi", host, self._settings.mqtt_port, self._serve, tls) as port,
+            listening(self._server, "xiaozhi", host, self._settings.mqtt_port, self._serve, tls, True) as port,
         ):
             self.port = port
             try:
@@ -97,18 +99,34 @@ class DevicePorts:
             await until_closed(self._server, writer)
 
     async def _attend(self, link: StreamLink, host: str, writer: asyncio.StreamWriter) -> None:
+        self._check_strangers()
         reader = mqtt.PacketReader(self._server.config.limits.max_message_bytes)
         async with asyncio.timeout(self._server.config.listen.handshake_timeout_s):
             first, early = await self._first(link, reader)
         connect, caller = await self._admit(link, first, host)
         where = str(writer.get_extra_info("sockname")[0])
         device = Device(self._devices, self._udp, link, connect, caller, host, self._settings.udp_public_host or where)
+        self._num_devices += 1
+        try:
+            await self._talk(link, reader, device, early, self._patience_s(connect))
+        finally:
+            self._num_devices -= 1
+
+    def _check_strangers(self) -> None:
+        """Raises ``Refused``. Who shows no key takes no device's place."""
+        limit = self._server.config.limits.max_http_connections
+        if len(self._serving) - self._num_devices > limit:
+            raise Refused("too_many_connections", f"max_http_connections is {limit}")
+
+    async def _talk(
+        self, link: StreamLink, reader: mqtt.PacketReader, device: Device, early: list[mqtt.Packet], patience_s: float
+    ) -> None:
         await link.send(mqtt.connack(mqtt.ACCEPTED))
         async with device:
             for packet in early:
                 await device.take(packet)
             while True:
-                async with asyncio.timeout(self._patience_s(connect)):
+                async with asyncio.timeout(patience_s):
                     piece = await link.receive()
                 if piece is None:
                     return
@@ -136,7 +154,7 @@ class DevicePorts:
             caller = gatekeeper.caller_of(connect.password)
             code = mqtt.BUSY
             self._server.check_room(caller)
-            if len(self._serving) > self._settings.max_devices:
+            if self._num_devices >= self._settings.max_devices:
                 raise Refused("too_many_connections", f"xiaozhi.max_devices is {self._settings.max_devices}")
         except (RemoteProtocolError, Refused):
             await link.send(mqtt.connack(code))

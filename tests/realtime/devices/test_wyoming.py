@@ -164,3 +164,15 @@ async def test_without_the_setting_there_is_no_port() -> None:
 def test_settings_that_cannot_be_are_named(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         create_app(load_config(flags={"wyoming.enabled": True, **settings}), FakeSpeechEngine())
+
+
+@pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("0.0.0.0", True)])
+async def test_a_port_without_keys_that_others_reach_is_told(
+    host: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ports = {"wyoming__enabled": True, "wyoming__port": 0, "calls__audiosocket": True, "calls__audiosocket_port": 0}
+    with caplog.at_level("WARNING"):
+        async with live_server(**ports, wyoming__host=host, calls__audiosocket_host=host):
+            pass
+    told = {record.getMessage() for record in caplog.records if "asks for no key" in record.getMessage()}
+    assert {message.split()[3] for message in told} == ({"Wyoming", "AudioSocket"} if warns else set())

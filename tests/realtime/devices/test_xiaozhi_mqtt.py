@@ -251,3 +251,17 @@ async def test_an_end_with_devices_on_it_is_no_fault(caplog: pytest.LogCaptureFi
     with suppress(aiomqtt.MqttError):
         await devices.aclose()
     assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_who_shows_no_key_takes_no_devices_place() -> None:
+    limits = {"xiaozhi__max_devices": 1, "limits__max_http_connections": 2}
+    async with live_server(**PORTS, **limits, auth__api_keys=f"home:{KEY}") as live:
+        strangers = [await asyncio.open_connection("127.0.0.1", ports(live).port) for _ in range(2)]
+        await until(lambda: len(ports(live)._serving) == 2)
+        assert await raw(live, b"") == b"", "and there is an end to strangers too"
+        strangers.pop()[1].close()
+        await until(lambda: len(ports(live)._serving) == 1)
+        async with device(live, KEY) as firmware:
+            await firmware.greet()
+        strangers.pop()[1].close()
+        await live.freed()
