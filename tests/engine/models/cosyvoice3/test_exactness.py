@@ -238,7 +238,7 @@ moves = st.lists(
 
 
 @given(moves=moves)
-@law(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@law(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
     moves: list[tuple[str, int]], loaded: Loaded, book: Book
 ) -> None:
