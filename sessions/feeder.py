@@ -57,7 +57,9 @@ class Feeder:
     def waits_for_text(self) -> bool:
         has_text = any(isinstance(item, Segment) and item.speakable for item in self._script.waiting)
         gathers = self._script.open is not None and self._script.open.gathers
-        return not self._script.closed and (gathers or not has_text) and all(one.starved for one in self._generating)
+        return (
+            not self._script.closed and (gathers or not has_text) and all(one.may_lack_text for one in self._generating)
+        )
 
     def advance(self) -> None:
         """Do what is due: read text on, close a segment that is short of it, begin segments."""

@@ -32,10 +32,16 @@ class Segment:
     stream: SpeechStream | None = None
     starved: bool = False
     """Its request has spoken, or is about to speak, all the text it was given."""
+    sounded: bool = False
 
     @property
     def speakable(self) -> bool:
         return any(character.isalnum() for character in self.text)
+
+    @property
+    def may_lack_text(self) -> bool:
+        """What it waits for may be text: some models want several words before the first sound, and do not say so."""
+        return self.starved or not (self.closed or self.sounded)
 
     @property
     def facts(self) -> TextFacts:

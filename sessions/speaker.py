@@ -197,6 +197,7 @@ class Speaker:
             self.advance()
 
     async def _hear_chunk(self, segment: Segment, chunk: SpeechChunk) -> None:
+        segment.sounded = True
         self._put(await self._voicing.push(chunk))
         self._tell_words()
         self.report_playback()

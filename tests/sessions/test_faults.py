@@ -195,6 +195,23 @@ async def test_the_engine_makes_no_sound(impatient: SessionRegistry, engine: Rem
     assert (done.error.code, done.error.retryable) == ("engine_timeout", True)
 
 
+async def test_a_model_that_wants_more_words_before_it_sounds_waits_for_the_writer(
+    impatient: SessionRegistry, engine: RememberingEngine
+):
+    engine.script_next(FakeScript(first_chunk_s=1e6))
+    code, _ = await error_of(impatient, impatient.create(settings=PACED).create_response(text="Sure, one "))
+    assert code == "text_timeout"
+
+
+async def test_a_model_that_has_all_words_and_makes_no_sound_does_not(
+    impatient: SessionRegistry, engine: RememberingEngine
+):
+    engine.script_next(FakeScript(first_chunk_s=1e6))
+    response = impatient.create(settings=PACED).create_response(text="Sure, one ", text_closed=True)
+    code, _ = await error_of(impatient, response)
+    assert code == "engine_timeout"
+
+
 # Interrupted at every await
 
 
