@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESTART_PAUSE_S = 1.0
+CUDA_PREFILL_POSITIONS = 256
+"""There a step with so many costs little more than one with a few, and whoever comes with others waits for fewer."""
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 
 
@@ -183,7 +185,7 @@ def create_engine(
     """
     if _wants_process(device) if process is None else process:
         return share_engine(model, device=device, dtype=dtype, **settings)[0]
-    config = _engine_config(settings)
+    config = _engine_config(settings, device)
     folder = model or EMBEDDED_VOICE
 
     def load() -> Loaded:
@@ -201,7 +203,7 @@ def share_engine(
     """As ``create_engine``, always with a process of its own; also gives the address that ``connect_engine`` takes."""
     from engine.remote import EngineProcess, RemoteEngine
 
-    config = _engine_config(settings)
+    config = _engine_config(settings, device)
     child = EngineProcess(model or EMBEDDED_VOICE, config, device, dtype, is_embedded=model is None)
     return RemoteEngine(child.socket, child), child.socket
 
@@ -224,12 +226,13 @@ def inspect_checkpoint(model: Path) -> CheckpointReport:
     return inspect_model(resolve_folder(model))
 
 
-def _engine_config(settings: dict[str, Any]) -> EngineConfig:
+def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
     unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
     if unknown:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
+    usual = {"max_prefill_positions": CUDA_PREFILL_POSITIONS} if _wants_process(device) else {}
     try:
-        return msgspec.convert(settings, EngineConfig)
+        return msgspec.convert(usual | settings, EngineConfig)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"engine settings: {error}") from None
 

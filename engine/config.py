@@ -43,7 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     preempt_margin_s: float = 1.0
     """A row loses its blocks only to one that runs dry so much sooner."""
     max_prefill_positions: int = 64
-    """Prompt positions computed in one step beside the running rows."""
+    """Prompt positions computed in one step beside the running rows. On CUDA an engine is made with 256 unless told."""
     max_prefixes: int = 64
     """Voice prefixes kept."""
     max_prefix_positions: int = 2_048

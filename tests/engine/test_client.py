@@ -348,3 +348,15 @@ async def test_a_first_start_that_fails_is_the_callers_to_handle(shape: Shape, s
         await engine.start()
     assert not engine.alive
     await engine.aclose()
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "expected"),
+    [("cpu", {}, 64), ("cuda:0", {}, 256), ("cuda", {"max_prefill_positions": 9}, 9)],
+)
+def test_on_cuda_more_of_prompts_goes_into_a_step_unless_told(
+    device: str, settings: dict[str, int], expected: int
+) -> None:
+    engine = client.create_engine(device=device, process=False, **settings)
+    assert isinstance(engine, LocalEngine)
+    assert engine._config.max_prefill_positions == expected
