@@ -60,10 +60,13 @@ class SpeechRow(Row):
 
     @property
     def max_tokens(self) -> int:
-        """Speech ids that this text may take (spec 2.4); live text goes on from a transcript, which counts there."""
+        """Speech ids that this text may take, unless the request says how many (spec 2.4, 8.14); live text goes on from
+        a transcript, which counts there."""
+        if self.most_asked is not None:
+            return min(self.most_asked, self.settings.max_tokens)
         told = 0 if self.phase is Phase.WHOLE or self.voice is None else len(self.voice.transcript_ids)
         by_text = int(self.settings.max_tokens_per_text_token * (self.num_text + told))
-        return max(1, min(self.most_asked or self.settings.max_tokens, by_text, self.settings.max_tokens))
+        return max(1, min(by_text, self.settings.max_tokens))
 
     @property
     def min_tokens(self) -> int:

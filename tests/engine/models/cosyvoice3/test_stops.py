@@ -70,6 +70,9 @@ def test_what_a_request_asks_for_overrides_most_and_caps_least() -> None:
     found = row(num_text=10, most_asked=10)
     assert (found.min_tokens, found.max_tokens) == (10, 10)
     assert row(num_text=10, least_asked=0).min_tokens == 0
+    found = row(num_text=1, most_asked=100)
+    assert (found.min_tokens, found.max_tokens) == (2, 100), "more than its text alone would allow"
+    assert row(num_text=1, most_asked=10_000).max_tokens == TalkerSettings().max_tokens
     fewer = TalkerSettings(min_tokens_per_text_token=0.5, max_tokens_per_text_token=3.5)
     found = row(num_text=3, settings=fewer)
     assert (found.min_tokens, found.max_tokens) == (1, 10)
