@@ -28,10 +28,10 @@ class StatusBoard:
         while True:
             status = self._read()
             leaves = status.state == "draining" and not stood_aside
-            await self._tell(status, now=leaves)
             if leaves:
                 stood_aside = True
                 await on_draining()
+            await self._tell(status, now=leaves)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def take_down(self) -> None:

@@ -281,6 +281,8 @@ async def test_idle_sessions_and_an_end_of_the_server_are_told(broker: Mosquitto
             mine.speech.draining = True
             assert (await session.told("closed"))["reason"] == "draining"
             await until(lambda: mine.speech.num_connections == 0)
+            await agent.client.subscribe(status := f"voice/v1/status/{bridge_of(mine).worker}", 1)
+            await agent.next_on(status, lambda heard: heard.json["state"] == "draining")
             for _ in range(4):
                 again = await agent.open()
                 assert again.answer["worker"] == bridge_of(its).worker, "who is about to stop stands aside"
