@@ -308,6 +308,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Of the last step."""
     num_preemptions: int
     num_finished: int
+    num_bounded: int = 0
+    """Requests so far that went on with less of their past for want of decoder memory (CosyVoice3)."""
 
 
 @runtime_checkable

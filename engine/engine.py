@@ -274,4 +274,5 @@ class Engine(Intake):
             step_ms=1000 * self.times.last_s,
             num_preemptions=self.scheduler.num_preemptions,
             num_finished=self.num_finished,
+            num_bounded=getattr(self.stage, "num_bounded", 0),
         )

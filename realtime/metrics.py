@@ -52,6 +52,7 @@ GAUGES: dict[str, tuple[str, Literal["livesum", "livemin", "livemax"]]] = {
     "decoder_slots_total": ("Slots of the decoder.", "livemax"),
     "engine_steps": ("Steps since the engine started.", "livemax"),
     "preemptions": ("Requests that gave up their memory for a while.", "livemax"),
+    "bounded_requests": ("Requests that went on with less of their past for want of decoder memory.", "livemax"),
 }
 """Name -> what it is, and what becomes of the values of several gateways."""
 
@@ -145,3 +146,4 @@ class ServerMetrics:
         yield "decoder_slots_total", stats.slots_total
         yield "engine_steps", stats.num_steps
         yield "preemptions", stats.num_preemptions
+        yield "bounded_requests", stats.num_bounded

@@ -19,6 +19,7 @@ STATS = EngineStats(
     step_ms=8.0,
     num_preemptions=0,
     num_finished=7,
+    num_bounded=3,
 )
 
 
@@ -56,6 +57,7 @@ def test_what_is_counted_and_observed_is_told() -> None:
 def test_gauges_follow_the_server() -> None:
     metrics = ServerMetrics(server := Server())
     assert readings(metrics)["batch_size"] == 3
+    assert readings(metrics)["bounded_requests"] == 3
     server.num_connections = 9
     server.stats = None
     assert readings(metrics)["connections"] == 9

@@ -100,6 +100,10 @@ class CosyDecode:
     def num_free(self) -> int:
         return self.slots.num_free
 
+    @property
+    def num_bounded(self) -> int:
+        return self.memory.num_bounded
+
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def reserve(self) -> int | None:

@@ -478,7 +478,7 @@ def test_out_of_pages_a_row_goes_on_with_its_oldest_and_the_others_stay_exact() 
     stage.finalize(long)
     stage.finalize(short)
     chunks = run_dry(stage)
-    assert stage.memory.num_bounded == 1
+    assert stage.num_bounded == 1
     assert stage.streams[long].is_bounded
     torch.testing.assert_close(said(chunks, short), whole(few, NOBODY), atol=SAME, rtol=0)
     heard, exact = said(chunks, long), whole(tokens, NOBODY)

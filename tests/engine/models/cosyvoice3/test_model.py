@@ -272,6 +272,13 @@ def test_what_is_set_for_one_stage_reaches_it_and_no_other() -> None:
     assert config.graphs is None
 
 
+def test_the_engine_tells_how_many_went_on_with_fewer_blocks(bench: Recorder) -> None:
+    assert isinstance(bench.engine.stage, CosyDecode)
+    assert bench.engine.stats().num_bounded == 0
+    bench.engine.stage.memory.num_bounded = 2
+    assert bench.engine.stats().num_bounded == 2
+
+
 # -- who fails ---------------------------------------------------------------------------------------------------
 
 
