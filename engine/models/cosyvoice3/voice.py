@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.api import ClonedVoice
+from engine.models.cosyvoice3.special_tokens import END_OF_PROMPT
 
 FLOW_REST, BLOCK_TOKENS = 15, 25
 """A prompt of 15 more than whole blocks leaves the flow's first block ten tokens short, so that sound can leave after
@@ -58,6 +59,11 @@ def trimmed_tokens(num_tokens: int) -> int:
     return kept if kept >= MIN_TRIMMED_TOKENS else num_tokens
 
 
+def said(transcript: str) -> str:
+    """What is said in a recording; the official code wants an instruction and its end in front of it."""
+    return transcript.split(END_OF_PROMPT)[-1].strip()
+
+
 class VoiceShelf:
     """The most recently used voices. ``encode`` turns a transcript to ids."""
 
@@ -80,7 +86,7 @@ class VoiceShelf:
     def _prepare(self, key: bytes, voice: ClonedVoice) -> VoicePrompt:
         codes = np.frombuffer(voice.codes, np.int16)
         mel = np.frombuffer(voice.mel, np.float32).reshape(-1, self._mel_bins)
-        transcript = voice.transcript.strip() if len(codes) else ""
+        transcript = said(voice.transcript) if len(codes) else ""
         return make_prompt(
             key,
             codes.tolist(),

@@ -76,6 +76,12 @@ def test_words_go_only_with_their_recording(num_tokens: int) -> None:
     assert shelf().take(cloned(num_tokens=num_tokens)).has_transcript is bool(num_tokens)
 
 
+def test_an_instruction_in_front_of_a_transcript_is_no_part_of_what_was_said() -> None:
+    """The official code wants one there, and who comes from it brings one along."""
+    wrapped = msgspec.structs.replace(cloned(), transcript="You are a helpful assistant.<|endofprompt|>hello you")
+    assert shelf().take(wrapped).transcript_ids == (5, 3)
+
+
 def test_a_row_remembers_the_last_ids_in_order() -> None:
     row = SpeechRow(text=TextQueue(), ras=RasParams(window=3))
     for token in range(7):
