@@ -13,7 +13,7 @@ import sys
 import msgpack
 import numpy as np
 import websockets
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 RATE = 24_000
 
@@ -43,15 +43,22 @@ async def speak(url: str, text: str) -> dict[str, object]:
                 case "Error":
                     raise RuntimeError(told["message"])
         await sending
-    pcm = (np.concatenate(frames) * 32_767).astype("<i2")
-    return played(text, pcm.tobytes(), RATE, words)
+    return played(text, as_s16(frames), RATE, words)
+
+
+def as_s16(frames: list[np.ndarray]) -> bytes:
+    return (np.concatenate(frames) * 32_767).astype("<i2").tobytes()
 
 
 async def drop(url: str) -> None:
     async with dial(url) as socket:
         await send(socket, LONG)
-        while msgpack.unpackb(await socket.recv())["type"] != "Audio":
-            pass
+        pcm = b""
+        while not is_enough(pcm, RATE):
+            told = msgpack.unpackb(await socket.recv())
+            if told["type"] == "Audio":
+                pcm += as_s16([np.array(told["pcm"], np.float32)])
+        keep_cut(pcm, RATE)
         socket.transport.abort()
 
 

@@ -8,7 +8,7 @@ import * as deepgram from "@livekit/agents-plugin-deepgram";
 import * as elevenlabs from "@livekit/agents-plugin-elevenlabs";
 import * as inworld from "@livekit/agents-plugin-inworld";
 import * as openai from "@livekit/agents-plugin-openai";
-import { KEY, LONG, TURNS, TURN_TIMEOUT_MS, deltas, played } from "./turns.mjs";
+import { KEY, LONG, TURNS, TURN_TIMEOUT_MS, deltas, isEnough, keepCut, played } from "./turns.mjs";
 
 initializeLogger({ pretty: false, level: "error" });
 const [name, url, mode] = process.argv.slice(2);
@@ -36,8 +36,7 @@ async function converse() {
   };
   if (mode === "interrupt") {
     const message = await within(ask(LONG));
-    const reader = message.audioStream.getReader();
-    await reader.read();
+    await keepBeginning(framesOf(message.audioStream.getReader()));
     await session.interrupt();
     await session.truncate({ messageId: message.messageId, modalities: ["audio"], audioEndMs: 300 });
     await new Promise((resolve) => setTimeout(resolve, 300));
@@ -89,8 +88,23 @@ async function drop(service) {
   const stream = service.stream();
   stream.pushText(LONG);
   stream.endInput();
-  await stream.next();
+  await keepBeginning(framesOf({ read: () => stream.next() }, (event) => event.frame));
   stream.close();
+}
+
+/** Leaves the reader as it is when nothing more is wanted. */
+async function* framesOf(reader, frameOf = (value) => value) {
+  for (let told = await reader.read(); !told.done; told = await reader.read()) yield frameOf(told.value);
+}
+
+/** Enough of it to interrupt the turn. */
+async function keepBeginning(frames) {
+  const pcm = [];
+  for await (const { data, sampleRate } of frames) {
+    pcm.push(Buffer.from(data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength)));
+    if (isEnough(pcm, sampleRate)) return keepCut(pcm, sampleRate);
+  }
+  throw new Error("it ended");
 }
 
 async function talk(service) {

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from pathlib import Path
 from typing import Any
 
+from livekit import rtc
 from livekit.agents import APIError, llm, tts, utils
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 from livekit.plugins import cartesia, deepgram, elevenlabs, inworld, openai, rime
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
@@ -77,12 +78,23 @@ async def drop(service: tts.TTS) -> None:
     stream = service.stream()
     stream.push_text(LONG)
     stream.end_input()
-    await anext(aiter(stream))
+    await keep_beginning(event.frame async for event in stream)
     if hasattr(service, "heard"):
         await asyncio.sleep(1.0)
     await stream.aclose()
     if hasattr(service, "heard"):
         check_heard(await service.heard(played_s=1.0), LONG)
+
+
+async def keep_beginning(frames: AsyncIterable[rtc.AudioFrame]) -> None:
+    """Enough of it to interrupt the turn."""
+    pcm = b""
+    async for frame in frames:
+        pcm += bytes(frame.data)
+        if is_enough(pcm, frame.sample_rate):
+            keep_cut(pcm, frame.sample_rate)
+            return
+    raise AssertionError("it ended")
 
 
 def check_heard(heard: str | None, text: str) -> None:
@@ -154,7 +166,7 @@ async def converse(url: str, mode: str) -> dict[str, object]:
     session, turns, context = model.session(), [], llm.ChatContext.empty()
     if mode == "interrupt":
         message = await anext(aiter((await ask(session, context, LONG)).message_stream))
-        await anext(aiter(message.audio_stream))
+        await keep_beginning(message.audio_stream)
         session.interrupt()
         session.truncate(message_id=message.message_id, modalities=["audio"], audio_end_ms=300)
         await asyncio.sleep(0.3)

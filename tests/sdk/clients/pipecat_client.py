@@ -38,7 +38,7 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.workers.runner import WorkerRunner
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
@@ -63,6 +63,12 @@ class Sink(FrameProcessor):
         self.pcm, self.words = b"", []
         self.stopped.clear()
         self.sounded.clear()
+
+    async def has_enough(self) -> None:
+        """To be interrupted."""
+        async with asyncio.timeout(TURN_TIMEOUT_S):
+            while not is_enough(self.pcm, self.rate):
+                await asyncio.sleep(0.01)
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -153,6 +159,8 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
         await say_until_it_sounds(worker, sink)
     if mode in ("interrupt", "tail"):
         await interrupt(worker, sink, service, LONG if mode == "interrupt" else TURNS[0])
+    if mode == "interrupt":
+        keep_cut(sink.pcm, sink.rate)
     if mode == "second":
         await interrupt_the_second(worker, sink, service)
     if mode == "early":
@@ -173,7 +181,7 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
 async def interrupt(worker: PipelineWorker, sink: Sink, service: Any, text: str) -> None:
     """After it sounded for a second; a short text has come whole by then. A second interruption finds nothing."""
     await say(worker, text)
-    await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
+    await (sink.has_enough() if text == LONG else asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S))
     if sink.plays:
         await asyncio.sleep(1.0)
     await worker.queue_frame(InterruptionFrame())

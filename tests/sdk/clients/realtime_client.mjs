@@ -5,7 +5,7 @@
  */
 import OpenAI from "openai";
 import { OpenAIRealtimeWS } from "openai/realtime/ws";
-import { KEY, LONG, TURNS, deltas, played } from "./turns.mjs";
+import { KEY, LONG, TURNS, deltas, isEnough, keepCut, played } from "./turns.mjs";
 
 const RATE = 24_000;
 const [, url, mode] = process.argv.slice(2);
@@ -40,7 +40,10 @@ function say(text) {
 /** The first turn is cancelled and truncated; what was heard is less than what was said. */
 async function interrupt() {
   const added = next("response.output_item.added");
-  const sounds = next("response.output_audio.delta");
+  const pcm = [];
+  const take = (event) => pcm.push(Buffer.from(event.delta, "base64"));
+  realtime.on("response.output_audio.delta", take);
+  const sounds = next("response.output_audio.delta", () => isEnough(pcm, RATE));
   say(LONG);
   const itemId = (await added).item.id;
   await sounds;
@@ -50,6 +53,8 @@ async function interrupt() {
   realtime.send({ type: "conversation.item.truncate", item_id: itemId, content_index: 0, audio_end_ms: 400 });
   if ((await done).response.status !== "cancelled") throw new Error("it was not cancelled");
   await truncated;
+  realtime.off("response.output_audio.delta", take);
+  keepCut(pcm, RATE);
   const retrieved = next("conversation.item.retrieved");
   realtime.send({ type: "conversation.item.retrieve", item_id: itemId });
   const heard = (await retrieved).item.content[0].transcript;

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from openai import AsyncOpenAI
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 RATE = 24_000
 SESSION = {"type": "realtime", "output_modalities": ["audio"], "audio": {"output": {"voice": "marin"}}}
@@ -50,12 +50,14 @@ async def hear(connection: Any, text: str) -> dict[str, object]:
 
 async def interrupt(connection: Any) -> None:
     await say(connection, LONG, "items")
-    item_id = None
+    item_id, pcm = None, b""
     async with asyncio.timeout(TURN_TIMEOUT_S):
         async for event in connection:
             if event.type == "response.output_item.added":
                 item_id = event.item.id
             if event.type == "response.output_audio.delta":
+                pcm += base64.b64decode(event.delta)
+            if is_enough(pcm, RATE):
                 await asyncio.sleep(0.5)
                 break
         assert item_id is not None
@@ -64,10 +66,13 @@ async def interrupt(connection: Any) -> None:
         seen = set()
         async for event in connection:
             seen.add(event.type)
+            if event.type == "response.output_audio.delta":
+                pcm += base64.b64decode(event.delta)
             if event.type == "response.done":
                 assert event.response.status == "cancelled", event
             if {"response.done", "conversation.item.truncated"} <= seen:
                 break
+        keep_cut(pcm, RATE)
         await connection.conversation.item.retrieve(item_id=item_id)
         async for event in connection:
             if event.type == "conversation.item.retrieved":

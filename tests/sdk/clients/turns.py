@@ -1,5 +1,5 @@
 """What all clients say, and what each tells of a turn it played. ``VOICEWIRE_PLAYED`` names a folder for the sound:
-``turn-1.wav``, ``turn-2.wav`` ... in the order they are told.
+each turn names its file, and ``cut.wav`` is what came of a turn that was interrupted.
 """
 
 from __future__ import annotations
@@ -15,25 +15,42 @@ KEY = "a-key-of-enough-characters"
 TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
 LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
 TURN_TIMEOUT_S = float(os.environ.get("VOICEWIRE_TURN_TIMEOUT_S", "30"))
+CUT_AFTER_S = float(os.environ.get("VOICEWIRE_CUT_AFTER_S", "0"))
+"""A turn is interrupted once so much of it has come, and something."""
 
 _numbers = itertools.count(1)
 
 
 def played(text: str, pcm: bytes, rate: int, words: Iterable[object] = ()) -> dict[str, object]:
     """``pcm``: s16le, mono. ``words``: each begins with its text and its start."""
-    samples = array("h", pcm[: len(pcm) // 2 * 2])
-    _keep(samples, rate)
+    samples, name = samples_of(pcm), f"turn-{next(_numbers)}.wav"
+    _keep(name, samples, rate)
     return {
         "text": text,
         "duration_s": len(samples) / rate if rate else 0.0,
         "peak": max(map(abs, samples), default=0),
         "words": list(words),
+        "sound": name,
     }
 
 
-def _keep(samples: array[int], rate: int) -> None:
+def is_enough(pcm: bytes, rate: int) -> bool:
+    """To interrupt the turn."""
+    return bool(pcm) and len(pcm) >= 2 * rate * CUT_AFTER_S
+
+
+def keep_cut(pcm: bytes, rate: int) -> None:
+    """What came of the turn that was interrupted: of ``LONG``."""
+    _keep("cut.wav", samples_of(pcm), rate)
+
+
+def samples_of(pcm: bytes) -> array[int]:
+    return array("h", pcm[: len(pcm) // 2 * 2])
+
+
+def _keep(name: str, samples: array[int], rate: int) -> None:
     folder = os.environ.get("VOICEWIRE_PLAYED")
     if folder and rate:
-        with wave.open(str(Path(folder) / f"turn-{next(_numbers)}.wav"), "wb") as file:
+        with wave.open(str(Path(folder) / name), "wb") as file:
             file.setparams((1, 2, rate, 0, "NONE", ""))
             file.writeframes(samples.tobytes())

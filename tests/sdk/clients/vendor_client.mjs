@@ -1,7 +1,7 @@
 // The vendors' own JavaScript packages speak through this server: `node vendor_client.mjs SERVICE HTTP_URL MODE` prints
 // what came as JSON. NODE_EXTRA_CA_CERTS names the certificate where a package insists on TLS.
 import { createRequire } from "node:module";
-import { KEY, LONG, TURNS, TURN_TIMEOUT_MS, deltas, played } from "./turns.mjs";
+import { KEY, LONG, TURNS, TURN_TIMEOUT_MS, deltas, isEnough, keepCut, played } from "./turns.mjs";
 
 const RATE = 24_000;
 
@@ -58,7 +58,12 @@ async function cartesia(url, mode) {
     const context = socket.context(common);
     await context.push({ transcript: LONG });
     await context.no_more_inputs();
-    for await (const event of context.receive()) if (event.type === "chunk") break;
+    const pcm = [];
+    for await (const event of context.receive()) {
+      if (event.type === "chunk") pcm.push(Buffer.from(event.data, "base64"));
+      if (isEnough(pcm, RATE)) break;
+    }
+    keepCut(pcm, RATE);
     await context.cancel();
   }
   const turns = [];
@@ -111,10 +116,11 @@ async function deepgram(url, mode) {
   if (mode === "clear" || mode === "v2_interrupt") {
     say(LONG);
     socket.sendFlush({ type: "Flush" });
-    await until(() => line.pcm.length > 5);
+    await until(() => line.pcm.length > 5 && isEnough(line.pcm, RATE));
     if (isFlux) socket.sendInterrupt({ type: "Interrupt" });
     else socket.sendClear({ type: "Clear" });
     await until(() => line.kinds.includes(isFlux ? "SpeechInterrupted" : "Cleared"));
+    keepCut(line.pcm, RATE);
   }
   const turns = [];
   for (const text of TURNS) {

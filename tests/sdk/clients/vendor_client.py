@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 RATE = 24_000
 
@@ -121,18 +121,34 @@ def cartesia(url: str, mode: str) -> list[dict[str, object]]:
             context = connection.context(**common)
             context.push(LONG)
             context.no_more_inputs()
-            next(iter(context.receive()))
+            keep_beginning(context.receive())
             context.cancel()
         turns = []
-        for text in TURNS:
-            context = connection.context(**common, add_timestamps=True)
+        for number, text in enumerate(TURNS):
+            name = f"turn-{number}"
+            context = connection.context(name, **common, add_timestamps=True)
             for delta in deltas(text):
                 context.push(delta)
             if mode == "flush":
                 context.push("", flush=True)
             context.no_more_inputs()
-            turns.append(of_cartesia(text, context.receive()))
+            turns.append(of_cartesia(text, of_context(name, context.receive())))
         return turns
+
+
+def of_context(name: str, events: Iterable[object]) -> Iterator[object]:
+    """What is under way of a context when it is cancelled, the package hands to the next that receives."""
+    return (event for event in events if getattr(event, "context_id", name) == name)
+
+
+def keep_beginning(events: Iterable[object]) -> None:
+    """Enough of it to interrupt the turn."""
+    pcm = b""
+    for event in events:
+        pcm += base64.b64decode(event.data) if event.type == "chunk" else b""
+        if is_enough(pcm, RATE):
+            break
+    keep_cut(pcm, RATE)
 
 
 def two_contexts(connection: object, common: dict[str, object]) -> list[dict[str, object]]:
@@ -191,9 +207,10 @@ def deepgram_v1(client: object, mode: str) -> list[dict[str, object]]:
         if mode == "clear":
             connection.send_text(SpeakV1Text(text=LONG))
             connection.send_flush()
-            line.wait_for(lambda: line.pcm)
+            line.wait_for(lambda: is_enough(line.pcm, RATE))
             connection.send_clear()
             line.wait_for(lambda: "Cleared" in line.kinds)
+            keep_cut(line.pcm, RATE)
         turns = []
         for text in TURNS:
             line.reset()
@@ -215,11 +232,12 @@ def deepgram_v2(client: object, mode: str) -> list[dict[str, object]]:
         if mode == "v2_interrupt":
             connection.send_speak(SpeakV2Speak(text=LONG))
             connection.send_flush()
-            line.wait_for(lambda: len(line.pcm) > 4 * RATE)
+            line.wait_for(lambda: len(line.pcm) > 4 * RATE and is_enough(line.pcm, RATE))
             connection.send_interrupt(
                 SpeakV2Interrupt(playback_offset=SpeakV2InterruptPlaybackOffset(type="time_ms", value=1_500))
             )
             line.wait_for(lambda: "SpeechInterrupted" in line.kinds)
+            keep_cut(line.pcm, RATE)
             said = line.messages[-1]
             assert said.audio_played_ms == 1_500, said
             assert said.text_spoken, said
