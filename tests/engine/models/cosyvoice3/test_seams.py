@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from engine.models.base import Pcm
+from engine.models.cosyvoice3 import decode_stage
 from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.decode_stage import CosyDecode
 from engine.models.cosyvoice3.dit import chunk_mask
@@ -21,12 +23,15 @@ from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
 from engine.models.cosyvoice3.source import Source
-from sessions.audio.seam import seam_report
+from sessions.audio import seam
 from tests.engine.models.cosyvoice3.flows import SMALL, Voice, fill
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
 
 RATE, MEL_SAMPLES, TOKEN_SAMPLES = 24_000, 480, 960
 NUM_TOKENS, BLOCK_TOKENS = 150, 5
+SEEDS = 7, 8, 10
+LIKE_ANY_OTHER = 0.57
+"""Of 177 seams the share is above this by chance once in some hundred tries."""
 CONFIG = dataclasses.replace(SMALL, input_size=80, dit=dataclasses.replace(SMALL.dit, mel_bins=80))
 HIFT = HiftConfig(base_channels=16, f0_channels=8)
 
@@ -54,26 +59,28 @@ def speaker() -> Voice:
     return Voice(tokens, torch.randn(16, 80, generator=generator), torch.randn(6, generator=generator))
 
 
-def tokens() -> list[int]:
-    drawn: list[int] = torch.randint(0, 30, (NUM_TOKENS,), generator=torch.Generator().manual_seed(7)).tolist()
+def tokens(seed: int = SEEDS[0]) -> list[int]:
+    drawn: list[int] = torch.randint(0, 30, (NUM_TOKENS,), generator=torch.Generator().manual_seed(seed)).tolist()
     return drawn
 
 
 @cache
-def spoken(context_blocks: int | None) -> list[Pcm]:
-    settings = CosyVoice3Settings(flow=FlowSettings(memory_mb=64, context_blocks=context_blocks))
-    stage = CosyDecode(flow(), hift(), 1, settings, torch.device("cpu"), 1)
+def spoken(context_blocks: int | None, num_pages: int = 60, seed: int = SEEDS[0]) -> list[Pcm]:
+    settings = CosyVoice3Settings(flow=FlowSettings(context_blocks=context_blocks))
+    with patch.object(decode_stage, "num_pages", return_value=num_pages):
+        stage = CosyDecode(flow(), hift(), 1, settings, torch.device("cpu"), 1)
     slot = stage.reserve()
     assert slot is not None
     stage.prime(slot, speaker().reference("anna"))
     chunks = []
-    for token in tokens():
+    for token in tokens(seed):
         stage.feed(slot, [token])
         while stage.busy:
             chunks += [chunk.pcm for chunk in stage.step({})]
     stage.finalize(slot)
     while stage.num_pending(slot):
         chunks += [chunk.pcm for chunk in stage.step({})]
+    assert stage.num_bounded == (num_pages < 10)
     return chunks
 
 
@@ -84,17 +91,24 @@ def seams_of(chunks: Sequence[Pcm]) -> list[int]:
 
 
 def scores(pcm: Pcm, places: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    report = seam_report(pcm, places, RATE)
+    report = seam.seam_report(pcm, places, RATE)
     return np.array([report.jump_ratio, report.spectral_ratio])
 
 
-def stand_out(pcm: Pcm, seams: Sequence[int]) -> float:
-    """By how much seams score above the same places some frames later, of which there are no two alike: weights are
-    random, and now and then a frame is far louder than its neighbours."""
-    later = [[place + count * MEL_SAMPLES for place in seams] for count in range(1, 2 * BLOCK_TOKENS)]
-    others = [scores(pcm, places) for places in later if len(set(places) & set(seams)) < len(seams) // 4]
-    assert len(others) > 5
-    return float((scores(pcm, seams) / np.max(others, 0)).max())
+def share_below(pcm: Pcm, seams: Sequence[int]) -> list[float]:
+    """By jump and by spectrum: how often a seam scores above another meeting of two frames; as often as not is 0.5.
+
+    Ranks and no means: weights are random, and now and then a frame is far louder than its neighbours.
+    """
+    inside = np.arange(TOKEN_SAMPLES, len(pcm) - TOKEN_SAMPLES, MEL_SAMPLES)
+    at_seams = np.intersect1d(inside, seams)
+    elsewhere = np.setdiff1d(inside, seams)
+    signal = pcm.astype(np.float64)
+    found = []
+    for score in (seam._jump_scores(signal, RATE)[inside], seam._spectral_scores(signal, inside, RATE)):
+        mine, others = score[np.searchsorted(inside, at_seams)], score[np.searchsorted(inside, elsewhere)]
+        found.append(float(np.mean(mine[:, None] > others)))
+    return found
 
 
 def one_pass(context_blocks: int | None) -> Pcm:
@@ -118,16 +132,23 @@ def test_chunks_are_pieces_of_one_pass(context_blocks: int | None) -> None:
     np.testing.assert_allclose(scores(pcm, seams_of(chunks)), scores(whole, seams_of(chunks)), rtol=0.03)
 
 
-def test_with_few_blocks_as_context_seams_do_not_stand_out() -> None:
-    chunks = spoken(2)
-    assert stand_out(np.concatenate(chunks), seams_of(chunks)) < 1.1
+@pytest.mark.parametrize(("context_blocks", "num_pages"), [(None, 60), (1, 60), (None, 7)])
+def test_seams_do_not_stand_out(context_blocks: int | None, num_pages: int) -> None:
+    """With all blocks as context, with one, and when memory gives out on the way."""
+    every = []
+    for seed in SEEDS:
+        chunks = spoken(context_blocks, num_pages, seed)
+        every.append(share_below(np.concatenate(chunks), seams_of(chunks)))
+    assert np.mean(every, 0).max() < LIKE_ANY_OTHER
 
 
 def test_chunks_each_spoken_for_itself_are_heard() -> None:
     """A fresh vocoder for every block of the same mel."""
-    voice = speaker()
-    mel = flow().one_pass(torch.tensor(tokens()), voice.tokens, voice.mel, voice.embedding, True)
-    with torch.inference_mode():
-        pieces = [hift().one_pass(piece.t()[None])[0].numpy() for piece in mel[4:].split(2 * BLOCK_TOKENS)]
-    pcm = np.concatenate(pieces)
-    assert stand_out(pcm, np.cumsum([len(p) for p in pieces])[:-1].tolist()) > 1.5
+    voice, every = speaker(), []
+    for seed in SEEDS:
+        mel = flow().one_pass(torch.tensor(tokens(seed)), voice.tokens, voice.mel, voice.embedding, True)
+        with torch.inference_mode():
+            pieces = [hift().one_pass(piece.t()[None])[0].numpy() for piece in mel[4:].split(2 * BLOCK_TOKENS)]
+        ends = np.cumsum([len(piece) for piece in pieces])[:-1].tolist()
+        every.append(share_below(np.concatenate(pieces), ends))
+    assert np.mean(every, 0).max() > LIKE_ANY_OTHER
