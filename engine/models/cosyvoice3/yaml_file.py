@@ -16,6 +16,8 @@ CLASS = "!"
 MAX_BYTES = 2**20
 MAX_REFERENCES = 16
 """Followed one behind the other."""
+MAX_PRODUCT = 2**63
+MAX_SHOWN_CHARS = 80
 REFERENCE = re.compile(r"<([A-Za-z_][A-Za-z0-9_]*)>")
 
 
@@ -93,6 +95,8 @@ def _value_of(reference: Reference, names: Mapping[str, Any], num_left: int) -> 
     product = 1
     for factor in factors:
         product *= factor
+        if abs(product) > MAX_PRODUCT:
+            raise ValueError(f"{str(reference)[:MAX_SHOWN_CHARS]!r} makes more than {MAX_PRODUCT}")
     return product
 
 

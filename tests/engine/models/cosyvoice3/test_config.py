@@ -52,6 +52,7 @@ def test_tags_become_data_and_nothing_is_called(tmp_path: Path) -> None:
         ("- a", "holds list"),
         ("a: &a [1]\nb: *a", "aliases are not read"),
         ("a: [", "cannot be read as YAML"),
+        ("a: " + "9" * 4000 + "\nb: !ref " + " * ".join(["<a>"] * 100_000), "makes more than 9223372036854775808"),
         ("a: " + "[" * 3000 + "]" * 3000, "cannot be read as YAML"),
         ("a: '" + "x" * 2**20 + "'", "has 1048581 bytes"),
     ],
