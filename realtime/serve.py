@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from engine.api import EngineError, SpeechEngine
 from realtime.auth import load_gatekeeper
@@ -76,7 +76,21 @@ def create_app(
             devices.close()
             await server.aclose()
 
-    routes = [
+    app = Starlette(
+        routes=_routes(server, switchboard, devices),
+        exception_handlers={Refused: refuse, SessionError: refuse, EngineError: refuse, 404: refuse},
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    app.state.audiosocket = audiosocket
+    app.state.mqtt = mqtt
+    app.state.wyoming = wyoming
+    app.state.device_ports = device_ports
+    return app
+
+
+def _routes(server: SpeechServer, switchboard: Switchboard, devices: Devices) -> list[BaseRoute]:
+    return [
         WebSocketRoute(PATH, SpeechEndpoint(server)),
         *wire_routes(server),
         *token_routes(),
@@ -90,17 +104,6 @@ def create_app(
         *INFORMATION_ROUTES,
         *page_routes(server),
     ]
-    app = Starlette(
-        routes=routes,
-        exception_handlers={Refused: refuse, SessionError: refuse, EngineError: refuse, 404: refuse},
-        lifespan=lifespan,
-    )
-    app.state.server = server
-    app.state.audiosocket = audiosocket
-    app.state.mqtt = mqtt
-    app.state.wyoming = wyoming
-    app.state.device_ports = device_ports
-    return app
 
 
 async def serve(
