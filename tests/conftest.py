@@ -24,7 +24,9 @@ THREAD_GRACE_S = 2.0
 hypothesis.settings.register_profile(
     "default", deadline=None, max_examples=50, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("default"), derandomize=True)
+hypothesis.settings.register_profile(
+    "ci", hypothesis.settings.get_profile("default"), derandomize=True, max_examples=30
+)
 hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("default"), max_examples=2_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
