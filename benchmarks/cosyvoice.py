@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -84,6 +84,13 @@ def random_voice(sizes: CosyVoice3Config, seed: int = 1) -> ClonedVoice:
     )
 
 
+class Round(NamedTuple):
+    first_s: list[float]
+    """To the first chunk of each."""
+    wall_s: float
+    audio_s: float
+
+
 class Bench:
     """An engine of random weights, and its events with the moment each came."""
 
@@ -116,8 +123,8 @@ class Bench:
             write_cosyvoice3(Path(folder))
             return CosyTokenizer.from_folder(Path(folder) / BACKBONE_FOLDER, sizes.talker.text_vocab_size, True)
 
-    def speak(self, num_streams: int, seconds: float) -> dict[str, float]:
-        """All at once: seconds to the first chunk of each, the whole, and how much was said."""
+    def speak(self, num_streams: int, seconds: float) -> Round:
+        """All at once."""
         num_tokens = int(seconds / TOKEN_S)
         requests = {epoch: self.request(epoch, num_tokens) for epoch in (next(EPOCHS) for _ in range(num_streams))}
         start = time.perf_counter()
@@ -138,7 +145,7 @@ class Bench:
                     num_samples += event.num_samples
         audio_s = num_samples / self.stage.sample_rate
         assert abs(audio_s - num_streams * num_tokens * TOKEN_S) < 0.3 * num_streams * num_tokens * TOKEN_S, audio_s
-        return {"first_s": [first[epoch] for epoch in requests], "wall_s": now, "audio_s": audio_s}  # type: ignore[dict-item]
+        return Round([first[epoch] for epoch in requests], now, audio_s)
 
     def request(self, epoch: int, num_tokens: int) -> SpeechRequest:
         return SpeechRequest(
@@ -244,8 +251,8 @@ def main() -> None:
     for count in args.streams:
         bench.speak(count, args.seconds)
         rounds = [bench.speak(count, args.seconds) for _ in range(max(args.rounds, -(-12 // count)))]
-        first: list[float] = [value for one in rounds for value in one["first_s"]]  # type: ignore[attr-defined]
-        factor = sum(one["wall_s"] for one in rounds) / sum(one["audio_s"] for one in rounds)
+        first = [value for one in rounds for value in one.first_s]
+        factor = sum(one.wall_s for one in rounds) / sum(one.audio_s for one in rounds)
         result[f"streams_{count}"] = found = {
             "ttfa_p50_ms": 1000 * percentile(first, 0.5), "ttfa_p95_ms": 1000 * percentile(first, 0.95),
             "num_requests": len(first), "real_time_factor": factor * count, "audio_s_per_s": 1 / factor,
@@ -254,8 +261,8 @@ def main() -> None:
     for count in args.burst:
         bench.speak(count, args.seconds)
         one = bench.speak(count, args.seconds)
-        result[f"burst_{count}_audio_s_per_s"] = one["audio_s"] / one["wall_s"]
-        print(f"{count:4} at once: {one['audio_s'] / one['wall_s']:.0f} audio-s/s", flush=True)
+        result[f"burst_{count}_audio_s_per_s"] = one.audio_s / one.wall_s
+        print(f"{count:4} at once: {one.audio_s / one.wall_s:.0f} audio-s/s", flush=True)
     result["split"] = bench.split(args.split, min(10, bench.stage.memory.pool.num_blocks))
     for name, by_size in result["split"].items():
         print(f"{name}: " + ", ".join(f"{size}: {ms:.3f}" for size, ms in by_size.items()), flush=True)
