@@ -116,9 +116,12 @@ class GraphRunner(ModelRunner):
         return self._flight is not None
 
     def run(self, batch: Batch, times: StepTimes) -> list[Result]:
-        """The whole step at once, for those who do not overlap."""
+        """The whole step at once, for those who do not overlap. A batch that samples nothing leaves the step in flight
+        where it is: its outcomes belong to whoever launched it.
+        """
         failed = self.launch(batch, times)
-        return [*self.collect(times), *failed]
+        samples = any(work.sample for work in batch.works)
+        return [*(self.collect(times) if samples else []), *failed]
 
     def launch(self, batch: Batch, times: StepTimes) -> list[Result]:
         """Queue the step on the device; returns the rows that could not be."""

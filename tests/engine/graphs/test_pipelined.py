@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.api import ClonedVoice, EngineOverloaded, FinishReason, SamplingParams, TextLayout
+from engine.api import ClonedVoice, EngineOverloaded, FinishReason, SamplingParams, SpeechRequest, TextLayout
 from engine.config import EngineConfig
 from engine.load import load_engine
 from tests.engine.recorder import Recorder
@@ -53,6 +53,24 @@ def test_it_says_what_the_plain_engine_says(any_folder: Path, layout: TextLayout
             bench.step()
         bench.run()
         benches.append(bench)
+    check_same(benches[1], benches[0])
+
+
+def test_a_prefix_that_is_computed_ahead_takes_nothing_from_those_who_speak(tiny_folder: Path) -> None:
+    benches = []
+    for prefetched in (False, True):
+        bench = make_bench(tiny_folder, True)
+        for seed in range(2):
+            bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=seed, min_new_tokens=9))
+        for voice in bench.engine.model.voices:
+            bench.step()
+            bench.step()
+            if prefetched:
+                bench.engine.prefetch(SpeechRequest(request_id="prefetch", voice=voice.name))
+        bench.run()
+        bench.check_idle()
+        benches.append(bench)
+    assert len(benches[1].engine.prefixes) > len(benches[0].engine.prefixes)
     check_same(benches[1], benches[0])
 
 
