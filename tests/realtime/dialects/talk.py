@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
-from tests.realtime.dialects.clients import VendorClient, read
+from tests.realtime.dialects.clients import CLIENTS, VendorClient, read
 from tests.realtime.live import WAIT_S, Live
 
 KEY = "a-key-of-enough-characters"
 TEXT = "Hello there, how are you today?"
 LONG = "This is one sentence of a very long story. " * 60
 LEAST_BYTES = 2 * 24_000 * len(TEXT) * 0.04 * 0.9
+
+every = pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
 
 
 def dial(live: Live, client: VendorClient, **options: Any) -> connect:

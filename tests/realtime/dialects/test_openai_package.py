@@ -12,20 +12,13 @@ import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from tests.fakes.engine import FakeScript
-from tests.realtime.live import WAIT_S, Live, live_server
+from tests.realtime.live import WAIT_S, Live
 
 KEY = "a-key-of-enough-characters"
 TEXTS = ("Hello there, how are you?", "And this is another turn.")
 LONG = "This is one sentence of a very long story. " * 40
 LEAST_BYTES = 2 * 24_000 * 0.04 * 0.9
 """Of one character."""
-
-
-@pytest.fixture
-async def live() -> AsyncIterator[Live]:
-    async with live_server(auth__api_keys=f"agent:{KEY}") as server:
-        yield server
-        await server.freed()
 
 
 @pytest.fixture

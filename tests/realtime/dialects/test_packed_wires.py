@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import wave
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -24,13 +23,6 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 WORDS = ["Hello", "there,", "how", "are", "you?"]
 LONG = "This is one sentence of a very long story. " * 60
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
-
-
-@pytest.fixture
-async def live() -> AsyncIterator[Live]:
-    async with live_server(FakeSpeechEngine(QUICK), auth__api_keys=f"agent:{KEY}") as server:
-        yield server
-        await server.freed()
 
 
 def dial(live: Live, path: str, **options: Any) -> connect:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from tests.realtime.dialects.talk import (
     LONG,
     TEXT,
     dial,
+    every,
     hear,
     hear_first_audio,
     hear_to_the_close,
@@ -32,15 +32,6 @@ from tests.realtime.dialects.talk import (
     turn,
 )
 from tests.realtime.live import QUICK, WAIT_S, Live, live_server
-
-every = pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
-
-
-@pytest.fixture
-async def live() -> AsyncIterator[Live]:
-    async with live_server(FakeSpeechEngine(QUICK), auth__api_keys=f"agent:{KEY}") as server:
-        yield server
-        await server.freed()
 
 
 @every

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,26 +10,17 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from tests.fakes.engine import FakeSpeechEngine
-from tests.realtime.dialects.clients import CLIENTS, VendorClient
+from tests.realtime.dialects.clients import VendorClient
 from tests.realtime.dialects.talk import (
     KEY,
     TEXT,
     dial,
+    every,
     hear,
     hear_to_the_close,
     send,
 )
-from tests.realtime.live import QUICK, Live, live_server
-
-every = pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
-
-
-@pytest.fixture
-async def live() -> AsyncIterator[Live]:
-    async with live_server(FakeSpeechEngine(QUICK), auth__api_keys=f"agent:{KEY}") as server:
-        yield server
-        await server.freed()
+from tests.realtime.live import Live
 
 
 @every

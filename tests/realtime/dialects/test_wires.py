@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,11 +10,11 @@ from realtime.protocol import events as ev
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.clients import CLIENTS, VendorClient
 from tests.realtime.dialects.talk import (
-    KEY,
     LEAST_BYTES,
     LONG,
     TEXT,
     dial,
+    every,
     hear,
     hear_first_audio,
     hear_to_the_close,
@@ -25,16 +24,6 @@ from tests.realtime.dialects.talk import (
 from tests.realtime.live import QUICK, Live, live_server, speak
 
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
-
-
-every = pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
-
-
-@pytest.fixture
-async def live() -> AsyncIterator[Live]:
-    async with live_server(FakeSpeechEngine(QUICK), auth__api_keys=f"agent:{KEY}") as server:
-        yield server
-        await server.freed()
 
 
 @every

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.fakes.engine import FakeScript
 from tests.realtime.dialects.clients import CLIENTS, RAW
 from tests.realtime.dialects.talk import (
     KEY,
     TEXT,
     dial,
 )
-from tests.realtime.live import QUICK, Live, live_server, until
-
-
-@pytest.fixture
-async def live() -> AsyncIterator[Live]:
-    async with live_server(FakeSpeechEngine(QUICK), auth__api_keys=f"agent:{KEY}") as server:
-        yield server
-        await server.freed()
-
+from tests.realtime.live import Live, until
 
 HTTP = [
     ("/v1/text-to-speech/zoe?output_format=pcm_24000", {"text": TEXT}, "audio/pcm"),
