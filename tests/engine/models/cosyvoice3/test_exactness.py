@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as law
-from hypothesis import strategies as st
+from msgspec import structs
 from torch import Tensor
 
 from engine.api import ClonedVoice, FinishReason, SamplingParams, TextLayout
@@ -25,6 +25,7 @@ from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.ras import RasParams
 from engine.models.cosyvoice3.row import SpeechRow
 from engine.noise import DrawKey
+from tests.engine.any_order import Order, orders, play
 from tests.engine.models.cosyvoice3.voices import cloned
 from tests.engine.recorder import Recorder
 
@@ -230,52 +231,27 @@ def test_over_graphs_it_says_what_it_says_without(loaded: Loaded, folder: Path, 
         np.testing.assert_allclose(other, one, atol=1e-3)
 
 
-moves = st.lists(
-    st.tuples(st.sampled_from(["submit", "submit", "push", "end", "cancel", "step", "step"]), st.integers(0, 99)),
-    min_size=4,
-    max_size=20,
-)
-
-
-@given(moves=moves)
+@given(order=orders(max_size=20))
 @law(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
-    moves: list[tuple[str, int]], loaded: Loaded, book: Book
+    order: Order, loaded: Loaded, book: Book
 ) -> None:
     """Every request of a random order against itself alone: all its draws, and the sound but for rounding."""
-    bench, texts, book.by_seed = Recorder(loaded.make_engine()), dict[int, str](), {}
-    for kind, number in moves:
-        running = list(bench.engine.requests)
-        chosen = running[number % len(running)] if running else None
-        if kind == "submit":
-            seed, voice = len(texts) + 1, VOICES[number % 3]
-            text, closed = OTHERS[number % len(OTHERS)], number % 2 == 0
-            sampling = SamplingParams(seed=seed)
-            texts[speak(bench, text=text, text_closed=closed, sampling=sampling, voice=voice, max_frames=20)] = text
-        elif kind == "push" and chosen and not bench.request(chosen).row.text.closed:
-            texts[chosen] += " dog"
-            bench.push_text(chosen, " dog")
-        elif kind == "end" and chosen:
-            bench.end_input(chosen)
-        elif kind == "cancel" and chosen:
-            bench.cancel(chosen)
-        else:
-            for _ in range(number % 6):
-                bench.step()
-    for epoch in list(bench.engine.requests):
-        bench.end_input(epoch)
-    bench.run()
-    bench.check_idle()
+    bench, book.by_seed = Recorder(loaded.make_engine()), {}
+
+    def submit(number: int) -> int:
+        voice, sampling = VOICES[number % len(VOICES)], SamplingParams(seed=len(bench.heard))
+        text, closed = OTHERS[number % len(OTHERS)], number % 2 == 0
+        return speak(bench, text=text, text_closed=closed, sampling=sampling, voice=voice, max_frames=20)
+
+    texts = play(order, bench, submit)
     together = book.take()
     for epoch, text in texts.items():
         heard = bench.heard[epoch]
         alone = Recorder(loaded.make_engine())
-        again = speak(alone, text=text, text_closed=heard.spec.text_closed, sampling=heard.spec.sampling,
-                      voice=heard.spec.voice, max_frames=20)  # fmt: skip
+        again = alone.submit(**(structs.asdict(heard.spec) | dict(text=text)))
         alone.end_input(again)
         alone.run()
-        seed = heard.spec.sampling.seed
-        assert seed is not None
-        mine, whole = together.get(seed, []), book.take().get(seed, [])
+        mine, whole = (draws.get(heard.spec.sampling.seed, []) for draws in (together, book.take()))
         check_identical(mine, whole[: len(mine)] if heard.reason is FinishReason.CANCELLED else whole)
         np.testing.assert_allclose(heard.pcm, alone.heard[again].pcm[: heard.num_samples], atol=1e-3)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as law
-from hypothesis import strategies as st
 
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.client import EMBEDDED_VOICE
@@ -20,6 +19,7 @@ from engine.layers.transformer import CausalContext
 from engine.load import load_engine
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.row import SpeechRow
+from tests.engine.any_order import Order, orders, play
 from tests.engine.models.qwen3_tts.draws import DrawBook, check_close, check_identical
 from tests.engine.recorder import Recorder
 
@@ -286,51 +286,28 @@ def test_an_engine_made_anew_on_the_same_weights_says_the_same(any_folder: Path,
 
 # -- random orders -----------------------------------------------------------------------------------------------
 
-moves = st.lists(
-    st.tuples(st.sampled_from(["submit", "push", "end", "cancel", "step", "step"]), st.integers(0, 99)),
-    min_size=4,
-    max_size=25,
-)
 
-
-@given(moves=moves)
+@given(order=orders(max_size=25))
 @law(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
-    moves: list[tuple[str, int]], make_bench: MakeBench, book: DrawBook
+    order: Order, make_bench: MakeBench, book: DrawBook
 ) -> None:
     """Every request of a random order, as far as it came, against itself alone in the same pinned shape."""
-    bench, texts, book.by_seed = make_bench(**PINNED, max_frames=8), dict[int, str](), {}
-    for kind, number in moves:
-        running = list(bench.engine.requests)
-        chosen = running[number % len(running)] if running else None
-        if kind == "submit":
-            text = OTHERS[number % len(OTHERS)]
-            epoch = speak(bench, text=text, text_closed=number % 3 == 0, sampling=SamplingParams(seed=number))
-            texts[epoch] = text
-        elif kind == "push" and chosen and not bench.request(chosen).row.text.closed:
-            texts[chosen] += " dog"
-            bench.push_text(chosen, " dog")
-        elif kind == "end" and chosen:
-            bench.end_input(chosen)
-        elif kind == "cancel" and chosen:
-            bench.cancel(chosen)
-        else:
-            for _ in range(number % 4):
-                bench.step()
-    for epoch in list(bench.engine.requests):
-        bench.end_input(epoch)
-    bench.run()
-    bench.check_idle()
+    bench, book.by_seed = make_bench(**PINNED, max_frames=8), {}
+
+    def submit(number: int) -> int:
+        sampling = SamplingParams(seed=len(bench.heard))
+        return speak(bench, text=OTHERS[number % len(OTHERS)], text_closed=number % 3 == 0, sampling=sampling)
+
+    texts = play(order, bench, submit)
     together = book.take()
     for epoch, text in texts.items():
-        seed = bench.heard[epoch].spec.sampling.seed
-        if [heard.spec.sampling.seed for heard in bench.heard.values()].count(seed) > 1 or seed not in together:
-            continue
+        sampling = bench.heard[epoch].spec.sampling
         alone = make_bench(**PINNED, max_frames=8)
-        speak(alone, text=text, sampling=SamplingParams(seed=seed))
+        speak(alone, text=text, sampling=sampling)
         alone.run()
-        expected = book.take()[seed]
-        check_identical(together[seed], {place: expected[place] for place in together[seed]})
+        mine, whole = together.get(sampling.seed, {}), book.take()[sampling.seed]
+        check_identical(mine, {place: whole[place] for place in mine})
 
 
 def test_the_embedded_voice_too_is_bit_identical_in_a_pinned_shape(book: DrawBook) -> None:
