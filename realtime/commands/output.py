@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from sessions.audio.wav import BYTES_PER_SAMPLE, wav_header
 
@@ -35,25 +35,33 @@ def find_player() -> str | None:
 
 
 class WavFile:
-    """Readable at any time; its length is right once it is closed."""
+    """Begins with the first speech: without any there is no file, and one that was there stays as it is.
+
+    Readable at any time; its length is right once it is closed.
+    """
 
     def __init__(self, path: Path, sample_rate: int) -> None:
+        self._path = path
         self._sample_rate = sample_rate
         self._num_samples = 0
-        self._file = path.open("wb")
-        self._file.write(wav_header(sample_rate))
+        self._file: BinaryIO | None = None
 
     async def write(self, pcm: bytes) -> None:
+        if self._file is None:
+            self._file = self._path.open("wb")
+            self._file.write(wav_header(self._sample_rate))
         self._file.write(pcm)
         self._num_samples += len(pcm) // BYTES_PER_SAMPLE
 
     async def finish(self) -> None:
+        if self._file is None:
+            return
         with self._file:
             self._file.seek(0)
             self._file.write(wav_header(self._sample_rate, self._num_samples))
 
     async def abort(self) -> None:
-        if not self._file.closed:
+        if self._file is not None and not self._file.closed:
             await self.finish()
 
 

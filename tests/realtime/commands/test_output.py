@@ -46,6 +46,14 @@ async def test_an_aborted_wav_file_is_whole(tmp_path):
         assert file.readframes(len(PCM)) == PCM[:500]
 
 
+@pytest.mark.parametrize("end", [WavFile.finish, WavFile.abort])
+async def test_without_speech_a_file_stays_as_it_was(tmp_path, end):
+    (tmp_path / "old.wav").write_bytes(b"an old one")
+    for name in ("new.wav", "old.wav"):
+        await end(WavFile(tmp_path / name, 24_000))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"old.wav": b"an old one"}
+
+
 @pytest.mark.parametrize("name", PLAYERS)
 async def test_a_player_gets_the_rate_and_all_of_the_audio(player_program, tmp_path, monkeypatch, name):
     program = player_program(f'echo "$@" > {tmp_path}/arguments; cat > {tmp_path}/heard', name)

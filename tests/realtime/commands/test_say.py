@@ -94,18 +94,21 @@ def test_an_engine_that_fails_midway_is_told(fake_engine, wav, capsys):
     fake_engine.script_next(FakeScript(fail_at_frame=3, first_chunk_s=0.0, real_time_factor=0.0))
     assert main(["say", TEXT, "-o", str(wav)]) == 1
     assert "failed" in capsys.readouterr().err
+    assert len(samples_of(wav)) > 0
 
 
 @pytest.mark.parametrize("arguments", [["--voice", "nobody"], ["--language", "xx"]])
 def test_what_the_engine_does_not_have_is_told_in_one_line(fake_engine, wav, arguments, capsys):
     assert main(["say", TEXT, "-o", str(wav), *arguments]) == 1
     assert arguments[1] in capsys.readouterr().err
+    assert not wav.exists()
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\U0001f600"])
 def test_a_text_that_cannot_be_spoken_is_told(fake_engine, wav, text, capsys):
     assert main(["say", text, "-o", str(wav)]) == 1
     assert "nothing that can be spoken" in capsys.readouterr().err
+    assert not wav.exists()
 
 
 def test_a_file_that_cannot_be_written_is_told(fake_engine, tmp_path, capsys):
@@ -143,4 +146,5 @@ def test_an_engine_that_makes_no_sound_is_given_up(fake_engine, wav, capsys, mon
     monkeypatch.setattr(say, "LOOK_EVERY_S", 0.02)
     assert main(["say", TEXT, "-o", str(wav)]) == 1
     assert "engine_timeout_s is 0.01" in capsys.readouterr().err
+    assert not wav.exists()
     assert not fake_engine.streams

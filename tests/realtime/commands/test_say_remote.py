@@ -83,6 +83,7 @@ def test_what_the_server_refuses_is_told(
     with server() as running:
         assert main(["say", TEXT, "-o", str(tmp_path / "x.wav"), "--url", running.url, *arguments]) == 1
     assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "x.wav").exists()
 
 
 def test_a_server_that_wants_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
