@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.api import ClonedVoice, EngineInfo, VoiceSample
+from engine.api import ClonedVoice, EngineInfo, Finished, FinishReason, VoiceSample
 from engine.commands import (
     Cancel,
     Command,
@@ -42,6 +42,7 @@ from engine.config import EngineConfig
 from engine.encoding import EncodingThread
 from engine.errors import EngineError, EngineOverloaded, InvalidRequest
 from engine.loop import EngineLoop
+from engine.validation import check_request, check_sample
 from engine.wire import (
     LENGTH,
     MAX_MESSAGE_BYTES,
@@ -80,14 +81,21 @@ class Gateway:
         self.encodings: dict[int, Future[ClonedVoice]] = {}
         self._unsent: queue.SimpleQueue[Sequence[Buffer] | None] = queue.SimpleQueue()
         self._num_unsent_bytes = 0
-        threading.Thread(target=self._write, name="voicewire-gateway-write", daemon=True).start()
+        self._counting = threading.Lock()
+        """Three threads hand messages over, a fourth sends them."""
+        self.writing = threading.Thread(target=self._write, name="voicewire-gateway-write", daemon=True)
+        self.writing.start()
 
     def send(self, *message: Buffer) -> None:
-        self._num_unsent_bytes += sum(map(len, message))
-        if self._num_unsent_bytes > MAX_UNSENT_BYTES:
+        if self._count_unsent(sum(map(len, message))) > MAX_UNSENT_BYTES:
             self.close()
         else:
             self._unsent.put(message)
+
+    def _count_unsent(self, num_bytes: int) -> int:
+        with self._counting:
+            self._num_unsent_bytes += num_bytes
+            return self._num_unsent_bytes
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -104,7 +112,7 @@ class Gateway:
                 send_all(self.connection, message)
             except OSError:
                 return
-            self._num_unsent_bytes -= sum(map(len, message))
+            self._count_unsent(-sum(map(len, message)))
 
 
 def send_all(connection: socket.socket, message: Sequence[Buffer]) -> None:
@@ -129,6 +137,7 @@ class Host:
         encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None,
     ) -> None:
         self.encoding = EncodingThread(encode_voice) if encode_voice else None
+        self.info, self.config = info, config
         capacity = config.max_requests + config.max_waiting
         self.hello = encode(Hello(info, config.max_text_chars, capacity))
         self.gateways: dict[int, Gateway] = {}
@@ -193,9 +202,25 @@ class Host:
             if encoding := gateway.encodings.get(command.number):
                 encoding.cancel()
             return
-        if isinstance(command, Submit):
-            gateway.active.add(command.epoch)
+        if not 0 < command.epoch < 1 << EPOCH_BITS:
+            raise ValueError(f"epoch is {command.epoch}; it must lie in 1..{(1 << EPOCH_BITS) - 1}")
+        if isinstance(command, Submit) and not self._accepts(gateway, command):
+            return
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
+
+    def _accepts(self, gateway: Gateway, command: Submit) -> bool:
+        """Gateways check what they ask for; what one did not check ends alone, and no engine with it."""
+        if command.epoch in gateway.active:
+            raise ValueError(f"epoch {command.epoch} is in use")
+        request = command.request
+        try:
+            check_request(request, self.info, self.config.max_text_chars)
+        except EngineError as error:
+            end = Finished(request.request_id, FinishReason.ERROR, code=error.code, message=str(error))
+            gateway.send(*pack_events([(command.epoch, end), (command.epoch, Released(request.request_id))]))
+            return False
+        gateway.active.add(command.epoch)
+        return True
 
     def _encode(self, gateway: Gateway, command: EncodeVoice) -> None:
         """The answer goes out from the encoding thread, to nobody when the gateway has left by then."""
@@ -208,6 +233,7 @@ class Host:
         try:
             if self.encoding is None:
                 raise InvalidRequest("no encoders are loaded", "voice")
+            check_sample(command.sample, self.info)
             future = gateway.encodings[command.number] = self.encoding.submit(command.sample)
             future.add_done_callback(answer)
         except EngineError as error:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from engine.api import ClonedVoice, EngineInfo, InvalidRequest, SpeechRequest, VoiceSample
+from engine.api import ClonedVoice, EngineInfo, FinishReason, InvalidRequest, SpeechRequest, VoiceSample
 from engine.commands import (
     Cancel,
     Command,
@@ -19,26 +21,45 @@ from engine.commands import (
     Submit,
 )
 from engine.config import EngineConfig
-from engine.host import MAX_UNSENT_BYTES, Gateway, Host, failed_encoding
+from engine.host import EPOCH_BITS, MAX_UNSENT_BYTES, Gateway, Host, failed_encoding, receive
+from engine.wire import Events, decode_message, unpack_events
 
-INFO = EngineInfo("fake", 24000, 1920, (), (), 100, False)
+INFO = EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False, can_encode=True)
+SECOND = np.full(24_000, 0.1, np.float32).tobytes()
 
 
 @pytest.fixture
-def gateway() -> Iterator[Gateway]:
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The engine's end of a connection, and the gateway's."""
     ours, theirs = socket.socketpair()
-    gateway = Gateway(1, ours)
-    yield gateway
-    gateway.finish()
+    yield ours, theirs
     ours.close()
     theirs.close()
 
 
-def test_only_what_is_submitted_counts_as_active(gateway: Gateway) -> None:
+@pytest.fixture
+def gateway(sockets: tuple[socket.socket, socket.socket]) -> Iterator[Gateway]:
+    gateway = Gateway(1, sockets[0])
+    yield gateway
+    gateway.finish()
+
+
+@pytest.fixture
+def host(gateway: Gateway) -> Host:
     host = Host(cast(Any, None), INFO, EngineConfig())
     host.gateways[1] = gateway
+    return host
+
+
+@pytest.fixture
+def sent(host: Host) -> list[Command]:
+    """What the loop is told."""
     sent: list[Command] = []
     host.loop.send = sent.append  # type: ignore[method-assign]
+    return sent
+
+
+def test_only_what_is_submitted_counts_as_active(gateway: Gateway, host: Host, sent: list[Command]) -> None:
     host._obey(gateway, Submit(7, SpeechRequest(request_id="r")))
     assert gateway.active == {7}
     submitted = sent[0]
@@ -56,6 +77,55 @@ def test_a_gateway_that_does_not_read_is_cut_off(gateway: Gateway) -> None:
         gateway.connection.send(b"x")
 
 
+def test_a_request_that_its_gateway_did_not_check_ends_alone(
+    gateway: Gateway, host: Host, sent: list[Command], sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    host._obey(gateway, Submit(7, SpeechRequest(request_id="r", lead_ms=-1)))
+    assert not sent
+    assert not gateway.active
+    message = decode_message(cast(bytes, receive(sockets[1])))
+    assert isinstance(message, Events)
+    (_, end), (_, released) = unpack_events(message, b"")
+    assert (end.reason, end.code) == (FinishReason.ERROR, "invalid_request")  # type: ignore[union-attr]
+    assert released == Released("r")
+
+
+@pytest.mark.parametrize("epoch", [-1, 0, 3 << EPOCH_BITS | 7])
+def test_no_gateway_speaks_for_another(gateway: Gateway, host: Host, sent: list[Command], epoch: int) -> None:
+    with pytest.raises(ValueError, match=f"epoch is {epoch}"):
+        host._obey(gateway, Cancel(epoch))
+    assert not sent
+
+
+def test_an_epoch_is_one_request(gateway: Gateway, host: Host, sent: list[Command]) -> None:
+    host._obey(gateway, Submit(7, SpeechRequest(request_id="r")))
+    with pytest.raises(ValueError, match="epoch 7 is in use"):
+        host._obey(gateway, Submit(7, SpeechRequest(request_id="again")))
+    assert len(sent) == 1
+
+
+def test_what_is_sent_counts_no_more_as_unsent(gateway: Gateway, sockets: tuple[socket.socket, socket.socket]) -> None:
+    message, num_messages = [bytes(100)] * 8, 20_000
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reading = threading.Thread(target=read, args=(sockets[1], 800 * num_messages))
+        reading.start()
+        for _ in range(num_messages):
+            gateway.send(*message)
+        reading.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    gateway._unsent.put(None)
+    gateway.writing.join()
+    assert gateway._num_unsent_bytes == 0
+
+
+def read(connection: socket.socket, num_bytes: int) -> None:
+    while num_bytes:
+        num_bytes -= len(connection.recv(1 << 20))
+
+
 def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: Gateway) -> None:
     gate, heard = threading.Event(), list[str]()
 
@@ -66,7 +136,7 @@ def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: Gateway) -> 
 
     host = Host(cast(Any, None), INFO, EngineConfig(), encode_voice)
     for number in range(3):
-        host._obey(gateway, EncodeVoice(number, VoiceSample(pcm=b"", transcript=str(number))))
+        host._obey(gateway, EncodeVoice(number, VoiceSample(pcm=SECOND, transcript=str(number))))
     host._obey(gateway, DismissSample(1))
     host._obey(gateway, DismissSample(99))
     assert set(gateway.encodings) == {0, 2}
