@@ -79,6 +79,7 @@ def random_voice(sizes: CosyVoice3Config, seed: int = 1) -> ClonedVoice:
     return ClonedVoice(
         embedding=embedding.numpy().tobytes(),
         codes=codes.to(torch.int16).numpy().tobytes(),
+        num_codebooks=1,
         mel=mel.numpy().tobytes(),
         transcript="what was said in the recording",
     )

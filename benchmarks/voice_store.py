@@ -30,6 +30,7 @@ def voice(number: int) -> StoredVoice:
     clone = ClonedVoice(
         embedding=random.standard_normal(EMBEDDING_SIZE).astype(np.float32).tobytes(),
         codes=random.integers(0, 2_048, (NUM_FRAMES, NUM_CODEBOOKS)).astype(np.int16).tobytes(),
+        num_codebooks=NUM_CODEBOOKS,
         transcript="What is said in the recording. " * 4,
     )
     about = {"consent": "a statement", "description": "a voice", "created_s": 1, "source": "audio"}
@@ -62,7 +63,7 @@ def measure(folder: Path, num_voices: int, num_rounds: int) -> dict[str, float]:
     store = VoiceStore(folder)
     begun = time.perf_counter()
     for number in range(num_voices):
-        store.add(voice(number), NUM_CODEBOOKS)
+        store.add(voice(number))
     add_ms = 1000 * (time.perf_counter() - begun) / num_voices
     store.list("")
     name = f"voice-{num_voices // 2}"

@@ -146,6 +146,8 @@ class ClonedVoice(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [EngineInfo.embedding_size]."""
     codes: bytes = b""
     """int16 [num_frames, num_codebooks] of the recording, for cloning in context; empty: by the embedding alone."""
+    num_codebooks: int = 0
+    """Of ``codes``; 0 without."""
     transcript: str = ""
     """Of the recording; must be there with ``codes`` unless ``EngineInfo.transcript_optional``, and is ignored
     without."""

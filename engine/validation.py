@@ -87,14 +87,17 @@ def check_cloned(voice: ClonedVoice, info: EngineInfo) -> None:
         raise InvalidRequest(f"{found}; it must have {expected}, {info.embedding_size} numbers of 4", "voice.embedding")
     if not np.isfinite(np.frombuffer(voice.embedding, np.float32)).all():
         raise InvalidRequest("voice.embedding holds numbers that are not finite", "voice.embedding")
-    check_mel(voice, info)
     if voice.codes:
-        check_codes(voice.codes, info)
-        if voice.transcript or not info.transcript_optional:
-            check_transcript(voice.transcript)
+        check_codes(voice.codes, voice.num_codebooks, info)
+    check_mel(voice, info)
+    if voice.codes and (voice.transcript or not info.transcript_optional):
+        check_transcript(voice.transcript)
 
 
-def check_codes(codes: bytes, info: EngineInfo) -> None:
+def check_codes(codes: bytes, num_codebooks: int, info: EngineInfo) -> None:
+    if num_codebooks != info.num_codebooks:
+        found = f"voice.codes has {num_codebooks} codebooks"
+        raise InvalidRequest(f"{found}; {info.model} takes {info.num_codebooks}", "voice.codes")
     frame_bytes = 2 * info.num_codebooks
     max_frames = math.ceil(info.max_sample_s * info.sample_rate / info.frame_samples)
     if len(codes) % frame_bytes:

@@ -99,7 +99,7 @@ async def add_voice(args: argparse.Namespace, config: ServerConfig) -> int:
             sample_s=round(sample_s, 2),
             transcript=args.transcript if sample_s else "",
         )
-        _store(args, config).add(StoredVoice(manifest, clone), engine.info.num_codebooks)
+        _store(args, config).add(StoredVoice(manifest, clone))
     print(f"voice {args.name} is stored")
     return 0
 
@@ -108,7 +108,7 @@ async def blend_voices(args: argparse.Namespace, config: ServerConfig) -> int:
     store = _store(args, config)
     first, second = (_found(store, args.owner, name) for name in (args.first, args.second))
     manifest = msgspec.structs.replace(_manifest(args), model=first.manifest.model, source="blend")
-    store.add(StoredVoice(manifest, blend(first.clone, second.clone, args.weight)), 0)
+    store.add(StoredVoice(manifest, blend(first.clone, second.clone, args.weight)))
     print(f"voice {args.name} is stored")
     return 0
 

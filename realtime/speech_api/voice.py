@@ -43,7 +43,7 @@ async def voice_of(body: SpeechBody, server: SpeechServer, caller: Caller, liste
     stored = None if name is None or is_ours else find_voice(server.voices, caller.name, name)
     clone = await _clone(body, server, listener) or _by_embedding_alone(body, stored, server.engine.info)
     heard = clone or (None if stored is None else stored.clone)
-    return Voice(name, clone, _num_frames(heard, server.engine.info), warning)
+    return Voice(name, clone, _num_frames(heard), warning)
 
 
 def check_task(body: SpeechBody, info: EngineInfo) -> None:
@@ -86,7 +86,7 @@ def _by_embedding_alone(body: SpeechBody, stored: StoredVoice | None, info: Engi
         return None
     if info.transcript_optional:  # the sound of the recording goes without its words
         return msgspec.structs.replace(stored.clone, transcript="")
-    return msgspec.structs.replace(stored.clone, codes=b"", transcript="")
+    return msgspec.structs.replace(stored.clone, codes=b"", num_codebooks=0, transcript="")
 
 
 def _voice_name(body: SpeechBody, server: SpeechServer, caller: Caller) -> tuple[str | None, str | None]:
@@ -104,5 +104,5 @@ def _voice_name(body: SpeechBody, server: SpeechServer, caller: Caller) -> tuple
     return server.settings.voice, UNKNOWN_VOICE
 
 
-def _num_frames(clone: ClonedVoice | None, info: EngineInfo) -> int:
-    return len(clone.codes) // (BYTES_PER_CODE * max(info.num_codebooks, 1)) if clone else 0
+def _num_frames(clone: ClonedVoice | None) -> int:
+    return len(clone.codes) // (BYTES_PER_CODE * clone.num_codebooks) if clone and clone.codes else 0

@@ -73,9 +73,8 @@ async def add_voice(request: Request) -> Response:
         manifest = _manifest(form, caller, server.engine.info)
         _check_free(server, manifest)
         clone, manifest = await unless_it_leaves(request, _cloned(server, form, manifest))
-    num_codebooks = server.engine.info.num_codebooks
     try:
-        await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone), num_codebooks)
+        await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone))
     except OSError:
         log.exception("a voice could not be stored")
         raise Refused("internal_error", "the voice could not be stored") from None

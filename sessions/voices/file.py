@@ -32,11 +32,10 @@ class Header(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
 
 
-def to_bytes(voice: StoredVoice, num_codebooks: int) -> bytes:
-    """``num_codebooks`` is that of the voice's codes; without codes it is not looked at."""
+def to_bytes(voice: StoredVoice) -> bytes:
     tensors = {"embedding": np.frombuffer(voice.clone.embedding, "<f4")}
     if voice.clone.codes:
-        tensors["codes"] = codes = np.frombuffer(voice.clone.codes, "<i2").reshape(-1, num_codebooks)
+        tensors["codes"] = codes = np.frombuffer(voice.clone.codes, "<i2").reshape(-1, voice.clone.num_codebooks)
         if voice.clone.mel:
             tensors["mel"] = np.frombuffer(voice.clone.mel, "<f4").reshape(len(codes), -1)
     return save(tensors, {MANIFEST_KEY: msgspec.json.encode(voice.manifest).decode()})
@@ -50,12 +49,19 @@ def read_voice(path: Path) -> StoredVoice:
         tensors = load(data)
     except SafetensorError as error:
         raise BrokenVoiceFile(str(error)) from None
-    codes = tensors.get("codes", np.zeros(0, np.int16))
+    codes = tensors.get("codes", np.zeros((0, 0), np.int16))
     embedding, mel = tensors.get("embedding"), tensors.get("mel", np.zeros(0, np.float32))
     if embedding is None or embedding.dtype != np.float32 or codes.dtype != np.int16 or mel.dtype != np.float32:
         raise BrokenVoiceFile("its tensors are not embedding (float32), codes (int16) and mel (float32)")
-    transcript = manifest.transcript if codes.size else ""
-    clone = ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), transcript=transcript, mel=mel.tobytes())
+    if codes.ndim != 2:
+        raise BrokenVoiceFile(f"its codes have the shape {codes.shape}, not frames by codebooks")
+    clone = ClonedVoice(
+        embedding=embedding.tobytes(),
+        codes=codes.tobytes(),
+        num_codebooks=codes.shape[1],
+        transcript=manifest.transcript if codes.size else "",
+        mel=mel.tobytes(),
+    )
     return StoredVoice(manifest, clone)
 
 

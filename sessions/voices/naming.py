@@ -50,7 +50,13 @@ def looks_built_in(name: str, info: EngineInfo) -> bool:
 
 
 def check_fits(voice: StoredVoice, info: EngineInfo) -> None:
-    num = len(voice.clone.embedding) // BYTES_PER_NUMBER
+    """Raises ``InvalidRequest``."""
+    clone = voice.clone
+    of_model = f"voice {voice.manifest.name!r} was made for another model"
+    num = len(clone.embedding) // BYTES_PER_NUMBER
     if info.can_clone and num != info.embedding_size:
-        found = f"voice {voice.manifest.name!r} was made for another model: its embedding has {num} numbers"
+        found = f"{of_model}: its embedding has {num} numbers"
         raise InvalidRequest(f"{found}, {info.model} takes {info.embedding_size}", "voice")
+    if info.can_clone and clone.codes and clone.num_codebooks != info.num_codebooks:
+        found = f"{of_model}: its codes have {clone.num_codebooks} codebooks"
+        raise InvalidRequest(f"{found}, {info.model} takes {info.num_codebooks}", "voice")

@@ -74,7 +74,7 @@ class VoiceStore:
         manifests = filter(None, map(self._manifest, _voice_files(self._folder_of(owner))))
         return sorted(manifests, key=attrgetter("name"))
 
-    def add(self, voice: StoredVoice, num_codebooks: int) -> None:
+    def add(self, voice: StoredVoice) -> None:
         """When this returns, the voice outlives a crash of this machine.
 
         Raises ``VoiceExists``, ``LimitExceeded`` or ``OSError``, of which ``TimeoutError`` is one; then nothing has
@@ -82,7 +82,7 @@ class VoiceStore:
         """
         manifest = voice.manifest
         path = self._path(manifest.owner, manifest.name)
-        data = to_bytes(voice, num_codebooks)
+        data = to_bytes(voice)
         with self._writing():
             if path.exists():
                 raise VoiceExists(f"voice {manifest.name!r} exists already; delete it first", "name")

@@ -66,7 +66,7 @@ async def test_a_recording_becomes_a_voice_that_speaks(engine: SpeechEngine) -> 
     )
     assert len(in_context.embedding) == 4 * info.embedding_size
     assert len(in_context.codes) == 15 * info.num_codebooks * 2
-    assert by_vector == msgspec.structs.replace(in_context, codes=b"", transcript="")
+    assert by_vector == msgspec.structs.replace(in_context, codes=b"", num_codebooks=0, transcript="")
     spoken = [await listen(engine.submit(request(voice))) for voice in (in_context, by_vector, in_context)]
     assert [heard.end.reason for heard in spoken] == [FinishReason.LENGTH] * 3
     assert all(heard.pcm.shape == (6 * 1920,) for heard in spoken)
@@ -143,7 +143,9 @@ def bench_of(folder: Path, **settings: object) -> Recorder:
 def voice_of(num_frames: int, transcript: str = TRANSCRIPT) -> ClonedVoice:
     codes = (np.arange(num_frames * TINY["books"]) * 7 % TINY["codes"]).astype(np.int16)
     embedding = np.linspace(-1, 1, TINY["talker"]["hidden"], dtype=np.float32)
-    return ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), transcript=transcript)
+    return ClonedVoice(
+        embedding=embedding.tobytes(), codes=codes.tobytes(), num_codebooks=TINY["books"], transcript=transcript
+    )
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,10 @@ CLONING = msgspec.structs.replace(CLONING, embedding_size=4, num_codebooks=2, co
 
 
 def cloned(
-    numbers: int = 4, codes: list[int] | None = None, transcript: str = "said", fill: float = 0.5
+    numbers: int = 4, codes: list[int] | None = None, transcript: str = "said", fill: float = 0.5, books: int = 2
 ) -> ClonedVoice:
-    embedding = np.full(numbers, fill, np.float32).tobytes()
-    return ClonedVoice(embedding=embedding, codes=np.array(codes or [], np.int16).tobytes(), transcript=transcript)
+    embedding, codes = np.full(numbers, fill, np.float32), np.array(codes or [], np.int16)
+    return ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), num_codebooks=books, transcript=transcript)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,7 @@ def cloned(
         (cloned(codes=[1, 2, 3]), "voice.codes", ["6 bytes", "a frame has 4"]),
         (cloned(codes=[1, 64]), "voice.codes", ["64", "0..63"]),
         (cloned(codes=[1, -1]), "voice.codes", ["-1", "0..63"]),
+        (cloned(codes=[1, 2, 3, 4], books=4), "voice.codes", ["4 codebooks", "base model takes 2"]),
         (cloned(codes=[1, 2] * 26), "voice.codes", ["26 frames", "25", "2 s"]),
         (cloned(codes=[1, 2], transcript=" "), "voice.transcript", ["empty", "in context"]),
         (cloned(codes=[1, 2], transcript="x" * 2001), "voice.transcript", ["2001", "2000"]),

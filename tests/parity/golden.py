@@ -79,8 +79,12 @@ class Golden:
     def voice(self, name: str, transcript: str) -> ClonedVoice:
         """What the official encoders found in a recording."""
         embedding = self.tensors[f"audio/{name}/embedding"].numpy().tobytes()
-        codes = self.tensors[f"audio/{name}/codes"].numpy().tobytes() if transcript else b""
-        return ClonedVoice(embedding=embedding, codes=codes, transcript=transcript)
+        if not transcript:
+            return ClonedVoice(embedding=embedding)
+        codes = self.tensors[f"audio/{name}/codes"].numpy()
+        return ClonedVoice(
+            embedding=embedding, codes=codes.tobytes(), num_codebooks=codes.shape[1], transcript=transcript
+        )
 
     def request(self, case: Case) -> dict[str, Any]:
         """The fields of the same request to the engine; the small CustomVoice drops instructions."""

@@ -41,6 +41,7 @@ class VoiceEncoder:
         return ClonedVoice(
             embedding=self.embedding(heard).tobytes(),
             codes=codes.astype(np.int16).tobytes(),
+            num_codebooks=1,
             transcript=sample.transcript,
             mel=mel.numpy().tobytes(),
         )

@@ -32,5 +32,6 @@ class VoiceEncoder:
         return ClonedVoice(
             embedding=embedding.numpy().tobytes(),
             codes=b"" if codes is None else codes.numpy().astype(np.int16).tobytes(),
+            num_codebooks=0 if codes is None else codes.shape[1],
             transcript=sample.transcript,
         )

@@ -145,7 +145,11 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
     for graphs in (False, True):
         bench = make_bench(base_folder, graphs)
         for number, voice in enumerate(
-            [ClonedVoice(embedding=embedding, codes=codes, transcript="the dog"), ClonedVoice(embedding=embedding)] * 2
+            [
+                ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog"),
+                ClonedVoice(embedding=embedding),
+            ]
+            * 2
         ):
             sampling = SamplingParams(seed=number, min_new_tokens=9)
             bench.submit(voice=voice, text=TEXT[:30], text_closed=True, layout=layout, sampling=sampling)

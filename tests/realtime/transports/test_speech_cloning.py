@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -142,7 +143,7 @@ async def test_who_has_no_place_is_told_before_a_recording_is_heard(tmp_path: Pa
 
 async def test_a_voice_of_the_model_comes_before_a_stored_one_of_its_name(tmp_path: Path) -> None:
     """Which may have been stored while another model was served."""
-    VoiceStore(tmp_path).add(voice("ada", owner="local"), 4)
+    VoiceStore(tmp_path).add(voice("ada", owner="local"))
     async with live_server(cloning_engine(), voices__folder=str(tmp_path)) as live:
         status, _ = await speak(live, voice="ada", stream=False, x_vector_only_mode=True)
         assert status == 200
@@ -151,8 +152,8 @@ async def test_a_voice_of_the_model_comes_before_a_stored_one_of_its_name(tmp_pa
 
 async def test_a_stored_voice_in_context_and_by_its_embedding_alone(live: Live, tmp_path: Path) -> None:
     stored = voice("ann", owner="local", num_frames=25)
-    small = type(stored.clone)(embedding=bytes(4 * EMBEDDING_SIZE), codes=stored.clone.codes, transcript="hello there")
-    VoiceStore(tmp_path).add(StoredVoice(stored.manifest, small), 4)
+    small = msgspec.structs.replace(stored.clone, embedding=bytes(4 * EMBEDDING_SIZE))
+    VoiceStore(tmp_path).add(StoredVoice(stored.manifest, small))
     status, headers = await speak(live, voice="ann", stream=False)
     assert status == 200
     assert live.engine.requests[-1].voice == small

@@ -231,7 +231,7 @@ async def test_a_session_may_hold_a_stored_voice(live: Live) -> None:
 
 async def test_keys_have_voices_of_their_own(tmp_path: Path) -> None:
     async with live_server(cloning_engine(), voices__folder=str(tmp_path), auth__api_keys=KEYS) as live:
-        VoiceStore(tmp_path).add(voice_of_operator("narrator"), 4)
+        VoiceStore(tmp_path).add(voice_of_operator("narrator"))
         assert (await add(live, audio=None, speaker_embedding=NUMBERS))[0] == 401
         assert (await add(live, audio=None, headers=ALICE, speaker_embedding=NUMBERS))[0] == 200
         assert (await get(live, PATH, ALICE))[1]["voices"] == ["ada", "ben", "ann", "narrator"]
@@ -273,7 +273,7 @@ def voice_of_operator(name: str) -> StoredVoice:
 
 
 async def test_a_voice_made_for_another_model_is_told_so(live: Live, tmp_path: Path) -> None:
-    VoiceStore(tmp_path).add(voice("foreign", owner="local"), 4)
+    VoiceStore(tmp_path).add(voice("foreign", owner="local"))
     async with live.http() as http:
         answer = await http.post("/v1/audio/speech", json={"input": "Hello.", "voice": "foreign"})
     assert answer.status_code == 400

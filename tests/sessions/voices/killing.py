@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sessions.voices.store import BEING_WRITTEN, VoiceStore
-from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
+from tests.sessions.voices.voices import voice
 
 MAX_DELAY_S = 0.012
 
@@ -24,7 +24,7 @@ def write_until_killed(folder: Path, number: int, told: int) -> None:
     store = VoiceStore(folder)
     for serial in range(10_000):
         name = f"v{number}-{serial}"
-        store.add(voice(name), NUM_CODEBOOKS)
+        store.add(voice(name))
         os.write(told, f"{name}\n".encode())
 
 

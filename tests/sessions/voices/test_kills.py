@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from sessions.voices.store import BEING_WRITTEN, VoiceStore
-from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
+from tests.sessions.voices.voices import voice
 
 ROOT = Path(__file__).parents[3]
 NUM_KILLS = 200
@@ -29,5 +29,5 @@ def test_200_kills_in_mid_write(tmp_path: Path) -> None:
     assert len(names) - len(told["stored"]) <= NUM_KILLS, "at most one a writer had no time to say so"
     for name in names:
         assert store.find("alice", name) == voice(name)
-    store.add(voice("after"), NUM_CODEBOOKS)
+    store.add(voice("after"))
     assert not list(tmp_path.glob(f"*/*{BEING_WRITTEN}"))

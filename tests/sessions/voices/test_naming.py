@@ -12,6 +12,7 @@ import pytest
 from engine.api import ClonedVoice, InvalidRequest, UnknownVoice
 from sessions.config import SpeechSettings
 from sessions.registry import SessionRegistry
+from sessions.voices.naming import with_stored_voice
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice
 from tests.fakes.engine import FAKE_INFO, FakeSpeechEngine
@@ -29,7 +30,7 @@ CLONING = msgspec.structs.replace(
 def store(tmp_path: Path) -> VoiceStore:
     store = VoiceStore(tmp_path)
     for stored in (voice("ann", "alice"), voice("ann", SHARED, num_frames=3), voice("narrator", SHARED)):
-        store.add(stored, NUM_CODEBOOKS)
+        store.add(stored)
     return store
 
 
@@ -84,7 +85,14 @@ async def test_a_voice_of_the_caller_s_own_needs_no_name(registry: SessionRegist
 
 async def test_a_voice_for_another_model_is_refused(registry: SessionRegistry, store: VoiceStore) -> None:
     small = voice("small", SHARED)
-    store.add(StoredVoice(small.manifest, ClonedVoice(embedding=bytes(12))), NUM_CODEBOOKS)
+    store.add(StoredVoice(small.manifest, ClonedVoice(embedding=bytes(12))))
     with pytest.raises(InvalidRequest, match="embedding has 3 numbers, fake takes 64") as refused:
         registry.create("alice", replace(BURST, voice="small"))
+    assert refused.value.param == "voice"
+
+
+async def test_a_voice_with_other_codebooks_is_refused_where_embeddings_are_alike(store: VoiceStore) -> None:
+    info = msgspec.structs.replace(CLONING, num_codebooks=2 * NUM_CODEBOOKS)
+    with pytest.raises(InvalidRequest, match=r"'ann' .*: its codes have 4 codebooks, fake takes 8") as refused:
+        with_stored_voice(replace(BURST, voice="ann"), "alice", info, store)
     assert refused.value.param == "voice"

@@ -25,13 +25,13 @@ def store(tmp_path: Path) -> VoiceStore:
 
 
 def add(store: VoiceStore, name: str, owner: str = "alice") -> None:
-    store.add(voice(name, owner), NUM_CODEBOOKS)
+    store.add(voice(name, owner))
 
 
 def test_a_voice_comes_back_as_it_was_also_in_another_process(store: VoiceStore, tmp_path: Path) -> None:
     by_vector_alone = voice("ben", num_frames=0)
     add(store, "ann")
-    store.add(by_vector_alone, NUM_CODEBOOKS)
+    store.add(by_vector_alone)
     for reader in (store, VoiceStore(tmp_path / "voices")):
         assert reader.find("alice", "ann") == voice("ann")
         assert reader.find("alice", "ben") == by_vector_alone
@@ -42,7 +42,7 @@ def test_the_mel_of_a_voice_comes_back_with_its_codes(store: VoiceStore, tmp_pat
     plain = voice("ann")
     mel = b"\0\0\x80?" * (2 * 80 * len(plain.clone.codes) // (2 * NUM_CODEBOOKS))
     with_mel = replace(plain, clone=msgspec.structs.replace(plain.clone, mel=mel))
-    store.add(with_mel, NUM_CODEBOOKS)
+    store.add(with_mel)
     assert VoiceStore(tmp_path / "voices").find("alice", "ann") == with_mel
 
 
@@ -89,12 +89,12 @@ def test_without_consent_there_is_no_voice() -> None:
 def test_a_taken_name_is_refused_and_free_again_after_a_removal(store: VoiceStore) -> None:
     add(store, "ann")
     with pytest.raises(VoiceExists, match="ann"):
-        store.add(voice("ann", num_frames=3), NUM_CODEBOOKS)
+        store.add(voice("ann", num_frames=3))
     assert store.find("alice", "ann") == voice("ann")
     assert store.remove("alice", "ann")
     assert not store.remove("alice", "ann")
     assert store.list("alice") == []
-    store.add(voice("ann", num_frames=3), NUM_CODEBOOKS)
+    store.add(voice("ann", num_frames=3))
     assert store.find("alice", "ann") == voice("ann", num_frames=3)
 
 
@@ -104,7 +104,7 @@ def test_another_process_that_replaces_a_voice_is_noticed(store: VoiceStore, tmp
     assert other.find("alice", "ann") == voice("ann")
     assert other.list("alice")
     store.remove("alice", "ann")
-    store.add(voice("ann", num_frames=2, transcript="other words"), NUM_CODEBOOKS)
+    store.add(voice("ann", num_frames=2, transcript="other words"))
     assert other.find("alice", "ann") == voice("ann", num_frames=2, transcript="other words")
     assert other.list("alice")[0].transcript == "other words"
 
@@ -129,7 +129,7 @@ def test_of_two_uploads_of_one_name_at_once_one_wins(tmp_path: Path, num_writers
     def write(number: int) -> int | None:
         start.wait()
         try:
-            VoiceStore(tmp_path).add(voice("ann", num_frames=number + 1), NUM_CODEBOOKS)
+            VoiceStore(tmp_path).add(voice("ann", num_frames=number + 1))
         except VoiceExists:
             return None
         return number
@@ -186,7 +186,7 @@ def test_files_are_for_their_owner_alone(store: VoiceStore, tmp_path: Path) -> N
 
 @given(st.data())
 def test_any_damage_is_noticed_as_such(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    whole = to_bytes(voice("ann"), NUM_CODEBOOKS)
+    whole = to_bytes(voice("ann"))
     cut = data.draw(st.integers(0, len(whole) - 1))
     flipped = data.draw(st.integers(0, 200))
     broken = whole[:flipped] + bytes([whole[flipped] ^ data.draw(st.integers(1, 255))]) + whole[flipped + 1 :]
@@ -206,5 +206,5 @@ def test_any_damage_is_noticed_as_such(tmp_path_factory: pytest.TempPathFactory,
 def test_a_long_header_is_read_in_full(tmp_path: Path) -> None:
     long = voice("ann", transcript="\u4f60\u597d" * 900)
     path = tmp_path / "ann.safetensors"
-    path.write_bytes(to_bytes(long, NUM_CODEBOOKS))
+    path.write_bytes(to_bytes(long))
     assert read_manifest(str(path)) == long.manifest

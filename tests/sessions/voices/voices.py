@@ -20,6 +20,7 @@ def voice(name: str, owner: str = "alice", num_frames: int = 25, transcript: str
     clone = ClonedVoice(
         embedding=random.standard_normal(EMBEDDING_SIZE).astype(np.float32).tobytes(),
         codes=codes.tobytes(),
+        num_codebooks=NUM_CODEBOOKS if num_frames else 0,
         transcript=transcript,
     )
     about = {"consent": "she said so", "description": f"{name}, warm", "created_s": 1_700_000_000, "source": "audio"}

@@ -157,6 +157,7 @@ def speech(folder: Path, graphs: bool, fused: bool) -> list[Pcm]:
     voice = ClonedVoice(
         embedding=torch.randn(192, generator=generator).numpy().tobytes(),
         codes=torch.randint(0, 6561, (40, 1), generator=generator).to(torch.int16).numpy().tobytes(),
+        num_codebooks=1,
         mel=torch.randn(80, 80, generator=generator).numpy().tobytes(),
         transcript="hello there",
     )

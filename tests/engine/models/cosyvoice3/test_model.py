@@ -219,6 +219,7 @@ def test_text_without_anything_to_speak_is_refused(bench: Recorder) -> None:
         (dict(mel=np.full(6400, np.nan, np.float32).tobytes()), "voice.mel holds numbers that are not finite"),
         (dict(codes=b""), "voice.mel has 25600 bytes; with these codes it must have 0"),
         (dict(codes=np.full(40, 6561, np.int16).tobytes()), "voice.codes holds 6561; it must lie in 0..6560"),
+        (dict(num_codebooks=16), "voice.codes has 16 codebooks; cosyvoice3 takes 1"),
         (dict(embedding=b"\0" * 4), "voice.embedding has 4 bytes; it must have 768"),
         (dict(transcript="a" * 3000), "voice.transcript has 3000 characters"),
     ],

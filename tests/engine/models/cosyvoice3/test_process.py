@@ -52,7 +52,7 @@ async def speak(engine: SpeechEngine, voice: ClonedVoice, layout: TextLayout) ->
 async def say_all(engine: SpeechEngine) -> tuple[ClonedVoice, list[np.ndarray]]:
     """A voice that the engine encodes, and what it says whole, live, and by the sound of the recording alone."""
     voice = await engine.encode_voice(RECORDING)
-    sound_alone = ClonedVoice(embedding=voice.embedding, codes=voice.codes, mel=voice.mel)
+    sound_alone = ClonedVoice(embedding=voice.embedding, codes=voice.codes, num_codebooks=1, mel=voice.mel)
     wishes = [(voice, TextLayout.FULL), (voice, TextLayout.STREAMING), (sound_alone, TextLayout.FULL)]
     said = [await speak(engine, *wish) for wish in wishes]
     for pcm, end in said:

@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Qwen3TTS:
 def voice(num_frames: int = 0, transcript: str = "", number: int = 0) -> ClonedVoice:
     codes = np.arange(num_frames * BOOKS, dtype=np.int16) % TINY["codes"]
     embedding = np.full(WIDTH, 0.1 * number, np.float32)
-    return ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), transcript=transcript)
+    return ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), num_codebooks=BOOKS, transcript=transcript)
 
 
 def new_row(model: Qwen3TTS, cloned: ClonedVoice, layout: TextLayout, **fields: object) -> SpeechRow:
