@@ -1,10 +1,10 @@
-"""What sockets, wire and Opus cost without a model: a fake engine twice as fast as speech, paced to a short lead.
+"""What a stream costs in front of the engine: sockets, wire, Opus and scheduling, by process.
 
-Clients in processes of their own open sessions that all speak at once for a while. Lateness of an audio message is how
-much later it came than its position in the audio promises, against the timeliest message of its response; the first
-second, in which the lead fills, does not count.
+Starts a server with gateways in front of a scripted engine (``benchmarks/scripted_engine.py``), or of a checkpoint with
+``--model``; lets sessions of ``voicewire bench --light`` speak, each number of them in turn; and tells first audio,
+continuity by the clients' clock, and CPU time of each kind of process for a second of speech that was heard.
 
-    python -m benchmarks.gateway [--sessions 500] [--seconds 20] [--encoding opus] [--processes 4]
+    python -m benchmarks.gateway --sessions 64,256 --gateways 4 [--model FOLDER] [--set NAME=VALUE]
 
 The last line is JSON.
 """
@@ -15,130 +15,171 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
+import resource
+import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import msgspec
-import numpy as np
 import psutil
 
-from realtime.client import open_session
-from realtime.protocol import events as ev
+from engine.remote import EngineProcess, RemoteEngine
+from realtime.bench.deltas import CORPUS
+from realtime.bench.plan import Plan
+from realtime.bench.report import summarise
+from realtime.bench.run import measure, split
+from realtime.config import load_config
+from realtime.gateways import serve_by_gateways
+from realtime.logs import configure_logs
 
-CHARS_PER_S = 10
-FAKE = {"ms_per_char": 1000 / CHARS_PER_S, "first_chunk_s": 0.08, "real_time_factor": 0.5}
-LEAD_MS = 200
-SETTLE_S = 1.0
+TREE = Path(__file__).parents[1]
+KINDS = {"realtime.gateways": "gateways", "engine.host": "engine", "benchmarks.scripted_engine": "engine"}
+"""By the module that a process of the server runs."""
+NO_LIMITS = {
+    "listen.port": 0,
+    "log.level": "error",
+    "limits.max_active_responses": 100_000,
+    "limits.max_active_responses_per_key": 100_000,
+}
 
 
-class Share(msgspec.Struct):
-    """What one process of clients does."""
+class ScriptedProcess(EngineProcess):
+    """The scripted engine where the engine's own process would be."""
 
+    def __init__(self) -> None:
+        self._room = Path(tempfile.gettempdir()) / f"voicewire-{secrets.token_hex(8)}"
+        self.socket = self._room / "engine.sock"
+        self._process = None
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.scripted_engine", str(self.socket)]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    process: psutil.Process
     url: str
-    num_sessions: int
-    seconds: float
-    encoding: str
+
+    def cpu_s(self) -> Counter[str]:
+        """Of each kind of process."""
+        spent: Counter[str] = Counter()
+        for process in (self.process, *self.process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times, line = process.cpu_times(), process.cmdline()
+                kind = next((kind for module, kind in KINDS.items() if module in line), "parent")
+                spent[kind] += times.user + times.system
+        return spent
 
 
-class Heard(msgspec.Struct):
-    """What it saw of all its sessions."""
-
-    num_packets: int = 0
-    num_messages: int = 0
-    num_failed: int = 0
-    lateness_ms: list[float] = []
-
-
-async def listen(share: Share, heard: Heard) -> None:
-    settings = ev.Settings(format=ev.Format(encoding=share.encoding), lead_ms=LEAD_MS)
-    text = "word " * int(share.seconds * CHARS_PER_S / 5)
-    loop, rate, offsets_s = asyncio.get_running_loop(), 24_000, []
-    async with await open_session(share.url) as client:
-        await client.send(ev.ResponseCreate(settings=settings, text=text, end=True))
-        async for message in client:
-            match message:
-                case ev.ResponseCreated():
-                    rate = message.format.sample_rate
-                case ev.AudioMessage():
-                    heard.num_messages += 1
-                    heard.num_packets += len(message.packets)
-                    if message.sample_time > SETTLE_S * rate:
-                        offsets_s.append(loop.time() - message.sample_time / rate)
-                case ev.ResponseDone():
-                    heard.num_failed += message.status != "completed"
-                    break
-    if not offsets_s:
-        heard.num_failed += 1
-        return
-    timeliest_s = min(offsets_s)
-    heard.lateness_ms += [round(1000 * (offset_s - timeliest_s), 2) for offset_s in offsets_s]
-
-
-async def take_share(share: Share) -> Heard:
-    heard = Heard()
-    async with asyncio.TaskGroup() as listeners:
-        for number in range(share.num_sessions):
-            listeners.create_task(listen(share, heard))
-            if number % 10 == 9:
-                await asyncio.sleep(0.02)
-    return heard
+def cores(text: str) -> set[int]:
+    """``0-15`` or ``2,3``."""
+    ranges = (part.partition("-") for part in text.split(","))
+    return {core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)}
 
 
 @contextlib.contextmanager
-def server() -> Iterator[tuple[psutil.Process, str]]:
-    settings = {"listen.port": 0, "log.level": "error", "limits.max_active_responses": 10_000}
-    command = [sys.executable, "-m", "tests.realtime.fake_server", json.dumps(settings), json.dumps(FAKE)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+def server(settings: dict[str, Any], on_cores: set[int], tree: Path) -> Iterator[Server]:
+    command = [sys.executable, "-m", "benchmarks.gateway", "--serve", json.dumps(settings)]
+    with subprocess.Popen(
+        command, cwd=tree, stdout=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, on_cores)
+    ) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         try:
-            yield psutil.Process(process.pid), f"ws://127.0.0.1:{port}"
+            yield Server(psutil.Process(process.pid), f"ws://127.0.0.1:{port}")
         finally:
             process.terminate()
 
 
-def run_clients(shares: list[Share]) -> list[Heard]:
-    command = [sys.executable, "-m", "benchmarks.gateway"]
-    processes = [
-        subprocess.Popen([*command, "--share", msgspec.json.encode(share)], stdout=subprocess.PIPE) for share in shares
-    ]
-    return [msgspec.json.decode(process.communicate()[0], type=Heard) for process in processes]
+def serve(settings: dict[str, Any]) -> None:
+    config = load_config(flags=settings)
+    configure_logs(config.log)
+    shared = None
+    if config.engine.model is None:
+        child = ScriptedProcess()
+        shared = RemoteEngine(child.socket, child), child.socket
+    asyncio.run(serve_by_gateways(config, lambda port: print(port, flush=True), shared))
+
+
+def clients_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def load(running: Server, num_sessions: int, args: argparse.Namespace) -> dict[str, Any]:
+    plan = Plan(
+        url=running.url,
+        num_sessions=num_sessions,
+        total_sessions=num_sessions,
+        num_responses=args.responses,
+        tokens_per_second=args.tokens_per_second,
+        cancel=args.cancel,
+        light=True,
+        frames=args.frames,
+        corpus=str(args.corpus),
+        spread_s=num_sessions / args.arrivals,
+    )
+    before, clients_before = running.cpu_s(), clients_cpu_s()
+    outcomes = asyncio.run(measure(split(plan, args.processes)))
+    after, clients_after = running.cpu_s(), clients_cpu_s()
+    summary = summarise(outcomes, num_sessions, False, None)
+    audio_s = max(sum(outcome.audio_s for outcome in outcomes), 1e-9)
+    cpu_s = {kind: after[kind] - before[kind] for kind in after} | {"clients": clients_after - clients_before}
+    return {
+        "sessions": num_sessions,
+        "responses": summary.responses,
+        "errors": summary.error_codes,
+        "ttfa_ms": summary.ttfa_ms and {"p50": summary.ttfa_ms.p50, "p95": summary.ttfa_ms.p95},
+        "continuity": summary.continuity,
+        "underruns": summary.underruns,
+        "audio_s": round(audio_s),
+        "audio_s_per_s": summary.audio_s_per_s,
+        "cpu_ms_per_audio_s": {kind: round(1000 * spent / audio_s, 2) for kind, spent in cpu_s.items()},
+        "cancel_done_ms": summary.cancel_done_ms and summary.cancel_done_ms.p95,
+    }
+
+
+def table(levels: Sequence[dict[str, Any]]) -> str:
+    return "\n".join("  ".join(f"{name} {value}" for name, value in level.items()) for level in levels)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--encoding", default="opus")
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--share", help=argparse.SUPPRESS)
+    parser.add_argument("--sessions", default="64", help="numbers of sessions, one after the other (default: 64)")
+    parser.add_argument("--responses", type=int, default=2, help="of each session (default: 2)")
+    parser.add_argument("--arrivals", type=float, default=60.0, help="sessions that arrive in a second (default: 60)")
+    parser.add_argument("--tokens-per-second", type=float, default=50.0, help="pace of the text (default: 50)")
+    parser.add_argument("--cancel", action="store_true", help="each session also interrupts one response more")
+    parser.add_argument("--frames", type=int, help="codec frames of a segment, for weights without an end")
+    parser.add_argument("--corpus", type=Path, default=CORPUS)
+    parser.add_argument("--processes", type=int, default=1, help="of clients (default: 1)")
+    parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--model", help="checkpoint folder (default: a scripted engine)")
+    parser.add_argument("--server-cores", type=cores, default=os.sched_getaffinity(0))
+    parser.add_argument("--client-cores", type=cores, default=os.sched_getaffinity(0))
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server")
+    parser.add_argument("--tree", type=Path, default=TREE, help="source tree of the server, to compare with another")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.share:
-        share = msgspec.json.decode(args.share, type=Share)
-        print(msgspec.json.encode(asyncio.run(take_share(share))).decode())
+    if args.serve:
+        serve(json.loads(args.serve))
         return
-    with server() as (process, url):
-        share = Share(url, args.sessions // args.processes, args.seconds, args.encoding)
-        before = process.cpu_times()
-        heard = run_clients([share] * args.processes)
-        after = process.cpu_times()
-        rss_mb = process.memory_info().rss / 1e6
-    cpu_s = after.user + after.system - before.user - before.system
-    lateness_ms = np.concatenate([part.lateness_ms for part in heard])
-    num_packets = sum(part.num_packets for part in heard)
-    line = {
-        "sessions": args.sessions,
-        "encoding": args.encoding,
-        "failed": sum(part.num_failed for part in heard),
-        "packets": num_packets,
-        "packets_per_s_per_core": round(num_packets / cpu_s),
-        "cpu_us_per_message": round(1e6 * cpu_s / sum(part.num_messages for part in heard)),
-        "lateness_ms": {f"p{at}": round(float(np.percentile(lateness_ms, at)), 2) for at in (50, 95, 99)},
-        "rss_mb": round(rss_mb, 1),
-    }
-    print("\n".join(f"{name:<24} {value}" for name, value in line.items()))
-    print(json.dumps(line))
+    settings = NO_LIMITS | {"listen.gateways": args.gateways} | dict(item.split("=", 1) for item in args.set)
+    settings |= {"engine.model": args.model} if args.model else {}
+    os.sched_setaffinity(0, args.client_cores)
+    levels = []
+    with server(settings, args.server_cores, args.tree) as running:
+        for num_sessions in map(int, args.sessions.split(",")):
+            levels.append(load(running, num_sessions, args))
+            print(table(levels[-1:]), flush=True)
+    print(json.dumps({"gateways": args.gateways, "model": args.model, "set": args.set, "levels": levels}))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,10 @@ class EngineProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     @property
+    def command(self) -> list[str]:
+        return host_command(self.settings)
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
@@ -86,7 +90,7 @@ class EngineProcess:
         self._room.mkdir(mode=0o700, exist_ok=True)
         self.socket.unlink(missing_ok=True)
         self._process = await asyncio.create_subprocess_exec(
-            *host_command(self.settings),
+            *self.command,
             env=host_environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

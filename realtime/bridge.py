@@ -133,7 +133,8 @@ class Bridge:
     async def _cancel(self, event: ev.ResponseCancel) -> None:
         response = self._session.response(event.response_id)
         if self._conversation.response_state(event.response_id) is ResponseState.DONE:
-            heard = _heard(response.heard(event.played_ms))
+            await response.look_through(event.played_ms)
+            heard = _heard(response.heard())
             await self._say(ev.ResponseHeard(response_id=event.response_id, heard=heard))
         else:
             response.cancel(event.played_ms)

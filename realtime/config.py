@@ -80,7 +80,15 @@ class LimitSettings(Section, frozen=True):
     max_errors: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = 100
     max_remembered_responses: Annotated[
         int, Meta(ge=1, le=1_000, description="Ended responses of a session that can still be asked about.")
-    ] = 16
+    ] = 4
+    max_unaligned_mb: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_048_576,
+            description="Speech kept in a process to find words in, should somebody ask; 0 finds them as they sound.",
+        ),
+    ] = 512
     idle_timeout_s: Annotated[float, Meta(gt=0, le=86_400, description="Without an event and without speech.")] = 600.0
     max_session_s: Annotated[float, Meta(gt=0, le=604_800, description="The oldest a session may become.")] = 86_400.0
     text_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="A response waits for text so long.")] = 60.0

@@ -87,6 +87,11 @@ class Contexts:
         self.session.touch()
         return [*self._apply(intent), *self._settle()]
 
+    async def look_through(self, recall: on.Recall) -> None:
+        """Find, off the loop, what ``act`` will tell."""
+        if response := self._past.get(recall.context):
+            await response.look_through(recall.played_ms)
+
     async def silent(self, timeout_s: float) -> None:
         """Wait until every context has been told its end, or so long; but not for the task that asks."""
         if others := self._speaking - {asyncio.current_task()}:
@@ -200,7 +205,7 @@ class Contexts:
 
     def _recall(self, intent: on.Recall) -> list[on.Event]:
         response = self._past.get(intent.context)
-        if response is None:
+        if response is None or response.forgotten:
             return []
         heard = response.heard(intent.played_ms)
         return [on.Recalled(intent.context, heard.text, heard.remaining, heard.audio_ms)]

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 from prometheus_client import multiprocess
 
+from engine.api import SpeechEngine
 from realtime.auth import load_gatekeeper
 from realtime.calls.exchange import Exchange
 from realtime.config import ServerConfig
@@ -142,10 +143,15 @@ class Gateways:
                 process.terminate()
 
 
-async def serve_by_gateways(config: ServerConfig, on_ready: Callable[[int], None]) -> None:
-    """Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before ``on_ready``."""
+async def serve_by_gateways(
+    config: ServerConfig, on_ready: Callable[[int], None], shared: tuple[SpeechEngine, Path] | None = None
+) -> None:
+    """In front of the engine that ``config`` names, or one that is ``shared`` at an address.
+
+    Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before ``on_ready``.
+    """
     model = Path(config.engine.model) if config.engine.model else None
-    engine, address = share_engine(model, **config.engine.options)
+    engine, address = shared or share_engine(model, **config.engine.options)
     reserved = listening_sockets(config.listen, share_port=True)
     port = reserved[0].getsockname()[1]
     listen = msgspec.structs.replace(config.listen, port=port)

@@ -212,6 +212,7 @@ def registry_limits(config: ServerConfig) -> RegistryLimits:
         idle_timeout_s=limits.idle_timeout_s,
         retry_after_ms=limits.retry_after_ms,
         encoder_threads=limits.encoder_threads,
+        max_unaligned_mb=0 if config.speech.aligner == "even" else limits.max_unaligned_mb,
         session=SessionLimits(
             max_active_responses=limits.max_active_responses_per_session,
             max_response_chars=limits.max_response_chars,

@@ -59,6 +59,9 @@ class SpeechSettings:
     """Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst)."""
     word_times: bool = False
     """Whether the response also tells when each word is spoken (``ResponseWords``)."""
+    heard_at_once: bool = False
+    """Whether words are found while they sound, as with ``word_times``, so that what was heard is known in no time;
+    otherwise that takes up to 3 ms for each second of the speech, once somebody asks."""
     avoid_dead_air: bool = True
     """Whether a segment short of text may be closed early (docs/sessions.md)."""
     clone: ClonedVoice | None = None
@@ -114,4 +117,7 @@ class RegistryLimits:
     """What those are told who are refused for want of room."""
     encoder_threads: int = 1
     """Opus encoders run in so many threads; 0 encodes on the event loop."""
+    max_unaligned_mb: int = 512
+    """So much speech is kept to find words in when somebody asks; beyond it the oldest is looked through as more comes,
+    with 0 everything at once."""
     session: SessionLimits = field(default_factory=SessionLimits)

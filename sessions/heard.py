@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 
-from sessions.alignment.aligner import Aligner, LetterAligner, MakeAligner
+from sessions.alignment.aligner import LetterAligner, MakeAligner
+from sessions.alignment.late import Backlog, LateAligner
 from sessions.alignment.times import WordTime, timed
 from sessions.alignment.words import SpokenWords, word_cut
 from sessions.audio.pcm import Pcm
@@ -17,49 +18,42 @@ from sessions.text.spans import SpannedText
 class SpokenSegment:
     """One utterance: which of the client's characters it speaks, and when. Samples are at the engine's rate."""
 
-    def __init__(self, index: int, raw_start: int, raw: Callable[[], str], aligner: Aligner) -> None:
+    def __init__(self, index: int, raw_start: int, raw: Callable[[], str], aligner: LateAligner) -> None:
         """``raw`` gives all of the client's text so far."""
         self.index = index
         self.words = SpokenWords(raw_start, raw)
+        self.aligner = aligner
         self.start_sample: int | None = None
         """Where it begins in all the audio; ``None`` until it does."""
         self.complete = False
         """Its speech is all there, or none will come."""
-        self._aligner: Aligner | None = aligner
-        self._bounds = array("l")
-        """Once the aligner is let go: it is large, and ended responses are remembered."""
 
     def add_text(self, text: SpannedText) -> None:
         self.words.add(text)
-        if self._aligner is not None:
-            self._aligner.add_text(text.text)
+        self.aligner.add_text(text.text)
 
     def end_text(self) -> None:
-        if self._aligner is not None:
-            self._aligner.end_text()
+        self.aligner.end_text()
 
     def push(self, pcm: Pcm) -> None:
         """More of its speech."""
-        if self._aligner is not None and pcm.size:
-            self._aligner.push(pcm)
+        if pcm.size:
+            self.aligner.push(pcm)
 
     def finish(self) -> None:
         """Its speech is all there."""
         self.complete = True
-        if self._aligner is not None:
-            self._aligner.finish()
-            self._let_go(self._aligner.bounds)
+        self.aligner.finish()
 
     def stop(self) -> None:
         """No more of it is spoken: what is known stays known."""
-        if self._aligner is not None:
-            self._let_go(self._aligner.estimate())
+        self.aligner.stop()
 
     def new_words(self, sample_rate: float, floor_ms: float) -> list[WordTime]:
         """Words whose times are settled, once each, and none before ``floor_ms``."""
         if self.start_sample is None:
             return []
-        bounds = self._bounds if self._aligner is None else self._aligner.bounds
+        bounds = self.aligner.bounds
         words = []
         while (word := self.words.next_word(self.complete)) and word.sound_end < len(bounds):
             words.append(timed(word, bounds, self.index, self.start_sample, sample_rate, floor_ms))
@@ -68,24 +62,28 @@ class SpokenSegment:
 
     def raw_position(self, played_samples: int) -> int:
         """How far in the client's text its speech has come: to the first character that sounds and is not over."""
-        bounds = self._bounds if self._aligner is None else self._aligner.estimate()
-        spoken, reached = self.words.spoken, bisect_right(bounds, played_samples) - 1
+        spoken, reached = self.words.spoken, bisect_right(self.aligner.estimate(), played_samples) - 1
         while 0 <= reached < len(spoken) and not spoken[reached].isalnum():
             reached += 1
         return self.words.place(max(reached, 0))
-
-    def _let_go(self, bounds: list[int]) -> None:
-        self._bounds, self._aligner = array("l", bounds), None
 
 
 class SpokenText:
     """Keeps the client's text beside the audio made of it. Samples are at ``sample_rate``, which is the engine's;
     played at another ``speed`` they take another time."""
 
-    def __init__(self, sample_rate: int, make_aligner: MakeAligner = LetterAligner, speed: float = 1.0) -> None:
+    def __init__(
+        self,
+        sample_rate: int,
+        make_aligner: MakeAligner = LetterAligner,
+        speed: float = 1.0,
+        backlog: Backlog | None = None,
+    ) -> None:
+        """Without a ``backlog`` speech is looked through as it comes."""
         self._sample_rate = sample_rate
         self._played_rate = sample_rate * speed
         self._make_aligner = make_aligner
+        self._backlog = backlog or Backlog()
         self._raw: list[str] = []
         self.segments: list[SpokenSegment] = []
         self._num_told = 0
@@ -104,13 +102,29 @@ class SpokenText:
         self._raw.append(raw)
 
     def begin_segment(self, raw_start: int) -> SpokenSegment:
-        segment = SpokenSegment(len(self.segments), raw_start, self.raw, self._make_aligner(self._sample_rate))
+        aligner = LateAligner(partial(self._make_aligner, self._sample_rate), self._backlog)
+        segment = SpokenSegment(len(self.segments), raw_start, self.raw, aligner)
         self.segments.append(segment)
         return segment
 
     def stop(self) -> None:
         for segment in self.segments:
             segment.stop()
+
+    def num_kept_bytes(self, played_samples: int) -> int:
+        """Of speech that ``heard`` would have to look through."""
+        segment = self._playing(played_samples)
+        return 0 if segment is None else segment.aligner.num_kept_bytes
+
+    def catch_up(self, played_samples: int) -> None:
+        """Look through it, in any thread, so that ``heard`` need not."""
+        if segment := self._playing(played_samples):
+            segment.aligner.catch_up()
+
+    def forget(self) -> None:
+        """Nobody will ask any more."""
+        for segment in self.segments:
+            segment.aligner.forget()
 
     def heard(self, played_samples: int) -> Heard:
         raw = self.raw()
@@ -134,7 +148,12 @@ class SpokenText:
         return words
 
     def _position(self, played_samples: int) -> int:
-        for segment in reversed(self.segments):
-            if segment.start_sample is not None and played_samples > segment.start_sample:
-                return segment.raw_position(played_samples - segment.start_sample)
-        return 0
+        segment = self._playing(played_samples)
+        if segment is None or segment.start_sample is None:
+            return 0
+        return segment.raw_position(played_samples - segment.start_sample)
+
+    def _playing(self, played_samples: int) -> SpokenSegment | None:
+        """The last segment that has begun by then."""
+        begun = (one for one in reversed(self.segments) if one.start_sample is not None)
+        return next((one for one in begun if played_samples > (one.start_sample or 0)), None)

@@ -13,6 +13,7 @@ import numpy as np
 from engine.api import SpeechChunk, SpeechEngine
 from sessions.admission import Admission
 from sessions.alignment.aligner import LetterAligner, MakeAligner
+from sessions.alignment.late import Backlog
 from sessions.audio.opus_library import OpusUnavailable
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
@@ -61,8 +62,16 @@ class SessionRegistry:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderThreads(self.limits.encoder_threads)
         make_aligner(WARM_UP_RATE)  # what it reads from disk is read before anybody waits
+        self._aligners = EncoderThreads(min(self.limits.encoder_threads, 1))
         self._services = Services(
-            engine, self.limits.session, self._encoders, metrics or NoMetrics(), voices, make_aligner
+            engine,
+            self.limits.session,
+            self._encoders,
+            metrics or NoMetrics(),
+            voices,
+            make_aligner,
+            Backlog(self.limits.max_unaligned_mb * 2**20),
+            self._aligners,
         )
         self._tally = tally or LocalTally()
         self._admission = Admission(self.limits, self._tally)
@@ -139,6 +148,7 @@ class SessionRegistry:
     async def aclose(self) -> None:
         await self.close_all()
         self._encoders.close()
+        self._aligners.close()
 
     def _note_detached(self, session: Session) -> None:
         if self._sessions.pop(session.session_id, None) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.api import RequestTooLong
 from sessions.audio.formats.encoders import opus_settings
@@ -21,6 +22,8 @@ from sessions.services import Services
 from sessions.speaker import Speaker
 from sessions.text.segmenter import SegmenterSettings
 
+MAX_AT_ONCE_BYTES = 96_000
+"""So much kept speech, a second at 24 kHz, is looked through on the event loop: 3 ms."""
 MAX_PLAYED_MS = 1e12
 """A client's count is cut to this: thirty years, and small enough to be turned into samples."""
 
@@ -47,7 +50,8 @@ class Response:
         self.settings = settings
         self._services = services
         self._on_end = on_end
-        self._told = SpokenText(info.sample_rate, services.make_aligner, settings.speed)
+        backlog = None if settings.word_times or settings.heard_at_once else services.backlog
+        self._told = SpokenText(info.sample_rate, services.make_aligner, settings.speed, backlog)
         self._script = Script(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
         self._outbox = Outbox(response_id, pacer, self._count_underrun)
         self._reader = Alarm()
@@ -55,7 +59,10 @@ class Response:
             request_prefix, settings, services, self._script, self._outbox, self._reader.ring, self._end_by
         )
         self._terminal: ResponseDone | None = None
+        self._ended_at_samples = 0
+        """Where the listener was then, at the engine's rate."""
         self._told_end = False
+        self.forgotten = False
         self._ended = asyncio.Event()
         self._first_audio_ms: float | None = None
         self._patience = Patience(services.limits)
@@ -124,11 +131,21 @@ class Response:
         self._reader.ring()
 
     def heard(self, played_ms: float | None = None) -> Heard:
-        """What the listener has heard of this response; works after its end too."""
+        """What the listener has heard of this response; works after its end too. Speech that nobody asked about yet is
+        looked through here, 3 ms a second of it, unless ``look_through`` has done it."""
         self._take_report(played_ms)
-        played_samples = max(self._outbox.played_samples(now_s()) - self.pre_skip_samples, 0)
-        engine_rate = self._services.engine.info.sample_rate
-        return self._told.heard(int(played_samples * self.settings.speed * engine_rate / self.format.sample_rate))
+        return self._told.heard(self._played_engine_samples())
+
+    async def look_through(self, played_ms: float | None = None) -> None:
+        """Find, in a thread, what ``heard`` will be asked for."""
+        self._take_report(played_ms)
+        await self._look_through(self._played_engine_samples())
+
+    def forget(self) -> None:
+        """Nobody will ask what was heard of it any more, once its end is told."""
+        self.forgotten = self._told_end
+        if self.forgotten:
+            self._told.forget()
 
     def __aiter__(self) -> Response:
         return self
@@ -141,9 +158,9 @@ class Response:
         """
         if self._told_end:
             raise StopAsyncIteration
-        while (event := self._take_due(now_s())) is None:
+        while (event := self._take_due(now_s())) is None and self._terminal is None:
             await self._reader.wait(until_s=self._outbox.due_s(now_s()))
-        return event
+        return await self._take_terminal() if event is None else event
 
     @property
     def free(self) -> bool:
@@ -201,8 +218,7 @@ class Response:
         if self._terminal is None and self._speaker.finished and self._outbox.empty:
             self._end(ResponseStatus.COMPLETED)
         if self._terminal is not None:
-            self._told_end = True
-            return self._terminal
+            return None
         due_s = self._outbox.due_s(now)
         if due_s is None or not is_due(due_s, now):
             return None
@@ -230,6 +246,7 @@ class Response:
         if self.done:
             return
         self._terminal = self._result(status, error)
+        self._ended_at_samples = self._played_engine_samples()
         self._outbox.clear()
         self._told.stop()
         self._speaker.stop()
@@ -239,7 +256,7 @@ class Response:
         self._on_end(self)
 
     def _result(self, status: ResponseStatus, error: Exception | None) -> ResponseDone:
-        completed = status is ResponseStatus.COMPLETED
+        """As if all was heard: what really was is found when the end is told."""
         handed_over = max(self._outbox.handed_over_samples - self.pre_skip_samples, 0)
         audio_samples = min(handed_over, self._speaker.num_samples)
         audio_ms = 1000 * audio_samples / self.format.sample_rate
@@ -248,10 +265,29 @@ class Response:
             status,
             audio_samples=audio_samples,
             audio_ms=audio_ms,
-            heard=self._told.all_heard(audio_ms) if completed else self.heard(),
-            nothing_spoken=completed and audio_samples == 0,
+            heard=self._told.all_heard(audio_ms),
+            nothing_spoken=status is ResponseStatus.COMPLETED and audio_samples == 0,
             first_audio_ms=self._first_audio_ms,
             num_text_tokens=self._speaker.num_text_tokens,
             num_frames=self._speaker.num_frames,
             error=None if error is None else error_info(error),
         )
+
+    async def _take_terminal(self) -> ResponseDone:
+        assert self._terminal is not None
+        terminal = self._terminal
+        if terminal.status is not ResponseStatus.COMPLETED:
+            await self._look_through(self._ended_at_samples)
+            terminal = replace(terminal, heard=self._told.heard(self._ended_at_samples))
+        self._told_end = True
+        return terminal
+
+    async def _look_through(self, played_samples: int) -> None:
+        if self._told.num_kept_bytes(played_samples) > MAX_AT_ONCE_BYTES:
+            await self._services.aligners.run(lambda: self._told.catch_up(played_samples))
+
+    def _played_engine_samples(self) -> int:
+        """Where the listener is, at the engine's rate."""
+        played_samples = max(self._outbox.played_samples(now_s()) - self.pre_skip_samples, 0)
+        engine_rate = self._services.engine.info.sample_rate
+        return int(played_samples * self.settings.speed * engine_rate / self.format.sample_rate)

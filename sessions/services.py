@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.api import SpeechEngine
 from sessions.alignment.aligner import LetterAligner, MakeAligner
+from sessions.alignment.late import Backlog
 from sessions.checks import check_settings
 from sessions.config import SessionLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
@@ -24,6 +25,10 @@ class Services:
     """Voices beside those of the checkpoint."""
     make_aligner: MakeAligner = LetterAligner
     """Finds when each word is spoken."""
+    backlog: Backlog = field(default_factory=Backlog)
+    """Speech that it has not looked through, for nobody has asked."""
+    aligners: EncoderThreads = field(default_factory=lambda: EncoderThreads(0))
+    """Where it catches up when somebody does."""
 
     def checked(self, settings: SpeechSettings, key: str) -> SpeechSettings:
         """The settings with the voice that they name, for a holder of ``key``. Raises what ``check_settings`` does."""

@@ -125,6 +125,7 @@ class Session:
         self.detach()
         for response in list(self._responses.values()):
             await response.released()
+            response.forget()
 
     async def __aenter__(self) -> Self:
         return self
@@ -158,4 +159,4 @@ class Session:
     def _forget(self) -> None:
         ended = [response_id for response_id, response in self._responses.items() if response.free]
         for response_id in ended[: -self._services.limits.max_remembered_responses]:
-            del self._responses[response_id]
+            self._responses.pop(response_id).forget()

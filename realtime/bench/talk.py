@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from realtime.bench.deltas import first_word_is_final_at, pieces
+from realtime.bench.light import Counted, LightClient, open_light
 from realtime.bench.plan import Outcome, Plan
 from realtime.bench.playback import START_AFTER_S, Playback
 from realtime.client import SpeechClient, open_session
@@ -17,6 +18,7 @@ from realtime.protocol import events as ev
 from sessions.audio.opus import OpusDecoder
 
 OPUS_RATE = 48_000
+PACKET_S = 0.02
 CANCEL_AFTER_S = 1.0
 """Of playback."""
 CANCEL_TEXTS = 3
@@ -42,10 +44,14 @@ class Reply:
     sample_rate: int = 0
     pre_skip_samples: int = 0
 
-    def began(self, created: ev.ResponseCreated) -> None:
+    def began(self, created: ev.ResponseCreated, decodes: bool) -> None:
         self.sample_rate = created.format.sample_rate
         self.pre_skip_samples = created.format.pre_skip_samples
-        self.decoder = OpusDecoder(self.sample_rate, self.pre_skip_samples)
+        self.decoder = OpusDecoder(self.sample_rate, self.pre_skip_samples) if decodes else None
+
+    def counted(self, message: Counted) -> None:
+        self.playback.received(message.num_packets * PACKET_S, message.at_s)
+        self.sounding.set()
 
     def heard(self, message: ev.AudioMessage, at_s: float) -> None:
         num_samples = 0
@@ -90,8 +96,7 @@ class Reply:
 
 async def talk(plan: Plan, session: int, texts: Iterator[str]) -> list[Outcome]:
     """All responses of one session, the cancelled one last."""
-    OpusDecoder(OPUS_RATE)  # loads the library before anything is timed
-    async with await open_session(plan.url, api_key=plan.api_key) as client:
+    async with await _connect(plan) as client:
         outcomes = [await _converse(client, plan, session, next(texts), f"r{n}") for n in range(plan.num_responses)]
         if plan.cancel:
             text = " ".join(next(texts) for _ in range(CANCEL_TEXTS))
@@ -99,22 +104,36 @@ async def talk(plan: Plan, session: int, texts: Iterator[str]) -> list[Outcome]:
         return outcomes
 
 
+async def _connect(plan: Plan) -> SpeechClient | LightClient:
+    if plan.light:
+        return await open_light(plan.url, plan.api_key)
+    OpusDecoder(OPUS_RATE)  # loads the library before anything is timed
+    return await open_session(plan.url, api_key=plan.api_key)
+
+
 async def _converse(
-    client: SpeechClient, plan: Plan, session: int, text: str, response_id: str, cancel: bool = False
+    client: SpeechClient | LightClient, plan: Plan, session: int, text: str, response_id: str, cancel: bool = False
 ) -> Outcome:
     reply = Reply(response_id, pieces(text) if plan.tokens_per_second else [text])
-    settings = ev.Settings(voice=plan.voice, pace="burst" if plan.burst and not cancel else "lead")
+    settings = _settings(plan, "burst" if plan.burst and not cancel else "lead")
     await client.send(ev.ResponseCreate(response_id=response_id, settings=settings))
     writing = asyncio.create_task(_write(client, reply, plan.tokens_per_second, cancel))
     try:
-        done = await _listen(client, reply)
+        done = await _listen(client, reply, decodes=not plan.light)
     finally:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
     return reply.outcome(session, done)
 
 
-async def _write(client: SpeechClient, reply: Reply, tokens_per_second: float, cancel: bool) -> None:
+def _settings(plan: Plan, pace: ev.Pace) -> ev.Settings:
+    if plan.frames is None:
+        return ev.Settings(voice=plan.voice, pace=pace)
+    sampling = ev.Sampling(min_new_tokens=plan.frames)
+    return ev.Settings(voice=plan.voice, pace=pace, max_frames=plan.frames, sampling=sampling)
+
+
+async def _write(client: SpeechClient | LightClient, reply: Reply, tokens_per_second: float, cancel: bool) -> None:
     final_at = first_word_is_final_at(reply.deltas) if tokens_per_second else 0
     begun_s = reply.first_delta_s = now_s()
     for index, delta in enumerate(reply.deltas):
@@ -132,7 +151,7 @@ async def _write(client: SpeechClient, reply: Reply, tokens_per_second: float, c
         await _cancel(client, reply)
 
 
-async def _cancel(client: SpeechClient, reply: Reply) -> None:
+async def _cancel(client: SpeechClient | LightClient, reply: Reply) -> None:
     await reply.sounding.wait()
     await asyncio.sleep(START_AFTER_S + CANCEL_AFTER_S)
     reply.cancelled_s = now_s()
@@ -140,13 +159,15 @@ async def _cancel(client: SpeechClient, reply: Reply) -> None:
     await client.send(ev.ResponseCancel(response_id=reply.response_id, played_ms=played_ms))
 
 
-async def _listen(client: SpeechClient, reply: Reply) -> ev.ResponseDone:
+async def _listen(client: SpeechClient | LightClient, reply: Reply, decodes: bool) -> ev.ResponseDone:
     async for message in client:
         match message:
+            case Counted():
+                reply.counted(message)
             case ev.AudioMessage():
                 reply.heard(message, now_s())
             case ev.ResponseCreated():
-                reply.began(message)
+                reply.began(message, decodes)
             case ev.ResponseDone():
                 return message
             case ev.Error():

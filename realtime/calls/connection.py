@@ -193,6 +193,7 @@ class PhoneConnection:
             self._session.settings,
             format=AudioFormat(encoding=Encoding(line.encoding), sample_rate=line.sample_rate),
             lead_ms=self._settings.lead_ms + IN_HAND_MS,
+            heard_at_once=True,
         )
         connected = on.Connected(
             call_id=call_id,

@@ -188,6 +188,8 @@ class WireConnection:
                 case _:
                     if self._session is None:
                         raise Refused("unauthorized", UNKNOWN_KEY)
+                    if isinstance(intent, on.Recall):
+                        await self._contexts.look_through(intent)
                     for event in self._contexts.act(intent):
                         await self._tell(event)
 

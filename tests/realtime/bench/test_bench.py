@@ -50,6 +50,27 @@ def test_a_server_15_percent_too_slow_fails_its_continuity(capsys: pytest.Captur
     assert line["underruns"]["engine"] > 0
 
 
+def test_light_clients_tell_the_same_of_a_healthy_server(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
+    with server({"first_chunk_s": 0.05, "real_time_factor": 0.3}) as running:
+        arguments = ("--url", running.url, "--sessions", "3", "--responses", "1", "--corpus", corpus)
+        whole, light = (bench(capsys, *arguments, *flags) for flags in ((), ("--light",)))
+    assert [status for status, _ in (whole, light)] == [WHOLE, WHOLE]
+    assert light[1]["continuity"] == 1.0
+    assert light[1]["responses"] == whole[1]["responses"] == 3
+    assert light[1]["ttfa_ms"]["p50"] >= 50
+    assert light[1]["ttfa_audible_ms"] is None
+    assert light[1]["cancel_done_ms"] is not None
+    seconds = [line["audio_s_per_s"] for _, line in (whole, light)]
+    assert 0.5 < seconds[0] / seconds[1] < 2
+
+
+def test_light_clients_hear_gaps_too(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
+    with server({"first_chunk_s": 0.05, "real_time_factor": 1.15}) as running:
+        arguments = ("--url", running.url, "--responses", "1", "--corpus", corpus, "--no-cancel", "--light")
+        status, line = bench(capsys, *arguments)
+    assert (status, line["continuity"]) == (BROKEN, 0.0)
+
+
 def test_bursts_measure_the_engine(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
     with server({"first_chunk_s": 0.02, "real_time_factor": 0.1}) as running:
         arguments = ("--url", running.url, "--sessions", "2", "--corpus", corpus, "--burst", "--no-cancel")
@@ -59,9 +80,10 @@ def test_bursts_measure_the_engine(capsys: pytest.CaptureFixture[str], corpus: s
     assert line["audio_s_per_s"] > 1
 
 
-def test_refusals_are_errors(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
+@pytest.mark.parametrize("flags", [(), ("--light",)], ids=["whole", "light"])
+def test_refusals_are_errors(capsys: pytest.CaptureFixture[str], corpus: str, flags: tuple[str, ...]) -> None:
     with server(auth__api_keys="agent:a-key-of-enough-characters") as running:
-        status, line = bench(capsys, "--url", running.url, "--sessions", "2", "--corpus", corpus)
+        status, line = bench(capsys, "--url", running.url, "--sessions", "2", "--corpus", corpus, *flags)
     assert (status, line["errors"], line["error_codes"]) == (BROKEN, 2, {"http_401": 2})
 
 

@@ -1,0 +1,162 @@
+"""Alignment for those who ask: text and speech are kept in their order, and looked through at the first question.
+
+Most responses are spoken to their end, and nobody asks when a word of theirs was said: these cost a list.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sessions.alignment.aligner import Aligner, Pcm
+
+Deed = Callable[[Aligner], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """Of one aligner in a backlog."""
+
+    aligner: weakref.ref[LateAligner]
+    num_bytes: int = 0
+
+
+class Backlog:
+    """The speech that aligners keep and have not looked through. Beyond ``max_bytes`` as much of the oldest is looked
+    through as comes in; with 0 all of it is, as it comes."""
+
+    def __init__(self, max_bytes: int = 0) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._shares: dict[_Share, None] = {}
+        """The oldest first."""
+        self._lock = threading.Lock()
+
+    def add(self, share: _Share, num_bytes: int) -> None:
+        with self._lock:
+            self._shares.setdefault(share)
+            share.num_bytes += num_bytes
+            self.num_bytes += num_bytes
+
+    def remove(self, share: _Share, num_bytes: int) -> None:
+        with self._lock:
+            share.num_bytes -= num_bytes
+            self.num_bytes -= num_bytes
+            if not share.num_bytes:
+                self._shares.pop(share, None)
+
+    def shrink(self) -> None:
+        while self.num_bytes > self.max_bytes:
+            share = next(iter(self._shares))
+            aligner = share.aligner()
+            if aligner is None:
+                self.remove(share, share.num_bytes)
+            elif not aligner.look_at_one():
+                break
+
+
+class LateAligner:
+    """Any aligner, told what it is told when ``bounds`` or ``estimate`` are asked for, and not before."""
+
+    def __init__(self, make: Callable[[], Aligner], backlog: Backlog) -> None:
+        self._make = make
+        self._backlog = backlog
+        self._share = _Share(weakref.ref(self))
+        self._aligner: Aligner | None = None
+        self._kept: deque[tuple[Deed, int]] = deque()
+        """What the aligner has still to be told, and how many bytes of speech that is."""
+        self._over = False
+        self._found: array[int] | None = None
+        """Once it is over and looked through: an aligner is large, and ended responses are remembered."""
+        self._lock = threading.RLock()
+        """An aligner is in one thread at a time."""
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """Of speech that the next question waits for."""
+        return self._share.num_bytes
+
+    @property
+    def bounds(self) -> list[int]:
+        with self._lock:
+            self.catch_up()
+            return self._told().bounds if self._found is None else list(self._found)
+
+    def estimate(self) -> list[int]:
+        with self._lock:
+            self.catch_up()
+            return self._told().estimate() if self._found is None else list(self._found)
+
+    def add_text(self, text: str) -> None:
+        self._keep(lambda aligner: aligner.add_text(text))
+
+    def end_text(self) -> None:
+        self._keep(lambda aligner: aligner.end_text())
+
+    def push(self, pcm: Pcm) -> None:
+        self._keep(lambda aligner: aligner.push(pcm), pcm.nbytes)
+
+    def finish(self) -> None:
+        self._keep(lambda aligner: aligner.finish())
+        self.stop()
+
+    def stop(self) -> None:
+        """Nothing follows: what it would say now, it says from now on."""
+        self._over = True
+        if not self._kept:
+            self._let_go()
+
+    def catch_up(self) -> None:
+        """Look through all that is kept; from any thread."""
+        with self._lock:
+            while self._kept:
+                self._do_one()
+
+    def look_at_one(self) -> bool:
+        """Look through the oldest piece that is kept, unless another thread is at it."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._kept:
+                self._do_one()
+            return True
+        finally:
+            self._lock.release()
+
+    def forget(self) -> None:
+        """Nobody will ask any more."""
+        with self._lock:
+            self._over = True
+            self._kept.clear()
+            self._backlog.remove(self._share, self._share.num_bytes)
+            self._found, self._aligner = self._found or array("l"), None
+
+    def _keep(self, deed: Deed, num_bytes: int = 0) -> None:
+        if self._over:
+            return
+        self._kept.append((deed, num_bytes))
+        if num_bytes:
+            self._backlog.add(self._share, num_bytes)
+            self._backlog.shrink()
+
+    def _do_one(self) -> None:
+        deed, num_bytes = self._kept.popleft()
+        deed(self._told())
+        if num_bytes:
+            self._backlog.remove(self._share, num_bytes)
+        if self._over and not self._kept:
+            self._let_go()
+
+    def _told(self) -> Aligner:
+        if self._aligner is None:
+            self._aligner = self._make()
+        return self._aligner
+
+    def _let_go(self) -> None:
+        if self._found is None:
+            self._found = array("l", self._told().estimate())
+            self._aligner = None

@@ -1,0 +1,155 @@
+"""Whoever asks late is told what one who asked at once was told, and what waits has a limit."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sessions.alignment.aligner import Aligner, LetterAligner
+from sessions.alignment.even import EvenAligner
+from sessions.alignment.late import Backlog, LateAligner
+from tests.sessions.alignment.test_aligner import PCM, RATE, TEXT
+
+CHUNK = 3_200
+NUM_CHUNKS = -(-PCM.size // CHUNK)
+KEPT = 100 * PCM.nbytes
+
+
+def letters() -> Aligner:
+    return LetterAligner(RATE)
+
+
+def late(max_bytes: int = KEPT, make: Callable[[], Aligner] = letters) -> tuple[LateAligner, Backlog]:
+    backlog = Backlog(max_bytes)
+    return LateAligner(make, backlog), backlog
+
+
+def chunk(number: int) -> np.ndarray:
+    return PCM[number * CHUNK : (number + 1) * CHUNK]
+
+
+@given(
+    st.lists(st.integers(0, NUM_CHUNKS - 1), min_size=3, max_size=3),
+    st.sets(st.integers(0, NUM_CHUNKS), max_size=4),
+    st.sampled_from([0, 3 * CHUNK * 4, KEPT]),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=15)
+def test_questions_at_any_moment_are_answered_as_if_all_had_been_looked_through_at_once(
+    text_moments, questions, max_bytes, finishes
+):
+    (asked_late, _), at_once = late(max_bytes), letters()
+    places = [0, len(TEXT) // 3, 2 * len(TEXT) // 3, len(TEXT)]
+    texts = dict(zip(sorted(text_moments), [TEXT[a:b] for a, b in itertools.pairwise(places)], strict=True))
+    for number in range(NUM_CHUNKS):
+        for aligner in (asked_late, at_once):
+            aligner.add_text(texts.get(number, ""))
+            aligner.push(chunk(number))
+        if number in questions:
+            assert asked_late.bounds == at_once.bounds
+            assert asked_late.estimate() == at_once.estimate()
+    if finishes:
+        asked_late.finish()
+        at_once.finish()
+    else:
+        asked_late.stop()
+    assert asked_late.estimate() == at_once.estimate()
+    assert asked_late.bounds == at_once.estimate()
+
+
+def test_nothing_is_made_until_somebody_asks_and_nothing_is_kept_after():
+    made: list[Aligner] = []
+    aligner, backlog = late(make=lambda: made.append(letters()) or made[-1])
+    aligner.add_text(TEXT)
+    aligner.push(PCM)
+    aligner.finish()
+    assert not made
+    assert backlog.num_bytes == aligner.num_kept_bytes == PCM.nbytes
+    assert len(aligner.bounds) == len(TEXT) + 1
+    assert len(made) == 1
+    assert backlog.num_bytes == aligner.num_kept_bytes == 0
+
+
+def test_beyond_the_limit_the_oldest_is_looked_through_as_more_comes():
+    backlog = Backlog(10 * CHUNK * 4)
+    first, second = (LateAligner(partial(EvenAligner, RATE), backlog) for _ in range(2))
+    for aligner in (first, second):
+        aligner.add_text("ten chunks")
+        for number in range(10):
+            aligner.push(chunk(number))
+            assert backlog.num_bytes <= backlog.max_bytes
+    assert (first.num_kept_bytes, second.num_kept_bytes) == (0, backlog.max_bytes)
+
+
+def test_without_a_limit_above_nothing_speech_is_looked_through_as_it_comes():
+    aligner, backlog = late(0)
+    aligner.add_text(TEXT)
+    aligner.push(PCM)
+    assert backlog.num_bytes == 0
+
+
+def test_one_that_is_gone_takes_no_room():
+    backlog = Backlog(3 * CHUNK * 4)
+    gone, stays = (LateAligner(letters, backlog) for _ in range(2))
+    gone.push(chunk(0))
+    gone.push(chunk(1))
+    del gone
+    gc.collect()
+    for number in range(3):
+        stays.push(chunk(number))
+    assert stays.num_kept_bytes == backlog.num_bytes == backlog.max_bytes
+
+
+def test_one_that_is_forgotten_keeps_nothing_and_takes_nothing():
+    aligner, backlog = late()
+    aligner.add_text(TEXT)
+    aligner.push(PCM)
+    aligner.forget()
+    aligner.push(PCM)
+    assert backlog.num_bytes == 0
+    assert aligner.bounds == []
+
+
+def test_what_comes_while_a_thread_looks_is_looked_at_after_it():
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(EvenAligner):
+        def push(self, pcm: np.ndarray) -> None:
+            begun.set()
+            go_on.wait(10)
+            super().push(pcm)
+
+    aligner, backlog = late(2 * CHUNK * 4, lambda: Slow(RATE))
+    aligner.add_text("ab")
+    aligner.push(chunk(0))
+    thread = threading.Thread(target=aligner.catch_up)
+    thread.start()
+    begun.wait(10)
+    for number in range(1, 4):
+        aligner.push(chunk(number))  # beyond the limit, and yet it waits for nobody
+    assert backlog.num_bytes > backlog.max_bytes
+    go_on.set()
+    aligner.finish()
+    thread.join()
+    assert aligner.bounds == [0, 2 * CHUNK, 4 * CHUNK]
+    assert backlog.num_bytes == 0
+
+
+@pytest.mark.parametrize("end", [LateAligner.stop, LateAligner.finish])
+def test_after_the_end_nothing_changes(end):
+    aligner, _ = late(make=lambda: EvenAligner(RATE))
+    aligner.add_text("ab")
+    aligner.push(PCM)
+    end(aligner)
+    known = aligner.estimate()
+    aligner.push(PCM)
+    aligner.add_text("c")
+    assert aligner.estimate() == known

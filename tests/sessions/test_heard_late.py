@@ -1,0 +1,91 @@
+"""What was heard is the same whether its words were found as they sounded or when somebody asked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+
+from sessions.config import RegistryLimits, SpeechSettings
+from sessions.events import ResponseStatus
+from sessions.heard import SpokenText
+from sessions.registry import SessionRegistry
+from tests.sessions.conftest import LIMITS, PACED, RememberingEngine
+from tests.sessions.reading import read, reading_task
+
+TEXT = "On May 3rd I paid $1,250, and it was worth it. " * 5
+AT_ONCE = replace(LIMITS, max_unaligned_mb=0)
+
+
+async def cut_after(
+    engine: RememberingEngine, limits: RegistryLimits, settings: SpeechSettings, s: float
+) -> tuple[str, str]:
+    """What was heard by then, and, asked once more, by half of it."""
+    registry = SessionRegistry(engine, limits)
+    response = registry.create(settings=settings).create_response(text=TEXT, text_closed=True)
+    reading, task = reading_task(response)
+    await asyncio.sleep(s)
+    asked = response.heard()
+    response.cancel()
+    await task
+    told = reading.done
+    assert told.status is ResponseStatus.CANCELLED
+    assert told.heard == response.heard() == asked
+    await response.look_through(1_000 * s / 2)
+    earlier = response.heard()
+    await registry.aclose()
+    return told.heard.text, earlier.text
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("cut_s", [0.05, 1.0, 3.1, 5.2])
+@pytest.mark.parametrize("speed", [1.0, 1.5])
+async def test_an_interruption_tells_what_was_heard_as_if_words_had_been_followed(
+    engine: RememberingEngine, cut_s: float, speed: float
+) -> None:
+    settings = replace(PACED, speed=speed)
+    late = await cut_after(engine, LIMITS, settings, cut_s)
+    assert late == await cut_after(engine, AT_ONCE, settings, cut_s)
+    assert late == await cut_after(engine, LIMITS, replace(settings, heard_at_once=True), cut_s)
+    assert all(late) == (cut_s >= 1)
+
+
+@pytest.mark.virtual_time
+async def test_a_response_that_nobody_interrupts_is_never_looked_through(
+    engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(sample_rate: int) -> None:
+        raise AssertionError("somebody asked")
+
+    registry = SessionRegistry(engine, LIMITS)
+    object.__setattr__(registry._services, "make_aligner", make)
+    session = registry.create(settings=PACED)
+    response = session.create_response(text=TEXT, text_closed=True)
+    done = (await read(response)).done
+    assert done.heard.text == TEXT
+    kept = registry._services.backlog
+    assert kept.num_bytes > 0
+    await session.aclose()
+    assert kept.num_bytes == 0
+    await registry.aclose()
+
+
+async def test_much_kept_speech_is_looked_through_in_a_thread(
+    engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    catch_up = SpokenText.catch_up
+    monkeypatch.setattr(
+        SpokenText, "catch_up", lambda told, at: threads.append(threading.current_thread()) or catch_up(told, at)
+    )
+    registry = SessionRegistry(engine, RegistryLimits())
+    response = registry.create(settings=replace(PACED, lead_ms=10_000)).create_response(text=TEXT, text_closed=True)
+    reading, task = reading_task(response)
+    await asyncio.sleep(0.8)
+    response.cancel()
+    await task
+    assert reading.done.heard.remaining
+    assert [thread is threading.main_thread() for thread in threads] == [False]
+    await registry.aclose()
