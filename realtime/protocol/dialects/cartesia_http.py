@@ -8,40 +8,24 @@ from typing import Any
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.cartesia_words import GenerationRequest, error_fields, word_timestamps
+from realtime.protocol.dialects.once import Once
 from realtime.protocol.dialects.parsing import dump, parse_json
-from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
-CONTEXT = ""
 MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
 
 
-class Bytes(on.Dialect):
+class Bytes(Once):
     containers: tuple[str, ...] = ("raw", "wav", "mp3")
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
         asked = parse_json(message, GenerationRequest)
-        if not (asked.transcript or "").strip():
-            raise RemoteProtocolError("invalid_request", "transcript is empty", "transcript")
         wish = asked.wish(self.containers)
         self._prepare(asked, wish)
-        yield on.Open(CONTEXT, wish)
-        yield on.Append(CONTEXT, asked.transcript or "", last=True)
+        yield from self.speak(wish, asked.transcript or "", "transcript")
 
     def _prepare(self, asked: GenerationRequest, wish: on.Wish) -> None:
         self.media_type = MEDIA_TYPES.get(wish.format.encoding, "audio/pcm")
-
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
-        match event:
-            case on.Audio():
-                yield on.Send(event.data)
-            case on.Ended(error=None):
-                yield on.Close()
-            case on.Ended(error=ErrorBody() as error):
-                yield on.Abort(error)
-
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        yield on.Abort(error)
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:

@@ -9,11 +9,10 @@ from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.deepgram_words import number, refusal, sample_rate, unsupported, wish_of
+from realtime.protocol.dialects.once import Once
 from realtime.protocol.dialects.parsing import parse_json
-from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
-CONTEXT = ""
 MEDIA_TYPES = {
     "pcm_s16le": "audio/l16",
     "wav": "audio/wav",
@@ -32,7 +31,7 @@ class Body(Struct):
     text: str
 
 
-class SpeakOnce(on.Dialect):
+class SpeakOnce(Once):
     def __init__(self, handshake: on.Handshake) -> None:
         super().__init__(handshake)
         self.wish = wish_of(handshake.query, file_format(handshake.query))
@@ -44,23 +43,8 @@ class SpeakOnce(on.Dialect):
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
         body = parse_json(message, Body)
-        if not body.text.strip():
-            raise RemoteProtocolError("invalid_request", "text is empty", "text")
         assert self.wish is not None
-        yield on.Open(CONTEXT, self.wish)
-        yield on.Append(CONTEXT, body.text, last=True)
-
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
-        match event:
-            case on.Audio():
-                yield on.Send(event.data)
-            case on.Ended(error=None):
-                yield on.Close()
-            case on.Ended(error=ErrorBody() as error):
-                yield on.Abort(error)
-
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        yield on.Abort(error)
+        yield from self.speak(self.wish, body.text)
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_times import alignment_s, characters
 from realtime.protocol.dialects.elevenlabs_words import VoiceSettings, error_answer, wish_of
+from realtime.protocol.dialects.once import Once
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -25,7 +26,6 @@ MEDIA_TYPES = {
     "alaw": "audio/x-alaw-basic",
     "ogg_opus": "audio/ogg",
 }
-CONTEXT = ""
 
 
 class Body(Struct):
@@ -35,7 +35,7 @@ class Body(Struct):
     voice_settings: VoiceSettings | None = None
 
 
-class Stream(on.Dialect):
+class Stream(Once):
     """``/v1/text-to-speech/{voice_id}`` and ``.../stream``: bytes of the format that the query asks for."""
 
     has_times = False
@@ -50,22 +50,7 @@ class Stream(on.Dialect):
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
         body = parse_json(message, Body)
-        if not body.text.strip():
-            raise RemoteProtocolError("invalid_request", "text is empty", "text")
-        yield on.Open(CONTEXT, self._wish(body))
-        yield on.Append(CONTEXT, body.text, last=True)
-
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
-        match event:
-            case on.Audio():
-                yield on.Send(event.data)
-            case on.Ended(error=None):
-                yield on.Close()
-            case on.Ended(error=ErrorBody() as error):
-                yield on.Abort(error)
-
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        yield on.Abort(error)
+        yield from self.speak(self._wish(body), body.text)
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.once import Once
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -224,7 +225,7 @@ class Body(Create, rename="camel"):
     text: str = ""
 
 
-class InworldStream(on.Dialect):
+class InworldStream(Once):
     """POST: a text in, a JSON object a line out."""
 
     media_type = "application/json"
@@ -235,11 +236,8 @@ class InworldStream(on.Dialect):
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
         body = parse_json(message, Body)
-        if not body.text.strip():
-            raise RemoteProtocolError("invalid_request", "text is empty", "text")
         self._by_character = body.timestamp_type == "CHARACTER"
-        yield on.Open("", body.wish)
-        yield on.Append("", body.text, last=True)
+        yield from self.speak(body.wish, body.text)
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
@@ -247,13 +245,8 @@ class InworldStream(on.Dialect):
                 yield self._line(audioContent=base64.b64encode(event.data).decode())
             case on.Words():
                 yield self._line(timestampInfo=timestamp_info(event.words, 0.0, self._by_character))
-            case on.Ended(error=None):
-                yield on.Close()
-            case on.Ended(error=ErrorBody() as error):
-                yield on.Abort(error)
-
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        yield on.Abort(error)
+            case _:
+                yield from super().tell(event)
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:

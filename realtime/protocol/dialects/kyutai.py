@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.once import Once
 from realtime.protocol.dialects.parsing import integer, parse_json
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -133,27 +134,13 @@ class Body(Struct):
     seed: int | None = None
 
 
-class KyutaiOnce(on.Dialect):
+class KyutaiOnce(Once):
     """POST on the same path: a text in, a WAV stream out."""
 
     media_type = "audio/wav"
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
         body = parse_json(message, Body)
-        if not body.text.strip():
-            raise RemoteProtocolError("invalid_request", "text is empty", "text")
         voice = body.voice if isinstance(body.voice, str) else next(iter(body.voice or ()), None)
-        yield on.Open(CONTEXT, on.Wish(voice=voice, format=on.WireFormat("wav", SAMPLE_RATE), seed=body.seed))
-        yield on.Append(CONTEXT, body.text, last=True)
-
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
-        match event:
-            case on.Audio():
-                yield on.Send(event.data)
-            case on.Ended(error=None):
-                yield on.Close()
-            case on.Ended(error=ErrorBody() as error):
-                yield on.Abort(error)
-
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        yield on.Abort(error)
+        wish = on.Wish(voice=voice, format=on.WireFormat("wav", SAMPLE_RATE), seed=body.seed)
+        yield from self.speak(wish, body.text)
