@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from engine.models.qwen3_tts.codec_decoder import CodecDecoder, ConvNeXtBlock
 
 CALL_FRAMES = (1, 2, 4, 8)
-MAX_ANGLES = 8192
-"""Rotary angles only matter by their differences, within a window: positions wrap here."""
 
 
 class Product(NamedTuple):
@@ -104,16 +102,20 @@ def waves_of(snake: Snake, repeat: int = 1) -> Waves:
 
 
 class CodecProgram:
-    """``num_slots`` streams besides the dummy's, slot 0; codes are read from ``ring`` [slots, frames, books]."""
+    """``num_slots`` streams besides the dummy's, slot 0, each of at most ``max_frames`` frames; codes are read from
+    ``ring`` [slots, frames, books].
+    """
 
-    def __init__(self, codec: CodecDecoder, ops: PlainOps, ring: Tensor, num_slots: int, max_rows: int) -> None:
+    def __init__(
+        self, codec: CodecDecoder, ops: PlainOps, ring: Tensor, num_slots: int, max_rows: int, max_frames: int
+    ) -> None:
         self.codec, self.ops, self.ring = codec, ops, ring
         like = codec.pre_conv.conv.weight
         self.device, self.dtype = like.device, like.dtype
         self.max_rows = max_rows
         self.frame_samples: int = codec.frame_samples
         self._fold()
-        self._make_memory(num_slots)
+        self._make_memory(num_slots, max_frames)
         self._make_buffers()
 
     # -- weights -------------------------------------------------------------------------------------------------
@@ -196,11 +198,11 @@ class CodecProgram:
             specs += [PadSpec(unit.conv1.width, unit.conv1.context, rate) for unit in units]
         return [*specs, PadSpec(tail.width, tail.context, rate)]
 
-    def _make_memory(self, num_slots: int) -> None:
+    def _make_memory(self, num_slots: int, max_frames: int) -> None:
         stack = self.codec.pre_transformer
         sizes = stack.config
         self.window: int = stack.window
-        self.rope = rope_tables(stack.rope.inverse_frequency, MAX_ANGLES, self.device)
+        self.rope = rope_tables(stack.rope.inverse_frequency, max_frames, self.device)
         length = self.window + max(CALL_FRAMES)
         shape = (len(self.layers), num_slots + 1, 2, length, sizes.num_key_value_heads, sizes.head_dim)
         self.past = torch.zeros(shape, dtype=self.dtype, device=self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -26,7 +27,8 @@ from engine.models.qwen3_tts.model import Qwen3TTS
 def make_graphs(model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, device: torch.device) -> GraphStages:
     ops, slots = choose_ops(config, device), config.max_requests
     ring = torch.zeros(slots + 2, RING_FRAMES, model.config.talker.num_code_groups, dtype=torch.int64, device=device)
-    decoder = CodecProgram(codec, ops, ring, slots, slots)
+    heard_before = math.ceil(config.max_sample_s * codec.config.sample_rate / codec.config.frame_samples)
+    decoder = CodecProgram(codec, ops, ring, slots, slots, config.max_frames + heard_before)
     stage = GraphDecode(
         decoder,
         GraphSet(decoder.run, device),
