@@ -126,20 +126,21 @@ class Listener:
     first_s: float | None = None
     dry_s: float = 0.0
     late_s: float = 0.0
+    least_lead_s: float = float("inf")
     num_samples: int = 0
     num_chunks: int = 0
     failed: bool = False
     starved: bool = False
     events: list[Any] = field(default_factory=list)
 
-    def hear(self, chunk: SpeechChunk, rate: int) -> None:
-        now = time.perf_counter()
+    def hear(self, chunk: SpeechChunk, rate: int, now: float) -> None:
         if len(chunk.pcm) == 0:
             return
         if self.first_s is None:
             self.first_s = self.dry_s = now
         elif not self.starved:
             self.late_s = max(self.late_s, now - self.dry_s)
+            self.least_lead_s = min(self.least_lead_s, self.dry_s - now)
         self.starved = False
         self.dry_s = max(self.dry_s, now) + len(chunk.pcm) / rate
         self.num_samples += len(chunk.pcm)
@@ -155,7 +156,7 @@ async def listen(
     feeding = asyncio.create_task(feed(stream, pieces, pace_s)) if pieces else None
     async for event in stream:
         if isinstance(event, SpeechChunk):
-            listener.hear(event, engine.info.sample_rate)
+            listener.hear(event, engine.info.sample_rate, time.perf_counter())
         elif isinstance(event, Starved):
             listener.starved = True
         elif isinstance(event, Finished):
@@ -174,6 +175,7 @@ async def feed(stream: Any, pieces: list[str], pace_s: float) -> None:
 def report(listeners: list[Listener], took_s: float) -> dict[str, Any]:
     heard = [one for one in listeners if one.first_s is not None and not one.failed]
     first_s = [one.first_s - one.asked_s for one in heard if one.first_s is not None]
+    leads = [one.least_lead_s for one in heard]
     gaps = [one for one in heard if one.late_s > 0.001]
     return {
         "streams": len(listeners),
@@ -181,6 +183,7 @@ def report(listeners: list[Listener], took_s: float) -> dict[str, Any]:
         "ttfa_ms": summary_ms(first_s),
         "continuity": round(1 - len(gaps) / max(1, len(heard)), 4),
         "worst_gap_ms": round(1000 * max((one.late_s for one in heard), default=0.0), 1),
+        "least_lead_ms": {f"p{share}": round(1000 * percentile(leads, share / 100)) for share in (0, 1, 5)},
         "audio_s_per_s": round(sum(one.num_samples for one in heard) / 24_000 / took_s, 1),
         "chunks_per_s": round(sum(one.num_chunks for one in heard) / took_s),
     }

@@ -42,12 +42,13 @@ SMALL: dict[str, Any] = checkpoints.TINY | {"books": 16, "codes": 64}
 BLOCK = 16
 
 
-def make_engine(folder: Path, rows: int) -> PipelinedEngine:
-    config = EngineConfig(
+def make_engine(folder: Path, rows: int, **settings: Any) -> PipelinedEngine:
+    usual: dict[str, Any] = dict(
         graphs=True, max_batch=rows, max_requests=rows, num_blocks=rows * 64, block_size=BLOCK,
         loop_limit_frames=100_000, silence_limit_s=1e6, fast_start=True, voice_encoders=False, admission_share=1e3,
         positions_per_request=1024,
     )  # fmt: skip
+    config = EngineConfig(**(usual | settings))
     engine = load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine()
     assert isinstance(engine, PipelinedEngine)
     leave_out_the_device(engine)

@@ -77,6 +77,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The longest row that the graphs' block tables hold."""
     admission_share: float = 0.95
     """A request is refused when a step with one more row would take more than this share of a frame's time."""
+    hand_over_by_call: bool = True
+    """Hand over what each decode call of the graphs made as it ends, the most urgent first; off waits for them all."""
     fast_start: bool = False
     """Record graphs, and warm up for more than one request, when they are first needed instead of at start."""
     fused_kernels: bool = True

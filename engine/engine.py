@@ -66,6 +66,8 @@ class Engine(Intake):
         super().__init__(model, stage, pool, self.prefixes, config, clock)
         self.runner = ModelRunner(model, self.kv, self.prefixes, config)
         self.times = StepTimes()
+        self.hand_over: Callable[[], None] = lambda: None
+        """Called within a step when ``events`` hold what listeners wait for; whoever drives the engine takes them."""
         self.retry_s = 0.0
         """The last step got nowhere, for rows at their lead held the blocks: no use in another before this time."""
 

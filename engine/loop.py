@@ -73,6 +73,7 @@ class EngineLoop:
         except BaseException as error:
             self._made.set_exception(error)
             return
+        self.engine.hand_over = self._flush
         self._made.set_result(None)
         try:
             while self._wait_for_work():

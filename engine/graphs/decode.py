@@ -19,13 +19,13 @@ from engine.cache.block_pool import BlockPool
 from engine.decode.batcher import ANY, CALL_FRAMES, GATHER_FRAMES
 from engine.graphs.buffers import Done
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
-from engine.graphs.rounds import Numbers, Seconds, plan_round, spread
+from engine.graphs.rounds import Numbers, Seconds, in_calls, plan_round, spread
 from engine.models.base import Decoded, Reference
 from engine.transfer import to_device
 
 NOT_FINITE = "the decoder's output is not finite"
-NUM_RESULTS = 8
-"""Sets of host buffers for rounds in flight."""
+NUM_RESULTS = 16
+"""Sets of host buffers for calls in flight: two rounds of a crowd. To make one more stops the device."""
 LEAST_ROUND_FRAMES = 64
 ROUND_SHARE = 1.25
 """Frames of one round, for each slot in use: a little more than a step makes."""
@@ -192,10 +192,8 @@ class GraphDecode:
         frames_made = Done(self.program.device)
         with torch.cuda.stream(self.stream):
             frames_made.hold()
-            for count in np.unique(counts).tolist():
-                own, most = slots[counts == count], self.program.rows_of(count)
-                for start in range(0, len(own), most):
-                    self._launch_call(own[start : start + most], count)
+            for own, count in in_calls(slots, counts, slack_s, self.program.rows_of):
+                self._launch_call(own, count)
         return len(self.calls)
 
     def _launch_call(self, slots: Numbers, count: int) -> None:
@@ -235,6 +233,11 @@ class GraphDecode:
         samples = num_rows * num_frames * program.frame_samples
         results.pcm[:samples].copy_(program.pcm[:samples], non_blocking=True)
         results.finite[:num_rows].copy_(program.finite[:num_rows], non_blocking=True)
+
+    @property
+    def has_passed(self) -> bool:
+        """The oldest call can be collected without a wait."""
+        return bool(self.calls) and self.calls[0].done.passed
 
     def collect(self, num_calls: int) -> list[Decoded]:
         """The PCM of the oldest ``num_calls`` calls, once they have passed."""

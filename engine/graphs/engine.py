@@ -113,22 +113,22 @@ class PipelinedEngine(Engine):
 
     @torch.inference_mode()
     def step(self) -> None:
-        start = time.perf_counter()
+        start = self.clock()
         self.choose_device()
         self.take(self.runner.collect(self.times))
-        now = self.clock()
-        batch = self.scheduler.schedule(now)
+        num_chunks = self.emit_passed()
+        batch = self.scheduler.schedule(self.clock())
+        num_chunks += self.emit_passed()
         num_old = len(self.stage.calls)
         self.take(self.runner.launch(batch, self.times))
         self.promise(batch)
         self.launch_decode()
-        chunks = self.collect_decode(num_old)
-        self.emit(chunks)
+        num_chunks += self.emit_calls(num_old)
         self.retire()
-        got_somewhere = len(batch) or chunks or self.stage.busy or self.released or self.pool.num_quarantined
+        got_somewhere = len(batch) or num_chunks or self.stage.busy or self.released or self.pool.num_quarantined
         self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
         self.settle()
-        seconds = time.perf_counter() - start
+        seconds = self.clock() - start
         self.account(len(batch), seconds)
         if not batch.prefills:
             self.step_model.note(len(batch), seconds)
@@ -161,6 +161,24 @@ class PipelinedEngine(Engine):
         wanted[slots] = [self.wanted_frames(request) for request in running]
         self.stage.launch(slack, wanted)
         self.times.launch_s += time.perf_counter() - start
+
+    def emit_passed(self) -> int:
+        """What has been decoded by now; how many chunks. The first calls are those of listeners who run dry first."""
+        num_chunks = 0
+        while self.config.hand_over_by_call and self.stage.has_passed:
+            num_chunks += self.emit_some(1)
+        return num_chunks
+
+    def emit_calls(self, num_calls: int) -> int:
+        """What the oldest calls make, each as it ends or all at once; how many chunks."""
+        size = 1 if self.config.hand_over_by_call else max(1, num_calls)
+        return sum(self.emit_some(min(size, num_calls - start)) for start in range(0, num_calls, size))
+
+    def emit_some(self, num_calls: int) -> int:
+        chunks = self.collect_decode(num_calls)
+        self.emit(chunks)
+        self.hand_over()
+        return len(chunks)
 
     def collect_decode(self, num_calls: int) -> list[Decoded]:
         start = time.perf_counter()

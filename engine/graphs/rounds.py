@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,3 +36,17 @@ def spread(slots: Numbers, counts: Numbers, slack_s: Seconds, max_frames: int) -
     ahead = np.cumsum(counts[order]) - counts[order]
     chosen = order[(ahead < max_frames) | (slack_s[order] <= 0.0)]
     return slots[chosen], counts[chosen]
+
+
+def in_calls(
+    slots: Numbers, counts: Numbers, slack_s: Seconds, rows_of: Callable[[int], int]
+) -> list[tuple[Numbers, int]]:
+    """One call each: slots and frames a row, at most ``rows_of(frames)`` slots, those with least slack first; and the
+    call first whose first slot has least. ``slack_s`` is of all slots.
+    """
+    calls = []
+    for count in np.unique(counts).tolist():
+        own, most = slots[counts == count], rows_of(count)
+        own = own[np.argsort(slack_s[own], kind="stable")]
+        calls += [(own[start : start + most], count) for start in range(0, len(own), most)]
+    return sorted(calls, key=lambda call: (slack_s[call[0][0]], call[1]))

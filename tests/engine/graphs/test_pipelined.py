@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.api import ClonedVoice, EngineOverloaded, FinishReason, SamplingParams, SpeechRequest, TextLayout
+from engine.api import (
+    ClonedVoice,
+    EngineOverloaded,
+    FinishReason,
+    SamplingParams,
+    SpeechChunk,
+    SpeechRequest,
+    TextLayout,
+)
 from engine.config import EngineConfig
 from engine.load import load_engine
 from tests.engine.recorder import Recorder
@@ -186,6 +194,38 @@ def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
     assert bench.heard[first].reason is not FinishReason.ERROR
     assert bench.heard[second].end is not None
     assert bench.heard[second].end.code == EngineOverloaded.code
+
+
+def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[Recorder, list[list[set[str]]]]:
+    """Whose chunks were handed over together, in each step after the second has come."""
+    bench = make_bench(folder, True, max_frames=60, min_frame_cap=60, hand_over_by_call=by_call)
+    handed: list[list[set[str]]] = [[]]
+
+    def hand_over() -> None:
+        handed[-1].append({event.request_id for _, event in bench.engine.events if isinstance(event, SpeechChunk)})
+        bench.collect()
+
+    bench.engine.hand_over = hand_over
+    bench.on_batch = lambda _: handed.append([])
+    bench.step_s = 0.01
+    sampling = SamplingParams(seed=1, min_new_tokens=50)
+    bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling)
+    bench.run(until=lambda: bench.request(1).num_chunks > 3)
+    bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling)
+    del handed[:-1]
+    bench.run()
+    bench.check_idle()
+    return bench, handed
+
+
+def test_each_decode_call_is_handed_over_by_itself_and_says_what_all_at_once_say(tiny_folder: Path) -> None:
+    together, all_at_once = two_who_came_one_after_the_other(tiny_folder, by_call=False)
+    apart, by_call = two_who_came_one_after_the_other(tiny_folder, by_call=True)
+    check_same(apart, together)
+    first, second = {"r1"}, {"r2"}
+    assert [first | second] in all_at_once
+    assert [second, first] in by_call
+    assert [first, second] not in by_call
 
 
 def test_a_listener_with_lead_gets_large_chunks_and_the_loop_sleeps_between_them(tiny_folder: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decode.batcher import plan_calls
-from engine.graphs.rounds import plan_round, spread
+from engine.graphs.rounds import in_calls, plan_round, spread
 
 NUM_SLOTS = 12
 slacks = st.sampled_from([0.0, 0.1, 0.4, 0.41, 2.0, math.inf])
@@ -43,3 +43,15 @@ def test_nobody_without_slack_waits_and_no_round_is_much_longer_than_said(
     assert urgent <= set(found)
     assert all(calls[i][0] == n for i, n in found.items())
     assert sum(n for i, n in found.items() if i not in urgent) <= most + 8
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), slacks), max_size=40), st.integers(8, 32))
+def test_calls_hold_everybody_once_and_the_most_urgent_go_first(rows: list[tuple[int, float]], max_cells: int) -> None:
+    slots, counts = np.arange(len(rows)) + 1, np.array([n for n, _ in rows], dtype=np.int64)
+    slack = np.array([9.0, *(s for _, s in rows)])
+    calls = in_calls(slots, counts, slack, lambda frames: max_cells // frames)
+    assert sorted((slot, n) for own, n in calls for slot in own.tolist()) == sorted(zip(slots, counts, strict=True))
+    assert all(len(own) * n <= max_cells for own, n in calls)
+    least = [float(slack[own].min()) for own, _ in calls]
+    assert least == sorted(least)
+    assert all(float(slack[own[0]]) == first for (own, _), first in zip(calls, least, strict=True))
