@@ -91,12 +91,20 @@ class RunningSumCodec(nn.Module):
         if (codes == POISON_CODE).any():
             raise RuntimeError("a fault in decode")
         state = state or self.new_state(codes.shape[0])
-        heights = []
-        for frame in codes.float().unbind(-1):
-            state.values[:] = (state.values * 3 + frame[:, :1] + 2 * frame[:, 1:2]) % 251
-            heights.append(state.values[:, 0] / 512 + 0.1)
+        before = state.values[:, 0].int().tolist()
+        sums = torch.tensor([running(*row) for row in zip(before, codes.tolist(), strict=True)]).float()
+        state.values[:] = sums[:, -1:]
         state.num_frames += codes.shape[-1]
-        return torch.stack(heights, dim=1).repeat_interleave(FRAME_SAMPLES, dim=1)
+        return (sums / 512 + 0.1).repeat_interleave(FRAME_SAMPLES, dim=1)
+
+
+def running(before: int, codes: Sequence[Sequence[int]]) -> list[int]:
+    """What the codec remembers after each frame of codes [num_books, num_frames]."""
+    sums = []
+    for first, second in zip(*codes, strict=True):
+        before = (3 * before + first + 2 * second) % 251
+        sums.append(before)
+    return sums
 
 
 class QwenShape:
