@@ -1,10 +1,11 @@
 """Many sessions at a broker: how long a packet takes there and back while all of them are spoken to.
 
-``python -m benchmarks.mqtt [--sessions 50] [--seconds 20] [--packet-ms 60]``: a real Mosquitto, a server (over the fake
-engine: it is the way that is measured, not the voice) and the clients, each a process of its own, on loopback. Every
-client has a connection of its own and hears a reply without end. A packet's round trip is from a client's ``ping`` to
-the ``pong`` of its session: client, broker, server, broker, client, five times a second. Audio is late by how much it
-comes after its place in an even row, which begins with the earliest.
+``python -m benchmarks.mqtt [--sessions 50] [--seconds 20] [--packet-ms 60] [--plain]``: a real Mosquitto, a server
+(over the fake engine: it is the way that is measured, not the voice) and the clients, each a process of its own, on
+loopback. Every client has a connection of its own and hears a reply without end. A packet's round trip is from a
+client's ``ping`` to the ``pong`` of its session: client, broker, server, broker, client, five times a second. Audio is
+late by how much it comes after its place in an even row, which begins with the earliest. With ``--plain`` every packet
+of server and clients goes through paho-mqtt by itself (``mqtt.gathered=false``). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +25,8 @@ from pathlib import Path
 import psutil
 
 from realtime.device_config import MqttSettings
-from realtime.mqtt.broker import BrokerLost
 from realtime.mqtt.client import BrokerSession, Sound, open_session
+from realtime.mqtt.line import BrokerLost
 from realtime.protocol.mqtt import messages as say
 from tests.realtime.mqtt.mosquitto import running
 
@@ -81,8 +83,8 @@ async def hear(session: BrokerSession, from_s: float, seconds: float, measured: 
     measured.lateness_ms += [place - min(places_ms) for place in places_ms]
 
 
-async def measure(port: int, num_sessions: int, seconds: float, packet_ms: int) -> Measured:
-    settings, measured = MqttSettings(host="127.0.0.1", port=port), Measured()
+async def measure(settings: MqttSettings, num_sessions: int, seconds: float, packet_ms: int) -> Measured:
+    measured = Measured()
     async with asyncio.TaskGroup() as clients:
         for number in range(num_sessions):
             clients.create_task(listen(settings, number, seconds, packet_ms, measured))
@@ -94,25 +96,29 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
-def report(measured: Measured, num_sessions: int, seconds: float) -> None:
-    print(f"{num_sessions} MQTT sessions, {measured.num_packets / seconds:.0f} audio packets a second", end=", ")
-    print(f"{measured.num_gaps} missing")
+def report(measured: Measured, num_sessions: int, seconds: float) -> dict[str, float]:
+    rate = measured.num_packets / seconds
+    print(f"{num_sessions} MQTT sessions, {rate:.0f} audio packets a second, {measured.num_gaps} missing")
+    found: dict[str, float] = {"packets_per_s": rate, "missing": measured.num_gaps}
     for name, values in (
-        ("packet round trip, ms", measured.round_trips_ms),
-        ("audio packets late by, ms", measured.lateness_ms),
+        ("round_trip_ms", measured.round_trips_ms),
+        ("late_ms", measured.lateness_ms),
     ):
-        shown = ", ".join(f"p{share:g} {percentile(values, share / 100):.1f}" for share in (50, 90, 99))
-        print(f"{name}: {shown}, worst {max(values):.1f} ({len(values)} measured)")
+        found |= {f"{name}_p{share}": percentile(values, share / 100) for share in (50, 90, 99)}
+        found[f"{name}_max"] = max(values)
+        shown = ", ".join(f"{key.removeprefix(name + '_')} {found[key]:.1f}" for key in found if key.startswith(name))
+        print(f"{name}: {shown} ({len(values)} measured)")
+    return found
 
 
 def cpu_s(pid: int) -> float:
     times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
-def server_command(port: int) -> list[str]:
+def server_command(mqtt: MqttSettings) -> list[str]:
     settings = {"listen.port": 0, "log.level": "error", "speech.aligner": "even"}
-    settings |= {"mqtt.host": "127.0.0.1", "mqtt.port": port}
+    settings |= {"mqtt.host": mqtt.host, "mqtt.port": mqtt.port, "mqtt.gathered": mqtt.gathered}
     return [sys.executable, "-m", "tests.realtime.fake_server", json.dumps(settings), json.dumps(SCRIPT)]
 
 
@@ -121,24 +127,34 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--packet-ms", type=int, choices=(20, 40, 60), default=60)
+    parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running(Path(folder), "max_queued_messages 10000") as broker,
-        subprocess.Popen(server_command(broker.port), stdout=subprocess.PIPE) as server,
-    ):
-        assert server.stdout is not None
-        server.stdout.readline()
-        time.sleep(1.0)  # until it has come to the broker
-        try:
-            began_s, used_s = time.monotonic(), cpu_s(server.pid)
-            measured = asyncio.run(measure(broker.port, args.sessions, args.seconds, args.packet_ms))
-            took_s = time.monotonic() - began_s
-            report(measured, args.sessions, args.seconds)
-            shares = [(cpu_s(server.pid) - used_s) / took_s, time.process_time() / took_s]
-            print("of a core: server {:.2f}, clients {:.2f}".format(*shares))
-        finally:
-            server.terminate()
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder), "max_queued_messages 10000") as broker:
+        settings = MqttSettings(host="127.0.0.1", port=broker.port, gathered=not args.plain)
+        with subprocess.Popen(server_command(settings), stdout=subprocess.PIPE) as server:
+            try:
+                found = watched(server, measure(settings, args.sessions, args.seconds, args.packet_ms), args)
+            finally:
+                server.terminate()
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+
+
+def watched(
+    server: subprocess.Popen[bytes], measuring: Coroutine[None, None, Measured], args: argparse.Namespace
+) -> dict[str, float]:
+    assert server.stdout is not None
+    server.stdout.readline()
+    time.sleep(1.0)  # until it has come to the broker
+    began_s, server_s, own_s = time.monotonic(), cpu_s(server.pid), time.process_time()
+    measured = asyncio.run(measuring)
+    took_s = time.monotonic() - began_s
+    found = report(measured, args.sessions, args.seconds)
+    cores = {
+        "server_cores": (cpu_s(server.pid) - server_s) / took_s,
+        "client_cores": (time.process_time() - own_s) / took_s,
+    }
+    print("of a core: server {server_cores:.2f}, clients {client_cores:.2f}".format(**cores))
+    return found | cores
 
 
 if __name__ == "__main__":

@@ -37,6 +37,9 @@ class MqttSettings(Section, frozen=True):
     ] = False
     keepalive_s: Annotated[int, Meta(ge=1, le=3_600, description="A silent broker is lost after twice as long.")] = 15
     timeout_s: Annotated[float, Meta(gt=0, le=60, description="For every answer of the broker.")] = 5.0
+    gathered: Annotated[
+        bool, Meta(description="Whether all packets of a turn of the event loop are read and written at once.")
+    ] = True
     retry_min_s: Annotated[float, Meta(gt=0, le=60, description="Pause before the first try to connect again.")] = 0.25
     retry_max_s: Annotated[float, Meta(gt=0, le=3_600, description="And at most, doubled with every try.")] = 15.0
     lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000

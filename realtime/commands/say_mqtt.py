@@ -13,8 +13,8 @@ from realtime.commands.input import arriving_text
 from realtime.commands.output import Output
 from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, Progress, open_output
 from realtime.commands.say_remote import BYTES_PER_SAMPLE, SAMPLE_RATE, ServerError
-from realtime.mqtt.broker import BrokerLost
 from realtime.mqtt.client import BrokerSession, Sound, open_session, settings_of
+from realtime.mqtt.line import BrokerLost
 from realtime.protocol.events import ResponseDone
 from realtime.protocol.mqtt import messages as wire
 from sessions.events import ResponseStatus

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from realtime.calls.switchboard import Switchboard
-from realtime.mqtt.broker import Broker, Line, Publication
+from realtime.mqtt.broker import Broker
+from realtime.mqtt.line import Line, Publication
 from realtime.mqtt.status import offline
 from realtime.mqtt.visit import Visit
 from realtime.protocol.mqtt.messages import JSON, Closed, serialize

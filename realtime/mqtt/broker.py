@@ -1,35 +1,28 @@
-"""One connection to a broker, and the next one when it is lost. Everything that aiomqtt and paho-mqtt need to be told
-stands here."""
+"""One connection to a broker, and the next one when it is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
 
 import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
-from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from realtime.config import ConfigError
 from realtime.device_config import MqttSettings
 from realtime.errors import Refused
-from realtime.protocol.mqtt.properties import packed
+from realtime.mqtt.gathering import GatheredLine
+from realtime.mqtt.line import BrokerLost, Line, Publication, reason
 
 log = logging.getLogger("voicewire.mqtt")
 
 NODELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-REFUSED = 0x80
-"""Reason codes from here on are refusals."""
-SEND_NO_RETAINED = 2
 STEADY_S = 10.0
 """A connection that lasted so long was a good one: the next is tried at once."""
 HARD_LIMIT = 4
@@ -37,90 +30,6 @@ HARD_LIMIT = 4
 
 quiet = logging.getLogger("voicewire.mqtt.client")
 quiet.setLevel(logging.CRITICAL)  # it writes a line for every message that it drops
-
-
-class BrokerLost(Exception):
-    """The connection has ended, or was never made; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    topic: str
-    payload: bytes | str = b""
-    qos: int = 0
-    retain: bool = False
-    content_type: str | None = None
-    correlation: bytes | None = None
-    response_topic: str | None = None
-    expiry_s: int | None = None
-    user: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    topic: str
-    payload: bytes
-    retained: bool = False
-    response_topic: str | None = None
-    correlation: bytes | None = None
-    content_type: str | None = None
-    user: tuple[tuple[str, str], ...] = ()
-
-
-class Line:
-    """A connection while it lasts. Every method raises ``BrokerLost`` when it does not any more."""
-
-    def __init__(self, client: aiomqtt.Client, timeout_s: float) -> None:
-        self._client = client
-        self._timeout_s = timeout_s
-        self._broken = asyncio.Event()
-
-    async def publish(self, publication: Publication) -> None:
-        """QoS 0: until it is with the system; QoS 1: until the broker has it."""
-        await self._ask(
-            lambda: self._client.publish(
-                publication.topic,
-                publication.payload,
-                publication.qos,
-                publication.retain,
-                Packed(publication),
-                timeout=math.inf,
-            )
-        )
-
-    async def subscribe(self, topic: str, qos: int = 1) -> None:
-        """Nothing that was retained comes. Raises ``Refused`` when the broker does not allow it."""
-        shared = topic.startswith("$share/")
-        options = SubscribeOptions(qos, retainHandling=0 if shared else SEND_NO_RETAINED)
-        codes = await self._ask(lambda: self._client.subscribe(topic, options=options, timeout=math.inf))
-        if any(int(getattr(code, "value", code)) >= REFUSED for code in codes):
-            raise Refused("unauthorized", f"the broker refuses the subscription to {topic}", "topic")
-
-    async def unsubscribe(self, topic: str) -> None:
-        await self._ask(lambda: self._client.unsubscribe(topic, timeout=math.inf))
-
-    async def arrivals(self) -> AsyncIterator[Arrival]:
-        try:
-            async for message in self._client.messages:
-                yield _arrival(message)
-        except aiomqtt.MqttError as error:
-            self._broken.set()
-            raise BrokerLost(_reason(error)) from None
-
-    async def watch(self) -> None:
-        """Raises ``BrokerLost`` once something went wrong, whoever met it first."""
-        await self._broken.wait()
-        raise BrokerLost("the broker did not answer in time, or has left")
-
-    async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        if self._broken.is_set():
-            raise BrokerLost("the connection is broken")
-        try:
-            async with asyncio.timeout(self._timeout_s):  # aiomqtt's own may swallow a cancellation in Python 3.11
-                return await ask()
-        except (aiomqtt.MqttError, TimeoutError, ValueError, RuntimeError) as error:
-            self._broken.set()
-            raise BrokerLost(_reason(error)) from None
 
 
 class Broker:
@@ -161,7 +70,7 @@ class Broker:
         client = self._client()
         await self._connect(client)
         try:
-            yield Line(client, self._settings.timeout_s)
+            yield self._line(client)
         finally:
             await _leave(client)
 
@@ -172,7 +81,7 @@ class Broker:
             await asyncio.shield(connecting)
         except aiomqtt.MqttError as error:
             _abandon(client)
-            raise BrokerLost(_reason(error)) from None
+            raise BrokerLost(reason(error)) from None
         except asyncio.CancelledError:
             await asyncio.wait([connecting])
             if connecting.exception() is None:
@@ -180,6 +89,12 @@ class Broker:
             else:
                 _abandon(client)
             raise
+
+    def _line(self, client: aiomqtt.Client) -> Line:
+        settings = self._settings
+        if settings.gathered:
+            return GatheredLine(client, settings.timeout_s, settings.max_waiting_messages, self._max_bytes)
+        return Line(client, settings.timeout_s)
 
     def _client(self) -> aiomqtt.Client:
         settings = self._settings
@@ -245,44 +160,8 @@ def _abandon(client: aiomqtt.Client) -> None:
         client._disconnected.exception()  # nobody else may have asked for it
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "the broker did not answer in time"
-    return str(error) or type(error).__name__
-
-
-def _arrival(message: aiomqtt.Message) -> Arrival:
-    found = message.properties
-    payload = message.payload
-    return Arrival(
-        message.topic.value,
-        bytes(payload) if isinstance(payload, bytes | bytearray) else str(payload).encode(),
-        message.retain,
-        getattr(found, "ResponseTopic", None),
-        getattr(found, "CorrelationData", None),
-        getattr(found, "ContentType", None),
-        tuple(getattr(found, "UserProperty", ())),
-    )
-
-
 def _will(publication: Publication) -> aiomqtt.Will:
     properties = Properties(PacketTypes.WILLMESSAGE)  # paho looks at the class of these
     if publication.expiry_s is not None:
         properties.MessageExpiryInterval = publication.expiry_s
     return aiomqtt.Will(publication.topic, publication.payload, publication.qos, publication.retain, properties)
-
-
-class Packed:
-    """All that paho-mqtt asks of the properties of a message."""
-
-    def __init__(self, publication: Publication) -> None:
-        self._bytes = packed(
-            publication.content_type,
-            publication.response_topic,
-            publication.correlation,
-            publication.expiry_s,
-            publication.user,
-        )
-
-    def pack(self) -> bytes:
-        return self._bytes

@@ -10,7 +10,7 @@ from realtime.auth import Caller
 from realtime.calls.faults import refused
 from realtime.calls.switchboard import Switchboard
 from realtime.errors import Refused
-from realtime.mqtt.broker import Line, Publication
+from realtime.mqtt.line import Line, Publication
 from realtime.protocol import calls as on
 from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt.messages import JSON

@@ -14,7 +14,8 @@ import msgspec
 
 from realtime.config import environment_name
 from realtime.device_config import MqttSettings
-from realtime.mqtt.broker import Arrival, Broker, Line, Publication
+from realtime.mqtt.broker import Broker
+from realtime.mqtt.line import Arrival, Line, Publication
 from realtime.protocol.mqtt import messages as say
 from realtime.protocol.mqtt.audio import AudioHead, head_of
 from realtime.protocol.mqtt.topics import Topics

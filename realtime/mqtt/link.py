@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from realtime.mqtt.broker import BrokerLost, Line, Publication
+from realtime.mqtt.line import BrokerLost, Line, Publication
 from realtime.protocol.mqtt import audio
 from realtime.protocol.mqtt.messages import JSON, Closed, serialize
 from realtime.protocol.mqtt.topics import SessionTopics
@@ -58,7 +58,7 @@ class SessionLink:
         if self._closed or (wanted is not None and not wanted()):
             return
         try:
-            await self._line.publish(self._publication(message))
+            await self._line.post(self._publication(message))
         except BrokerLost:
             self.cut()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from realtime.mqtt.broker import Line, Publication
+from realtime.mqtt.line import Line, Publication
 from realtime.protocol.mqtt.messages import JSON, Status, serialize
 from realtime.protocol.mqtt.topics import Topics
 

@@ -13,9 +13,10 @@ from engine.api import EngineError
 from realtime.auth import Caller
 from realtime.calls.switchboard import Switchboard
 from realtime.errors import Refused, describe, error_body
-from realtime.mqtt.broker import HARD_LIMIT, Arrival, BrokerLost, Line, Publication
+from realtime.mqtt.broker import HARD_LIMIT
 from realtime.mqtt.calls import CallDesk
 from realtime.mqtt.desk import Desk
+from realtime.mqtt.line import Arrival, BrokerLost, Line, Publication
 from realtime.mqtt.link import AnswerLink, SessionLink
 from realtime.mqtt.status import StatusBoard
 from realtime.protocol.dialects.registry import Wire
@@ -77,8 +78,7 @@ class Visit:
         self._tasks.create_task(self._status.keep(self._stand_aside), name="voicewire mqtt status")
         if self._calls is not None:
             self._tasks.create_task(self._calls.run(), name="voicewire mqtt calls")
-        async for arrival in self._line.arrivals():
-            self._take(arrival)
+        await self._line.listen(self._take)
 
     async def _subscribe(self) -> None:
         await self._line.subscribe(self._topics.all_gone)

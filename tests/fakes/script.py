@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -61,5 +62,11 @@ def tone(request: SpeechRequest, start_sample: int, num_samples: int) -> Pcm:
     names = [voice.name for voice in FAKE_INFO.voices]
     voice_hz = 160 + 80 * (names.index(request.voice) if request.voice in names else 0)
     frequency_hz = voice_hz + 20 * (request.segment % 4)
-    position = np.arange(start_sample, start_sample + num_samples, dtype=np.float64)
-    return (0.3 * np.sin(2 * np.pi * frequency_hz * position / SAMPLE_RATE)).astype(np.float32)
+    return hum(frequency_hz)[np.arange(start_sample, start_sample + num_samples) % SAMPLE_RATE]
+
+
+@lru_cache
+def hum(frequency_hz: int) -> Pcm:
+    """A second, after which it begins anew."""
+    seconds = np.arange(SAMPLE_RATE, dtype=np.float64) / SAMPLE_RATE
+    return (0.3 * np.sin(2 * np.pi * frequency_hz * seconds)).astype(np.float32)

@@ -24,6 +24,9 @@ class Packet:
     flags: int
     body: bytes
 
+    def as_sent(self) -> bytes:
+        return bytes((self.kind << 4 | self.flags,)) + varint(len(self.body)) + self.body
+
 
 @dataclass(frozen=True, slots=True)
 class Connect:
@@ -148,10 +151,20 @@ class Fields:
         return self._at >= len(self._body)
 
     def number(self, num_bytes: int) -> int:
-        return int.from_bytes(self._take(num_bytes), "big")
+        return int.from_bytes(self.take(num_bytes), "big")
 
     def data(self) -> bytes:
-        return self._take(self.number(2))
+        return self.take(self.number(2))
+
+    def varint(self) -> int:
+        """Seven bits a byte, the lowest first."""
+        found = 0
+        for place in range(MAX_LENGTH_BYTES):
+            digit = self.number(1)
+            found |= (digit & 0x7F) << (7 * place)
+            if digit < 0x80:
+                return found
+        raise _broken("a length goes on and on")
 
     def text(self) -> str:
         try:
@@ -160,9 +173,9 @@ class Fields:
             raise _broken("a text that is no UTF-8") from None
 
     def rest(self) -> bytes:
-        return self._take(len(self._body) - self._at)
+        return self.take(len(self._body) - self._at)
 
-    def _take(self, num_bytes: int) -> bytes:
+    def take(self, num_bytes: int) -> bytes:
         end = self._at + num_bytes
         if end > len(self._body):
             raise _broken("a packet ends within a field")

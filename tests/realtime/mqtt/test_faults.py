@@ -13,8 +13,9 @@ import pytest
 
 from realtime.config import ConfigError
 from realtime.device_config import MqttSettings
-from realtime.mqtt.broker import Broker, BrokerLost
+from realtime.mqtt.broker import Broker
 from realtime.mqtt.client import SessionRefused, open_session
+from realtime.mqtt.line import BrokerLost
 from realtime.protocol.mqtt.messages import Open
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live import Live, live_server, until

@@ -1,0 +1,171 @@
+"""Reads and writes of one turn of the event loop, gathered into one of each; messages are packed and read by ourselves.
+
+By itself paho-mqtt asks the system three times for every packet that comes, takes about one packet a turn, and writes
+each packet by itself, after two changes to what the loop waits for. It still makes and keeps the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import aiomqtt
+
+from realtime.mqtt.gathered_socket import GatheredSocket
+from realtime.mqtt.line import Arrival, BrokerLost, Line, Packed, Publication
+from realtime.protocol.mqtt.packet import QOS_2, Received, parse_publish, publish
+from realtime.protocol.mqtt311.packets import PUBLISH, PacketReader, puback
+from sessions.clock import Alarm, now_s
+
+MAX_UNACKNOWLEDGED = 20
+"""Messages of QoS 1 on their way at once: as many as paho-mqtt sends, so that none waits there and is overtaken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    at_s: float
+    acknowledged: asyncio.Future[None]
+
+
+class GatheredLine(Line):
+    """Does what a ``Line`` does. All but subscriptions goes past aiomqtt. The constructor raises ``BrokerLost``."""
+
+    def __init__(self, client: aiomqtt.Client, timeout_s: float, max_waiting: int, max_bytes: int) -> None:
+        super().__init__(client, timeout_s)
+        self._packets = PacketReader(max_bytes)
+        self._max_waiting = max_waiting
+        self._arrived: deque[Arrival] = deque()
+        self._take: Callable[[Arrival], None] = self._keep
+        self._alarm = Alarm()
+        self._window = asyncio.Semaphore(MAX_UNACKNOWLEDGED)
+        self._unacknowledged: dict[int, Sent] = {}
+        """By their packet identifiers, in the order they were sent."""
+        self._paho = paho = client._client
+        if paho._sock is None:
+            raise BrokerLost("the broker has left at once")
+        self._socket = GatheredSocket(paho._sock, self._read, self._write)
+        paho._sock = self._socket
+        paho.on_publish = lambda _paho, _data, number, *_: self._acknowledge(number)
+        paho.on_socket_register_write = lambda *_: self._socket.write_soon()
+        paho.on_socket_unregister_write = None
+        client._disconnected.add_done_callback(lambda _: self._alarm.ring())
+
+    async def publish(self, publication: Publication) -> None:
+        if (sent := await self._hand_over(publication)) is not None:
+            await self._ask(lambda: sent.acknowledged)
+
+    async def post(self, publication: Publication) -> None:
+        await self._hand_over(publication)
+
+    async def arrivals(self) -> AsyncIterator[Arrival]:
+        while True:
+            while self._arrived:
+                yield self._arrived.popleft()
+            self._require_connection()
+            await self._alarm.wait()
+
+    async def listen(self, take: Callable[[Arrival], None]) -> None:
+        """``take`` is called while packets are read."""
+        self._take = take
+        while self._arrived:
+            take(self._arrived.popleft())
+        while True:
+            self._require_connection()
+            await self._alarm.wait()
+
+    async def watch(self) -> None:
+        while not self._broken.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s / 4):
+                    await self._broken.wait()
+            first = next(iter(self._unacknowledged.values()), None)
+            if first is not None and now_s() - first.at_s > self._timeout_s:
+                self._broken.set()
+        await super().watch()
+
+    async def _hand_over(self, publication: Publication) -> Sent | None:
+        """Gives what is to be acknowledged."""
+        if publication.qos == 0:
+            if not self._socket.has_room():
+                await self._ask(self._socket.room)
+            self._require_connection()
+            self._send(publication)
+            return None
+        if self._window.locked():
+            await self._ask(self._window.acquire)
+        else:
+            await self._window.acquire()
+        self._require_connection()
+        return self._send_numbered(publication)
+
+    def _send(self, publication: Publication) -> None:
+        if self._paho.want_write():
+            self._write()  # what was said before leaves before
+        payload = publication.payload if isinstance(publication.payload, bytes) else publication.payload.encode()
+        self._socket.send(publish(publication.topic, publication.properties(), payload, publication.retain))
+
+    def _send_numbered(self, publication: Publication) -> Sent:
+        properties = Packed(publication.properties())
+        said = self._paho.publish(publication.topic, publication.payload, 1, publication.retain, properties)
+        if said.rc:
+            self._broken.set()
+            raise BrokerLost(said.rc.name)
+        sent = self._unacknowledged[said.mid] = Sent(now_s(), asyncio.get_running_loop().create_future())
+        return sent
+
+    def _acknowledge(self, number: int) -> None:
+        if (sent := self._unacknowledged.pop(number, None)) is not None:
+            self._window.release()
+            if not sent.acknowledged.done():
+                sent.acknowledged.set_result(None)
+
+    def _require_connection(self) -> None:
+        if self._client._disconnected.done():
+            self._broken.set()
+            raise BrokerLost(str(self._client._disconnected.exception() or "the connection was closed"))
+        if self._broken.is_set():
+            raise BrokerLost("the connection is broken")
+
+    def _keep(self, arrival: Arrival) -> None:
+        if len(self._arrived) < self._max_waiting:
+            self._arrived.append(arrival)
+            self._alarm.ring()
+
+    def _read(self, found: bytes) -> None:
+        with self._ending_when_broken():
+            if not found:
+                self._read_by_paho(found)
+            for packet in self._packets.push(found):
+                if packet.kind == PUBLISH and not packet.flags & QOS_2:
+                    self._hear(parse_publish(packet))
+                else:
+                    self._read_by_paho(packet.as_sent())
+
+    def _read_by_paho(self, data: bytes) -> None:
+        self._socket.put(data)
+        self._paho.loop_read()
+        while self._socket.is_full:
+            self._paho.loop_read()
+
+    def _hear(self, found: Received) -> None:
+        if found.packet_id is not None:
+            self._socket.send(puback(found.packet_id))
+        told = (found.retained, found.response_topic, found.correlation, found.content_type, tuple(found.user))
+        self._take(Arrival(found.topic, found.payload, *told))
+
+    def _write(self) -> None:
+        with self._ending_when_broken():
+            self._paho.loop_write()
+
+    @contextmanager
+    def _ending_when_broken(self) -> Iterator[None]:
+        """As aiomqtt does: what is malformed ends the connection."""
+        try:
+            yield
+        except Exception as fault:
+            if not self._client._disconnected.done():
+                self._client._disconnected.set_exception(fault)
+            self._socket.close()

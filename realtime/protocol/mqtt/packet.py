@@ -1,0 +1,77 @@
+"""A message as it travels, a PUBLISH packet of MQTT 5 (2.2.2 and 3.3 of it): written with QoS 0, read with 0 or 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from realtime.protocol.errors import LocalProtocolError, RemoteProtocolError
+from realtime.protocol.mqtt.properties import (
+    CONTENT_TYPE,
+    CORRELATION,
+    EXPIRY,
+    RESPONSE_TOPIC,
+    USER,
+    varint,
+)
+from realtime.protocol.mqtt311.packets import PUBLISH, Fields, Packet
+
+RETAIN = 0x01
+QOS_2 = 0x04
+MAX_TOPIC_BYTES = 0xFFFF
+MAX_LENGTH = 268_435_455
+PAYLOAD_FORMAT, SUBSCRIPTION = 0x01, 0x0B
+NUMBERS = {PAYLOAD_FORMAT: 1, EXPIRY: 4}
+"""Properties that are numbers, and of how many bytes."""
+
+
+@dataclass(slots=True)
+class Received:
+    topic: str
+    payload: bytes = b""
+    packet_id: int | None = None
+    """To be acknowledged."""
+    retained: bool = False
+    response_topic: str | None = None
+    correlation: bytes | None = None
+    content_type: str | None = None
+    user: list[tuple[str, str]] = field(default_factory=list)
+
+
+def publish(topic: str, properties: bytes, payload: bytes, retain: bool = False) -> bytes:
+    """``properties`` as ``packed`` gives them. Raises ``LocalProtocolError`` when it is too long."""
+    name = topic.encode()
+    length = 2 + len(name) + len(properties) + len(payload)
+    if len(name) > MAX_TOPIC_BYTES or length > MAX_LENGTH:
+        raise LocalProtocolError(f"a message of {length} bytes to a topic of {len(name)}")
+    head = bytes((PUBLISH << 4 | RETAIN * retain,)) + varint(length) + len(name).to_bytes(2, "big")
+    return b"".join((head, name, properties, payload))
+
+
+def parse_publish(packet: Packet) -> Received:
+    """Of QoS 0 or 1. Raises ``RemoteProtocolError``."""
+    fields = Fields(packet.body)
+    found = Received(fields.text(), retained=bool(packet.flags & RETAIN))
+    if packet.flags >> 1 & 3:
+        found.packet_id = fields.number(2)
+    _read_properties(Fields(fields.take(fields.varint())), found)
+    found.payload = fields.rest()
+    return found
+
+
+def _read_properties(fields: Fields, found: Received) -> None:
+    while not fields.empty:
+        name = fields.number(1)
+        if name == USER:
+            found.user.append((fields.text(), fields.text()))
+        elif name == CONTENT_TYPE:
+            found.content_type = fields.text()
+        elif name == RESPONSE_TOPIC:
+            found.response_topic = fields.text()
+        elif name == CORRELATION:
+            found.correlation = fields.data()
+        elif name == SUBSCRIPTION:
+            fields.varint()
+        elif name in NUMBERS:
+            fields.number(NUMBERS[name])
+        else:
+            raise RemoteProtocolError("invalid_event", f"not MQTT: property {name} of a message")

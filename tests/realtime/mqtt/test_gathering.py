@@ -1,0 +1,215 @@
+"""What goes past paho-mqtt says and hears the same as what goes through it, in the same order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+
+import pytest
+
+from realtime.device_config import MqttSettings
+from realtime.mqtt.broker import Broker
+from realtime.mqtt.gathered_socket import MAX_WAITING_BYTES, GatheredSocket
+from realtime.mqtt.gathering import MAX_UNACKNOWLEDGED, GatheredLine
+from realtime.mqtt.line import Arrival, BrokerLost, Line, Publication
+from tests.realtime.live import WAIT_S, until
+from tests.realtime.mqtt.agents import bridged, client
+from tests.realtime.mqtt.mosquitto import Mosquitto, running
+
+TEXT = "Hello there, how are you today? "
+
+
+class Pair:
+    """One end gathered, the other a plain socket."""
+
+    def __init__(self) -> None:
+        held, self.other = socket.socketpair()
+        held.setblocking(False)
+        self.other.setblocking(False)
+        self.heard: list[bytes] = []
+        self.socket = GatheredSocket(held, self.heard.append, lambda: None)
+
+    def read_all(self) -> bytes:
+        found = b""
+        with suppress(BlockingIOError):
+            while piece := self.other.recv(65_536):
+                found += piece
+        return found
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    made = Pair()
+    yield made
+    made.socket.close()
+    made.other.close()
+
+
+async def test_what_is_written_in_a_turn_leaves_after_it(pair: Pair) -> None:
+    assert [pair.socket.send(piece) for piece in (b"one ", b"two ", b"three")] == [4, 4, 5]
+    assert pair.read_all() == b""
+    await asyncio.sleep(0)
+    assert pair.other.recv(100) == b"one two three"
+
+
+async def test_who_writes_more_than_is_taken_waits(pair: Pair) -> None:
+    said = bytes(range(256)) * (MAX_WAITING_BYTES * 32 // 256)
+    pair.socket.send(said)
+    await asyncio.sleep(0)
+    assert not pair.socket.has_room()
+    waiting = asyncio.create_task(pair.socket.room())
+    heard = b""
+    async with asyncio.timeout(WAIT_S):
+        while len(heard) < len(said):
+            heard += pair.read_all()
+            await asyncio.sleep(0)
+        await waiting
+    assert heard == said
+
+
+async def test_what_was_written_leaves_before_it_closes(pair: Pair) -> None:
+    pair.socket.send(b"farewell")
+    pair.socket.close()
+    assert pair.other.recv(100) == b"farewell"
+    assert pair.other.recv(100) == b""
+
+
+async def test_who_waits_for_room_is_released_when_it_closes(pair: Pair) -> None:
+    pair.socket.send(bytes(64 * MAX_WAITING_BYTES))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(pair.socket.room())
+    await asyncio.sleep(0)
+    pair.socket.close()
+    await asyncio.wait_for(waiting, WAIT_S)
+
+
+async def test_the_end_is_read_once_all_else_is(pair: Pair) -> None:
+    pair.other.send(b"last words")
+    pair.other.close()
+    await until(lambda: pair.heard == [b"last words", b""])
+
+
+async def test_a_reply_is_the_same_either_way(broker: Mosquitto) -> None:
+    assert await reply(broker, gathered=True) == await reply(broker, gathered=False)
+
+
+async def reply(broker: Mosquitto, gathered: bool) -> list[object]:
+    """All that a client is told, but for how words are gathered into events."""
+    async with bridged(broker, mqtt__gathered=gathered), client(broker) as agent:
+        wanted = {"encoding": "mulaw", "sample_rate": 8_000}
+        session = await agent.open(word_times=True, lead_ms=0, format=wanted)
+        await session.say({"t": "text", "d": TEXT * 4}, {"t": "flush"}, {"t": "end"}, {"t": "close"})
+        await session.told("closed")
+        events = [one.json for one in agent.heard if one.topic == session.events]
+        others = [one for one in events if one["t"] != "marks"]
+        assert [one["t"] for one in others] == ["started", "seg_done", "done", "closed"]
+        words = [word for one in events if one["t"] == "marks" for word in one["words"]]
+        sounds = [(one.payload, one.user, one.properties["ContentType"]) for one in session.sounds()]
+        assert len(sounds) > 10
+        return [words, others, sounds]
+
+
+@asynccontextmanager
+async def lines(broker: Mosquitto, **settings: object) -> AsyncIterator[tuple[Line, Line]]:
+    """Two at the broker."""
+    given = MqttSettings(host="127.0.0.1", port=broker.port, **settings)  # type: ignore[arg-type]
+    async with Broker(given, "one").connected() as one, Broker(given, "two").connected() as two:
+        yield one, two
+
+
+async def next_of(arrivals: AsyncIterator[Arrival], num: int) -> list[Arrival]:
+    async with asyncio.timeout(WAIT_S):
+        return [await anext(arrivals) for _ in range(num)]
+
+
+async def test_what_is_posted_is_never_overtaken(broker: Mosquitto) -> None:
+    async with lines(broker) as (one, two):
+        assert isinstance(one, GatheredLine)
+        await two.subscribe("row", qos=0)  # of those with more, Mosquitto itself lets some wait
+        num = 3 * MAX_UNACKNOWLEDGED
+        for number in range(num):
+            await one.post(Publication(topic="row", payload=str(number), qos=number % 3 > 0))
+        heard = await next_of(two.arrivals(), num)
+        assert [int(arrival.payload) for arrival in heard] == list(range(num))
+
+
+async def test_what_a_message_carries(broker: Mosquitto) -> None:
+    async with lines(broker) as (one, two):
+        await two.subscribe("all")
+        said = Publication(
+            topic="all",
+            payload="é" * 40_000,
+            qos=1,
+            content_type="text/plain",
+            correlation=b"\0\xff",
+            response_topic="answers",
+            expiry_s=7,
+            user=(("a", "1"), ("a", "2"), ("ü", "")),
+        )
+        await one.publish(said)
+        (heard,) = await next_of(two.arrivals(), 1)
+        assert heard == Arrival("all", ("é" * 40_000).encode(), False, "answers", b"\0\xff", "text/plain", said.user)
+
+
+async def test_what_is_posted_and_not_taken_ends_the_line(tmp_path: Path) -> None:
+    with running(tmp_path) as broker:
+        async with lines(broker, timeout_s=0.3) as (one, _):
+            broker.stop_answering()
+            await one.post(Publication(topic="nobody", qos=1))
+            with pytest.raises(BrokerLost):
+                await asyncio.wait_for(one.watch(), WAIT_S)
+            with pytest.raises(BrokerLost):
+                await one.post(Publication(topic="nobody"))
+            broker.kill()
+
+
+@pytest.fixture
+def liar() -> Iterator[tuple[socket.socket, int]]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield server, server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        pytest.param(b"\x30\xff\xff\xff\xff\x7f", id="a length without end"),
+        pytest.param(b"\x30\x03\x00\x09a", id="a topic without end"),
+        pytest.param(b"\x30\x05\x00\x01a\x01\x77", id="an unknown property"),
+        pytest.param(b"\x30\x04\x00\x01\xff\x00", id="no UTF-8"),
+    ],
+)
+async def test_nonsense_of_a_broker_ends_the_line(liar: tuple[socket.socket, int], nonsense: bytes) -> None:
+    server, port = liar
+    connected = asyncio.Event()
+    speaking = asyncio.create_task(speak(server, b"", connected, nonsense))
+    async with Broker(MqttSettings(host="127.0.0.1", port=port), "x").connected() as line:
+        connected.set()
+        with pytest.raises(BrokerLost):
+            await next_of(line.arrivals(), 1)
+    await asyncio.wait_for(speaking, WAIT_S)
+
+
+async def test_a_broker_that_breaks_off_with_its_first_words(liar: tuple[socket.socket, int]) -> None:
+    server, port = liar
+    speaking = asyncio.create_task(speak(server, b"\x30\xff\xff\xff\xff\x7f", asyncio.Event(), b""))
+    with pytest.raises(BrokerLost):
+        async with Broker(MqttSettings(host="127.0.0.1", port=port), "x").connected():
+            pass
+    speaking.cancel()
+    await asyncio.wait([speaking])
+
+
+async def speak(server: socket.socket, at_once: bytes, connected: asyncio.Event, later: bytes) -> None:
+    """A broker of few words."""
+    server.setblocking(False)
+    loop = asyncio.get_running_loop()
+    far, _ = await loop.sock_accept(server)
+    with closing(far):
+        await loop.sock_recv(far, 1_000)
+        await loop.sock_sendall(far, b"\x20\x03\x00\x00\x00" + at_once)
+        await connected.wait()
+        await loop.sock_sendall(far, later)
+        await loop.sock_recv(far, 1_000)
