@@ -80,6 +80,16 @@ def test_the_wheel_folder_that_pip_knows_is_handed_to_uv(checkout, environment):
     assert (checkout / "links").read_text().splitlines()[-1] == str(wheels)
 
 
+def test_everything_is_tested_in_two_processes_and_a_part_in_one(checkout, environment):
+    (environment / ".set-up-app").rename(environment / ".set-up-test")
+    for name in ("ruff", "mypy", "lint-imports", "pytest"):
+        install(environment / "bin" / name, f'echo "{name} $@"; [ {name} != pytest ] || exit 5')
+    whole, part = run(checkout, "test"), run(checkout, "test", "tests/x", "-k", "y")
+    assert [line.split()[0] for line in whole.stdout.splitlines()] == ["ruff", "ruff", "mypy", "lint-imports", "pytest"]
+    assert whole.stdout.endswith("\npytest --numprocesses 2 --dist worksteal\n")
+    assert (part.stdout, part.returncode, whole.returncode) == ("pytest tests/x -k y\n", 5, 5)
+
+
 def test_help_needs_no_environment(checkout):
     result = run(checkout, "help")
     assert result.returncode == 0

@@ -36,15 +36,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
+def process_of(folder: Path) -> EngineProcess:
+    return EngineProcess(folder, EngineConfig(fast_start=True), "cpu", "auto", is_embedded=False)
+
+
 def owned(folder: Path) -> RemoteEngine:
-    process = EngineProcess(folder, EngineConfig(), "cpu", "auto", is_embedded=False)
+    process = process_of(folder)
     return RemoteEngine(process.socket, process)
 
 
 @pytest.fixture(scope="module")
 def listening(folder: Path) -> Iterator[Path]:
     """One engine process for the tests that leave it alive."""
-    process = EngineProcess(folder, EngineConfig(), "cpu", "auto", is_embedded=False)
+    process = process_of(folder)
     process.socket.parent.mkdir()
     command = host_command(process.settings)
     with subprocess.Popen(command, env=host_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
@@ -146,13 +150,6 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: R
     assert end.reason is FinishReason.LENGTH
 
 
-async def test_a_bad_folder_is_told_by_the_process(tmp_path: Path) -> None:
-    engine = owned(tmp_path)
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        await engine.start()
-    await engine.aclose()
-
-
 async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left(tmp_path: Path) -> None:
     hello = encode(Hello(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, 10))
     connections: list[asyncio.StreamWriter] = []
@@ -178,7 +175,7 @@ async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left
 
 
 async def test_starting_again_ends_the_process_that_still_runs(folder: Path) -> None:
-    process = EngineProcess(folder, EngineConfig(), "cpu", "auto", is_embedded=False)
+    process = process_of(folder)
     await process.start()
     first = process.pid
     await process.start()
@@ -199,11 +196,12 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:
     assert b"JSONDecodeError" in ended.stderr, "it came as far as reading its settings"
 
 
-async def test_a_process_that_does_not_come_up_leaves_no_folder_behind(tmp_path: Path) -> None:
-    process = EngineProcess(tmp_path / "nowhere", EngineConfig(), "cpu", "auto", is_embedded=False)
+async def test_a_process_that_does_not_come_up_says_why_and_leaves_no_folder_behind(tmp_path: Path) -> None:
+    process = process_of(tmp_path)
     engine = RemoteEngine(process.socket, process)
     assert not process.socket.parent.exists(), "nothing is made before the start"
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         await engine.start()
     assert not process.socket.parent.exists()
     assert process.pid is None or not psutil.pid_exists(process.pid)
+    await engine.aclose()

@@ -117,7 +117,7 @@ def test_the_sound_ends_within_30_ms_of_the_click_and_the_position_is_right(page
         sounding = np.flatnonzero(np.abs(samples(tap["pcm"])) > 1e-6)
         ended_s = (tap["frame"] + sounding[-1]) / RATE
         late_ms.append(1000 * (ended_s - page.evaluate("clicked_s")))
-        truth_ms = 1000 * (sounding[-1] + 1 - sounding[0]) / RATE
+        truth_ms = 1000 * len(sounding) / RATE  # a busy machine's underruns are silent
         wrong_ms.append(abs(page.evaluate(f"{LATEST}.heard.played_ms") - truth_ms))
     assert max(wrong_ms) < 40, wrong_ms
     assert sorted(late_ms)[1] < 30, late_ms
