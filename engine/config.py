@@ -15,6 +15,7 @@ AT_LEAST_ONE = (
     "max_prefill_positions",
     "max_frames",
     "max_text_chars",
+    "decode_threads",
     "windowed_context_frames",
 )
 LEAST_SAMPLE_S = 0.1
@@ -81,6 +82,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Hand over what each decode call of the graphs made as it ends, the most urgent first; off waits for them all."""
     fast_start: bool = False
     """Record graphs, and warm up for more than one request, when they are first needed instead of at start."""
+    decode_device: str | None = None
+    """Where the graphs' codes become PCM: cpu, cuda or cuda:N; ``None``: where frames are made."""
+    decode_threads: int = 1
+    """Threads of its arithmetic when that is cpu."""
     fused_kernels: bool = True
     """Triton kernels in the graphs; off runs their plain reference."""
     plain_kernels: tuple[str, ...] = ()

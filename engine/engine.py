@@ -256,6 +256,9 @@ class Engine(Intake):
         now = self.clock()
         return self.retry_s if now < self.retry_s else self.scheduler.next_wake_s(now)
 
+    def close(self) -> None:
+        """No step follows."""
+
     def account(self, num_rows: int, seconds: float) -> None:
         self.times.total_s += seconds
         self.times.last_s = seconds

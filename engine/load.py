@@ -19,7 +19,7 @@ from engine.errors import InvalidRequest
 from engine.graphs.engine import PipelinedEngine
 from engine.graphs.runner import GraphRunner
 from engine.graphs.stages import GraphStages
-from engine.models.base import AudioShape, SpeechModel
+from engine.models.base import AudioShape, SpeechModel, Stages
 from engine.models.registry import load_model
 from engine.weights.hub import resolve_folder
 
@@ -40,12 +40,30 @@ class Loaded(NamedTuple):
 def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return known_device(name, "device", "auto, cpu, cuda, cuda:N")
+
+
+def known_device(name: str, setting: str, known: str) -> torch.device:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise InvalidRequest(f"device is {name!r}; known: auto, cpu, cuda, cuda:N", "device")
+        raise InvalidRequest(f"{setting} is {name!r}; known: {known}", setting)
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(f"device is {name!r}, but {torch.cuda.device_count()} CUDA devices can be used", "device")
+        raise InvalidRequest(
+            f"{setting} is {name!r}, but {torch.cuda.device_count()} CUDA devices can be used", setting
+        )
     return device
+
+
+def check_decode_device(config: EngineConfig, stages: Stages, device: torch.device) -> None:
+    """Raises ``InvalidRequest`` where decoding cannot be elsewhere."""
+    if config.decode_device is None:
+        return
+    if stages.make_graphs is None:
+        raise InvalidRequest(
+            f"decode_device is {config.decode_device!r}; {stages.model.name} decodes where it speaks", "decode_device"
+        )
+    if not wants_graphs(config, device):
+        raise InvalidRequest(f"decode_device is {config.decode_device!r}; it needs graphs = true", "decode_device")
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -86,7 +104,11 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
     dtype = choose_dtype(dtype_name, device)
     if device.type == "cpu":
         torch.set_num_threads(CPU_THREADS)
-    stages = load_model(resolve_folder(folder), config, device, dtype)
+    decode_device = None
+    if config.decode_device is not None:
+        decode_device = known_device(config.decode_device, "decode_device", "cpu, cuda, cuda:N")
+    stages = load_model(resolve_folder(folder), config, device, dtype, decode_device)
+    check_decode_device(config, stages, device)
 
     def make_engine() -> Engine:
         if device.index:  # kernels go to the device that is current on the thread that will step

@@ -83,6 +83,8 @@ class EngineLoop:
         except BaseException as error:
             log.exception("the engine loop ended")
             self.died(error)
+        finally:
+            self.engine.close()
 
     def _wait_for_work(self) -> bool:
         """Sleep while nothing can move; False once the loop is to end."""

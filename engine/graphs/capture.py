@@ -45,8 +45,9 @@ class GraphSet:
 
     def capture(self, *key: int) -> None:
         if self._captures and key not in self._graphs:
-            self._run(*key)
-            self._record(*key)
+            with torch.cuda.device(self._device):
+                self._run(*key)
+                self._record(*key)
 
     def _record(self, *key: int) -> None:
         torch.cuda.synchronize(self._device)

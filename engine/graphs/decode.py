@@ -19,6 +19,7 @@ from engine.cache.block_pool import BlockPool
 from engine.decode.batcher import ANY, CALL_FRAMES, GATHER_FRAMES
 from engine.graphs.buffers import Done
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
+from engine.graphs.lanes import Lane, Ticket
 from engine.graphs.rounds import Numbers, Seconds, in_calls, plan_round, spread
 from engine.models.base import Decoded, Reference
 from engine.transfer import to_device
@@ -84,7 +85,12 @@ class Call:
     firsts: Numbers
     num_frames: int
     results: HostResults
-    done: Done
+    done: Ticket
+
+
+def new_places(program: DecodeProgram) -> Tensor:
+    """Where one call's inputs leave the host: slot, row and column of the ring, frames decoded before."""
+    return torch.zeros(4, program.max_rows, dtype=torch.int64, pin_memory=program.device.type == "cuda")
 
 
 class HostResults:
@@ -92,7 +98,7 @@ class HostResults:
 
     def __init__(self, program: DecodeProgram) -> None:
         is_cuda = program.device.type == "cuda"
-        self.places = torch.zeros(4, program.max_rows, dtype=torch.int64, pin_memory=is_cuda)
+        self.places = new_places(program)
         self.pcm = torch.zeros(program.pcm.shape, dtype=torch.float32, pin_memory=is_cuda)
         self.finite = torch.zeros(program.max_rows, dtype=torch.bool, pin_memory=is_cuda)
 
@@ -106,13 +112,13 @@ class GraphDecode:
         self,
         program: DecodeProgram,
         graphs: GraphSet,
+        lane: Lane,
         num_slots: int,
         sample_rate: int,
         gather_slack_s: float,
         max_kept_references: int = 32,
-        stream: torch.cuda.Stream | None = None,
     ) -> None:
-        self.program, self.graphs, self.stream = program, graphs, stream
+        self.program, self.graphs, self.lane = program, graphs, lane
         self.sample_rate, self.frame_samples = sample_rate, program.frame_samples
         self.gather_slack_s = gather_slack_s
         self.pool = BlockPool(num_slots)
@@ -121,6 +127,8 @@ class GraphDecode:
         self.calls: deque[Call] = deque()
         self.spare = [HostResults(program) for _ in range(NUM_RESULTS)]
         self.references: OrderedDict[Hashable, tuple[Tensor, Tensor]] = OrderedDict()
+        """Touched by the lane's work alone, as is the next."""
+        self.own_places = new_places(program)
         self.max_kept_references = max_kept_references
         self.num_lives = 0
         self.put_off = False
@@ -189,11 +197,9 @@ class GraphDecode:
         num_due = len(slots)
         slots, counts = spread(slots, counts, slack_s[slots], most)
         self.put_off = len(slots) < num_due
-        frames_made = Done(self.program.device)
-        with torch.cuda.stream(self.stream):
-            frames_made.hold()
-            for own, count in in_calls(slots, counts, slack_s, self.program.rows_of):
-                self._launch_call(own, count)
+        self.lane.follow()
+        for own, count in in_calls(slots, counts, slack_s, self.program.rows_of):
+            self._launch_call(own, count)
         return len(self.calls)
 
     def _launch_call(self, slots: Numbers, count: int) -> None:
@@ -205,17 +211,20 @@ class GraphDecode:
         places = slots, slots, firsts % ring_length, use.num_primed[slots] + firsts
         results.places.numpy()[:, : len(slots)] = places
         use.num_launched[slots] += count
-        self._run(results, len(slots), count)
-        self._download(results, len(slots), count)
-        self.calls.append(Call(slots, use.life[slots], firsts, count, results, Done(self.program.device)))
 
-    def _run(self, results: HostResults, num_rows: int, num_frames: int) -> None:
+        def decode() -> None:
+            self._run(results.places, len(slots), count)
+            self._download(results, len(slots), count)
+
+        self.calls.append(Call(slots, use.life[slots], firsts, count, results, self.lane.run(decode)))
+
+    def _run(self, places: Tensor, num_rows: int, num_frames: int) -> None:
         """Upload, pad with the dummy slot, replay."""
         program = self.program
         bucket = self.bucket(num_rows, num_frames)
-        results.places[:, num_rows:bucket] = 0
+        places[:, num_rows:bucket] = 0
         for device_side, mine in zip(
-            (program.slots, program.sources, program.starts, program.first), results.places, strict=True
+            (program.slots, program.sources, program.starts, program.first), places, strict=True
         ):
             device_side[:bucket].copy_(mine[:bucket], non_blocking=True)
         self.graphs.replay(bucket, num_frames)
@@ -272,15 +281,16 @@ class GraphDecode:
     def prime(self, slot: int, reference: Reference) -> None:
         """Queue the reference's frames, or what is kept of having decoded them."""
         self.use.num_primed[slot] = len(reference.frames)
-        with torch.cuda.stream(self.stream):
-            kept = self.references.get(reference.key)
-            if kept is None:
-                self._hear(slot, reference.frames)
-                kept = self.program.state[slot].clone(), self.program.past[:, slot].clone()
-                self.references[reference.key] = kept
-            else:
-                self.program.state[slot] = kept[0]
-                self.program.past[:, slot] = kept[1]
+        self.lane.run(lambda: self._prime(slot, reference))
+
+    def _prime(self, slot: int, reference: Reference) -> None:
+        program, kept = self.program, self.references.get(reference.key)
+        if kept is None:
+            self._hear(slot, reference.frames)
+            kept = program.state[slot].clone(), program.past[:, slot].clone()
+            self.references[reference.key] = kept
+        else:
+            program.state[slot], program.past[:, slot] = kept
         self.references.move_to_end(reference.key)
         while len(self.references) > self.max_kept_references:
             self.references.popitem(last=False)
@@ -288,15 +298,12 @@ class GraphDecode:
     def _hear(self, slot: int, frames: Sequence[Sequence[int]]) -> None:
         """Through the last row of the ring, which is nobody's."""
         program, source = self.program, self.program.ring.shape[0] - 1
-        if not self.spare:
-            self.spare.append(HostResults(program))
         done = 0
         while done < len(frames):
             count = next(size for size in (8, 4, 2, 1) if size <= len(frames) - done)
             codes = to_device([list(frame) for frame in frames[done : done + count]], torch.int64, program.device)
             program.ring[source, :count] = codes
-            results = self.spare[-1]
             Done(program.device).wait()
-            results.places[:, 0] = torch.tensor([slot, source, 0, done])
-            self._run(results, 1, count)
+            self.own_places[:, 0] = torch.tensor([slot, source, 0, done])
+            self._run(self.own_places, 1, count)
             done += count

@@ -66,8 +66,12 @@ class PipelinedEngine(Engine):
             leave_the_old_alone()
 
     def measure_shape(self) -> Shape | None:
-        """Of a step whose rows are all nobody's: the frame, and the decoding of as many frames in large calls."""
-        if self.runner.device.type != "cuda" or self.config.fast_start:
+        """Of a step whose rows are all nobody's: the frame, and the decoding of as many frames in large calls.
+
+        None where the CPU has a part: there steps teach what they take.
+        """
+        stage_device = self.stage.program.device
+        if self.config.fast_start or "cpu" in (self.runner.device.type, stage_device.type):
             return None
         most = CALL_FRAMES[0]
         buckets = {rows: self.stage.bucket(-(-rows // most), most) for rows in self.runner.frame_buckets}
@@ -80,10 +84,14 @@ class PipelinedEngine(Engine):
             torch.cuda.synchronize(self.runner.device)
             start = time.perf_counter()
             self.runner.frames.replay(rows)
-            self.stage.graphs.replay(call_rows, CALL_FRAMES[0])
+            decoding = self.stage.lane.run(lambda: self.stage.graphs.replay(call_rows, CALL_FRAMES[0]))
             torch.cuda.synchronize(self.runner.device)
+            decoding.wait()
             took_s = time.perf_counter() - start
         return took_s
+
+    def close(self) -> None:
+        self.stage.lane.close()
 
     def choose_device(self) -> None:
         """Kernels go to the device that is current on their thread."""

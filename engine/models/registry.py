@@ -20,7 +20,13 @@ COSYVOICE3_FILE = "cosyvoice3.yaml"
 """Its own ``config.json`` is empty."""
 
 
-def load_model(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
+def load_model(
+    folder: Path,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    decode_device: torch.device | None = None,
+) -> Stages:
     """Raises ``CheckpointError`` for a folder of no family known here."""
     family = _family(folder)
     if family == "cosyvoice3":
@@ -29,7 +35,7 @@ def load_model(folder: Path, config: EngineConfig, device: torch.device, dtype: 
         return load_cosyvoice3(folder, config, device, dtype)
     from engine.models.qwen3_tts.load import load_stages as load_qwen3_tts
 
-    return load_qwen3_tts(folder, config, device, dtype)
+    return load_qwen3_tts(folder, config, device, dtype, decode_device)
 
 
 def inspect_model(folder: Path) -> CheckpointReport:

@@ -23,9 +23,17 @@ MAX_TWICE_HELD_BYTES = 64 * 2**20
 anyhow, is held once."""
 
 
-def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
+def load_stages(
+    folder: Path,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    decode_device: torch.device | None = None,
+) -> Stages:
+    """``decode_device``: of the codec alone, which is fp32 on a CPU."""
     model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard, max_voices=config.max_kept_voices)
-    codec = load_codec(folder, model.config, dtype, device)
+    codec_dtype = dtype if decode_device is None or decode_device.type == "cuda" else torch.float32
+    codec = load_codec(folder, model.config, codec_dtype, decode_device or device)
     if device.type == "cpu" and config.cpu_kernels and not config.graphs:
         pack_linears(codec)
         if weight_bytes(codec) <= MAX_TWICE_HELD_BYTES:

@@ -12,6 +12,7 @@ from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecode
+from engine.graphs.lanes import choose_lane
 from engine.graphs.runner import GraphRunner
 from engine.graphs.stages import GraphStages
 from engine.kernels.choice import choose_ops
@@ -27,16 +28,18 @@ from engine.models.qwen3_tts.model import Qwen3TTS
 def make_graphs(model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, device: torch.device) -> GraphStages:
     ops, slots = choose_ops(config, device), config.max_requests
     ring = torch.zeros(slots + 2, RING_FRAMES, model.config.talker.num_code_groups, dtype=torch.int64, device=device)
+    there = codec.pre_conv.conv.weight.device
+    lane = choose_lane(ring, there, config.decode_device is not None, config.decode_threads)
     heard_before = math.ceil(config.max_sample_s * codec.config.sample_rate / codec.config.frame_samples)
-    decoder = CodecProgram(codec, ops, ring, slots, slots, config.max_frames + heard_before)
+    decoder = CodecProgram(codec, choose_ops(config, there), lane.ring, slots, slots, config.max_frames + heard_before)
     stage = GraphDecode(
         decoder,
-        GraphSet(decoder.run, device),
+        GraphSet(decoder.run, there),
+        lane,
         slots,
         codec.config.sample_rate,
         config.decode_gather_slack_s,
         config.max_kept_voices,
-        torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None,
     )
 
     def make_runner(_: SpeechModel, kv: PagedKV, prefixes: PrefixCache, config: EngineConfig) -> GraphRunner:

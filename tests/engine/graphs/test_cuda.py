@@ -17,7 +17,7 @@ from engine.api import SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kernels.choice import choose_ops
-from engine.load import pipelined
+from engine.load import load_engine, pipelined
 from engine.models.qwen3_tts.pipelined import make_graphs
 from engine.request import Request
 from tests.engine.graphs.test_pipelined import SAMPLINGS, TEXT
@@ -98,6 +98,25 @@ def test_graphs_say_what_the_same_kernels_say_eagerly() -> None:
         graphs._graphs.clear()
     for one, other in zip(speak(recorded), speak(eager), strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("decode_device", ["cpu", f"cuda:{torch.cuda.device_count() - 1}"])
+def test_decoding_elsewhere_says_what_decoding_there_says(tmp_path: Path, decode_device: str) -> None:
+    """On a machine of one device the second of these is the first one's own."""
+    random_model.SHAPES["fusible"] = FUSIBLE
+    folder = random_model.write(tmp_path, "fusible", CPU)
+    spoken = []
+    for device in (None, decode_device):
+        config = EngineConfig(
+            num_blocks=400, max_batch=8, max_requests=8, max_frames=24, graph_positions=512, loop_limit_frames=10_000,
+            admission_share=1e3, decode_device=device, decode_threads=2,
+        )  # fmt: skip
+        bench = Recorder(load_engine(folder, config, "cuda:0", "float32", is_embedded=False).make_engine())
+        spoken.append(speak(bench))
+        bench.engine.close()
+    for one, other in zip(*spoken, strict=True):
+        assert one.shape == other.shape
+        assert np.abs(one - other).max() < FP32_TOLERANCE
 
 
 STREAMS = 256

@@ -1,0 +1,145 @@
+"""Where the decode stage's work runs, beside the frames: a stream of their device, another device, or a CPU thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.graphs.buffers import Done
+
+Work = Callable[[], None]
+
+
+class Ticket(Protocol):
+    """Work on its way."""
+
+    def wait(self) -> None: ...
+    @property
+    def passed(self) -> bool: ...
+
+
+class Lane(Protocol):
+    """Work in order, one after the other."""
+
+    ring: Tensor
+    """The frames' codes, by slot, as this work sees them; its last row is the lane's own."""
+
+    def follow(self) -> None:
+        """What is run from here on sees the codes of all frames launched so far."""
+        ...
+
+    def run(self, work: Work) -> Ticket: ...
+    def close(self) -> None: ...
+
+
+class SameDevice:
+    """A stream of the frames' own device, before which frames give way; on the CPU, at once."""
+
+    def __init__(self, ring: Tensor) -> None:
+        self.ring, self._stream = ring, new_stream(ring.device, priority=-1)
+
+    def follow(self) -> None:
+        frames_made = Done(self.ring.device)
+        with torch.cuda.stream(self._stream):
+            frames_made.hold()
+
+    def run(self, work: Work) -> Ticket:
+        with torch.cuda.stream(self._stream):
+            work()
+            return Done(self.ring.device)
+
+    def close(self) -> None:
+        pass
+
+
+class Mirror:
+    """The ring of codes elsewhere. It is copied whole: what a decode call may be reading is written over by itself."""
+
+    def __init__(self, ring: Tensor, device: torch.device) -> None:
+        is_host_memory = device.type == "cpu" and ring.is_cuda
+        self.ring = torch.zeros(ring.shape, dtype=ring.dtype, device=device, pin_memory=is_host_memory)
+        self._source, self._stream = ring, new_stream(ring.device)
+
+    def bring(self) -> Done:
+        """Queue the copy behind the frames launched so far, and before none that follow."""
+        frames_made = Done(self._source.device)
+        with torch.cuda.stream(self._stream):
+            frames_made.hold()
+            self.ring[:-1].copy_(self._source[:-1], non_blocking=True)
+            return Done(self._source.device)
+
+
+class OtherGpu:
+    """A stream of another CUDA device."""
+
+    def __init__(self, ring: Tensor, device: torch.device) -> None:
+        self._mirror, self._stream = Mirror(ring, device), new_stream(device)
+        self.ring = self._mirror.ring
+
+    def follow(self) -> None:
+        brought = self._mirror.bring()
+        with torch.cuda.stream(self._stream):
+            brought.hold()
+
+    def run(self, work: Work) -> Ticket:
+        with torch.cuda.stream(self._stream):
+            work()
+            return Done(self.ring.device)
+
+    def close(self) -> None:
+        pass
+
+
+class CpuThread:
+    """A thread of its own with ``num_threads`` for its arithmetic."""
+
+    def __init__(self, ring: Tensor, num_threads: int) -> None:
+        self._mirror = Mirror(ring, torch.device("cpu"))
+        self.ring, self._brought = self._mirror.ring, Done(torch.device("cpu"))
+        self._thread = ThreadPoolExecutor(1, "voicewire-decode", torch.set_num_threads, (num_threads,))
+
+    def follow(self) -> None:
+        self._brought = self._mirror.bring()
+
+    def run(self, work: Work) -> Ticket:
+        return Promise(self._thread.submit(run_after, self._brought, work))
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+
+@torch.inference_mode()
+def run_after(brought: Done, work: Work) -> None:
+    brought.wait()
+    work()
+
+
+class Promise:
+    """Raises what the work raised."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+    @property
+    def passed(self) -> bool:
+        return self._future.done()
+
+
+def new_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
+
+
+def choose_lane(ring: Tensor, device: torch.device, wants_own: bool, num_threads: int) -> Lane:
+    """For decoding on ``device``. On the CPU beside frames on the CPU, a thread of its own where that is wanted."""
+    if device.type == "cpu" and (ring.is_cuda or wants_own):
+        return CpuThread(ring, num_threads)
+    if device.type == "cuda" and (device.index or 0) != (ring.device.index or 0):
+        return OtherGpu(ring, device)
+    return SameDevice(ring)
