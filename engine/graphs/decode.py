@@ -192,10 +192,12 @@ class GraphDecode:
 
     def launch(self, slack_s: Seconds, wanted_frames: Numbers) -> int:
         """Queue one round on the device, given what ``step`` is, by slot; how many calls are out now."""
-        slots, counts = plan_round(self.use.num_waiting, slack_s, wanted_frames, self.use.final, self.gather_slack_s)
+        waiting = self.use.num_waiting
+        slots, counts = plan_round(waiting, slack_s, wanted_frames, self.use.final, self.gather_slack_s)
+        can_be_put_off = waiting[slots] < self.program.ring.shape[1] // 2  # else the ring would run over its frames
         most = max(LEAST_ROUND_FRAMES, round(ROUND_SHARE * (self.num_slots - self.num_free)))
         num_due = len(slots)
-        slots, counts = spread(slots, counts, slack_s[slots], most)
+        slots, counts = spread(slots, counts, np.where(can_be_put_off, slack_s[slots], 0.0), most)
         self.put_off = len(slots) < num_due
         self.lane.follow()
         for own, count in in_calls(slots, counts, slack_s, self.program.rows_of):

@@ -228,6 +228,16 @@ def test_each_decode_call_is_handed_over_by_itself_and_says_what_all_at_once_say
     assert [first, second] not in by_call
 
 
+def test_a_later_segment_of_a_reply_that_speaks_is_no_stream_more(tiny_folder: Path) -> None:
+    bench = make_bench(tiny_folder, True, admission_share=0.9)
+    rows = [bench.submit(text=TEXT, text_closed=True)]
+    for _ in range(100):
+        bench.engine.step_model.note(1, 0.08)  # type: ignore[attr-defined]
+    rows.append(bench.submit(text=TEXT, text_closed=True, segment=1))
+    bench.run()
+    assert all(bench.heard[row].reason is not FinishReason.ERROR for row in rows)
+
+
 def test_a_listener_with_lead_gets_large_chunks_and_the_loop_sleeps_between_them(tiny_folder: Path) -> None:
     bench = make_bench(tiny_folder, True, max_frames=100, min_frame_cap=100)
     bench.step_s = 0.01
