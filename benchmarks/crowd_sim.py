@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks import gpu_host, random_model
-from benchmarks.gpu import NO_END, Listener, report, text_of
+from benchmarks.gpu import NO_END, Listener, report, setting, text_of
 from benchmarks.gpu_stages import numbers
 from engine.admission import Shape, StepModel
 from engine.api import Finished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
@@ -206,11 +206,6 @@ class Crowd:
                 self.listeners[number].failed = event.code is not None
 
 
-def named(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    return name, json.loads(value)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=numbers, default=[1000, 1400, 1600])
@@ -221,7 +216,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.95, help="admission_share")
     parser.add_argument("--host-scale", type=float, default=0.6, help="what Python takes there, of what it takes here")
     parser.add_argument("--slower", type=float, default=1.0, help="how many times slower the device is than measured")
-    parser.add_argument("--set", type=named, action="append", default=[], metavar="NAME=JSON", help="engine settings")
+    parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=JSON", help="engine settings")
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = []

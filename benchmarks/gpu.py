@@ -1,8 +1,10 @@
 """What one GPU carries: time of a step, listeners at once, first audio under load. Random weights, made on the spot.
 
-    python -m benchmarks.gpu --part steps  [--batch 1,64,1024]   engine alone, rows in burst: ms a frame, audio-s/s
+    python -m benchmarks.gpu --part steps  [--shape 1.7b,0.6b] [--batch 1,64]   rows in burst: ms a frame, audio-s/s
     python -m benchmarks.gpu --part crowd  [--batch 64,1024]     that many paced listeners: continuity, first audio
     python -m benchmarks.gpu --part load   [--rates 1,10,40]     Poisson arrivals, text token by token: first audio
+
+How busy the GPU was stands beside each. ``--max-batch``: most rows of one step; ``--set``: any setting of the engine.
 
 ``crowd`` and ``load`` speak to an engine in a process of its own through ``engine.api``: the engine's door. Sockets and
 Opus are ``voicewire serve`` and ``voicewire bench`` on the folder that ``--keep`` leaves. The end of speech is banned
@@ -18,6 +20,8 @@ import json
 import os
 import random
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -31,9 +35,11 @@ import torch
 from benchmarks import random_model
 from benchmarks.gpu_plot import plot
 from benchmarks.gpu_stages import numbers
+from benchmarks.gpu_watch import GpuWatch
 from benchmarks.roofline import Roofline
 from engine.api import Finished, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest, Starved, TextLayout
 from engine.client import create_engine
+from engine.collector import leave_the_old_alone
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.load import load_engine
@@ -97,22 +103,30 @@ def run_steps(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         result["memory_gb"] = round((total - free) / 1e9, 1)
-    found = []
+    found: list[dict[str, Any]] = []
     floor = Roofline.of(args.shape)
     for batch in sorted(args.batch):
         fill(engine, batch, text_of(args.chars), args.max_frames)
         measure_steps(engine, 5)
-        row = {"batch": batch, **measure_steps(engine, args.steps)}
+        with GpuWatch() as watch:
+            row = {"batch": batch, **measure_steps(engine, args.steps)}
         row["audio_s_per_s"] = batch * FRAME_S * 1000 / row["step_ms"]
         row["context"] = max(request.row.num_computed for request in engine.requests.values())
         row["ratio"] = row["step_ms"] / floor.total_ms(batch, int(row["context"]))
-        found.append({name: round(value, 3) for name, value in row.items()})
-        print("  ".join(f"{name} {value:g}" for name, value in found[-1].items()), flush=True)
+        found.append({name: round(value, 3) for name, value in row.items()} | watch.report())
+        print("  ".join(f"{name} {value}" for name, value in found[-1].items()), flush=True)
     return result | {"steps": found}
 
 
 def settings_of(args: argparse.Namespace, rows: int) -> dict[str, Any]:
-    return SETTINGS | dict(graphs=True, max_batch=rows, max_requests=rows, fast_start=args.fast_start)
+    """The engine's, for so many streams."""
+    sizes = dict(graphs=True, max_batch=min(rows, args.max_batch or rows), max_requests=rows)
+    return SETTINGS | sizes | dict(args.set, fast_start=args.fast_start)
+
+
+def setting(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
 
 
 # -- listeners at the engine's door ------------------------------------------------------------------------------
@@ -239,13 +253,17 @@ async def at_the_door(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     await engine.start()
     result: dict[str, Any] = {"start_s": round(time.perf_counter() - start, 1), args.part: []}
+    print(json.dumps(result), flush=True)
+    leave_the_old_alone()
     try:
         for size in args.batch if args.part == "crowd" else args.rates:
             run = crowd if args.part == "crowd" else load
             before = resource.getrusage(resource.RUSAGE_SELF)
-            found = await run(args, engine, size)
+            with GpuWatch() as watch:
+                found = await run(args, engine, size)
             after = resource.getrusage(resource.RUSAGE_SELF)
             found["client_cpu_s"] = round(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, 1)
+            found |= watch.report()
             result[args.part].append(found)
             print(json.dumps(found), flush=True)
     finally:
@@ -253,10 +271,23 @@ async def at_the_door(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return result
 
 
+def run_alone(shape: str) -> Any:
+    """This command for one shape, in a process of its own; what its last line says."""
+    command = [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:], "--shape", shape]
+    line = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            print(line, end="", flush=True)
+    if running.returncode:
+        raise SystemExit(running.returncode)
+    return json.loads(line)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="steps", choices=["steps", "crowd", "load"])
-    parser.add_argument("--shape", default="1.7b", choices=list(random_model.SHAPES))
+    parser.add_argument("--shape", default="1.7b", help=f"of {', '.join(random_model.SHAPES)}; several in a row")
     parser.add_argument("--batch", type=numbers, default=[1, 8, 64, 256, 512, 1024, 1536])
     parser.add_argument("--rates", type=numbers, default=[1, 10, 20, 40])
     parser.add_argument("--steps", type=int, default=40)
@@ -265,12 +296,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of speech (crowd), or of arrivals (load)")
     parser.add_argument("--ramp", type=float, default=4.0, help="seconds in which the crowd comes")
     parser.add_argument("--lead-ms", type=int, default=2000)
+    parser.add_argument("--max-batch", type=int, help="rows of one step; by default as many as streams")
+    parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=JSON")
     parser.add_argument("--fast-start", action="store_true")
     parser.add_argument("--thread", action="store_true", help="the engine in a thread of this process")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--plot", type=Path, help="first audio and continuity against load, as an SVG (crowd, load)")
     parser.add_argument("--keep", type=Path, help="where the checkpoint is written, or already is")
     args = parser.parse_args()
+    shapes = args.shape.split(",")
+    if unknown := set(shapes) - set(random_model.SHAPES):
+        parser.error(f"unknown shape {unknown.pop()!r}")
+    if len(shapes) > 1:
+        print(json.dumps({"benchmark": "gpu", "part": args.part, "runs": [run_alone(shape) for shape in shapes]}))
+        return
     with tempfile.TemporaryDirectory() as room:
         folder = args.keep or Path(room)
         if not (folder / "model.safetensors").exists():
