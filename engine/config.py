@@ -12,11 +12,33 @@ AT_LEAST_ONE = (
     "max_batch",
     "max_requests",
     "block_size",
+    "num_blocks",
+    "kv_memory_mb",
+    "positions_per_request",
     "max_prefill_positions",
     "max_frames",
     "max_text_chars",
+    "loop_limit_frames",
+    "max_loop_period",
+    "graph_positions",
+    "pinned_rows",
+    "pinned_blocks",
     "decode_threads",
     "windowed_context_frames",
+)
+AT_LEAST_ZERO = (
+    "max_waiting",
+    "reserved_memory_mb",
+    "watermark_blocks",
+    "preempt_margin_s",
+    "max_prefixes",
+    "max_prefix_positions",
+    "min_frame_cap",
+    "frames_per_text_token",
+    "silence_limit_s",
+    "decode_gather_slack_s",
+    "max_kept_voices",
+    "windowed_overlap_samples",
 )
 LEAST_SAMPLE_S = 0.1
 """Of less no speaker embedding can be had."""
@@ -107,16 +129,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of that family's own stages."""
 
     def __post_init__(self) -> None:
-        for name in AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1", name)
+        least = dict.fromkeys(AT_LEAST_ONE, 1) | dict.fromkeys(AT_LEAST_ZERO, 0)
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and not value >= low:  # nor what is no number
+                raise InvalidRequest(f"{name} is {value}; it must be at least {low}", name)
+        if not self.admission_share > 0:
+            raise InvalidRequest(f"admission_share is {self.admission_share}; it must be above 0", "admission_share")
         if not self.chunk_frames or any(frames not in CHUNK_FRAMES for frames in self.chunk_frames):
             known = ", ".join(map(str, CHUNK_FRAMES))
             raise InvalidRequest(f"chunk_frames is {self.chunk_frames}; it must list {known}", "chunk_frames")
         if not LEAST_SAMPLE_S <= self.min_sample_s <= self.max_sample_s:
             limits = f"it must lie in {LEAST_SAMPLE_S}..max_sample_s, {self.max_sample_s}"
             raise InvalidRequest(f"min_sample_s is {self.min_sample_s}; {limits}", "min_sample_s")
-        if self.max_kept_voices < 0:
-            raise InvalidRequest(f"max_kept_voices is {self.max_kept_voices}; it must be at least 0", "max_kept_voices")
         if self.pinned_rows is not None and self.pinned_rows < self.max_batch:
             raise InvalidRequest(f"pinned_rows is {self.pinned_rows}; max_batch is {self.max_batch}", "pinned_rows")
