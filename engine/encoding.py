@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from engine.api import ClonedVoice, VoiceSample
 from engine.errors import EngineOverloaded
+from engine.recording import ALONE
 
 MAX_WAITING_SAMPLES = 8
 RETRY_MS = 2_000
@@ -24,10 +25,14 @@ class EncodingThread:
         """Raises ``EngineOverloaded`` when too many wait already."""
         if len(self._unfinished) >= MAX_WAITING_SAMPLES:
             raise EngineOverloaded(f"{MAX_WAITING_SAMPLES} recordings wait to be encoded", RETRY_MS)
-        future = self._executor.submit(self._encode, sample)
+        future = self._executor.submit(self._encode_alone, sample)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)
         return future
+
+    def _encode_alone(self, sample: VoiceSample) -> ClonedVoice:
+        with ALONE:
+            return self._encode(sample)
 
     def close(self) -> None:
         """Drop what waits; returns when the recording under way is done."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
+from engine.recording import ALONE
+
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536)
 """Rows of a step are padded to the next of these; larger ones are an eighth apart."""
 
@@ -50,10 +52,11 @@ class GraphSet:
                 self._record(*key)
 
     def _record(self, *key: int) -> None:
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            self._run(*key)
+        with ALONE:
+            torch.cuda.synchronize(self._device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                self._run(*key)
         self._graphs[key] = graph
 
     def replay(self, *key: int) -> None:

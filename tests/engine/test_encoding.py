@@ -9,6 +9,7 @@ import pytest
 
 from engine.api import ClonedVoice, EngineOverloaded, VoiceSample
 from engine.encoding import MAX_WAITING_SAMPLES, EncodingThread
+from engine.recording import ALONE
 
 SAMPLE = VoiceSample(pcm=b"")
 
@@ -53,4 +54,19 @@ def test_an_error_is_the_recordings_own() -> None:
     bad, good = thread.submit(VoiceSample(pcm=b"", transcript="x")), thread.submit(SAMPLE)
     assert isinstance(bad.exception(), RuntimeError)
     assert good.result()
+    thread.close()
+
+
+def test_nothing_is_encoded_while_a_graph_is_recorded() -> None:
+    has_begun = threading.Event()
+
+    def encode(sample: VoiceSample) -> ClonedVoice:
+        has_begun.set()
+        return ClonedVoice(embedding=sample.pcm)
+
+    thread = EncodingThread(encode)
+    with ALONE:
+        future = thread.submit(SAMPLE)
+        assert not has_begun.wait(0.1)
+    assert future.result()
     thread.close()

@@ -37,5 +37,5 @@ class CosyVoice3Shape(CosyVoiceShape):
         vocoder = ClearVocoder()
         vocoder.open(0)
         mel = whole([token for (token,) in codes], NOBODY, flow=flow())
-        [pcm] = vocoder.push([0], [mel], [True])
+        [pcm] = vocoder.push_each([0], [mel], [True])
         return np.asarray(pcm.numpy(), np.float32)

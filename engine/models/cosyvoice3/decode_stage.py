@@ -293,14 +293,17 @@ class CosyDecode:
             return
         rows, joined = list(mels), [torch.cat(list(pieces)) for pieces in mels.values()]
         lasts = [row.is_final and not row.cells and self.num_ready(row) == 0 for row in rows]
-        try:
-            pcm = self.vocoder.push([row.slot for row in rows], joined, lasts)
-        except Exception as error:
-            for row in rows:
-                self.fail(row, error)
-            return
-        finite = [torch.isfinite(mel).all() & torch.isfinite(out).all() for mel, out in zip(joined, pcm, strict=True)]
-        self.flights.send(rows, pcm, finite)
+        spoken: list[tuple[StreamRow, Tensor, Tensor]] = []
+        for row, mel, out in zip(
+            rows, joined, self.vocoder.push_each([r.slot for r in rows], joined, lasts), strict=True
+        ):
+            if isinstance(out, Exception):
+                self.fail(row, out)
+            else:
+                spoken.append((row, mel, out))
+        finite = [torch.isfinite(mel).all() & torch.isfinite(pcm).all() for _, mel, pcm in spoken]
+        if spoken:
+            self.flights.send([row for row, *_ in spoken], [pcm for *_, pcm in spoken], finite)
 
     def failures(self) -> list[Decoded]:
         failed, self.failed = self.failed, []

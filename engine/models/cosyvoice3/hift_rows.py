@@ -41,6 +41,10 @@ class Work:
     slot: int
     frames: Tensor
     pcm: list[Tensor]
+    error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        self.error, self.frames = error, self.frames[:0]
 
 
 class HiftRows:
@@ -62,22 +66,49 @@ class HiftRows:
     def close(self, slot: int) -> None:
         del self.utterances[slot]
 
-    @torch.inference_mode()
     def push(self, slots: Sequence[int], mels: Sequence[Tensor], final: Sequence[bool]) -> list[Tensor]:
         """The next frames [F_i, bins] of different slots, F_i >= 0 -> the samples [n_i] that are ready; no waiting.
 
-        Raises ``ValueError`` when a slot is pushed to after its final push.
+        Raises ``ValueError`` when a slot is pushed to after its final push, and whatever else was raised for one.
         """
-        works = [
-            Work(slot, self._enter(slot, mel, is_final), [])
-            for slot, mel, is_final in zip(slots, mels, final, strict=True)
-        ]
+        found = []
+        for out in self.push_each(slots, mels, final):
+            if isinstance(out, Exception):
+                raise out
+            found.append(out)
+        return found
+
+    @torch.inference_mode()
+    def push_each(
+        self, slots: Sequence[int], mels: Sequence[Tensor], final: Sequence[bool]
+    ) -> list[Tensor | Exception]:
+        """As ``push``; a slot for which something is raised gets that in place of its samples, the others theirs."""
+        works = [Work(slot, mel[:0], []) for slot, mel in zip(slots, mels, strict=True)]
+        for work, mel, is_final in zip(works, mels, final, strict=True):
+            try:
+                work.frames = self._enter(work.slot, mel, is_final)
+            except Exception as error:
+                work.fail(error)
         open_works = [work for work in works if len(work.frames)]
         while open_works:
             for run, num_frames in in_calls(open_works):
-                self._move_on(run, num_frames)
+                self._isolate(run, num_frames)
             open_works = [work for work in open_works if len(work.frames)]
-        return [torch.cat(work.pcm) if work.pcm else self.state.values.new_zeros(0) for work in works]
+        return [work.error or self._joined(work) for work in works]
+
+    def _joined(self, work: Work) -> Tensor:
+        return torch.cat(work.pcm) if work.pcm else self.state.values.new_zeros(0)
+
+    def _isolate(self, works: Sequence[Work], num_frames: int) -> None:
+        """One call; when that raises, each alone: its state is written last."""
+        try:
+            self._move_on(works, num_frames)
+        except Exception as error:
+            if len(works) == 1:
+                works[0].fail(error)
+                return
+            for work in works:
+                self._isolate([work], num_frames)
 
     def _enter(self, slot: int, mel: Tensor, is_final: bool) -> Tensor:
         """What can be worked on now; the very first frames only enter the state."""

@@ -96,7 +96,7 @@ class ClearVocoder:
         del self.heard[slot], self.num_out[slot]
         self.over.discard(slot)
 
-    def push(self, slots: Sequence[int], mels: Sequence[Tensor], final: Sequence[bool]) -> list[Tensor]:
+    def push_each(self, slots: Sequence[int], mels: Sequence[Tensor], final: Sequence[bool]) -> list[Tensor]:
         assert len(set(slots)) == len(slots)
         return [self.say(*one) for one in zip(slots, mels, final, strict=True)]
 

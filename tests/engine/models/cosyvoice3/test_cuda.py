@@ -121,14 +121,14 @@ def test_the_vocoder_of_many_rows_is_that_of_one_pass(graphs: bool) -> None:
     stage = CosyDecode(fast, vocoder, 4, settings, DEVICE, 3)
     stage.record()
     mels: dict[int, list[torch.Tensor]] = {}
-    push = stage.vocoder.push
+    push = stage.vocoder.push_each
 
     def noting(slots: list[int], pieces: list[torch.Tensor], final: list[bool]) -> list[torch.Tensor]:
         for slot, piece in zip(slots, pieces, strict=True):
             mels.setdefault(slot, []).append(piece)
         return push(slots, pieces, final)
 
-    stage.vocoder.push = noting  # type: ignore[method-assign, assignment]
+    stage.vocoder.push_each = noting  # type: ignore[method-assign, assignment]
     voices = [voice_of(count) for count in (65, 12, 65)]
     utterances = [[(5 * i * (k + 2)) % CONFIG.vocab_size for i in range(60 + 31 * k)] for k in range(3)]
     spoken = speak(stage, voices, utterances, 9)

@@ -649,6 +649,19 @@ def test_a_row_for_which_the_flow_raises_fails_alone(where: str, monkeypatch: py
     assert fault.error == "RuntimeError: a fault in the flow"
 
 
+def test_a_row_for_which_the_vocoder_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_of()
+    bad, push_each = start(stage), stage.vocoder.push_each
+
+    def faulty(slots: Sequence[int], *more: Any) -> list[Tensor | Exception]:
+        fault = RuntimeError("a fault in the vocoder")
+        return [fault if slot == bad else out for slot, out in zip(slots, push_each(slots, *more), strict=True)]
+
+    monkeypatch.setattr(stage.vocoder, "push_each", faulty)
+    [fault] = neighbours(stage, bad, tokens_of(14))
+    assert fault.error == "RuntimeError: a fault in the vocoder"
+
+
 def test_a_prompt_for_which_the_flow_raises_fails_all_who_use_it_and_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,28 @@ def test_a_row_that_is_no_number_stays_alone_and_its_slot_begins_clean() -> None
     close(out[1], pcm)
     rows.close(0)
     close(spoken(rows, 0, [mel[:11], mel[11:]]), pcm)
+
+
+def test_a_row_for_which_a_call_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = HiftRows(tiny(), 3)
+    mel, pcm = utterance(30)
+    for slot in range(3):
+        rows.open(slot)
+    decode, calls = rows.decode, []
+
+    def faulty(slots: Sequence[int], *more: Any) -> Tensor:
+        calls.append(list(slots))
+        if 1 in slots:
+            raise RuntimeError("a fault in the vocoder")
+        return decode(slots, *more)
+
+    monkeypatch.setattr(rows, "decode", faulty)
+    first, bad, last = rows.push_each([0, 1, 2], [mel, mel, mel], [True] * 3)
+    assert str(bad) == "a fault in the vocoder"
+    assert calls == [[0, 1, 2], [0], [1], [2]]
+    for out in (first, last):
+        assert isinstance(out, Tensor)
+        close(out, pcm)
 
 
 def test_no_frames_make_no_sound_and_nothing_comes_after_the_end() -> None:
