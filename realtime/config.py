@@ -77,6 +77,12 @@ class LimitSettings(Section, frozen=True):
         int, Meta(ge=0, le=256, description="Threads for Opus, MP3, AAC, FLAC and changes of speed; 0 has none.")
     ] = 1
     max_lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="The largest lead a client may ask for.")] = 60_000
+    max_message_ms: Annotated[
+        int, Meta(ge=20, le=2_000, description="Audio in one message, where so much is ready and the lead is long.")
+    ] = 240
+    playback_tolerance_ms: Annotated[
+        int, Meta(ge=0, le=1_000, description="The engine hears of the listener's place when it is off by more.")
+    ] = 10
     max_errors: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = 100
     max_remembered_responses: Annotated[
         int, Meta(ge=1, le=1_000, description="Ended responses of a session that can still be asked about.")
@@ -105,6 +111,11 @@ class SpeechDefaults(Section, frozen=True):
     language: Annotated[str, Meta(description="Language.")] = "auto"
     encoding: Annotated[Literal["opus", "pcm_s16le", "mulaw", "alaw"], Meta(description="How audio is coded.")] = "opus"
     sample_rate: Annotated[int, Meta(ge=8_000, le=48_000, description="Samples a second.")] = 24_000
+    bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Bits a second of Opus.")] = 32_000
+    opus_application: Annotated[
+        Literal["voip", "audio"],
+        Meta(description="What Opus is tuned for: `audio` is a third of the work, and as good from 64,000 bits on."),
+    ] = "voip"
     lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000
     avoid_dead_air: Annotated[bool, Meta(description="Close a segment early when text is late.")] = True
     aligner: Annotated[

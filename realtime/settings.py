@@ -21,7 +21,12 @@ def default_settings(defaults: SpeechDefaults) -> SpeechSettings:
     return SpeechSettings(
         voice=defaults.voice,
         language=defaults.language,
-        format=AudioFormat(encoding=Encoding(defaults.encoding), sample_rate=defaults.sample_rate),
+        format=AudioFormat(
+            encoding=Encoding(defaults.encoding),
+            sample_rate=defaults.sample_rate,
+            bitrate=defaults.bitrate,
+            application=defaults.opus_application,
+        ),
         lead_ms=defaults.lead_ms,
         avoid_dead_air=defaults.avoid_dead_air,
     )

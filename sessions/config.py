@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from engine.api import ClonedVoice, SamplingParams, TextLayout
 
@@ -36,6 +37,9 @@ class AudioFormat:
     """Bits a second. Opus: 6,000 to 510,000; MP3 and AAC: as far as the rate allows (docs/audio.md)."""
     complexity: int = 5
     """0 (least work) to 10 (best sound for its bits)."""
+    application: Literal["voip", "audio"] = "voip"
+    """``audio`` is a third of the work, and as good as ``voip`` with half the bits (docs/audio.md). Below 64,000 bits, or
+    with ``fec``, it is ``voip`` all the same."""
     fec: bool = False
     """Each packet also holds a poorer copy of the one before."""
     packet_loss_percent: int = 10
@@ -86,6 +90,10 @@ class SessionLimits:
     max_lead_ms: int = 60_000
     min_engine_lead_ms: int = 500
     """The engine may be so far ahead even of a client that takes audio just in time."""
+    max_message_ms: int = 240
+    """Audio that leaves in one message, where so much is ready and the lead is eight times as long."""
+    playback_tolerance_ms: int = 10
+    """The engine is told where the listener is when it would be off by more; with 0 it is told with every chunk."""
     max_ready_ms: int = 60_000
     """In burst, no further segment begins while so much audio waits to be taken."""
     max_burst_segments: int = 2

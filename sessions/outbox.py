@@ -11,8 +11,10 @@ from sessions.alignment.times import WordTime
 from sessions.audio.pacer import Pacer, Underrun, UnderrunCause
 from sessions.events import FlushDone, ResponseAudio, ResponseWords
 
-MAX_MESSAGE_MS = 80
-"""Packets made together leave together up to this: the four of a codec frame."""
+FRAME_MESSAGE_MS = 80
+"""Packets made together leave together, the four of a codec frame in any case where the lead is no shorter."""
+MESSAGES_IN_LEAD = 8
+"""A long lead is handed over in so many messages."""
 
 
 class Packet(Protocol):
@@ -37,11 +39,18 @@ class Message:
 class Outbox:
     """Messages, word times and flush numbers, first in first out; counts their sequence and their samples."""
 
-    def __init__(self, response_id: str, pacer: Pacer, on_underrun: Callable[[Underrun], None]) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        pacer: Pacer,
+        on_underrun: Callable[[Underrun], None],
+        message_ms: int = FRAME_MESSAGE_MS,
+    ) -> None:
+        """A message holds at most ``message_ms``, and less with a short lead."""
         self._response_id = response_id
         self._pacer = pacer
         self._on_underrun = on_underrun
-        self._max_message_samples = pacer.sample_rate * max_message_ms(pacer.settings.lead_ms) // 1000
+        self._max_message_samples = pacer.sample_rate * max_message_ms(pacer.settings.lead_ms, message_ms) // 1000
         self._waiting: deque[Message | ResponseWords | int] = deque()
         self.waiting_samples = 0
         """Of messages that have not been taken yet."""
@@ -117,9 +126,11 @@ class Outbox:
         return ResponseAudio(self._response_id, sequence, start_sample, message.num_samples, packets)
 
 
-def max_message_ms(lead_ms: int | None) -> int:
-    """Half of a short lead, so that a message never waits for all of it to be played."""
-    return MAX_MESSAGE_MS if lead_ms is None else min(MAX_MESSAGE_MS, lead_ms // 2)
+def max_message_ms(lead_ms: int | None, message_ms: int) -> int:
+    """At most half of a short lead, so that a message never waits for all of it to be played."""
+    if lead_ms is None:
+        return message_ms
+    return min(message_ms, max(lead_ms // MESSAGES_IN_LEAD, min(FRAME_MESSAGE_MS, lead_ms // 2)))
 
 
 def grouped(packets: Iterable[Packet], max_samples: int) -> Iterable[Sequence[Packet]]:

@@ -53,7 +53,7 @@ class Response:
         backlog = None if settings.word_times or settings.heard_at_once else services.backlog
         self._told = SpokenText(info.sample_rate, services.make_aligner, settings.speed, backlog)
         self._script = Script(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
-        self._outbox = Outbox(response_id, pacer, self._count_underrun)
+        self._outbox = Outbox(response_id, pacer, self._count_underrun, services.limits.max_message_ms)
         self._reader = Alarm()
         self._speaker = Speaker(
             request_prefix, settings, services, self._script, self._outbox, self._reader.ring, self._end_by

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from engine.api import EngineError, Finished, FinishReason, SpeechChunk, Starved
@@ -54,6 +55,8 @@ class Speaker:
         self._listening = False
         self._stopped = False
         self._num_heard = 0
+        self._reported_samples, self._reported_s = 0, -math.inf
+        """What the engine was told last of its current request: where the listener was, and when."""
         self.finished = False
         """All is in the outbox."""
         self.num_samples = 0
@@ -81,14 +84,19 @@ class Speaker:
             self._feeder.advance()
 
     def report_playback(self) -> None:
-        """Tell the engine where the listener is: before a segment begins to play, that is a negative number."""
+        """Tell the engine where the listener is, unless it reckons so by itself: it counts on from what it was told."""
         segment = self._current
         if self._stopped or segment is None or segment.stream is None or self._settings.lead_ms is None:
             return
-        settings = self._settings
+        settings, now = self._settings, now_s()
         engine_rate = settings.speed * self._engine_rate
-        played_samples = int(self._outbox.played_samples(now_s()) * engine_rate / settings.format.sample_rate)
-        segment.stream.report_playback(played_samples - (segment.spoken.start_sample or 0))
+        played_samples = int(self._outbox.played_samples(now) * engine_rate / settings.format.sample_rate)
+        reckoned_samples = self._reported_samples + (now - self._reported_s) * self._engine_rate
+        tolerance_ms = self._services.limits.playback_tolerance_ms
+        if abs(played_samples - reckoned_samples) * 1000 >= tolerance_ms * self._engine_rate:
+            self._reported_samples, self._reported_s = played_samples, now
+            # before a segment begins to play, that is a negative number
+            segment.stream.report_playback(played_samples - (segment.spoken.start_sample or 0))
 
     def stop(self) -> None:
         """Fence the engine and let go of everything; ``released`` tells when it is free."""
@@ -183,6 +191,7 @@ class Speaker:
         self._current = segment
         self._put(await self._voicing.begin_segment(segment.spoken.push))
         segment.spoken.start_sample = self._voicing.num_engine_samples
+        self._reported_s = -math.inf
         self.report_playback()
         async for event in segment.stream:
             self._num_heard += 1

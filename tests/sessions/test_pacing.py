@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from sessions.alignment.even import EvenAligner
 from sessions.clock import now_s
-from sessions.config import SpeechSettings
+from sessions.config import SessionLimits, SpeechSettings
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from tests.fakes.script import FRAME_S, SAMPLE_RATE, FakeScript
 from tests.fakes.stream import FakeSpeechStream
-from tests.sessions.conftest import BURST, PACED, PCM, RememberingEngine
+from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RememberingEngine
 from tests.sessions.reading import CountingMetrics, Reading, read, reading_task
 
 pytestmark = pytest.mark.virtual_time
@@ -80,31 +81,62 @@ async def test_a_slow_reader_of_a_burst_gets_it_all(registry: SessionRegistry, e
     assert now_s() < 75
 
 
-async def test_the_engine_is_told_where_the_listener_is(registry: SessionRegistry, engine: RememberingEngine):
+async def test_the_engine_is_told_where_the_listener_is(
+    registry: SessionRegistry, engine: RememberingEngine, reports: dict[str, list[int]]
+):
     """Between two segments too: it never has more ready than the lead and a chunk, and what is left to play."""
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     _, task = reading_task(response)
-    reports: list[int] = []
+    before_ms = 0.0
     while not task.done():
         await asyncio.sleep(0.01)
         left_ms = response._outbox.left_ms(now_s())
         assert left_ms <= 2_000 + 2 * 80 + START_S * 1000
-        if len(engine.ever) == 2 and not reports:
-            note_reports(engine.ever[1], reports)
+        if len(engine.ever) == 1:
             before_ms = left_ms
-    assert len(engine.requests) == 4
-    assert reports[0] * 1000 / SAMPLE_RATE == pytest.approx(-before_ms, abs=100)
-    assert reports == sorted(reports)
+    assert len(engine.requests) == len(reports) == 4
+    second = list(reports.values())[1]
+    assert second[0] * 1000 / SAMPLE_RATE == pytest.approx(-before_ms, abs=100)
+    assert all(told == sorted(told) for told in reports.values())
 
 
-def note_reports(stream: FakeSpeechStream, reports: list[int]) -> None:
-    report_playback = stream.report_playback
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """What the engine was told of each request."""
+    told: dict[str, list[int]] = {}
+    report_playback = FakeSpeechStream.report_playback
 
-    def note(played_samples: int) -> None:
-        reports.append(played_samples)
-        report_playback(played_samples)
+    def note(stream: FakeSpeechStream, played_samples: int) -> None:
+        told.setdefault(stream.request_id, []).append(played_samples)
+        report_playback(stream, played_samples)
 
-    stream.report_playback = note  # type: ignore[method-assign]
+    monkeypatch.setattr(FakeSpeechStream, "report_playback", note)
+    return told
+
+
+async def test_the_engine_is_told_nothing_that_it_reckons_by_itself(
+    engine: RememberingEngine, reports: dict[str, list[int]]
+):
+    """Its own idea of the listener is no further off than it is when it is told with every chunk."""
+    off_ms: dict[int, float] = {}
+    for tolerance_ms in (0, 10):
+        reports.clear()
+        limits = replace(LIMITS, session=SessionLimits(playback_tolerance_ms=tolerance_ms))
+        registry = SessionRegistry(engine, limits, make_aligner=EvenAligner)
+        response = registry.create(settings=PACED).create_response(text="word " * 20, text_closed=True)
+        reading, task = reading_task(response)
+        off_ms[tolerance_ms] = 0.0
+        while not task.done():
+            await asyncio.sleep(0.02)
+            if reading.audio and engine.streams and not task.done():
+                (stream,) = engine.streams.values()
+                off = stream._playback.played_samples() - response._outbox.played_samples(now_s())
+                off_ms[tolerance_ms] = max(off_ms[tolerance_ms], abs(off) * 1000 / SAMPLE_RATE)
+        ((_, told),) = reports.items()
+        num_chunks = len(reading.data) // (1_920 * 2)
+        assert len(told) > num_chunks if tolerance_ms == 0 else len(told) < num_chunks / 4
+        await registry.aclose()
+    assert off_ms[10] <= off_ms[0] + 10
 
 
 async def test_a_client_that_pauses_gets_no_more_than_the_lead(registry: SessionRegistry):

@@ -40,9 +40,13 @@ def test_groups_keep_the_order_and_the_limit(sizes: list[int], limit: int):
         assert len(group) == 1 or sum(packet.num_samples for packet in group) <= limit
 
 
-@pytest.mark.parametrize(("lead_ms", "message_ms"), [(None, 80), (2_000, 80), (100, 50), (40, 20), (0, 0)])
-def test_messages_are_short_where_the_lead_is(lead_ms: int | None, message_ms: int):
-    assert max_message_ms(lead_ms) == message_ms
+@pytest.mark.parametrize(
+    ("lead_ms", "longest_ms", "message_ms"),
+    [(None, 80, 80), (2_000, 80, 80), (100, 80, 50), (40, 80, 20), (0, 80, 0)]
+    + [(None, 240, 240), (10_000, 240, 240), (2_000, 240, 240), (1_000, 240, 125), (400, 240, 80), (100, 240, 50)],
+)
+def test_messages_are_short_where_the_lead_is(lead_ms: int | None, longest_ms: int, message_ms: int):
+    assert max_message_ms(lead_ms, longest_ms) == message_ms
 
 
 @given(st.lists(st.one_of(st.integers(1, 900), st.none()), max_size=30), st.sampled_from([None, 0, 100, 1_000]))
