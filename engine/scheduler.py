@@ -108,9 +108,17 @@ class Scheduler:
                 return
             request = self.waiting.popleft()
             request.slot, request.phase, request.started_s = slot, Phase.RUNNING, now_s
-            if request.row.reference is not None:
-                self.stage.prime(slot, request.row.reference)
             self.running.append(request)
+            self.prime(request, slot)
+
+    def prime(self, request: Request, slot: int) -> None:
+        """Where this fails, for want of memory or by a wrong code, it costs this request alone."""
+        if request.row.reference is None:
+            return
+        try:
+            self.stage.prime(slot, request.row.reference)
+        except Exception as error:
+            self.on_failed(request, error)
 
     def runnable(self, now_s: float) -> Iterator[Request]:
         for request in list(self.running):

@@ -167,6 +167,19 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
     assert len(benches[1].engine.stage.references) == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_voice_that_the_decoder_cannot_hear_fails_alone(base_folder: Path, graphs: bool) -> None:
+    embedding = np.ones(48, np.float32).tobytes()
+    codes = np.full((3, 4), 9_999, np.int16).tobytes()
+    broken = ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog")
+    bench = make_bench(base_folder, graphs)
+    voices = [ClonedVoice(embedding=embedding), broken, ClonedVoice(embedding=embedding)]
+    rows = [bench.submit(voice=voice, text=TEXT, text_closed=True) for voice in voices]
+    bench.run()
+    bench.check_idle()
+    assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
+
+
 def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench(tiny_folder, True)
     program = bench.engine.runner.program  # type: ignore[attr-defined]
