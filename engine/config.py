@@ -74,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_text_chars: int = 20_000
     """In one request."""
     min_frame_cap: int = 64
+    """Frames that any request may have, whatever the length of its text."""
     frames_per_text_token: int = 10
     """A request is cut at ``min_frame_cap`` + this for every text token."""
     max_frames: int = 4_000
@@ -81,9 +82,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     silence_limit_s: float = 3.0
     """So much near-silence after the text is spent ends the request."""
     silence_dbfs: float = -60.0
+    """Of full scale; what is quieter is near-silence."""
     loop_limit_frames: int = 50
     """So many frames of one repeating pattern of code 0 end the request."""
     max_loop_period: int = 8
+    """Frames in the longest pattern that is looked for."""
     decode_gather_slack_s: float = 0.4
     """A listener with more lead than this waits until a larger decode call is full."""
     pinned_rows: int | None = None
@@ -119,12 +122,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     min_sample_s: float = 1.0
     """The shortest recording to clone a voice from."""
     max_sample_s: float = 30.0
+    """And the longest."""
     max_kept_voices: int = 32
     """Cloned voices whose prepared state is kept."""
     windowed_decode: bool = False
     """Decode from the codes of a left context instead of carried state: the slow reference."""
     windowed_context_frames: int = 25
+    """Frames of that context."""
     windowed_overlap_samples: int = 480
+    """Samples that the next chunk renders again, to fade over."""
     cosyvoice3: CosyVoice3Settings = CosyVoice3Settings()
     """Of that family's own stages."""
 

@@ -1,11 +1,46 @@
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.config import AT_LEAST_ONE, AT_LEAST_ZERO, EngineConfig
 from engine.errors import InvalidRequest
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def rows() -> list[str]:
+    """What the page says of each setting, from the code: name, default, what it is."""
+    (struct,) = ast.parse(inspect.getsource(EngineConfig)).body
+    assert isinstance(struct, ast.ClassDef)
+    told = {
+        setting.target.id: text.value.value
+        for setting, text in zip(struct.body, struct.body[1:], strict=False)
+        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+    return [
+        f"| `{field.name}` | {shown(field.default)} | {' '.join(told[field.name].split()).replace('``', '`')} |"
+        for field in msgspec.structs.fields(EngineConfig)
+        if field.name != "cosyvoice3"
+    ]
+
+
+def shown(default: object) -> str:
+    if default is None:
+        return ""
+    return f"`{msgspec.json.encode(default).decode()}`"
+
+
+def test_the_page_tells_of_every_setting() -> None:
+    page = PAGE.read_text()
+    missing = [row for row in rows() if row not in page]
+    assert not missing, "\n".join(missing)
 
 
 @pytest.mark.parametrize("name", AT_LEAST_ONE)
