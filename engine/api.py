@@ -231,6 +231,8 @@ class Finished:
     code: str | None = None
     """Of the error, with ``FinishReason.ERROR``."""
     message: str | None = None
+    retry_after_ms: int | None = None
+    """Of one that was refused for want of room."""
 
 
 SpeechEvent = SpeechChunk | Starved | Finished

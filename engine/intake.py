@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -62,6 +63,8 @@ class Intake:
         except Exception as error:
             code, message = as_reported(error)
             end = Finished(spec.request_id, FinishReason.ERROR, code=code, message=message, seed=seed)
+            if isinstance(error, EngineOverloaded):
+                end = replace(end, retry_after_ms=error.retry_after_ms)
             self.events += [(epoch, end), (epoch, Released(spec.request_id))]
             return
         self.requests[epoch] = request

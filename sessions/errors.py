@@ -81,9 +81,10 @@ class EngineTimeout(SessionError):
 class EngineFailed(SessionError):
     """The engine ended a segment with an error; ``code`` is the engine's."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, retry_after_ms: int | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after_ms = retry_after_ms
         self.retryable = code in (EngineError.code, EngineDead.code, EngineOverloaded.code)
 
 
@@ -100,7 +101,7 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 def error_info(error: Exception) -> ErrorInfo:
     """Tell any error in the shape clients see. What was not raised on purpose keeps its message to itself."""
     match error:
-        case LimitExceeded():
+        case LimitExceeded() | EngineFailed():
             return ErrorInfo(error.code, str(error), error.param, error.retryable, error.retry_after_ms)
         case SessionError():
             return ErrorInfo(error.code, str(error), error.param, error.retryable)

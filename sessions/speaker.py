@@ -221,7 +221,8 @@ class Speaker:
         self.num_text_tokens += end.num_text_tokens
         self.num_frames += end.num_frames
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-            raise EngineFailed(end.code or EngineError.code, end.message or f"the engine ended with {end.reason}")
+            message = end.message or f"the engine ended with {end.reason}"
+            raise EngineFailed(end.code or EngineError.code, message, end.retry_after_ms)
         self._put(await self._voicing.end_segment())
         segment.spoken.finish()
         self._tell_words()

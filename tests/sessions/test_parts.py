@@ -101,6 +101,7 @@ def test_patience_ends_with_whom_it_was_for_and_begins_anew_with_progress():
         (LimitExceeded("max_x is 1", "x"), ErrorInfo("limit_exceeded", "max_x is 1", "x")),
         (LimitExceeded("max_x is 1", None, 500), ErrorInfo("limit_exceeded", "max_x is 1", None, True, 500)),
         (EngineFailed("engine_dead", "it died"), ErrorInfo("engine_dead", "it died", None, True)),
+        (EngineFailed("overloaded", "full", 700), ErrorInfo("overloaded", "full", None, True, 700)),
         (EngineFailed("request_too_long", "too long"), ErrorInfo("request_too_long", "too long", None, False)),
         (RuntimeError("a secret"), ErrorInfo("internal_error", "internal error")),
     ],
