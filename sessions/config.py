@@ -38,8 +38,8 @@ class AudioFormat:
     complexity: int = 5
     """0 (least work) to 10 (best sound for its bits)."""
     application: Literal["voip", "audio"] = "voip"
-    """``audio`` is a third of the work, and as good as ``voip`` with half the bits (docs/audio.md). Below 64,000 bits, or
-    with ``fec``, it is ``voip`` all the same."""
+    """``audio`` is a third of the work, and as good as ``voip`` with half the bits (docs/audio.md). Below 64,000 bits,
+    or with ``fec``, it is ``voip`` all the same."""
     fec: bool = False
     """Each packet also holds a poorer copy of the one before."""
     packet_loss_percent: int = 10

@@ -42,8 +42,10 @@ def test_groups_keep_the_order_and_the_limit(sizes: list[int], limit: int):
 
 @pytest.mark.parametrize(
     ("lead_ms", "longest_ms", "message_ms"),
-    [(None, 80, 80), (2_000, 80, 80), (100, 80, 50), (40, 80, 20), (0, 80, 0)]
-    + [(None, 240, 240), (10_000, 240, 240), (2_000, 240, 240), (1_000, 240, 125), (400, 240, 80), (100, 240, 50)],
+    [
+        *((None, 80, 80), (2_000, 80, 80), (100, 80, 50), (40, 80, 20), (0, 80, 0)),
+        *((None, 240, 240), (10_000, 240, 240), (2_000, 240, 240), (1_000, 240, 125), (400, 240, 80), (100, 240, 50)),
+    ],
 )
 def test_messages_are_short_where_the_lead_is(lead_ms: int | None, longest_ms: int, message_ms: int):
     assert max_message_ms(lead_ms, longest_ms) == message_ms
