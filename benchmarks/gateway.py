@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--model", help="checkpoint folder (default: a scripted engine)")
     parser.add_argument("--server-cores", type=cores, default=os.sched_getaffinity(0))
     parser.add_argument("--client-cores", type=cores, default=os.sched_getaffinity(0))
+    parser.add_argument("--options", type=json.loads, default={}, help="of the engine, as JSON; with --model")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server")
     parser.add_argument("--tree", type=Path, default=TREE, help="source tree of the server, to compare with another")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -172,7 +173,7 @@ def main() -> None:
         serve(json.loads(args.serve))
         return
     settings = NO_LIMITS | {"listen.gateways": args.gateways} | dict(item.split("=", 1) for item in args.set)
-    settings |= {"engine.model": args.model} if args.model else {}
+    settings |= {"engine.model": args.model, "engine.options": args.options} if args.model else {}
     os.sched_setaffinity(0, args.client_cores)
     levels = []
     with server(settings, args.server_cores, args.tree) as running:
