@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 RESTART_PAUSE_S = 1.0
 CUDA_PREFILL_POSITIONS = 256
 """There a step with so many costs little more than one with a few, and whoever comes with others waits for fewer."""
+CPU_LEAD_TICK_S = 0.08
+"""There a step costs much the same for one row as for some, and a frame lasts so long."""
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 
 
@@ -230,7 +232,8 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
     unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
     if unknown:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
-    usual = {"max_prefill_positions": CUDA_PREFILL_POSITIONS} if _wants_process(device) else {}
+    on_cuda, on_cpu = {"max_prefill_positions": CUDA_PREFILL_POSITIONS}, {"lead_tick_s": CPU_LEAD_TICK_S}
+    usual: dict[str, Any] = on_cuda if _wants_process(device) else on_cpu
     try:
         return msgspec.convert(usual | settings, EngineConfig)
     except msgspec.ValidationError as error:

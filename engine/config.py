@@ -36,6 +36,8 @@ AT_LEAST_ZERO = (
     "min_frame_cap",
     "frames_per_text_token",
     "silence_limit_s",
+    "lead_tick_s",
+    "niceness",
     "decode_gather_slack_s",
     "max_kept_voices",
     "windowed_overlap_samples",
@@ -87,6 +89,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So many frames of one repeating pattern of code 0 end the request."""
     max_loop_period: int = 8
     """Frames in the longest pattern that is looked for."""
+    lead_tick_s: float = 0.0
+    """Rows at their leads step together, at moments so far apart; 0: each when its time has come. On a CPU an engine
+    is made with 0.08 unless told."""
+    niceness: int = 0
+    """How far the engine's process stands back for others on the same cores: 0 to 19, as ``nice`` has it."""
     decode_gather_slack_s: float = 0.4
     """A listener with more lead than this waits until a larger decode call is full."""
     pinned_rows: int | None = None

@@ -312,6 +312,7 @@ def main() -> None:
     from engine.load import load_engine
 
     config = msgspec.convert(settings["config"], EngineConfig)
+    os.nice(config.niceness)
     try:
         loaded = load_engine(
             Path(settings["folder"]), config, settings["device"], settings["dtype"], settings["is_embedded"]

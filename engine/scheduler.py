@@ -6,6 +6,7 @@ slot alone; DONE nothing. ``release`` is the only way back, whatever the cause.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import attrgetter
@@ -18,6 +19,8 @@ from engine.models.base import DecodeStage, Park, SpeechModel
 from engine.request import Phase, Request
 
 ROUNDING_S = 1e-9
+LEAST_LEAD_TICKS = 4
+"""A listener with a shorter lead is not kept waiting for the others."""
 DEADLINE_S = attrgetter("deadline_s")
 
 
@@ -133,12 +136,17 @@ class Scheduler:
         return request.spec.lead_ms is None or self.wait_s(request, now_s) <= ROUNDING_S
 
     def wait_s(self, request: Request, now_s: float) -> float:
-        """How long until one more frame keeps within lead and one chunk; at most 0 when it does now."""
+        """How long until one more frame keeps within lead and one chunk, and then until the tick at which all that are
+        at their leads step together; at most 0 when it does now."""
         lead_ms = request.spec.lead_ms
         if lead_ms is None:
             return 0.0
         generated_s = request.generated_lead_s(now_s, self.frame_s)
-        return generated_s + self.frame_s - (lead_ms / 1000 + self.chunk_s)
+        wait_s = generated_s + self.frame_s - (lead_ms / 1000 + self.chunk_s)
+        tick_s = self.config.lead_tick_s
+        if not tick_s or lead_ms / 1000 < LEAST_LEAD_TICKS * tick_s:
+            return wait_s
+        return math.ceil((now_s + wait_s) / tick_s - ROUNDING_S) * tick_s - now_s
 
     def fetch_input(self, request: Request) -> bool:
         """Ask the model what to feed; False parks the request, or fails it."""

@@ -14,6 +14,9 @@ from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, 
 
 TYPICAL_LENGTH = 512
 """The length oneDNN chooses the layout of the weights for; any works."""
+ONE_LAYOUT = torch.backends.cpu.get_cpu_capability() == "AVX512"
+"""Whether oneDNN wants the weights the same for calls of any shape. Elsewhere it would lay them out anew in every call
+of another, which takes longer than the convolution."""
 WIDE = 256
 
 
@@ -41,20 +44,33 @@ class PackedConvolution:
         self.dilation, self.groups = [1, conv.dilation[0]], conv.groups
         self.one = torch.ops.mkldnn._convolution_pointwise.default
         self.two = torch.ops.mkldnn._convolution_pointwise.binary
-        weight = conv.weight.detach().unsqueeze(2).contiguous(memory_format=torch.channels_last)
-        shape = [1, conv.in_channels, 1, TYPICAL_LENGTH]
-        self.packed = torch.ops.mkldnn._reorder_convolution_weight(
-            weight, [0, 0], [1, 1], self.dilation, self.groups, shape
-        )
+        self.packed: dict[tuple[int, int], Tensor] = {}
+        """By rows and length, where the layout depends on them."""
 
     def __call__(self, x: Tensor, state: Tensor, residual: Tensor | None = None) -> Tensor:
         image = as_image(joined_with_past(self.layer, x, state))
         place = ([0, 0], [1, 1], self.dilation, self.groups)
+        weight = self.weight_for(len(image), image.shape[-1])
         if residual is None:
-            out = self.one(image, self.packed, self.bias, *place, "none", [], "")
+            out = self.one(image, weight, self.bias, *place, "none", [], "")
         else:
-            out = self.two(image, as_image(residual), self.packed, self.bias, *place, "add", 1.0, None, [], None)
+            out = self.two(image, as_image(residual), weight, self.bias, *place, "add", 1.0, None, [], None)
         return out.squeeze(2).transpose(1, 2)
+
+    def weight_for(self, rows: int, length: int) -> Tensor:
+        shape = (1, TYPICAL_LENGTH) if ONE_LAYOUT else (rows, length)
+        if shape not in self.packed:
+            self.packed[shape] = self.pack(*shape)
+        return self.packed[shape]
+
+    def pack(self, rows: int, length: int) -> Tensor:
+        conv = self.layer.conv
+        weight = conv.weight.detach().unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        shape = [rows, conv.in_channels, 1, length]
+        packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(
+            weight, [0, 0], [1, 1], self.dilation, self.groups, shape
+        )
+        return packed
 
 
 def as_image(x: Tensor) -> Tensor:

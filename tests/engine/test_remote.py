@@ -36,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
-def process_of(folder: Path) -> EngineProcess:
-    return EngineProcess(folder, EngineConfig(fast_start=True), "cpu", "auto", is_embedded=False)
+def process_of(folder: Path, **settings: int) -> EngineProcess:
+    return EngineProcess(folder, EngineConfig(fast_start=True, **settings), "cpu", "auto", is_embedded=False)
 
 
 def owned(folder: Path) -> RemoteEngine:
@@ -182,6 +182,14 @@ async def test_starting_again_ends_the_process_that_still_runs(folder: Path) -> 
     assert first is not None
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+    await process.stop()
+
+
+async def test_a_process_stands_back_as_far_as_it_is_told(folder: Path) -> None:
+    process = process_of(folder, niceness=3)
+    await process.start()
+    assert process.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 3
     await process.stop()
 
 

@@ -118,6 +118,40 @@ def test_a_row_at_its_lead_asks_for_no_step_until_its_time_comes(shape: Shape) -
     assert bench.engine.has_work
 
 
+LEAD_MS = 1_000
+
+
+def test_rows_at_their_leads_step_together(shape: Shape) -> None:
+    """A tick as long as a frame."""
+    frame_s = recorder(shape).engine.scheduler.frame_s
+    assert rows_of_steps(shape, frame_s) > 1.5 * rows_of_steps(shape, 0.0)
+
+
+def rows_of_steps(shape: Shape, lead_tick_s: float) -> float:
+    """In the mean, of four rows that began one after the other."""
+    bench = recorder(shape, lead_tick_s=lead_tick_s)
+    frame_s, rows = bench.engine.scheduler.frame_s, []
+    for _ in range(4):
+        rows.append(speak(bench, lead_ms=LEAD_MS))
+        run_until_heard(bench, rows[-1])
+        bench.now_s += 0.15 * frame_s
+    bench.run(until=lambda: not bench.engine.has_work)
+    began_s, bench.batches, bench.keep_batches = bench.now_s, [], True
+    bench.run(until=lambda: bench.now_s > began_s + 10 * frame_s)
+    for row in rows:
+        assert bench.request(row).generated_lead_s(bench.now_s, frame_s) > LEAD_MS / 1000 - 2 * frame_s
+    works = [len(batch.works) for batch in bench.batches if batch.works]
+    return sum(works) / len(works)
+
+
+def test_a_listener_with_a_short_lead_waits_for_no_tick(shape: Shape) -> None:
+    benches = [recorder(shape, lead_tick_s=tick_s) for tick_s in (0.0, 0.08)]
+    for bench in benches:
+        row = speak(bench, lead_ms=300)
+        run_until_heard(bench, row, 4_000)
+    assert benches[0].now_s == benches[1].now_s
+
+
 def test_burst_waits_for_nobody(shape: Shape) -> None:
     bench = recorder(shape)
     row = speak(bench, lead_ms=None)

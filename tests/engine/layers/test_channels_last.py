@@ -33,6 +33,19 @@ def test_any_cut_gives_what_the_plain_layer_gives_at_once(name: str, pieces: lis
     torch.testing.assert_close(streamed, last(layer(x)), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("one_layout", [True, False])
+def test_weights_give_the_same_in_any_layout(monkeypatch: pytest.MonkeyPatch, one_layout: bool) -> None:
+    monkeypatch.setattr("engine.layers.channels_last.ONE_LAYOUT", one_layout)
+    layer = made("k7 dilated")
+    assert isinstance(layer, CausalConv1d)
+    fast = PackedConvolution(layer)
+    for num_rows, length in ((1, 4), (3, LENGTH), (1, 4)):
+        x = signal(num_rows)[..., :length]
+        plain, state = layer(x), torch.zeros(num_rows, assign_state(layer))
+        torch.testing.assert_close(fast(last(x), state), last(plain), atol=TOLERANCE, rtol=0)
+    assert len(fast.packed) == (1 if one_layout else 2)
+
+
 def test_a_residual_is_added_in_place_of_an_addition_after() -> None:
     layer = made("k7 dilated")
     assert isinstance(layer, CausalConv1d)
