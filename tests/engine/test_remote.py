@@ -36,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
-def process_of(folder: Path, **settings: int) -> EngineProcess:
-    return EngineProcess(folder, EngineConfig(fast_start=True, **settings), "cpu", "auto", is_embedded=False)
+def process_of(folder: Path, niceness: int = 0) -> EngineProcess:
+    return EngineProcess(folder, EngineConfig(fast_start=True, niceness=niceness), "cpu", "auto", is_embedded=False)
 
 
 def owned(folder: Path) -> RemoteEngine:
