@@ -134,6 +134,10 @@ class Gateways:
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(self._plan_of(column)) + b"\n")
         if await process.stdout.readline() != READY:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            self._running.discard(process)
             raise ChildProcessError("a gateway did not come up")
         return process
 

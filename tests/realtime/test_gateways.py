@@ -19,9 +19,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
+from realtime import gateways
 from realtime.client import SpeechClient, open_session
-from realtime.config import load_config
-from realtime.gateways import GATEWAY_COMMAND, GatewayPlan, gateway_environment
+from realtime.config import ServerConfig, load_config
+from realtime.gateways import GATEWAY_COMMAND, GatewayPlan, Gateways, gateway_environment
 from realtime.protocol import events as ev
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.calls.test_sockets import told
@@ -266,3 +267,29 @@ def test_a_gateway_imports_nothing_from_the_current_folder(tmp_path: Path) -> No
     )
     assert b"hijacked" not in ended.stderr
     assert b"DecodeError" in ended.stderr, "it came as far as reading its plan"
+
+
+async def test_a_gateway_that_does_not_come_up_is_ended_and_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says_who_it_is = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    started: list[asyncio.subprocess.Process] = []
+    start = asyncio.create_subprocess_exec
+
+    async def remember(*command: str, **how: object) -> asyncio.subprocess.Process:
+        started.append(await start(*command, **how))  # type: ignore[arg-type]
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", remember)
+    monkeypatch.setattr(gateways, "GATEWAY_COMMAND", (sys.executable, "-c", says_who_it_is))
+    monkeypatch.setattr(gateways, "RESTART_PAUSE_S", 0.01)
+    keeper = Gateways(GatewayPlan(config=ServerConfig(), engine="", tally="", counted=(), exchange=""), str(tmp_path))
+    assert await keeper._start_again(0) is None
+    try:
+        assert [process.returncode for process in started] == [-signal.SIGKILL]
+        assert not keeper._running
+    finally:
+        for process in started:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
