@@ -175,6 +175,9 @@ class CallSettings(Section, frozen=True):
     mark_timeout_s: Annotated[float, Meta(ge=0, le=60, description="A mark so late counts as heard, by our clock.")] = (
         5.0
     )
+    answer_timeout_s: Annotated[
+        float, Meta(gt=0, le=60, description="For a command that another gateway obeys, whose call it is.")
+    ] = 5.0
     max_replies: Annotated[int, Meta(ge=1, le=10_000, description="Replies of a call that are not heard yet.")] = 64
     max_marks: Annotated[int, Meta(ge=0, le=10_000, description="Marks of a reply.")] = 256
     max_events: Annotated[int, Meta(ge=16, le=1_000_000, description="Events that may wait for an agent.")] = 4_096

@@ -59,7 +59,7 @@ def create_app(
         engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
     server = SpeechServer(config, engine, load_gatekeeper(config.auth), tally)
     switchboard = Switchboard(config.calls.max_events)
-    relay = Relay(switchboard, exchange)
+    relay = Relay(switchboard, exchange, config.calls.answer_timeout_s)
     audiosocket = AudioSocketPort(server, switchboard, owner_of_lines(server))
     mqtt = MqttBridge(server, switchboard)
     wyoming = WyomingPort(server)

@@ -32,15 +32,14 @@ from realtime.protocol import calls as on
 log = logging.getLogger("voicewire.call")
 
 RETRY_S = 0.5
-ANSWER_TIMEOUT_S = 5.0
-"""For a command that another gateway obeys, which takes it a moment."""
 
 
 class Relay:
     """Implements ``Elsewhere``. Does nothing without a ``path``."""
 
-    def __init__(self, switchboard: Switchboard, path: Path | None) -> None:
+    def __init__(self, switchboard: Switchboard, path: Path | None, answer_timeout_s: float) -> None:
         self._switchboard, self._path = switchboard, path
+        self._answer_timeout_s = answer_timeout_s
         self._writer: asyncio.StreamWriter | None = None
         self._gateways: dict[str, int] = {}
         """Who has each call that is not ours."""
@@ -133,7 +132,7 @@ class Relay:
         self._asked[number] = call_id, answer
         try:
             self._say(Asked(number, caller_name, call_id, command))
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(self._answer_timeout_s):
                 told = await answer
         except TimeoutError:
             raise Refused("overloaded", f"the gateway of call {call_id!r} does not answer") from None

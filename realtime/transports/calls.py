@@ -131,6 +131,19 @@ class AgentConnection:
             self.end("too_many_errors")
 
 
+class EventStream:
+    """Counts as a connection of its key, and ends with its call."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def tick(self, now_s: float) -> None:
+        """The call has its own clock."""
+
+    def end(self, code: str) -> None:
+        self._agent.events.put_nowait(None)
+
+
 class CallsOverHttp:
     """``GET`` which calls there are, ``POST`` a command, ``GET`` the events of a call."""
 
@@ -155,10 +168,15 @@ class CallsOverHttp:
         caller = self._server.gatekeeper.admit_holder(request)
         call_id = request.path_params["call_id"]
         self._switchboard.call(caller.name, call_id)
+        self._server.check_room(caller)
         return StreamingResponse(self._stream(caller, call_id), media_type=EVENT_STREAM)
 
     async def _stream(self, caller: Caller, call_id: str) -> AsyncIterator[str]:
-        with suppress(Refused), self._switchboard.listening(caller.name, call_id) as agent:
+        with (
+            suppress(Refused),
+            self._switchboard.listening(caller.name, call_id) as agent,
+            self._server.connected(EventStream(agent), caller),
+        ):
             while True:
                 try:
                     event = await asyncio.wait_for(agent.events.get(), KEEP_ALIVE_S)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any, NamedTuple, cast
 
 from realtime.protocol.phones.xiaozhi import PACKET_MS
 from realtime.protocol.phones.xiaozhi_udp import KEY_BYTES, UdpSound, stream_of
@@ -18,16 +19,24 @@ MAX_HELD_PACKETS = 16
 Address = tuple[Any, ...]
 
 
+class Answer(NamedTuple):
+    """The way back to whoever sent a datagram."""
+
+    transport: asyncio.DatagramTransport
+    address: Address
+
+    def send(self, datagram: bytes) -> None:
+        self.transport.sendto(datagram, self.address)
+
+
 class Stream:
     """One device's sound. ``heard`` is called with each packet that may be."""
 
-    def __init__(
-        self, port: UdpPort, sound: UdpSound, host: str, heard: Callable[[bytes], None], max_packets_per_s: int
-    ) -> None:
-        self.sound, self._port = sound, port
+    def __init__(self, sound: UdpSound, host: str, heard: Callable[[bytes], None], max_packets_per_s: int) -> None:
+        self.sound = sound
         self._host, self._heard = host, heard
         self._max_packets_per_s = max_packets_per_s
-        self._address: Address | None = None
+        self._answer: Answer | None = None
         self._held: deque[bytes] = deque(maxlen=MAX_HELD_PACKETS)
         self._second, self._num_packets = 0, 0
         self._num_sent = 0
@@ -35,20 +44,20 @@ class Stream:
     def send(self, packet: bytes) -> None:
         datagram = self.sound.seal(packet, self._num_sent * PACKET_MS)
         self._num_sent += 1
-        if self._address is None:
+        if self._answer is None:
             self._held.append(datagram)
         else:
-            self._port.send(datagram, self._address)
+            self._answer.send(datagram)
 
-    def arrived(self, datagram: bytes, address: Address) -> None:
+    def arrived(self, datagram: bytes, answer: Answer) -> None:
         """Only from the machine that holds the device's other line, and not faster than any device speaks."""
-        if address[0] != self._host or self._is_too_fast():
+        if answer.address[0] != self._host or self._is_too_fast():
             return
         if (packet := self.sound.open(datagram)) is None:
             return
-        self._address = address
+        self._answer = answer
         while self._held:
-            self._port.send(self._held.popleft(), address)
+            answer.send(self._held.popleft())
         self._heard(packet)
 
     def _is_too_fast(self) -> bool:
@@ -59,25 +68,41 @@ class Stream:
         return self._num_packets > self._max_packets_per_s
 
 
-class UdpPort(asyncio.DatagramProtocol):
+class UdpSocket(asyncio.DatagramProtocol):
+    """One address of the port."""
+
+    def __init__(self, arrived: Callable[[bytes, Answer], None]) -> None:
+        self._arrived = arrived
+        self._transport: asyncio.DatagramTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: Address) -> None:
+        self._arrived(data, Answer(self._transport, addr))
+
+    def error_received(self, exc: Exception) -> None:
+        """A device that is gone; its other line tells."""
+
+
+class UdpPort:
     """All streams. What belongs to none is dropped without a word."""
 
     def __init__(self, max_packets_per_s: int) -> None:
         self._max_packets_per_s = max_packets_per_s
         self._streams: dict[int, Stream] = {}
-        self._transport: asyncio.DatagramTransport | None = None
         self.port = 0
 
     @asynccontextmanager
     async def open(self, host: str, port: int) -> AsyncIterator[None]:
-        """Raises ``OSError``."""
+        """On every address of the host. Raises ``OSError``."""
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
-        self.port = self._transport.get_extra_info("sockname")[1]
-        try:
+        with ExitStack() as transports:
+            for one in bound_sockets(host, port):
+                transport, _ = await loop.create_datagram_endpoint(lambda: UdpSocket(self._arrived), sock=one)
+                transports.callback(transport.close)
+                self.port = one.getsockname()[1]
             yield
-        finally:
-            self._transport.close()
 
     @contextmanager
     def stream(self, host: str, heard: Callable[[bytes], None]) -> Iterator[Stream]:
@@ -86,20 +111,32 @@ class UdpPort(asyncio.DatagramProtocol):
         while number in self._streams:
             number = secrets.randbits(32)
         sound = UdpSound(secrets.token_bytes(KEY_BYTES), number)
-        self._streams[number] = Stream(self, sound, host, heard, self._max_packets_per_s)
+        self._streams[number] = Stream(sound, host, heard, self._max_packets_per_s)
         try:
             yield self._streams[number]
         finally:
             del self._streams[number]
 
-    def send(self, datagram: bytes, address: Address) -> None:
-        if self._transport is not None:
-            self._transport.sendto(datagram, address)
-
-    def datagram_received(self, data: bytes, addr: Address) -> None:
+    def _arrived(self, data: bytes, answer: Answer) -> None:
         number = stream_of(data)
         if number is not None and (stream := self._streams.get(number)) is not None:
-            stream.arrived(data, addr)
+            stream.arrived(data, answer)
 
-    def error_received(self, exc: Exception) -> None:
-        """A device that is gone; its other line tells."""
+
+def bound_sockets(host: str, port: int) -> list[socket.socket]:
+    """One for each address of the host, all on one port. Raises ``OSError``."""
+    sockets: list[socket.socket] = []
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
+            sockets.append(one := socket.socket(family, kind, protocol))
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.setblocking(False)
+            one.bind((address[0], port, *address[2:]))
+            port = one.getsockname()[1]
+    except OSError:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets

@@ -32,10 +32,10 @@ class Fleet:
     def __init__(self, path: Path, stack: AsyncExitStack) -> None:
         self._path, self._stack = path, stack
 
-    async def gateway(self, max_events: int = 100) -> Gateway:
+    async def gateway(self, max_events: int = 100, answer_timeout_s: float = WAIT_S) -> Gateway:
         own = await self._stack.enter_async_context(AsyncExitStack())
         board = Switchboard(max_events)
-        relay = Relay(board, self._path)
+        relay = Relay(board, self._path, answer_timeout_s)
         await own.enter_async_context(relay.open())
         return Gateway(board, relay, own)
 
@@ -134,9 +134,8 @@ async def test_a_gateway_that_goes_takes_its_calls_along(fleet: Fleet) -> None:
         assert there.board.calls(KEY) == []
 
 
-async def test_a_gateway_that_hangs_holds_no_agent_for_ever(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realtime.calls.relay.ANSWER_TIMEOUT_S", 0.05)
-    here, there = await fleet.gateway(), await fleet.gateway()
+async def test_a_gateway_that_hangs_holds_no_agent_for_ever(fleet: Fleet) -> None:
+    here, there = await fleet.gateway(), await fleet.gateway(answer_timeout_s=0.05)
     never = asyncio.Event()
 
     async def obey(_: on.Command) -> None:
@@ -194,5 +193,5 @@ async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, capl
 
 async def test_without_an_exchange_there_is_nothing_to_tell() -> None:
     board = Switchboard(10)
-    async with Relay(board, None).open():
+    async with Relay(board, None, WAIT_S).open():
         assert board.elsewhere is None

@@ -162,6 +162,20 @@ async def test_other_lines_show_a_key(live: Live) -> None:
         assert (await told(agent, "reply.played"))["confirmed"]
 
 
+async def test_who_reads_events_by_http_counts_as_connected() -> None:
+    async with live_server(limits__max_connections=3) as live, live.http() as http:
+        async with dial(live, "/v1/calls") as agent, dial(live, "/v1/calls/vonage") as line:
+            await line.send('{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}')
+            path = f"/v1/calls/{(await told(agent, 'call.connected'))['call_id']}/events"
+            async with http.stream("GET", path, timeout=WAIT_S) as stream:
+                assert "call.connected" in await anext(stream.aiter_lines())
+                assert live.speech.num_connections == 3
+                refused = await http.get(path)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_connections")
+            await until(lambda: live.speech.num_connections == 2)
+        await until(lambda: live.speech.num_connections == 0)
+
+
 @pytest.mark.parametrize(
     ("message", "code"),
     [

@@ -13,9 +13,10 @@ import aiomqtt
 import pytest
 
 from realtime.config import ConfigError, load_config
-from realtime.protocol.phones.xiaozhi_udp import HEADER, UdpSound
+from realtime.protocol.phones.xiaozhi_udp import HEADER, SOUND, UdpSound
 from realtime.serve import create_app
 from realtime.transports.xiaozhi_mqtt import DevicePorts
+from realtime.xiaozhi.udp import UdpPort
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls.test_sockets import dial, told
@@ -125,6 +126,31 @@ async def test_an_agent_speaks_to_a_device(live: Live) -> None:
         await told(agent, "call.connected")
 
 
+async def test_every_address_of_a_host_takes_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with two addresses: sound that comes to the second is answered from there."""
+    names = {"two.test": ["127.0.0.1", "127.0.0.2"]}
+    ask = socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **more: Any) -> list[Any]:
+        return [found for one in names.get(host, [host]) for found in ask(one, *rest, **more)]
+
+    monkeypatch.setattr("socket.getaddrinfo", look_up)
+    port = UdpPort(max_packets_per_s=100)
+    async with port.open("two.test", 0):
+        for address in names["two.test"]:
+            heard: list[bytes] = []
+            with port.stream("127.0.0.1", heard.append) as stream, socket.socket(type=socket.SOCK_DGRAM) as udp:
+                udp.bind(("127.0.0.1", 0))
+                udp.settimeout(WAIT_S)
+                stream.send(b"hello")
+                header = HEADER.pack(SOUND, 0, 5, stream.sound.stream, 0, 1)
+                udp.sendto(header + stream.sound._crypt(header, b"sound"), (address, port.port))
+                await until(lambda heard=heard: heard == [b"sound"])
+                datagram, sender = udp.recvfrom(2_000)
+                assert sender == (address, port.port)
+                assert stream.sound._crypt(datagram[: HEADER.size], datagram[HEADER.size :]) == b"hello"
+
+
 async def test_an_abort_and_another_hello() -> None:
     slow = FakeSpeechEngine(FakeScript(ms_per_char=60.0, real_time_factor=0.1))
     async with live_server(slow, **PORTS) as live:
@@ -159,13 +185,13 @@ async def test_sound_of_strangers_and_floods_is_dropped(live: Live) -> None:
             stranger.connect(("127.0.0.1", ports(live).udp_port))
             header = HEADER.pack(1, 0, 1, firmware.sound.stream, 0, 50)
             stranger.send(header + b"x")
-        await until(lambda: stream._address is not None)
+        await until(lambda: stream._answer is not None)
         assert stream.sound._heard == 9
         for number in range(10, 500):
             firmware.speak(number=number)
         await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": "Hi."}))
         await firmware.told("tts", state="stop")
-        assert stream._address[0] == "127.0.0.1"  # type: ignore[index]
+        assert stream._answer.address[0] == "127.0.0.1"
         assert stream.sound._heard < 250, "so many a second, and no more"
 
 
