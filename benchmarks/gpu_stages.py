@@ -93,9 +93,21 @@ def stages(engine: PipelinedEngine, rows: int) -> dict[str, Callable[[], object]
         "sampling": draws,
         "decode": lambda: decoder.run(rows, 1),
     }
+    if program.device.type == "cuda":
+        found["together"] = lambda: beside(found["frame"], found["decode"])
     if rows <= decoder.rows_of(4):
         found["decode_4"] = lambda: decoder.run(rows, 4)
     return found
+
+
+def beside(frame: Callable[[], object], decode: Callable[[], object]) -> None:
+    """The decode of one step beside the frame of the next, on a stream of its own, as the engine runs them."""
+    here, aside = torch.cuda.current_stream(), torch.cuda.Stream(priority=-1)
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        decode()
+    frame()
+    here.wait_stream(aside)
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:

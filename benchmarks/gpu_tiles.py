@@ -59,7 +59,7 @@ def conv_case(layer: Shape, streams: int) -> Callable[[], None]:
 def linear_case(layer: tuple[str, int, int], rows: int, is_fused: bool) -> Callable[[], None]:
     kind, size, out = layer
     ops = FusedOps()
-    ops.max_fused_rows = 10_000 if is_fused else 0
+    ops.max_gemv_rows = rows if is_fused else 0
     x, y, norm = random(rows, size), random(rows, out), random(size)
     weights = [random(out * (2 if kind == "swiglu" else 1), size) * size**-0.5 for _ in range(COPIES)]
 

@@ -14,19 +14,26 @@ import triton
 from torch import Tensor
 
 from engine.kernels.plain import PlainOps
-from engine.kernels.settings import DrawSettings, PadPlan
-from engine.kernels.tiles import conv_shape
+from engine.kernels.settings import DrawSettings, PadPlan, Unit, Waves
+from engine.kernels.tiles import NUM_MULTIPROCESSORS, conv_shape
 from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
-from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel
+from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel, unit_kernel
 from engine.kernels.triton_linear import gemv_kernel, norm_kernel, swiglu_kernel
 from engine.kernels.triton_sampling import draw_kernel, noise_kernel
 
-KERNELS = ("gemv", "norm", "swiglu", "paged", "frame", "ring", "draw", "noise", "conv", "depthwise", "tail", "pasts")
+KERNELS = (
+    "gemv", "norm", "swiglu", "paged", "frame", "ring", "draw", "noise", "conv", "unit", "depthwise", "tail", "pasts",
+)  # fmt: skip
 MAX_GEMV_ROWS = 2
 """Above this cuBLAS wins and norms stand alone."""
 FRAME_WARPS = 1
+PAGED, PAGED_ALONE = (64, 4, 3), (128, 8, 2)
+"""Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own."""
+UNIT_CHANNELS = range(129, 257)
+"""Fewer gain nothing, more do not fit into registers; in fp32 none fit."""
+UNIT_ROWS = 128
 GEMV_COLUMNS = 8
-GEMV_DEPTHS = (1024, 512, 256, 128)
+GEMV_DEPTHS = (512, 256, 128)
 LEAST_DEPTH = GEMV_DEPTHS[-1]
 
 
@@ -43,6 +50,7 @@ class FusedOps(PlainOps):
             raise ValueError(f"unknown kernel {unknown[0]!r}; known: {', '.join(KERNELS)}")
         self.on = set(KERNELS) - set(off)
         self.max_gemv_rows = MAX_GEMV_ROWS
+        self.unit_channels, self.min_unit_programs = UNIT_CHANNELS, NUM_MULTIPROCESSORS
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -66,8 +74,8 @@ class FusedOps(PlainOps):
 
     def fits(self, x: Tensor, num_out: int) -> bool:
         rows, size = x.shape
-        few = rows <= self.max_gemv_rows and rows == power_of_two(rows)
-        return "gemv" in self.on and few and size % LEAST_DEPTH == 0 and num_out % GEMV_COLUMNS == 0
+        few = "gemv" in self.on and rows <= self.max_gemv_rows
+        return few and size % LEAST_DEPTH == 0 and num_out % GEMV_COLUMNS == 0
 
     def launch_gemv(
         self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool
@@ -75,10 +83,10 @@ class FusedOps(PlainOps):
         rows, size = x.shape
         num_out = out.shape[-1]
         depth = next(depth for depth in GEMV_DEPTHS if size % depth == 0)
-        gemv_kernel[(num_out // GEMV_COLUMNS,)](
+        gemv_kernel[(num_out // GEMV_COLUMNS * rows,)](
             x, weight, x if norm is None else norm, out, eps, num_out, size,
             ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth,
-            num_warps=4,
+            STAGES=4, num_warps=4,
         )  # fmt: skip
 
     def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -120,6 +128,7 @@ class FusedOps(PlainOps):
         rows = qkv.shape[0]
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows, heads * group * size)
+        block, warps, stages = PAGED_ALONE if rows * heads <= NUM_MULTIPROCESSORS else PAGED
         shape = dict(HEADS=heads, GROUP=group, D=size, PAGE=page, NORM=norms is not None)
         norms = norms or (qkv, qkv)
         if together:
@@ -129,8 +138,8 @@ class FusedOps(PlainOps):
             )  # fmt: skip
         paged_kernel[(rows, heads)](
             qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
-            **shape, BLOCK=64, WRITE=not together, EXACT=qkv.dtype == torch.float32,
-            num_warps=4, num_stages=3,
+            **shape, BLOCK=block, WRITE=not together, EXACT=qkv.dtype == torch.float32,
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
         return out
 
@@ -204,7 +213,7 @@ class FusedOps(PlainOps):
             none if table is None else table, none if following is None else following, WIDTH=size,
             V=width, BLOCK=power_of_two(width), BITS=16 if is_bf16 else 32, FIRST=bool(first),
             NEXT=table is not None, WIDTH_BLOCK=power_of_two(size),
-            num_warps=8 if width > 2048 else 4,
+            num_warps=8,
         )  # fmt: skip
         return out
 
@@ -270,6 +279,23 @@ class FusedOps(PlainOps):
             ACT=0 if act is None else 3 if gelu else 2 if waves else 1, EXACT=x.dtype == torch.float32,
             EVEN_N=num_out % block_n == 0, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
             num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+
+    def residual_unit(self, padded: Tensor, unit: Unit, x: Tensor, out: Tensor, waves: Waves) -> None:
+        streams, length, channels = x.shape
+        num_programs = triton.cdiv(streams * length, UNIT_ROWS)
+        fits = channels in self.unit_channels and channels % 32 == 0 and num_programs >= self.min_unit_programs
+        too_wide = x.is_cuda and x.dtype == torch.float32
+        if "unit" not in self.on or too_wide or not fits:
+            super().residual_unit(padded, unit, x, out, waves)
+            return
+        wide, narrow = unit.wide, unit.narrow
+        unit_kernel[(num_programs,)](
+            padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
+            streams * length, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation,
+            wide.weight.shape[0], C=channels, EXACT=x.dtype == torch.float32, BLOCK_M=UNIT_ROWS,
+            BLOCK_C=power_of_two(channels), BLOCK_N=64, BLOCK_K=64 if channels % 64 == 0 else 32,
+            num_warps=8, num_stages=3,
         )  # fmt: skip
 
     def depthwise_norm(

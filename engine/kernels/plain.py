@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.noise import exponential
-from engine.kernels.settings import DrawSettings, PadPlan
+from engine.kernels.settings import DrawSettings, PadPlan, Unit, Waves
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -241,6 +241,13 @@ class PlainOps:
             raw.copy_(y)
         if act is not None:
             act.copy_(F.gelu(y) if gelu else snake(y, *waves) if waves else y)
+
+    def residual_unit(self, padded: Tensor, unit: Unit, x: Tensor, out: Tensor, waves: Waves) -> None:
+        """x [B, T, C] += conv(snake(conv(padded [B, context + T, C]))), in place; ``out`` takes the snake of that."""
+        wide, narrow, length = unit.wide, unit.narrow, x.shape[1]
+        hidden = torch.empty_like(x)
+        self.conv(padded, wide.weight, wide.bias, length, wide.dilation, act=hidden, waves=unit.inner)
+        self.conv(hidden, narrow.weight, narrow.bias, length, residual=x, raw=x, act=out, waves=waves)
 
     def depthwise_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor], eps: float

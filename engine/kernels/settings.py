@@ -5,12 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 MAX_STEP = 8
 """16-bit values that move at once."""
+
+
+class Product(NamedTuple):
+    """weight [taps, in, out] in the working dtype, bias [out] in fp32."""
+
+    weight: Tensor
+    bias: Tensor
+    dilation: int = 1
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1) -> Product:
+        return Product(weight.to(dtype).contiguous(), bias.float().contiguous(), dilation)
+
+
+class Waves(NamedTuple):
+    """A snake's frequency and gain, fp32 [out]."""
+
+    frequency: Tensor
+    gain: Tensor
+
+
+class Unit(NamedTuple):
+    """A residual unit: ``narrow`` after the snake ``inner`` of ``wide``."""
+
+    wide: Product
+    inner: Waves
+    narrow: Product
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,37 +109,40 @@ def frame_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, out_ptr, eps, scale, value_offset, start,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The predictor's: TOKENS new positions of one row, and at most SIZE (a power of two, 16 at least) in all."""
+    """The predictor's: TOKENS new positions of one row, and at most SIZE (a power of two, 16 at least) in all.
+
+    What is written is written last: a load does not pass a store that comes before it.
+    """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, D)[None]
     place = tl.arange(0, SIZE)
     cache = cache_ptr + ((row * SIZE + place) * HEADS + head)[:, None] * D + d
     keys = tl.load(cache, mask=(place < start)[:, None], other=0.0)
     values = tl.load(cache + value_offset, mask=(place < start)[:, None], other=0.0)
+    queries = ()
     for token in tl.static_range(TOKENS):
         cos, sin = _angles(cos_ptr, sin_ptr, start + token, d, D)
-        heads = qkv_ptr + (row * TOKENS + token) * (HEADS * (GROUP + 2) * D)
-        k_at = heads + HEADS * GROUP * D + head * D + tl.zeros([1, 1], tl.int32)
+        heads = qkv_ptr + (row * TOKENS + token) * (HEADS * (GROUP + 2) * D) + tl.zeros([1, 1], tl.int32)
+        for group in tl.static_range(GROUP):
+            q_at = heads + (head * GROUP + group) * D
+            queries = queries + (_turned(q_at, d, q_norm_ptr, cos, sin, eps, True, D),)  # type: ignore[assignment]  # noqa: RUF005
+        k_at = heads + (HEADS * GROUP + head) * D
         key = _turned(k_at, d, k_norm_ptr, cos, sin, eps, True, D).to(keys.dtype)
-        value = tl.load(k_at + HEADS * D + d)
         new = (place == start + token)[:, None]
         keys = tl.where(new, key, keys)
-        values = tl.where(new, value, values)
-        at = cache_ptr + ((row * SIZE + start + token) * HEADS + head) * D + d
-        tl.store(at, key)
-        tl.store(at + value_offset, value)
+        values = tl.where(new, tl.load(k_at + HEADS * D + d), values)
+    is_new = ((place >= start) & (place < start + TOKENS))[:, None]
+    tl.store(cache, keys, mask=is_new)
+    tl.store(cache + value_offset, values, mask=is_new)
     keys, values = keys.to(tl.float32), values.to(tl.float32)
-    for token in tl.static_range(TOKENS):
-        cos, sin = _angles(cos_ptr, sin_ptr, start + token, d, D)
-        for group in tl.static_range(GROUP):
-            at = (row * TOKENS + token) * (HEADS * GROUP * D) + (head * GROUP + group) * D
-            q_at = qkv_ptr + (row * TOKENS + token) * (HEADS * (GROUP + 2) * D) + (head * GROUP + group) * D
-            q = _turned(q_at + tl.zeros([1, 1], tl.int32), d, q_norm_ptr, cos, sin, eps, True, D)
-            scores = tl.sum(keys * q, 1) * scale
-            scores = tl.where(place <= start + token, scores, float("-inf"))
-            shares = tl.exp(scores - tl.max(scores, 0))
-            out = tl.sum(values * shares[:, None], 0)[None] / tl.sum(shares, 0)
-            tl.store(out_ptr + at + d, out.to(out_ptr.dtype.element_ty))
+    for query in tl.static_range(TOKENS * GROUP):
+        token, group = query // GROUP, query % GROUP
+        scores = tl.sum(keys * queries[query], 1) * scale
+        scores = tl.where(place <= start + token, scores, float("-inf"))
+        shares = tl.exp(scores - tl.max(scores, 0))
+        out = tl.sum(values * shares[:, None], 0)[None] / tl.sum(shares, 0)
+        at = (row * TOKENS + token) * (HEADS * GROUP * D) + (head * GROUP + group) * D
+        tl.store(out_ptr + at + d, out.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit

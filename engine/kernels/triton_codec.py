@@ -18,6 +18,31 @@ def _sine_squared(angle):
     return sine * sine
 
 
+@triton.jit
+def _convolved(
+    x_ptr, weight_ptr, bias_ptr, stream, place, columns, in_rows, x_stride, dilation, C, TAPS, N,
+    EXACT: tl.constexpr, EVEN_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Rows (stream, place) of a convolution, fp32 [BLOCK_M, BLOCK_N].
+
+    C is a multiple of 16, which Triton must be told where C is divided by: else it loads x number by number.
+    """
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    steps = tl.arange(0, BLOCK_K)
+    x_at = x_ptr + (stream * x_stride + place * C)[:, None] + steps[None]
+    weight_at = weight_ptr + steps[:, None] * N + columns[None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, TAPS * C, BLOCK_K):
+        ahead = tl.multiple_of((k // C) * dilation * C + k % C, 16)
+        x = tl.load(x_at + ahead, mask=in_rows, other=0.0)
+        if EVEN_N:
+            weight = tl.load(weight_at + k * N)
+        else:
+            weight = tl.load(weight_at + k * N, mask=(columns < N)[None], other=0.0)
+        total = tl.dot(x, weight, total, input_precision=precision)
+    return total + tl.load(bias_ptr + tl.minimum(columns, N - 1))[None]
+
+
 @triton.jit(do_not_specialize=["num_rows", "length", "dilation"])
 def conv_kernel(
     x_ptr, weight_ptr, bias_ptr, frequency_ptr, gain_ptr, residual_ptr, raw_ptr, act_ptr,
@@ -29,30 +54,18 @@ def conv_kernel(
     """Rows are (stream, position); strides are between streams. ACT: 0 none, 1 plain, 2 snake, 3 GELU.
 
     Tiles stand in one row, neighbours over the same rows of x: a grid takes no more than 65,535 in another direction.
-    C is a multiple of 16, which Triton must be told where C is divided by: else it loads x number by number.
     """
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
     num_across = tl.cdiv(N, BLOCK_N)
     rows = tl.program_id(0) // num_across * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(0) % num_across * BLOCK_N + tl.arange(0, BLOCK_N)
-    steps = tl.arange(0, BLOCK_K)
     in_rows = (rows < num_rows)[:, None]
-    in_columns = (columns < N)[None]
     stream, place = (rows // length).to(tl.int64), rows % length
-    x_at = x_ptr + (stream * x_stride + place * C)[:, None] + steps[None]
-    weight_at = weight_ptr + steps[:, None] * N + columns[None]
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(0, TAPS * C, BLOCK_K):
-        ahead = tl.multiple_of((k // C) * dilation * C + k % C, 16)
-        x = tl.load(x_at + ahead, mask=in_rows, other=0.0)
-        if EVEN_N:  # noqa: SIM108 - Triton decides on it when it compiles
-            weight = tl.load(weight_at + k * N)
-        else:
-            weight = tl.load(weight_at + k * N, mask=in_columns, other=0.0)
-        total = tl.dot(x, weight, total, input_precision=precision)
+    total = _convolved(
+        x_ptr, weight_ptr, bias_ptr, stream, place, columns, in_rows, x_stride, dilation, C, TAPS, N,
+        EXACT, EVEN_N, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     bounded = tl.minimum(columns, N - 1)
-    total += tl.load(bias_ptr + bounded)[None]
-    inside = in_rows & in_columns
+    inside = in_rows & (columns < N)[None]
     at = place[:, None] * N + columns[None]
     if RESIDUAL:
         total += tl.load(residual_ptr + stream[:, None] * residual_stride + at, mask=inside, other=0.0).to(tl.float32)
@@ -64,6 +77,46 @@ def conv_kernel(
             total += _sine_squared(total * frequency) * gain
         if ACT == 3:
             total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
+        tl.store(act_ptr + stream[:, None] * act_stride + at, total.to(act_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "length", "dilation"])
+def unit_kernel(
+    x_ptr, wide_ptr, wide_bias_ptr, inner_frequency_ptr, inner_gain_ptr, narrow_ptr, narrow_bias_ptr, frequency_ptr,
+    gain_ptr, residual_ptr, act_ptr, num_rows, length, x_stride, residual_stride, act_stride, dilation, TAPS,
+    C: tl.constexpr, EXACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """A residual unit at once: a convolution, its snake, a product, which ``residual`` takes; ``act`` is its snake.
+
+    A program holds all channels of its rows, BLOCK_C with the padding, and BLOCK_N of the product at a time.
+    """
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_rows = (rows < num_rows)[:, None]
+    stream, place = (rows // length).to(tl.int64), rows % length
+    c = tl.arange(0, BLOCK_C)
+    hidden = _convolved(
+        x_ptr, wide_ptr, wide_bias_ptr, stream, place, c, in_rows, x_stride, dilation, C, TAPS, C,
+        EXACT, BLOCK_C == C, BLOCK_M, BLOCK_C, BLOCK_K,
+    )  # fmt: skip
+    bounded = tl.minimum(c, C - 1)
+    frequency, gain = tl.load(inner_frequency_ptr + bounded)[None], tl.load(inner_gain_ptr + bounded)[None]
+    hidden = (hidden + _sine_squared(hidden * frequency) * gain).to(x_ptr.dtype.element_ty)
+    for first in tl.static_range(0, C, BLOCK_N):
+        columns = first + tl.arange(0, BLOCK_N)
+        in_columns = (columns < C)[None]
+        weight = tl.load(narrow_ptr + c[:, None] * C + columns[None], mask=(c < C)[:, None] & in_columns, other=0.0)
+        total = tl.dot(hidden, weight, input_precision=precision)
+        bounded = tl.minimum(columns, C - 1)
+        total += tl.load(narrow_bias_ptr + bounded)[None]
+        inside = in_rows & in_columns
+        at = place[:, None] * C + columns[None]
+        residual_at = residual_ptr + stream[:, None] * residual_stride + at
+        total += tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(residual_at, total.to(residual_ptr.dtype.element_ty), mask=inside)
+        frequency, gain = tl.load(frequency_ptr + bounded)[None], tl.load(gain_ptr + bounded)[None]
+        total += _sine_squared(total * frequency) * gain
         tl.store(act_ptr + stream[:, None] * act_stride + at, total.to(act_ptr.dtype.element_ty), mask=inside)
 
 

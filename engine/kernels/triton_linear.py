@@ -13,35 +13,40 @@ import triton.language as tl
 def gemv_kernel(
     x_ptr, weight_ptr, norm_ptr, out_ptr, eps, N, K,
     ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """out [ROWS, N] = f(norm(x [ROWS, K]) weight^T), ROWS a power of two; with SWIGLU weight is [2 N, K]; with ADD out
-    is added to. Weights go from memory to registers, without matrix units.
+    """out [ROWS, N] = f(norm(x [ROWS, K]) weight^T); with SWIGLU weight is [2 N, K]; with ADD out is added to.
+
+    One row a program, the rows' programs side by side: all but one find the weights in the cache. Weights go from
+    memory to registers as they lie, without matrix units, and are summed up over threads once, at the end.
     """
-    rows = tl.arange(0, ROWS)
-    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    steps = tl.arange(0, BLOCK_K)
-    weight_at = weight_ptr + columns[:, None].to(tl.int64) * K + steps[None]
-    total = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    total_up = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
-    for k in range(0, K, BLOCK_K):
-        weight = tl.load(weight_at + k).to(tl.float32)
-        x = tl.load(x_ptr + rows[:, None] * K + k + steps[None]).to(tl.float32)
-        if NORM:
-            squares += tl.sum(x * x, 1)
-            x = x * tl.load(norm_ptr + k + steps).to(tl.float32)[None]
-        total += tl.sum(x[:, None, :] * weight[None], 2)
+    row = tl.program_id(0) % ROWS
+    columns = tl.program_id(0) // ROWS * BLOCK_N + tl.arange(0, BLOCK_N)
+    steps = tl.arange(0, BLOCK_K)[None]
+    weight_at = weight_ptr + columns[:, None].to(tl.int64) * K + steps
+    x_at = x_ptr + row * K + steps
+    totals = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    totals_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([1, BLOCK_K], tl.float32)
+    for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        weight = tl.load(weight_at + k)
         if SWIGLU:
-            up = tl.load(weight_at + N * K + k).to(tl.float32)
-            total_up += tl.sum(x[:, None, :] * up[None], 2)
+            up = tl.load(weight_at + N * K + k)
+        x = tl.load(x_at + k).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x = x * tl.load(norm_ptr + k + steps).to(tl.float32)
+        totals += x * weight.to(tl.float32)
+        if SWIGLU:
+            totals_up += x * up.to(tl.float32)
+    total = tl.sum(totals, 1)
+    inverse = 1.0
     if NORM:
-        inverse = tl.rsqrt(squares / K + eps)[:, None]
+        inverse = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / K + eps)
         total = total * inverse
-        total_up = total_up * inverse
     if SWIGLU:
-        total = total * tl.sigmoid(total) * total_up
-    at = out_ptr + rows[:, None].to(tl.int64) * N + columns[None]
+        total = total * tl.sigmoid(total) * (tl.sum(totals_up, 1) * inverse)
+    at = out_ptr + row.to(tl.int64) * N + columns
     if ADD:
         total += tl.load(at).to(tl.float32)
     tl.store(at, total.to(out_ptr.dtype.element_ty))

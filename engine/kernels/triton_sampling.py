@@ -1,7 +1,7 @@
 """A draw in one launch: penalty and bans (code 0), temperature, top-k, top-p, Philox, argmax.
 
-Limits are found bit by bit: the largest key that still has enough candidates, or enough mass, at or above it. Logits
-that are bf16 have 16 bits to find, others 32.
+Limits are found by their bits, the highest first: the largest key that still has enough candidates, or enough mass, at
+or above it. Logits that are bf16 have 16 bits to find, others 32.
 """
 
 from __future__ import annotations
@@ -38,17 +38,33 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def _highest_with(weights, keys, wanted, ABOVE: tl.constexpr, BITS: tl.constexpr):
-    """The largest key with so much weight at it or above it, with ABOVE only above; found bit by bit, 0 if none.
+def _with_candidates(inside, keys, wanted, BITS: tl.constexpr):
+    """The largest key with so many of ``inside`` at it or above it, or 0.
 
-    Counts are exact as fp32: there are fewer candidates than 2^24.
+    Two bits at a time: the three counts that this takes are summed as one number, 20 bits for each.
     """
+    found = tl.zeros([1], tl.uint32)
+    bit = tl.full([1], 1 << (BITS - 2), tl.uint32)
+    for _ in range(BITS // 2):
+        low, middle, high = found + bit, found + 2 * bit, found + 3 * bit
+        counts = (keys >= low).to(tl.int64)
+        counts += ((keys >= middle).to(tl.int64) << 20) + ((keys >= high).to(tl.int64) << 40)
+        total = tl.sum(tl.where(inside, counts, 0), 0)
+        found += tl.where((total & 0xFFFFF) >= wanted, bit, 0)
+        found += tl.where(((total >> 20) & 0xFFFFF) >= wanted, bit, 0)
+        found += tl.where((total >> 40) >= wanted, bit, 0)
+        bit = bit >> 2
+    return found
+
+
+@triton.jit
+def _with_mass(shares, keys, wanted, BITS: tl.constexpr):
+    """The largest key with so much mass above it, or 0."""
     found = tl.zeros([1], tl.uint32)
     bit = tl.full([1], 1 << (BITS - 1), tl.uint32)
     for _ in range(BITS):
         higher = found | bit
-        counts = keys > higher if ABOVE else keys >= higher
-        found = tl.where(tl.sum(tl.where(counts, weights, 0.0), 0) >= wanted, higher, found)
+        found = tl.where(tl.sum(tl.where(keys > higher, shares, 0.0), 0) >= wanted, higher, found)
         bit = bit >> 1
     return found
 
@@ -66,7 +82,8 @@ def draw_kernel(
     ids = tl.arange(0, BLOCK)
     inside = ids < V
     logits = tl.load(logits_ptr + row * V + ids, mask=inside, other=float("-inf")).to(tl.float32)
-    frame = tl.load(frame_ptr + row)
+    frame, seed, place = tl.load(frame_ptr + row), tl.load(seed_ptr + row), tl.load(place_ptr + row) | codebook
+    temperature, top_k, top_p = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     if FIRST:
         bad = inside & ~(tl.abs(logits) < float("inf"))
         tl.store(finite_ptr + row, tl.sum(bad.to(tl.int32), 0) == 0)
@@ -79,24 +96,19 @@ def draw_kernel(
         logits = tl.where(inside, logits, float("-inf"))
     bits = logits.to(tl.int32, bitcast=True)
     keys = tl.where(bits < 0, bits ^ -1, bits ^ -2147483648).to(tl.uint32, bitcast=True) >> (32 - BITS)
-    top_k = tl.load(top_k_ptr + row)
     limit = tl.zeros([1], tl.uint32)
     if top_k > 0:
-        limit = _highest_with(tl.where(inside, 1.0, 0.0), keys, top_k.to(tl.float32), False, BITS)
+        limit = _with_candidates(inside, keys, top_k, BITS)
     kept = inside & (keys >= limit)
-    temperature = tl.load(temperature_ptr + row)
     scaled = tl.where(kept, logits / tl.where(temperature == 0.0, 1.0, temperature), float("-inf"))
-    top_p = tl.load(top_p_ptr + row)
     if top_p < 1.0:
         shares = tl.exp(scaled - tl.max(scaled, 0))
         wanted = top_p * tl.sum(shares, 0)
         any_beyond = tl.sum(tl.where(keys > 0, shares, 0.0), 0) >= wanted
-        beyond = _highest_with(shares, keys, wanted, True, BITS)
+        beyond = _with_mass(shares, keys, wanted, BITS)
         cut = tl.where(keys <= beyond, float("-inf"), scaled)
         scaled = tl.where(any_beyond, cut, scaled)
-    place = tl.load(place_ptr + row) | codebook
     zeros = ids * 0
-    seed = tl.load(seed_ptr + row)
     c0 = ids.to(tl.uint32)
     c1 = (zeros + place).to(tl.uint32)
     c2 = (zeros + frame).to(tl.uint32)

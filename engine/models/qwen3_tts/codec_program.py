@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kernels.plain import PlainOps
-from engine.kernels.settings import Pad, PadPlan, PadSpec
+from engine.kernels.settings import Pad, PadPlan, PadSpec, Product, Unit, Waves
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake
 from engine.models.qwen3_tts.frame_program import rope_tables
 
@@ -23,31 +23,6 @@ if TYPE_CHECKING:
     from engine.models.qwen3_tts.codec_decoder import CodecDecoder, ConvNeXtBlock
 
 CALL_FRAMES = (1, 2, 4, 8)
-
-
-class Product(NamedTuple):
-    """weight [taps, in, out] in the working dtype, bias [out] in fp32."""
-
-    weight: Tensor
-    bias: Tensor
-    dilation: int = 1
-
-    @staticmethod
-    def of(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1) -> Product:
-        return Product(weight.to(dtype).contiguous(), bias.float().contiguous(), dilation)
-
-
-class Waves(NamedTuple):
-    """A snake's frequency and gain, fp32 [out]."""
-
-    frequency: Tensor
-    gain: Tensor
-
-
-class Unit(NamedTuple):
-    wide: Product
-    inner: Waves
-    narrow: Product
 
 
 class Block(NamedTuple):
@@ -315,16 +290,8 @@ class CodecProgram:
             )  # fmt: skip
             for unit, waves in zip(block.units, block.outer[1:], strict=True):
                 pad, after = after, next(pads)
-                self.run_unit(unit, waves, pad, x, after.fresh)
+                ops.residual_unit(pad.buffer, unit, x, after.fresh, waves)
         return after
-
-    def run_unit(self, unit: Unit, waves: Waves, pad: Pad, x: Tensor, out: Tensor) -> None:
-        """x += conv(snake(conv(pad))), in place; ``out`` takes the snake of that."""
-        length = x.shape[1]
-        hidden = torch.empty_like(x)
-        wide, narrow = unit.wide, unit.narrow
-        self.ops.conv(pad.buffer, wide.weight, wide.bias, length, wide.dilation, act=hidden, waves=unit.inner)
-        self.ops.conv(hidden, narrow.weight, narrow.bias, length, residual=x, raw=x, act=out, waves=waves)
 
 
 def grouped(x: Tensor, length: int) -> Tensor:

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from engine.kernels.plain import PlainOps
-from engine.kernels.settings import DrawSettings, PadPlan, PadSpec
+from engine.kernels.settings import DrawSettings, PadPlan, PadSpec, Product, Unit, Waves
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA, or TRITON_INTERPRET=1"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning"),
 ]
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 DTYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
@@ -41,6 +41,7 @@ def fused() -> Any:
 
     ops = FusedOps()
     ops.max_gemv_rows = 4
+    ops.unit_channels, ops.min_unit_programs = range(257), 0
     return ops
 
 
@@ -211,6 +212,30 @@ def test_convolutions_end_in_what_comes_next(
             results.append((raw, pad[:, ahead:]))
         for found, wanted in zip(*results, strict=True):
             check(found, wanted, dtype)
+
+
+@pytest.mark.parametrize("channels", [96, 192])
+def test_a_residual_unit_at_once(fused: Any, channels: int) -> None:
+    dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16
+    streams, length, dilation, ahead = 2, 70, 3, 5
+
+    def product(taps: int) -> Product:
+        weight = random(taps, channels, channels, dtype=dtype, scale=(taps * channels) ** -0.5)
+        return Product(weight, random(channels), dilation if taps > 1 else 1)
+
+    def waves() -> Waves:
+        return Waves(random(channels).abs() * 3, random(channels).abs())
+
+    unit, after = Unit(product(7), waves(), product(1)), waves()
+    padded = random(streams, 6 * dilation + length, channels, dtype=dtype)
+    x = random(streams, length, channels, dtype=dtype)
+    results = []
+    for ops in (fused, PLAIN):
+        own, out = x.clone(), torch.full((streams, ahead + length, channels), float("nan"), device=DEVICE, dtype=dtype)
+        ops.residual_unit(padded, unit, own, out[:, ahead:], after)
+        results.append((own, out[:, ahead:]))
+    for found, wanted in zip(*results, strict=True):
+        check(found, wanted, dtype)
 
 
 def test_depthwise_norm_and_tail(fused: Any, dtype: torch.dtype) -> None:
