@@ -31,7 +31,7 @@ PAGED, PAGED_ALONE = (64, 4, 3), (128, 8, 2)
 """Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own."""
 UNIT_CHANNELS = range(129, 257)
 """Fewer gain nothing, more do not fit into registers; in fp32 none fit."""
-UNIT_ROWS = 128
+UNIT_ROWS, UNIT_STAGES = 128, 3
 GEMV_COLUMNS = 8
 GEMV_DEPTHS = (512, 256, 128)
 LEAST_DEPTH = GEMV_DEPTHS[-1]
@@ -295,7 +295,7 @@ class FusedOps(PlainOps):
             streams * length, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation,
             wide.weight.shape[0], C=channels, EXACT=x.dtype == torch.float32, BLOCK_M=UNIT_ROWS,
             BLOCK_C=power_of_two(channels), BLOCK_N=64, BLOCK_K=64 if channels % 64 == 0 else 32,
-            num_warps=8, num_stages=3,
+            num_warps=8, num_stages=UNIT_STAGES,
         )  # fmt: skip
 
     def depthwise_norm(
