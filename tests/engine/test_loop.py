@@ -131,3 +131,34 @@ def test_free_memory_is_given_back_once_in_each_pause(
     loop.send(Cancel(99))
     assert given_back.acquire(timeout=WAIT_S)
     assert not given_back.acquire(timeout=0.1), "nothing came, so there was nothing to give back"
+
+
+def test_what_a_step_hands_over_leaves_before_it_ends_and_the_engine_is_closed_behind_the_last(
+    make_engine: Callable[[], Engine], heard: Heard
+) -> None:
+    left: list[bool] = []
+    closed = threading.Event()
+
+    def make() -> Engine:
+        engine = make_engine()
+        step = engine.step
+
+        def watched() -> None:
+            step()
+            found = list(engine.events)
+            engine.hand_over()
+            left.append(not engine.events and heard.events[len(heard.events) - len(found) :] == found)
+
+        engine.step, engine.close = watched, closed.set  # type: ignore[method-assign]
+        return engine
+
+    loop = EngineLoop(make, heard.deliver, heard.died_of.append)
+    loop.start()
+    loop.send(Submit(1, request()))
+    assert heard.until_released(1).code is None
+    assert not closed.is_set()
+    loop.stop()
+    loop.join()
+    assert left
+    assert all(left)
+    assert closed.is_set()
