@@ -78,7 +78,7 @@ def test_mel_of_the_decode_stage_fed_token_by_token(golden: Golden, vectors: dic
     """Blocks with kept keys and values, steps in slices, against one pass of the official flow."""
     parts, heard = given(vectors, case), list[Tensor]()
     stage = CosyDecode(golden.flow, golden.hift, 2, CosyVoice3Settings(), CPU, 1)
-    push = stage.vocoder.push
+    push = stage.vocoder.push_each
 
     def listen(slots: Any, mels: list[Tensor], final: Any) -> list[Tensor]:
         heard.extend(mels)
@@ -89,7 +89,7 @@ def test_mel_of_the_decode_stage_fed_token_by_token(golden: Golden, vectors: dic
     assert slot is not None
     stage.prime(slot, Reference(b"v", (), prompt))
     num_samples = 0
-    with patch.object(stage.vocoder, "push", listen):
+    with patch.object(stage.vocoder, "push_each", listen):
         for token in parts["tokens"].tolist():
             stage.feed(slot, (token,))
             num_samples += drained(stage)

@@ -67,8 +67,8 @@ def test_mel_of_the_decode_stage_in_bf16(small: Golden) -> None:
     """And its PCM: of as many samples, all finite."""
     case, vectors, heard = FLOWS[0], small.part("flow"), list[Tensor]()
     stage = CosyDecode(small.flow, small.hift, 2, CosyVoice3Settings(), small.device, 1)
-    push = stage.vocoder.push
-    stage.vocoder.push = lambda slots, mels, final: (heard.extend(mels), push(slots, mels, final))[1]  # type: ignore[method-assign]
+    push = stage.vocoder.push_each
+    stage.vocoder.push_each = lambda slots, mels, final: (heard.extend(mels), push(slots, mels, final))[1]  # type: ignore[method-assign]
     prompt, tokens, mel, embedding = (
         vectors[f"{case.name}/{k}"] for k in ("prompt", "tokens", "prompt_mel", "embedding")
     )
