@@ -30,7 +30,7 @@ def test_a_toy_voice_from_text_to_checkpoint(tmp_path: Path) -> None:
     tokenizer.mkdir()
     write_tokenizer(tokenizer)
     out, speech = tmp_path / "out", tmp_path / "speech"
-    main([str(out), "--speech", str(speech), "--tokenizer", str(tokenizer), "--minutes", "0.1", "--toy"])
+    main([str(out), "--speech", str(speech), "--tokenizer", str(tokenizer), "--minutes", "0.02", "--toy"])
     resumed = Run(TOY, speech, tmp_path / "resumed", tokenizer, None, out, "cpu", deadline_s=0.0)
     resumed.out.mkdir()
     train_codec(resumed)
