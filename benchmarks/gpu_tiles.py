@@ -18,6 +18,7 @@ import torch
 from benchmarks.gpu_stages import milliseconds, numbers
 from engine.kernels import fused
 from engine.kernels.fused import FusedOps
+from engine.kernels.settings import Product, Waves
 
 DEVICE = torch.device("cuda")
 CONV = [  # taps, dilation, in, out, positions a frame
@@ -44,14 +45,15 @@ def conv_case(layer: Shape, streams: int) -> Callable[[], None]:
     taps, dilation, channels, out, rate = layer
     ops = FusedOps()
     x = random(streams, (taps - 1) * dilation + rate, channels)
-    weights = [random(taps, channels, out) * (taps * channels) ** -0.5 for _ in range(COPIES)]
     bias, gain = torch.randn(out, device=DEVICE), torch.rand(out, device=DEVICE)
+    scale = (taps * channels) ** -0.5
+    products = [Product(random(taps, channels, out) * scale, bias, dilation) for _ in range(COPIES)]
     residual, act = random(streams, rate, out), random(streams, rate, out)
     extra: dict[str, Any] = dict(residual=residual, raw=residual) if taps == 1 and channels == out else {}
 
     def run() -> None:
-        for weight in weights:
-            ops.conv(x, weight, bias, rate, dilation, act=act, waves=(gain, gain), **extra)
+        for product in products:
+            ops.conv(x, product, rate, act=act, waves=Waves(gain, gain), **extra)
 
     return run
 

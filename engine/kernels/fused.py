@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from engine.kernels.plain import PlainOps
-from engine.kernels.settings import DrawSettings, PadPlan, Unit, Waves
+from engine.kernels.settings import DrawSettings, PadPlan, Product, Unit, Waves
 from engine.kernels.tiles import NUM_MULTIPROCESSORS, conv_shape
 from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
 from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel, unit_kernel
@@ -251,20 +251,19 @@ class FusedOps(PlainOps):
     def conv(
         self,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        product: Product,
         length: int,
-        dilation: int = 1,
         residual: Tensor | None = None,
         raw: Tensor | None = None,
         act: Tensor | None = None,
-        waves: tuple[Tensor, Tensor] | None = None,
+        waves: Waves | None = None,
         gelu: bool = False,
     ) -> None:
         streams, _, channels = x.shape
+        weight, bias, dilation = product
         taps, _, num_out = weight.shape
         if "conv" not in self.on or channels % 16:
-            super().conv(x, weight, bias, length, dilation, residual, raw, act, waves, gelu)
+            super().conv(x, product, length, residual, raw, act, waves, gelu)
             return
         block_k = next(size for size in (64, 32, 16) if channels % size == 0)
         rows = streams * length

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.noise import exponential
-from engine.kernels.settings import DrawSettings, PadPlan, Unit, Waves
+from engine.kernels.settings import DrawSettings, PadPlan, Product, Unit, Waves
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -220,21 +220,19 @@ class PlainOps:
     def conv(
         self,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        product: Product,
         length: int,
-        dilation: int = 1,
         residual: Tensor | None = None,
         raw: Tensor | None = None,
         act: Tensor | None = None,
-        waves: tuple[Tensor, Tensor] | None = None,
+        waves: Waves | None = None,
         gelu: bool = False,
     ) -> None:
-        """x [B, context + T, C], weight [taps, C, out], everything else [B, T, out] and written in place.
+        """x [B, context + T, C]; everything else [B, T, out] and written in place.
 
-        ``raw`` takes the sum of convolution, bias [out] and residual; ``act`` the snake of it, or its GELU.
+        ``raw`` takes the sum of convolution, bias and residual; ``act`` the snake of it, or its GELU.
         """
-        y = conv_rows(x.float(), weight.float(), length, dilation) + bias
+        y = conv_rows(x.float(), product.weight.float(), length, product.dilation) + product.bias
         if residual is not None:
             y = y + residual
         if raw is not None:
@@ -244,10 +242,9 @@ class PlainOps:
 
     def residual_unit(self, padded: Tensor, unit: Unit, x: Tensor, out: Tensor, waves: Waves) -> None:
         """x [B, T, C] += conv(snake(conv(padded [B, context + T, C]))), in place; ``out`` takes the snake of that."""
-        wide, narrow, length = unit.wide, unit.narrow, x.shape[1]
         hidden = torch.empty_like(x)
-        self.conv(padded, wide.weight, wide.bias, length, wide.dilation, act=hidden, waves=unit.inner)
-        self.conv(hidden, narrow.weight, narrow.bias, length, residual=x, raw=x, act=out, waves=waves)
+        self.conv(padded, unit.wide, x.shape[1], act=hidden, waves=unit.inner)
+        self.conv(hidden, unit.narrow, x.shape[1], residual=x, raw=x, act=out, waves=waves)
 
     def depthwise_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor], eps: float

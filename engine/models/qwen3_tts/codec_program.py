@@ -246,7 +246,7 @@ class CodecProgram:
         """The transformer: normed states [B, T, size]."""
         ops, eps = self.ops, self.codec.pre_transformer.norm.eps
         x = self.state.new_empty(num_rows, num_frames, self.entry.weight.shape[2])
-        ops.conv(pad.buffer, self.entry.weight, self.entry.bias, num_frames, act=x)
+        ops.conv(pad.buffer, self.entry, num_frames, act=x)
         flat = x.flatten(0, 1)
         for layer, past in zip(self.layers, self.past, strict=True):
             qkv = ops.norm_linear(flat, layer.norm, eps, layer.qkv)
@@ -264,14 +264,14 @@ class CodecProgram:
             length = x.shape[1]
             pad = next(pads)
             wide = grouped(pad.fresh, length)
-            ops.conv(x, stage.upsample.weight, stage.upsample.bias, length, act=wide)
+            ops.conv(x, stage.upsample, length, act=wide)
             y = ops.depthwise_norm(pad.buffer, stage.depthwise.weight, stage.depthwise.bias, stage.norm, eps)
             length = y.shape[1]
             hidden = y.new_empty(*y.shape[:2], stage.wide.bias.shape[0])
-            ops.conv(y, stage.wide.weight, stage.wide.bias, length, act=hidden, gelu=True)
+            ops.conv(y, stage.wide, length, act=hidden, gelu=True)
             after = next(pads) if number == len(self.stages) - 1 else None
             x = torch.empty_like(y) if after is None else after.fresh
-            ops.conv(hidden, stage.back.weight, stage.back.bias, length, residual=pad.fresh, act=x)
+            ops.conv(hidden, stage.back, length, residual=pad.fresh, act=x)
         assert after is not None
         return after
 
@@ -279,15 +279,13 @@ class CodecProgram:
         """The wave decoder, head to last block -> the buffer of its tail."""
         ops, length = self.ops, pad.fresh.shape[1]
         after = next(pads)
-        ops.conv(pad.buffer, self.head.weight, self.head.bias, length, act=after.fresh, waves=self.head_waves)
+        ops.conv(pad.buffer, self.head, length, act=after.fresh, waves=self.head_waves)
         for block in self.blocks:
             pad, after = after, next(pads)
             length = pad.fresh.shape[1]
             x = torch.empty(after.fresh.shape, dtype=self.dtype, device=self.device)
-            ops.conv(
-                pad.buffer, block.upsample.weight, block.upsample.bias, length,
-                raw=grouped(x, length), act=grouped(after.fresh, length), waves=block.outer[0],
-            )  # fmt: skip
+            raw, act = grouped(x, length), grouped(after.fresh, length)
+            ops.conv(pad.buffer, block.upsample, length, raw=raw, act=act, waves=block.outer[0])
             for unit, waves in zip(block.units, block.outer[1:], strict=True):
                 pad, after = after, next(pads)
                 ops.residual_unit(pad.buffer, unit, x, after.fresh, waves)

@@ -201,14 +201,14 @@ def test_convolutions_end_in_what_comes_next(
     context = (taps - 1) * dilation
     x = random(streams, context + length, channels, dtype=dtype)
     weight = random(taps, channels, out, dtype=dtype, scale=(taps * channels) ** -0.5)
-    bias, frequency, gain = random(out), random(out).abs() * 3, random(out).abs()
+    product = Product(weight, random(out), dilation)
     residual = random(streams, length, out, dtype=dtype)
-    for ending in (dict(waves=(frequency, gain)), dict(gelu=True), {}):
+    for ending in (dict(waves=Waves(random(out).abs() * 3, random(out).abs())), dict(gelu=True), {}):
         results = []
         for ops in (fused, PLAIN):
             raw = torch.full((streams, length, out), float("nan"), device=DEVICE, dtype=dtype)
             pad = torch.full((streams, ahead + length, out), float("nan"), device=DEVICE, dtype=dtype)
-            ops.conv(x, weight, bias, length, dilation, residual, raw, pad[:, ahead:], **ending)
+            ops.conv(x, product, length, residual, raw, pad[:, ahead:], **ending)
             results.append((raw, pad[:, ahead:]))
         for found, wanted in zip(*results, strict=True):
             check(found, wanted, dtype)
