@@ -71,6 +71,8 @@ class CodecTraining:
     mel_weight: float = 15.0
     hearing_weight: float = 30.0
     seam_weight: float = 20.0
+    former_weight: float = 0.0
+    """Of the distance from what the decoder made of the same codes before the third stage."""
     discriminator_channels: int = 16
     discriminator_warmup_steps: int = 100
     kmeans_latents: int = 200_000
@@ -148,7 +150,7 @@ TOY = Settings(
     ),
     codec=replace(
         CodecTraining(), autoencode_s=0.1, quantise_s=0.1, refine_s=0.1, batch=2, crop_frames=4,
-        adversarial_batch=2, adversarial_crop_frames=4, past_frames=1, future_frames=1,
+        adversarial_batch=2, adversarial_crop_frames=6, past_frames=1, future_frames=1,
         discriminator_channels=2, discriminator_warmup_steps=1,
         kmeans_latents=64, kmeans_rounds=2, max_audio_h=0.02, save_every_s=1.0, least_audio_h=0.001, closing_s=0.0,
     ),

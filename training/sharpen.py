@@ -4,11 +4,13 @@
 
 goes on from a finished checkpoint's decoder, so that its talker keeps speaking through the new one; ``FOLDER`` is what
 ``python -m training.synthesis`` fills meanwhile. ``OUT/decoder.safetensors`` is the moving average of the weights.
+With ``--former-weight`` the speech stays near that of the decoder it began with, as when seams alone are to go.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -25,11 +27,22 @@ from training.export import replace_decoder
 from training.hearing import hearing_loss
 from training.seams import seam_loss
 from training.settings import FRAME_SAMPLES, LABELS_PER_FRAME, TOY, CodecTraining, Settings
-from training.spectral import spectral_loss, to_24_khz
+from training.spectral import former_loss, spectral_loss, to_24_khz
 from training.speech import LABEL_SAMPLES, Speech
 from training.weights import Average, load, save, say
 
 DECODER_FILE = "decoder.safetensors"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """At 24 kHz [B, n]: the speech as the decoder makes it, the original, and what the decoder made of it before."""
+
+    speech: Tensor
+    audio: Tensor
+    former: Tensor
+    voices: Tensor
+    """Of each frame [B, n / FRAME_SAMPLES]."""
 
 
 @dataclass
@@ -41,9 +54,12 @@ class Sharpener:
     settings: CodecTraining
     out: Path
 
+    def __post_init__(self) -> None:
+        self.codec.eval().requires_grad_(False)
+        self._former = copy.deepcopy(self.codec.decoder)
+
     def run(self) -> None:
         cfg = self.settings
-        self.codec.eval().requires_grad_(False)
         decoder = self.codec.decoder.train().requires_grad_(True)
         critics = Critics(cfg.discriminator_channels).to(self.speech.device)
         rates = cfg.adversarial_learning_rate, cfg.critics_learning_rate
@@ -62,31 +78,40 @@ class Sharpener:
         save(average.module, self.out / DECODER_FILE)
         self.codec.decoder = average.module
 
-    def _pair(self) -> tuple[Tensor, Tensor]:
-        """(speech, original): 24 kHz, without the frames that only give the decoder a past and the encoder a future."""
+    def _pieces(self) -> Pieces:
+        """Without the frames that only give the decoder a past and the encoder a future."""
         cfg = self.settings
-        labels = cfg.adversarial_crop_frames * LABELS_PER_FRAME
-        audio, phones = self.speech.crops(cfg.adversarial_batch, labels)
+        num_labels = cfg.adversarial_crop_frames * LABELS_PER_FRAME
+        starts = self.speech.starts(cfg.adversarial_batch, num_labels)
+        audio, phones = self.speech.pieces(starts, num_labels)
         heard = random_silence(phones.shape, cfg.silenced_share, audio.device)
         audio = to_24_khz(audio * heard.repeat_interleave(LABEL_SAMPLES, 1))
-        speech = self.codec.decoder(self.codec.encode(audio))
+        codes = self.codec.encode(audio)
+        with torch.no_grad():
+            former = self._former(codes)
         past_frames = 0 if torch.rand(()) < cfg.begun_share else cfg.past_frames
-        scored = slice(past_frames * FRAME_SAMPLES, audio.shape[1] - cfg.future_frames * FRAME_SAMPLES)
-        return speech[:, scored], audio[:, scored]
+        frames = slice(past_frames, cfg.adversarial_crop_frames - cfg.future_frames)
+        samples = slice(frames.start * FRAME_SAMPLES, frames.stop * FRAME_SAMPLES)
+        middles = starts + torch.arange(num_labels, device=starts.device)[LABELS_PER_FRAME // 2 :: LABELS_PER_FRAME]
+        voices = self.speech.speakers[middles]
+        speech = self.codec.decoder(codes)
+        return Pieces(speech[:, samples], audio[:, samples], former[:, samples], voices[:, frames])
 
     def _duel(
         self, critics: Critics, of_decoder: torch.optim.Optimizer, of_critics: torch.optim.Optimizer, *, armed: bool
     ) -> dict[str, Tensor]:
         """One step of the critics, then one of the decoder. Speech is made in fp32: bf16 would add noise to hear."""
-        cfg = self.settings
-        speech, audio = self._pair()
+        cfg, pieces = self.settings, self._pieces()
+        speech, audio = pieces.speech, pieces.audio
         with autocast(audio):
             judged = critic_loss(critics(audio), critics(speech.detach()))
         of_critics.zero_grad(set_to_none=True)
         judged.backward()
         of_critics.step()
-        spectral, hearing, seams = spectral_loss(speech, audio), hearing_loss(speech, audio), seam_loss(speech)
-        loss = cfg.mel_weight * spectral + cfg.hearing_weight * hearing + cfg.seam_weight * seams
+        spectral, hearing = spectral_loss(speech, audio), hearing_loss(speech, audio)
+        seams, former = seam_loss(speech, pieces.voices), former_loss(speech, pieces.former)
+        loss = cfg.mel_weight * spectral + cfg.hearing_weight * hearing
+        loss = loss + cfg.seam_weight * seams + cfg.former_weight * former
         adversarial = features = spectral.new_zeros(())
         if armed:
             critics.requires_grad_(False)
@@ -98,7 +123,7 @@ class Sharpener:
         loss.backward()
         nn.utils.clip_grad_norm_(self.codec.decoder.parameters(), 10.0)
         of_decoder.step()
-        named = {"spectral": spectral, "hearing": hearing, "seams": seams, "critics": judged}
+        named = {"spectral": spectral, "hearing": hearing, "seams": seams, "former": former, "critics": judged}
         return named | {"adversarial": adversarial, "features": features}
 
 
@@ -141,7 +166,7 @@ def main(arguments: list[str]) -> None:
 
 
 WEIGHTS = (
-    "mel_weight", "hearing_weight", "seam_weight", "adversarial_weight", "feature_weight",
+    "mel_weight", "hearing_weight", "seam_weight", "former_weight", "adversarial_weight", "feature_weight",
     "adversarial_learning_rate", "critics_learning_rate", "begun_share",
 )  # fmt: skip
 

@@ -14,6 +14,8 @@ from training.settings import SAMPLE_RATE
 MAX_HZ = 8_000.0
 """The source speech ends here; a mel loss above it would mostly compare silence."""
 _HALF_WIDTH = 24
+FORMER_FLOOR = 1e-7
+"""Of energy: -70 dB of full scale."""
 
 
 @lru_cache
@@ -75,3 +77,11 @@ def spectral_loss(speech: Tensor, target: Tensor) -> Tensor:
         total = total + F.l1_loss((filters @ ours + floor).log(), (filters @ theirs + floor).log())
         total = total + F.l1_loss(ours, theirs) / math.sqrt(num_fft / 16)
     return total / len(_SCALES)
+
+
+def former_loss(speech: Tensor, former: Tensor) -> Tensor:
+    """How far [batch, n] is from speech with the same phases: of samples and of their second differences, as shares of
+    their energies, and of spectra."""
+    pairs = (speech, former), (speech.diff(n=2), former.diff(n=2))
+    shares = [(ours - theirs).square().mean(1) / (theirs.square().mean(1) + FORMER_FLOOR) for ours, theirs in pairs]
+    return torch.stack(shares).sum(0).mean() + spectral_loss(speech, former)

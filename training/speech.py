@@ -16,7 +16,7 @@ LABEL_HZ = SOURCE_RATE / LABEL_SAMPLES
 
 
 class Speech:
-    """16 kHz audio back to back, each utterance padded to whole labels; one phoneme label per 10 ms."""
+    """16 kHz audio back to back, each utterance padded to whole labels; a phoneme and a voice per label of 10 ms."""
 
     def __init__(self, folder: Path, max_audio_h: float, device: str) -> None:
         self._store = SpeechStore(folder)
@@ -24,6 +24,7 @@ class Speech:
         self.device = device
         self.audio = torch.zeros(capacity, dtype=torch.int16, device=device)
         self.phones = torch.zeros(capacity // LABEL_SAMPLES, dtype=torch.uint8, device=device)
+        self.speakers = torch.zeros_like(self.phones)
         self.label_starts: list[int] = []
         self.label_counts: list[int] = []
         self.voices: list[int] = []
@@ -53,21 +54,26 @@ class Speech:
             self.label_starts.append(self._num_labels + at)
             self.texts.append(self._store.text(position))
             at += count
-        self._append(audio, phones)
+        voices = self._store.records["voice"][first:last]
+        self._append(audio, phones, voices.repeat(counts))
         self.label_counts += counts.tolist()
-        self.voices += self._store.records["voice"][first:last].tolist()
+        self.voices += voices.tolist()
         return last - first
 
-    def _append(self, audio: np.ndarray, phones: np.ndarray) -> None:
+    def _append(self, audio: np.ndarray, phones: np.ndarray, speakers: np.ndarray) -> None:
         begin, end = self._num_labels, self._num_labels + len(phones)
         self.audio[begin * LABEL_SAMPLES : end * LABEL_SAMPLES] = torch.from_numpy(audio).reshape(-1).to(self.device)
         self.phones[begin:end] = torch.from_numpy(phones).to(self.device)
+        self.speakers[begin:end] = torch.from_numpy(speakers).to(self.device)
         self._num_labels = end
 
     def crops(self, batch: int, num_labels: int) -> tuple[Tensor, Tensor]:
         """Random pieces: audio float [batch, num_labels * 160] in [-1, 1), phonemes long [batch, num_labels]."""
-        start = torch.randint(self._num_labels - num_labels, (batch, 1), device=self.device)
-        return self.pieces(start, num_labels)
+        return self.pieces(self.starts(batch, num_labels), num_labels)
+
+    def starts(self, batch: int, num_labels: int) -> Tensor:
+        """Labels [batch, 1] at which random pieces begin."""
+        return torch.randint(self._num_labels - num_labels, (batch, 1), device=self.device)
 
     def pieces(self, start_labels: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
         """Pieces from ``start_labels`` [batch, 1] (in 10 ms) on."""

@@ -73,8 +73,10 @@ def test_frames_are_scored_with_a_past_or_from_the_beginning(
 ) -> None:
     speech = Speech(speech_folder, 0.01, "cpu")
     cfg = replace(TOY.codec, adversarial_crop_frames=8, past_frames=3, future_frames=2, begun_share=begun_share)
-    made, audio = Sharpener(Codec(TOY.sizes).eval(), speech, cfg, tmp_path)._pair()
-    assert made.shape == audio.shape == (cfg.adversarial_batch, scored_frames * FRAME_SAMPLES)
+    pieces = Sharpener(Codec(TOY.sizes).eval(), speech, cfg, tmp_path)._pieces()
+    assert pieces.speech.shape == pieces.audio.shape == (cfg.adversarial_batch, scored_frames * FRAME_SAMPLES)
+    assert torch.equal(pieces.speech, pieces.former)
+    assert pieces.voices.shape == (cfg.adversarial_batch, scored_frames)
 
 
 def test_a_decoder_is_replaced_and_all_else_copied(tmp_path: Path, voice: Path) -> None:
