@@ -1,6 +1,6 @@
 """Many calls at once: how even the packets leave, and how long the caller is spoken over.
 
-``python -m benchmarks.calls [--lines 64] [--speaking 8] [--rounds 8] [--engine fake|embedded]``
+``python -m benchmarks.calls [--lines 64] [--speaking 8] [--rounds 8] [--engine fake|embedded] [--config FILE]``
 
 Four processes: the server, its engine if it is the embedded voice, the lines on which nothing is said, and the lines
 that are spoken on, which measure by a clock of their own. On every line there is a noise, and something to interrupt,
@@ -8,7 +8,7 @@ so that the detector looks at all of it. Lines that are spoken on hear a long re
 said into it, and then the next reply begins.
 
 A packet is late by how much it comes after its place in an even row of 20 ms, which begins with the earliest of its
-reply. Speech begins 20 ms before its first packet is sent.
+reply. Speech begins 20 ms before its first packet is sent. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -163,10 +163,12 @@ def noise() -> list[bytes]:
     return list(packets(at_level(rng.standard_normal(40_000).astype(np.float32), NOISE_DB)))
 
 
-def server_command(engine: str) -> list[str]:
+def server_command(engine: str, config: str | None) -> list[str]:
     if engine == "fake":
         return [sys.executable, "-m", "tests.realtime.fake_server", json.dumps(SETTINGS), json.dumps(SCRIPT)]
+
     flags = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+    flags += ["--config", config] if config else []
     return [sys.executable, "-m", "realtime.cli", "serve", *flags]
 
 
@@ -187,7 +189,7 @@ def cpu_s(server: psutil.Process) -> dict[str, float]:
     return {name: sum(sum(one.cpu_times()[:2]) for one in group) for name, group in names.items()}
 
 
-def report(lines: list[Line]) -> None:
+def report(lines: list[Line]) -> dict[str, float]:
     late = [late for line in lines for late in line.late_ms()]
     if not late:
         raise SystemExit("nothing was spoken")
@@ -200,6 +202,8 @@ def report(lines: list[Line]) -> None:
     print(f"p95 {percentile(over, 0.95):.0f}, worst {max(over, default=float('nan')):.0f}; ", end="")
     false = sum(len(line.clears_s) for line in lines) - len(over)
     print(f"{false} more clears than that")
+    found = {"late_percent": share, "late_ms_p99": percentile(late, 0.99), "late_ms_max": max(late)}
+    return found | {"over_ms_p95": percentile(over, 0.95), "over_ms_max": max(over, default=float("nan"))}
 
 
 def main() -> None:
@@ -208,12 +212,13 @@ def main() -> None:
     parser.add_argument("--speaking", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--engine", choices=("fake", "embedded"), default="fake")
+    parser.add_argument("--config", help="TOML file for the server with the embedded voice")
     parser.add_argument("--quiet", metavar="URL", help="be the process of the lines on which nothing is said")
     args = parser.parse_args()
     if args.quiet:
         asyncio.run(stay_quiet(args.quiet, args.lines))
         return
-    with subprocess.Popen(server_command(args.engine), stdout=subprocess.PIPE) as server:
+    with subprocess.Popen(server_command(args.engine, args.config), stdout=subprocess.PIPE) as server:
         try:
             measure(server, args)
         finally:
@@ -231,9 +236,11 @@ def measure(server: subprocess.Popen[bytes], args: argparse.Namespace) -> None:
         finally:
             others.terminate()
         took_s = time.perf_counter() - begun_s
-        used = " and ".join(f"{100 * (cpu_s(process)[name] - begun[name]) / took_s:.0f} % ({name})" for name in begun)
+        cores = {name: (used_s - begun[name]) / took_s for name, used_s in cpu_s(process).items()}
+    used = " and ".join(f"{100 * share:.0f} % ({name})" for name, share in cores.items())
     print(f"{args.lines} lines, {args.speaking} spoken on, {args.engine} engine, {took_s:.0f} s; of a core: {used}")
-    report(lines)
+    found = report(lines) | {f"{name}_cores": share for name, share in cores.items()}
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import aiomqtt
 
 from realtime.mqtt.gathered_socket import GatheredSocket
-from realtime.mqtt.line import Arrival, BrokerLost, Line, Packed, Publication
-from realtime.protocol.mqtt.packet import QOS_2, Received, parse_publish, publish
-from realtime.protocol.mqtt311.packets import PUBLISH, PacketReader, puback
+from realtime.mqtt.line import Arrival, BrokerLost, Line, Publication
+from realtime.protocol.mqtt.packet import QOS_2, Received, acknowledged, parse_publish, publish
+from realtime.protocol.mqtt311.packets import PUBACK, PUBLISH, PacketReader, puback
 from sessions.clock import Alarm, now_s
 
 MAX_UNACKNOWLEDGED = 20
-"""Messages of QoS 1 on their way at once: as many as paho-mqtt sends, so that none waits there and is overtaken."""
+"""Messages of QoS 1 on their way at once; as many as Mosquitto takes unless it is told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,6 @@ class GatheredLine(Line):
             raise BrokerLost("the broker has left at once")
         self._socket = GatheredSocket(paho._sock, self._read, self._write)
         paho._sock = self._socket
-        paho.on_publish = lambda _paho, _data, number, *_: self._acknowledge(number)
         paho.on_socket_register_write = lambda *_: self._socket.write_soon()
         paho.on_socket_unregister_write = None
         client._disconnected.add_done_callback(lambda _: self._alarm.ring())
@@ -94,27 +93,18 @@ class GatheredLine(Line):
             self._require_connection()
             self._send(publication)
             return None
-        if self._window.locked():
-            await self._ask(self._window.acquire)
-        else:
-            await self._window.acquire()
+        await (self._ask(self._window.acquire) if self._window.locked() else self._window.acquire())
         self._require_connection()
-        return self._send_numbered(publication)
+        number = self._paho._mid_generate()
+        self._send(publication, number)
+        sent = self._unacknowledged[number] = Sent(now_s(), asyncio.get_running_loop().create_future())
+        return sent
 
-    def _send(self, publication: Publication) -> None:
+    def _send(self, publication: Publication, number: int | None = None) -> None:
         if self._paho.want_write():
             self._write()  # what was said before leaves before
         payload = publication.payload if isinstance(publication.payload, bytes) else publication.payload.encode()
-        self._socket.send(publish(publication.topic, publication.properties(), payload, publication.retain))
-
-    def _send_numbered(self, publication: Publication) -> Sent:
-        properties = Packed(publication.properties())
-        said = self._paho.publish(publication.topic, publication.payload, 1, publication.retain, properties)
-        if said.rc:
-            self._broken.set()
-            raise BrokerLost(said.rc.name)
-        sent = self._unacknowledged[said.mid] = Sent(now_s(), asyncio.get_running_loop().create_future())
-        return sent
+        self._socket.send(publish(publication.topic, publication.properties(), payload, publication.retain, number))
 
     def _acknowledge(self, number: int) -> None:
         if (sent := self._unacknowledged.pop(number, None)) is not None:
@@ -141,6 +131,8 @@ class GatheredLine(Line):
             for packet in self._packets.push(found):
                 if packet.kind == PUBLISH and not packet.flags & QOS_2:
                     self._hear(parse_publish(packet))
+                elif packet.kind == PUBACK:
+                    self._acknowledge(acknowledged(packet))
                 else:
                     self._read_by_paho(packet.as_sent())
 

@@ -1,4 +1,4 @@
-"""A message as it travels, a PUBLISH packet of MQTT 5 (2.2.2 and 3.3 of it): written with QoS 0, read with 0 or 1."""
+"""A message as it travels, a PUBLISH packet of MQTT 5 (2.2.2 and 3.3 of it): of QoS 0 or 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from realtime.protocol.mqtt.properties import (
 from realtime.protocol.mqtt311.packets import PUBLISH, Fields, Packet
 
 RETAIN = 0x01
-QOS_2 = 0x04
+QOS_1, QOS_2 = 0x02, 0x04
 MAX_TOPIC_BYTES = 0xFFFF
 MAX_LENGTH = 268_435_455
 PAYLOAD_FORMAT, SUBSCRIPTION = 0x01, 0x0B
@@ -37,14 +37,21 @@ class Received:
     user: list[tuple[str, str]] = field(default_factory=list)
 
 
-def publish(topic: str, properties: bytes, payload: bytes, retain: bool = False) -> bytes:
-    """``properties`` as ``packed`` gives them. Raises ``LocalProtocolError`` when it is too long."""
-    name = topic.encode()
-    length = 2 + len(name) + len(properties) + len(payload)
+def publish(topic: str, properties: bytes, payload: bytes, retain: bool = False, packet_id: int | None = None) -> bytes:
+    """``properties`` as ``packed`` gives them; QoS 1 with a ``packet_id``. Raises ``LocalProtocolError`` when it is too
+    long."""
+    name, number = topic.encode(), b"" if packet_id is None else packet_id.to_bytes(2, "big")
+    length = 2 + len(name) + len(number) + len(properties) + len(payload)
     if len(name) > MAX_TOPIC_BYTES or length > MAX_LENGTH:
         raise LocalProtocolError(f"a message of {length} bytes to a topic of {len(name)}")
-    head = bytes((PUBLISH << 4 | RETAIN * retain,)) + varint(length) + len(name).to_bytes(2, "big")
-    return b"".join((head, name, properties, payload))
+    flags = RETAIN * retain | QOS_1 * (packet_id is not None)
+    head = bytes((PUBLISH << 4 | flags,)) + varint(length) + len(name).to_bytes(2, "big")
+    return b"".join((head, name, number, properties, payload))
+
+
+def acknowledged(packet: Packet) -> int:
+    """Which packet a PUBACK is for. Raises ``RemoteProtocolError``."""
+    return Fields(packet.body).number(2)
 
 
 def parse_publish(packet: Packet) -> Received:

@@ -29,15 +29,16 @@ MESSAGES = st.tuples(
 ONE = mqtt.publish("voice/v1", packed("audio/opus", "r", b"7", 5, [("seq", "1")]), b"sound")
 
 
-@given(TOPICS, MESSAGES, st.binary(max_size=20_000), st.booleans())
-def test_paho_reads_what_we_write(topic: str, named: tuple, payload: bytes, retain: bool) -> None:
-    written = mqtt.publish(topic, packed(*named), payload, retain)
+@given(TOPICS, MESSAGES, st.binary(max_size=20_000), st.booleans(), st.none() | st.integers(1, 0xFFFF))
+def test_paho_reads_what_we_write(topic: str, named: tuple, payload: bytes, retain: bool, number: int | None) -> None:
+    written = mqtt.publish(topic, packed(*named), payload, retain, number)
     (found,) = PacketReader(100_000).push(written)
     assert found.as_sent() == written
     read = paho.decode_publish(written[0], bytearray(found.body), MQTTv5)
-    assert (read.topic.decode(), bytes(read.payload), read.qos, read.retain) == (topic, payload, 0, retain)
+    assert (read.topic.decode(), bytes(read.payload), read.retain) == (topic, payload, retain)
+    assert (read.qos, read.mid) == ((0, 0) if number is None else (1, number))
     ours = mqtt.parse_publish(found)
-    assert (ours.topic, ours.payload, ours.packet_id, ours.retained) == (topic, payload, None, retain)
+    assert (ours.topic, ours.payload, ours.packet_id, ours.retained) == (topic, payload, number, retain)
     content_type, response_topic, correlation, _, user = named
     assert (ours.content_type, ours.response_topic, ours.correlation) == (content_type, response_topic, correlation)
     assert ours.user == user
