@@ -6,6 +6,7 @@ import msgspec
 
 from engine.api import CHUNK_FRAMES
 from engine.errors import InvalidRequest
+from engine.kernels import KERNELS
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 
 AT_LEAST_ONE = (
@@ -152,6 +153,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not self.chunk_frames or any(frames not in CHUNK_FRAMES for frames in self.chunk_frames):
             known = ", ".join(map(str, CHUNK_FRAMES))
             raise InvalidRequest(f"chunk_frames is {self.chunk_frames}; it must list {known}", "chunk_frames")
+        unknown = sorted(set(self.plain_kernels) - set(KERNELS))
+        if unknown:
+            raise InvalidRequest(f"plain_kernels names {unknown[0]!r}; known: {', '.join(KERNELS)}", "plain_kernels")
         if not LEAST_SAMPLE_S <= self.min_sample_s <= self.max_sample_s:
             limits = f"it must lie in {LEAST_SAMPLE_S}..max_sample_s, {self.max_sample_s}"
             raise InvalidRequest(f"min_sample_s is {self.min_sample_s}; {limits}", "min_sample_s")

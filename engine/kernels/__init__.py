@@ -1,0 +1,4 @@
+KERNELS = (
+    "gemv", "norm", "swiglu", "paged", "frame", "ring", "draw", "noise", "conv", "unit", "depthwise", "tail", "pasts",
+)  # fmt: skip
+"""Names of the fused kernels, each of which can be left to its plain reference."""

@@ -68,3 +68,9 @@ def test_a_pinned_shape_holds_the_largest_batch() -> None:
     with pytest.raises(InvalidRequest, match="pinned_rows is 3; max_batch is 4"):
         EngineConfig(max_batch=4, pinned_rows=3)
     assert EngineConfig(max_batch=4, pinned_rows=4).pinned_rows == 4
+
+
+def test_a_kernel_that_is_not_there_is_refused_on_any_device() -> None:
+    with pytest.raises(InvalidRequest, match="plain_kernels names 'gmev'; known: gemv, ") as caught:
+        EngineConfig(plain_kernels=("norm", "gmev"))
+    assert caught.value.param == "plain_kernels"
