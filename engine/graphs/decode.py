@@ -17,7 +17,6 @@ from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
 from engine.decode.batcher import ANY, CALL_FRAMES, GATHER_FRAMES
-from engine.graphs.buffers import Done
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
 from engine.graphs.lanes import Lane, Ticket
 from engine.graphs.rounds import Numbers, Seconds, in_calls, plan_round, spread
@@ -88,17 +87,15 @@ class Call:
     done: Ticket
 
 
-def new_places(program: DecodeProgram) -> Tensor:
-    """Where one call's inputs leave the host: slot, row and column of the ring, frames decoded before."""
-    return torch.zeros(4, program.max_rows, dtype=torch.int64, pin_memory=program.device.type == "cuda")
-
-
 class HostResults:
-    """Where one call's inputs leave the host and its PCM arrives."""
+    """Where one call's inputs leave the host and its PCM arrives.
+
+    ``places``: slot, row and column of the ring, frames decoded before.
+    """
 
     def __init__(self, program: DecodeProgram) -> None:
         is_cuda = program.device.type == "cuda"
-        self.places = new_places(program)
+        self.places = torch.zeros(4, program.max_rows, dtype=torch.int64, pin_memory=is_cuda)
         self.pcm = torch.zeros(program.pcm.shape, dtype=torch.float32, pin_memory=is_cuda)
         self.finite = torch.zeros(program.max_rows, dtype=torch.bool, pin_memory=is_cuda)
 
@@ -127,8 +124,7 @@ class GraphDecode:
         self.calls: deque[Call] = deque()
         self.spare = [HostResults(program) for _ in range(NUM_RESULTS)]
         self.references: OrderedDict[Hashable, tuple[Tensor, Tensor]] = OrderedDict()
-        """Touched by the lane's work alone, as is the next."""
-        self.own_places = new_places(program)
+        """Touched by the lane's work alone."""
         self.max_kept_references = max_kept_references
         self.num_lives = 0
         self.put_off = False
@@ -221,7 +217,7 @@ class GraphDecode:
         self.calls.append(Call(slots, use.life[slots], firsts, count, results, self.lane.run(decode)))
 
     def _run(self, places: Tensor, num_rows: int, num_frames: int) -> None:
-        """Upload, pad with the dummy slot, replay."""
+        """Upload what lies on the host, pad with the dummy slot, replay."""
         program = self.program
         bucket = self.bucket(num_rows, num_frames)
         places[:, num_rows:bucket] = 0
@@ -298,14 +294,24 @@ class GraphDecode:
             self.references.popitem(last=False)
 
     def _hear(self, slot: int, frames: Sequence[Sequence[int]]) -> None:
-        """Through the last row of the ring, which is nobody's."""
+        """Queue them through the last row of the ring, which is nobody's; nothing waits for the device."""
         program, source = self.program, self.program.ring.shape[0] - 1
-        done = 0
-        while done < len(frames):
-            count = next(size for size in (8, 4, 2, 1) if size <= len(frames) - done)
-            codes = to_device([list(frame) for frame in frames[done : done + count]], torch.int64, program.device)
-            program.ring[source, :count] = codes
-            Done(program.device).wait()
-            self.own_places[:, 0] = torch.tensor([slot, source, 0, done])
-            self._run(self.own_places, 1, count)
-            done += count
+        parts = calls_of(len(frames))
+        codes = to_device([list(frame) for frame in frames], torch.int64, program.device)
+        places = torch.zeros(len(parts), 4, self.bucket(1, CALL_FRAMES[0]), dtype=torch.int64)
+        places[:, 0, 0], places[:, 1, 0] = slot, source
+        places[:, 3, 0] = torch.tensor([start for start, _ in parts])
+        for (start, count), mine in zip(parts, to_device(places, torch.int64, program.device), strict=True):
+            program.ring[source, :count] = codes[start : start + count]
+            self._run(mine, 1, count)
+
+
+def calls_of(num_frames: int) -> list[tuple[int, int]]:
+    """First frame and size of each call that decodes so many frames one after the other, in the fewest calls."""
+    parts: list[tuple[int, int]] = []
+    start = 0
+    for size in CALL_FRAMES:
+        while num_frames - start >= size:
+            parts.append((start, size))
+            start += size
+    return parts

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecode
 from engine.graphs.lanes import SameDevice
+from engine.models.base import Reference
 
 CPU = torch.device("cpu")
 RING_FRAMES = 32
@@ -84,3 +86,22 @@ def test_a_slot_that_many_go_before_is_not_put_off_until_its_codes_are_overwritt
         stage.decode.settle()
     assert len(stage.heard[patient]) > 300
     assert stage.heard[patient] == list(range(len(stage.heard[patient])))
+
+
+@pytest.mark.parametrize("num_frames", [0, 1, 7, 23, 375])
+def test_a_reference_is_heard_whole_in_order_in_few_calls(num_frames: int) -> None:
+    stage = Stage(8)
+    heard: list[tuple[int, list[int]]] = []
+    run = stage.program.run
+
+    def listen(num_rows: int, num_frames: int) -> None:
+        run(num_rows, num_frames)
+        assert stage.program.slots[0] == slot
+        heard.append((int(stage.program.first[0]), stage.program.pcm[:num_frames].int().tolist()))
+
+    slot = stage.reserve()
+    stage.decode.graphs = GraphSet(listen, CPU)
+    stage.decode.prime(slot, Reference("voice", [[100 + frame] for frame in range(num_frames)]))
+    assert [code for _, codes in heard for code in codes] == [100 + frame for frame in range(num_frames)]
+    assert all(codes[0] == 100 + first for first, codes in heard)
+    assert len(heard) == num_frames // 8 + (num_frames % 8).bit_count()
