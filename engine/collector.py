@@ -26,3 +26,10 @@ def look_through() -> None:
     """In a pause: all that came since."""
     if is_left_alone():
         gc.collect()
+
+
+def forget_the_dead() -> None:
+    """Before an engine is made where one has died: what was there in its days is let go, too."""
+    if is_left_alone():
+        gc.unfreeze()
+        gc.collect()

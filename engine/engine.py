@@ -38,6 +38,7 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
         return config.kv_memory_mb * 2**20
     if device.type != "cuda":
         return CPU_KV_BYTES
+    torch.cuda.empty_cache()  # of an engine that has died
     return max(CPU_KV_BYTES, torch.cuda.mem_get_info(device)[0] - config.reserved_memory_mb * 2**20)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.allocator import give_back
 from engine.api import EngineStats, SpeechRequest
-from engine.collector import look_through
+from engine.collector import forget_the_dead, look_through
 from engine.commands import Cancel, Command, Emitted, EndInput, Prefetch, PushText, ReportPlayback, Submit
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            forget_the_dead()
             self.engine = self._make_engine()
         except BaseException as error:
             self._made.set_exception(error)

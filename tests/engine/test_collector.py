@@ -7,10 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from engine.collector import is_left_alone, leave_the_old_alone, look_through
+from engine.engine import Engine
+from engine.loop import EngineLoop
 
 
 class Thing:
     other: Thing
+
+
+class Unmade(Exception):
+    pass
 
 
 @pytest.fixture
@@ -48,3 +54,17 @@ def test_whoever_did_not_ask_for_it_has_pythons_own_ways() -> None:
     before = collections_of_the_old()
     look_through()
     assert collections_of_the_old() == before
+
+
+@pytest.mark.usefixtures("calm")
+def test_an_engine_that_died_is_gone_before_another_is_made() -> None:
+    died = a_cycle()
+    gc.freeze()
+    assert died() is not None
+
+    def make_engine() -> Engine:
+        assert died() is None
+        raise Unmade
+
+    with pytest.raises(Unmade):
+        EngineLoop(make_engine, lambda emitted: None, lambda error: None).start()
