@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
@@ -18,7 +19,7 @@ from realtime.config import ConfigError
 from realtime.device_config import MqttSettings
 from realtime.errors import Refused
 from realtime.mqtt.gathering import GatheredLine
-from realtime.mqtt.line import BrokerLost, Line, Publication, reason
+from realtime.mqtt.line import BrokerLost, Capacity, Line, Publication, reason
 
 log = logging.getLogger("voicewire.mqtt")
 
@@ -67,10 +68,11 @@ class Broker:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Line]:
         """Raises ``BrokerLost``."""
-        client = self._client()
+        client, capacity = self._client(), Capacity()
+        _heed(client, capacity)
         await self._connect(client)
         try:
-            yield self._line(client)
+            yield self._line(client, capacity)
         finally:
             await _leave(client)
 
@@ -90,10 +92,10 @@ class Broker:
                 _abandon(client)
             raise
 
-    def _line(self, client: aiomqtt.Client) -> Line:
+    def _line(self, client: aiomqtt.Client, capacity: Capacity) -> Line:
         settings = self._settings
         if settings.gathered:
-            return GatheredLine(client, settings.timeout_s, settings.max_waiting_messages, self._max_bytes)
+            return GatheredLine(client, settings.timeout_s, settings.max_waiting_messages, self._max_bytes, capacity)
         return Line(client, settings.timeout_s)
 
     def _client(self) -> aiomqtt.Client:
@@ -145,6 +147,19 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
         files = f"mqtt.tls_ca = {settings.tls_ca}, mqtt.tls_certificate = {settings.tls_certificate}"
         raise ConfigError(f"{files}, mqtt.tls_key = {settings.tls_key}: {error}") from error
     return context
+
+
+def _heed(client: aiomqtt.Client, capacity: Capacity) -> None:
+    """What aiomqtt does not: the limits with which the broker greets."""
+    paho = client._client
+    greeted = paho.on_connect
+
+    def on_connect(*told: Any) -> None:
+        capacity.told(told[-1])
+        paho._max_inflight_messages = capacity.unacknowledged  # its own setter wants to be asked before
+        greeted(*told)
+
+    paho.on_connect = on_connect
 
 
 async def _leave(client: aiomqtt.Client) -> None:

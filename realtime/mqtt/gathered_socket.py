@@ -47,11 +47,6 @@ class GatheredSocket:
         self._inward += data
         self._ended = not data
 
-    @property
-    def is_full(self) -> bool:
-        """There is something to ``recv``."""
-        return bool(self._inward)
-
     def send(self, data: bytes | bytearray) -> int:
         """All of it is taken; it leaves with whatever else this turn has to say."""
         self._outward += data

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 import aiomqtt
 
 from realtime.mqtt.gathered_socket import GatheredSocket
-from realtime.mqtt.line import Arrival, BrokerLost, Line, Publication
+from realtime.mqtt.line import Arrival, BrokerLost, Capacity, Line, Publication
+from realtime.protocol.errors import LocalProtocolError
 from realtime.protocol.mqtt.packet import QOS_2, Received, acknowledged, parse_publish, publish
 from realtime.protocol.mqtt311.packets import PUBACK, PUBLISH, PacketReader, puback
 from sessions.clock import Alarm, now_s
-
-MAX_UNACKNOWLEDGED = 20
-"""Messages of QoS 1 on their way at once; as many as Mosquitto takes unless it is told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +31,17 @@ class Sent:
 class GatheredLine(Line):
     """Does what a ``Line`` does. All but subscriptions goes past aiomqtt. The constructor raises ``BrokerLost``."""
 
-    def __init__(self, client: aiomqtt.Client, timeout_s: float, max_waiting: int, max_bytes: int) -> None:
+    def __init__(
+        self, client: aiomqtt.Client, timeout_s: float, max_waiting: int, max_bytes: int, capacity: Capacity
+    ) -> None:
         super().__init__(client, timeout_s)
         self._packets = PacketReader(max_bytes)
         self._max_waiting = max_waiting
         self._arrived: deque[Arrival] = deque()
         self._take: Callable[[Arrival], None] = self._keep
         self._alarm = Alarm()
-        self._window = asyncio.Semaphore(MAX_UNACKNOWLEDGED)
+        self._capacity = capacity
+        self._window = asyncio.Semaphore(capacity.unacknowledged)
         self._unacknowledged: dict[int, Sent] = {}
         """By their packet identifiers, in the order they were sent."""
         self._paho = paho = client._client
@@ -57,6 +58,7 @@ class GatheredLine(Line):
             await self._ask(lambda: sent.acknowledged)
 
     async def post(self, publication: Publication) -> None:
+        """Raises ``LocalProtocolError`` when the message is longer than the broker takes."""
         await self._hand_over(publication)
 
     async def arrivals(self) -> AsyncIterator[Arrival]:
@@ -69,11 +71,14 @@ class GatheredLine(Line):
     async def listen(self, take: Callable[[Arrival], None]) -> None:
         """``take`` is called while packets are read."""
         self._take = take
-        while self._arrived:
-            take(self._arrived.popleft())
-        while True:
-            self._require_connection()
-            await self._alarm.wait()
+        try:
+            while self._arrived:
+                take(self._arrived.popleft())
+            while True:
+                self._require_connection()
+                await self._alarm.wait()
+        finally:
+            self._take = self._keep
 
     async def watch(self) -> None:
         while not self._broken.is_set():
@@ -94,9 +99,13 @@ class GatheredLine(Line):
             self._send(publication)
             return None
         await (self._ask(self._window.acquire) if self._window.locked() else self._window.acquire())
-        self._require_connection()
-        number = self._paho._mid_generate()
-        self._send(publication, number)
+        try:
+            self._require_connection()
+            number = self._paho._mid_generate()
+            self._send(publication, number)
+        except Exception:
+            self._window.release()
+            raise
         sent = self._unacknowledged[number] = Sent(now_s(), asyncio.get_running_loop().create_future())
         return sent
 
@@ -104,7 +113,10 @@ class GatheredLine(Line):
         if self._paho.want_write():
             self._write()  # what was said before leaves before
         payload = publication.payload if isinstance(publication.payload, bytes) else publication.payload.encode()
-        self._socket.send(publish(publication.topic, publication.properties(), payload, publication.retain, number))
+        packet = publish(publication.topic, publication.properties(), payload, publication.retain, number)
+        if len(packet) > (limit := self._capacity.packet_bytes):
+            raise LocalProtocolError(f"the broker takes {limit} bytes in a message, this one has {len(packet)}")
+        self._socket.send(packet)
 
     def _acknowledge(self, number: int) -> None:
         if (sent := self._unacknowledged.pop(number, None)) is not None:
@@ -129,6 +141,8 @@ class GatheredLine(Line):
             if not found:
                 self._read_by_paho(found)
             for packet in self._packets.push(found):
+                if self._paho._sock is None:
+                    return  # it has said its goodbye
                 if packet.kind == PUBLISH and not packet.flags & QOS_2:
                     self._hear(parse_publish(packet))
                 elif packet.kind == PUBACK:
@@ -139,8 +153,6 @@ class GatheredLine(Line):
     def _read_by_paho(self, data: bytes) -> None:
         self._socket.put(data)
         self._paho.loop_read()
-        while self._socket.is_full:
-            self._paho.loop_read()
 
     def _hear(self, found: Received) -> None:
         if found.packet_id is not None:

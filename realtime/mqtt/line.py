@@ -17,10 +17,26 @@ from realtime.protocol.mqtt.properties import packed
 REFUSED = 0x80
 """Reason codes from here on are refusals."""
 SEND_NO_RETAINED = 2
+MAX_UNACKNOWLEDGED = 20
+MAX_PACKET_BYTES = 268_435_460
+"""Of MQTT: its longest length, and the bytes that tell it."""
 
 
 class BrokerLost(Exception):
     """The connection has ended, or was never made; the message says why."""
+
+
+@dataclass(slots=True)
+class Capacity:
+    """What the broker takes of us, as its answer to our greeting says (3.2.2.3 of MQTT 5)."""
+
+    unacknowledged: int = MAX_UNACKNOWLEDGED
+    """Messages of QoS 1 on their way at once; as many as Mosquitto takes unless it is told otherwise."""
+    packet_bytes: int = MAX_PACKET_BYTES
+
+    def told(self, properties: object) -> None:
+        self.unacknowledged = min(self.unacknowledged, getattr(properties, "ReceiveMaximum", MAX_UNACKNOWLEDGED))
+        self.packet_bytes = getattr(properties, "MaximumPacketSize", MAX_PACKET_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +74,9 @@ class Line:
         self._client = client
         self._timeout_s = timeout_s
         self._broken = asyncio.Event()
+        self._patience: set[asyncio.Timeout] = set()
+        """Of those who wait for the broker."""
+        client._disconnected.add_done_callback(lambda _: self._lose_patience())
 
     async def publish(self, publication: Publication) -> None:
         """QoS 0: until it is with the system; QoS 1: until the broker has it."""
@@ -106,14 +125,26 @@ class Line:
         raise BrokerLost("the broker did not answer in time, or has left")
 
     async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        if self._client._disconnected.done():
+            self._broken.set()
         if self._broken.is_set():
             raise BrokerLost("the connection is broken")
-        try:
-            async with asyncio.timeout(self._timeout_s):  # aiomqtt's own may swallow a cancellation in Python 3.11
-                return await ask()
+        try:  # aiomqtt's own timeout may swallow a cancellation in Python 3.11
+            async with asyncio.timeout(self._timeout_s) as patience:
+                self._patience.add(patience)
+                try:
+                    return await ask()
+                finally:
+                    self._patience.discard(patience)
         except (aiomqtt.MqttError, TimeoutError, ValueError, RuntimeError) as error:
             self._broken.set()
             raise BrokerLost(reason(error)) from None
+
+    def _lose_patience(self) -> None:
+        """A broker that has left answers nobody."""
+        for patience in self._patience:
+            if not patience.expired():
+                patience.reschedule(asyncio.get_running_loop().time())
 
 
 def reason(error: Exception) -> str:

@@ -13,12 +13,14 @@ import pytest
 from realtime.device_config import MqttSettings
 from realtime.mqtt.broker import Broker
 from realtime.mqtt.gathered_socket import MAX_WAITING_BYTES, GatheredSocket
-from realtime.mqtt.gathering import MAX_UNACKNOWLEDGED, GatheredLine
-from realtime.mqtt.line import Arrival, BrokerLost, Line, Publication
+from realtime.mqtt.gathering import GatheredLine
+from realtime.mqtt.line import MAX_UNACKNOWLEDGED, Arrival, BrokerLost, Line, Publication
+from realtime.protocol.errors import LocalProtocolError
 from tests.realtime.live import WAIT_S, until
 from tests.realtime.mqtt.agents import bridged, client
 from tests.realtime.mqtt.mosquitto import Mosquitto, running
 
+GREETING = b"\x20\x03\x00\x00\x00"
 TEXT = "Hello there, how are you today? "
 
 
@@ -166,6 +168,46 @@ async def test_what_is_posted_and_not_taken_ends_the_line(tmp_path: Path) -> Non
             broker.kill()
 
 
+async def test_a_broker_that_dies_lets_nobody_wait(tmp_path: Path) -> None:
+    with running(tmp_path) as broker:
+        async with lines(broker, timeout_s=10 * WAIT_S) as (one, two):
+            broker.stop_answering()
+            said = Publication(topic="nobody", qos=1)
+            posts = [one.post(said) for _ in range(MAX_UNACKNOWLEDGED + 5)]
+            work = [asyncio.create_task(asking) for asking in (*posts, one.subscribe("row"), two.publish(said))]
+            await asyncio.sleep(0.1)
+            broker.kill()
+            done, waiting = await asyncio.wait(work, timeout=WAIT_S)
+            assert not waiting
+            assert sum(isinstance(one.exception(), BrokerLost) for one in done) == 5 + 2
+
+
+async def test_what_is_too_long_costs_itself_alone(tmp_path: Path) -> None:
+    with running(tmp_path, "max_packet_size 3000") as broker:
+        async with lines(broker) as (one, two):
+            await two.subscribe("row")
+            for qos in [0, *[1] * (MAX_UNACKNOWLEDGED + 1)]:
+                with pytest.raises(LocalProtocolError, match="3000"):
+                    await one.post(Publication(topic="row", payload=bytes(3_000), qos=qos))
+            await one.publish(Publication(topic="row", payload=b"short", qos=1))
+            (heard,) = await next_of(two.arrivals(), 1)
+            assert heard.payload == b"short"
+
+
+async def test_nothing_is_taken_once_nobody_listens(broker: Mosquitto) -> None:
+    async with lines(broker) as (one, two):
+        await one.subscribe("row")
+        taken: list[Arrival] = []
+        listening = asyncio.create_task(one.listen(taken.append))
+        await two.publish(Publication(topic="row", payload=b"heard", qos=1))
+        await until(lambda: len(taken) == 1)
+        listening.cancel()
+        await asyncio.wait([listening])
+        await two.publish(Publication(topic="row", payload=b"kept", qos=1))
+        assert (await next_of(one.arrivals(), 1))[0].payload == b"kept"
+        assert len(taken) == 1
+
+
 @pytest.fixture
 def liar() -> Iterator[tuple[socket.socket, int]]:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
@@ -179,12 +221,13 @@ def liar() -> Iterator[tuple[socket.socket, int]]:
         pytest.param(b"\x30\x03\x00\x09a", id="a topic without end"),
         pytest.param(b"\x30\x05\x00\x01a\x01\x77", id="an unknown property"),
         pytest.param(b"\x30\x04\x00\x01\xff\x00", id="no UTF-8"),
+        pytest.param(b"\xe0\x00\xd0\x00", id="words after its goodbye"),
     ],
 )
 async def test_nonsense_of_a_broker_ends_the_line(liar: tuple[socket.socket, int], nonsense: bytes) -> None:
     server, port = liar
     connected = asyncio.Event()
-    speaking = asyncio.create_task(speak(server, b"", connected, nonsense))
+    speaking = asyncio.create_task(speak(server, GREETING, connected, nonsense))
     async with Broker(MqttSettings(host="127.0.0.1", port=port), "x").connected() as line:
         connected.set()
         with pytest.raises(BrokerLost):
@@ -194,7 +237,8 @@ async def test_nonsense_of_a_broker_ends_the_line(liar: tuple[socket.socket, int
 
 async def test_a_broker_that_breaks_off_with_its_first_words(liar: tuple[socket.socket, int]) -> None:
     server, port = liar
-    speaking = asyncio.create_task(speak(server, b"\x30\xff\xff\xff\xff\x7f", asyncio.Event(), b""))
+    at_once = GREETING + b"\x30\xff\xff\xff\xff\x7f"
+    speaking = asyncio.create_task(speak(server, at_once, asyncio.Event(), b""))
     with pytest.raises(BrokerLost):
         async with Broker(MqttSettings(host="127.0.0.1", port=port), "x").connected():
             pass
@@ -202,14 +246,27 @@ async def test_a_broker_that_breaks_off_with_its_first_words(liar: tuple[socket.
     await asyncio.wait([speaking])
 
 
-async def speak(server: socket.socket, at_once: bytes, connected: asyncio.Event, later: bytes) -> None:
-    """A broker of few words."""
+@pytest.mark.parametrize("gathered", [True, False])
+async def test_no_more_is_on_its_way_than_the_broker_takes(liar: tuple[socket.socket, int], gathered: bool) -> None:
+    server, port = liar
+    connected, three_at_once = asyncio.Event(), b"\x20\x06\x00\x00\x03\x21\x00\x03"
+    speaking = asyncio.create_task(speak(server, three_at_once, connected, b""))
+    settings = MqttSettings(host="127.0.0.1", port=port, timeout_s=0.3, gathered=gathered)
+    async with Broker(settings, "x").connected() as line:
+        await asyncio.gather(*(line.post(Publication(topic="row", qos=1)) for _ in range(10)), return_exceptions=True)
+        connected.set()
+        heard = await asyncio.wait_for(speaking, WAIT_S)
+        assert heard.count(b"\x00\x03row") == 3
+
+
+async def speak(server: socket.socket, at_once: bytes, connected: asyncio.Event, later: bytes) -> bytes:
+    """A broker of few words. Gives what it is told after the last."""
     server.setblocking(False)
     loop = asyncio.get_running_loop()
     far, _ = await loop.sock_accept(server)
     with closing(far):
         await loop.sock_recv(far, 1_000)
-        await loop.sock_sendall(far, b"\x20\x03\x00\x00\x00" + at_once)
+        await loop.sock_sendall(far, at_once)
         await connected.wait()
         await loop.sock_sendall(far, later)
-        await loop.sock_recv(far, 1_000)
+        return await loop.sock_recv(far, 1_000)
