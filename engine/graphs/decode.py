@@ -126,6 +126,8 @@ class GraphDecode:
         self.references: OrderedDict[Hashable, tuple[Tensor, Tensor]] = OrderedDict()
         """Touched by the lane's work alone."""
         self.max_kept_references = max_kept_references
+        self.primings: dict[int, Ticket] = {}
+        """Of slots of which nothing has been decoded since."""
         self.num_lives = 0
         self.put_off = False
         """Some that could have been decoded in the last round were not."""
@@ -172,6 +174,7 @@ class GraphDecode:
         return bool(self.calls) or self.put_off or bool((self.use.final & (self.use.num_waiting > 0)).any())
 
     def release(self, slot: int) -> None:
+        self.primings.pop(slot, None)
         self.use.end(slot)
         self.pool.free([slot])
 
@@ -269,17 +272,27 @@ class GraphDecode:
         pcm = call.results.pcm[: len(slots) * call.num_frames * size].numpy().reshape(len(slots), -1)
         finite = call.results.finite.numpy()[: len(slots)].tolist()
         return [
-            Decoded(slot, pcm[i, : count * size].copy(), error=None if finite[i] else NOT_FINITE)
+            Decoded(slot, pcm[i, : count * size].copy(), error=self._error(slot, finite[i]))
             for i, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True))
             if count > 0
         ]
 
+    def _error(self, slot: int, is_finite: bool) -> str | None:
+        """What is wrong with a call's row; what its slot had heard before has passed when the call has."""
+        try:
+            if priming := self.primings.pop(slot, None):
+                priming.wait()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None if is_finite else NOT_FINITE
+
     # -- what a slot has heard before ----------------------------------------------------------------------------
 
     def prime(self, slot: int, reference: Reference) -> None:
-        """Queue the reference's frames, or what is kept of having decoded them."""
+        """Queue the reference's frames, or what is kept of having decoded them. What that raises in another thread is
+        told with the slot's first chunk."""
         self.use.num_primed[slot] = len(reference.frames)
-        self.lane.run(lambda: self._prime(slot, reference))
+        self.primings[slot] = self.lane.run(lambda: self._prime(slot, reference))
 
     def _prime(self, slot: int, reference: Reference) -> None:
         program, kept = self.program, self.references.get(reference.key)

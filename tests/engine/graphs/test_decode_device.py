@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.api import ClonedVoice, InvalidRequest, SamplingParams
+from engine.api import ClonedVoice, FinishReason, InvalidRequest, SamplingParams
 from engine.client import create_engine
 from engine.config import EngineConfig
 from engine.graphs.decode import GraphDecode
@@ -88,6 +88,30 @@ def test_what_a_thread_could_not_do_is_raised_where_it_is_waited_for(tiny_folder
     bench.submit(text=TEXT, text_closed=True)
     with pytest.raises(RuntimeError, match="no more memory"):
         bench.run()
+
+
+def test_a_voice_that_a_thread_cannot_hear_costs_its_own_request(tmp_path: Path, make_apart: MakeApart) -> None:
+    """Its slot still holds what another spoke."""
+    embedding, codes = np.ones(48, np.float32).tobytes(), np.ones((11, 4), np.int16).tobytes()
+    voice = ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog")
+    bench = make_apart(write_checkpoint(tmp_path, TINY, task="base"))
+    hear, num_heard = stage_of(bench)._hear, 0
+
+    def fail_once(*args: Any) -> None:
+        nonlocal num_heard
+        num_heard += 1
+        if num_heard == 1:
+            raise RuntimeError("no more memory")
+        hear(*args)
+
+    stage_of(bench)._hear = fail_once
+    sampling = SamplingParams(seed=1, min_new_tokens=9)
+    rows = [bench.submit(voice=voice, text=TEXT[:30], text_closed=True, sampling=sampling) for _ in range(2)]
+    bench.run()
+    bench.check_idle()
+    broken, whole = (bench.heard[row] for row in rows)
+    assert (broken.end.message, broken.num_samples) == ("RuntimeError: no more memory", 0)
+    assert whole.reason is not FinishReason.ERROR
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "auto", "cuda:99"])
