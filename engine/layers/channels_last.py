@@ -22,7 +22,8 @@ WIDE = 256
 
 def can_pack_convolutions() -> bool:
     """Whether this torch has the private operators that the inductor's frozen graphs use."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    operators = "_convolution_pointwise", "_get_mkldnn_serialized_md"
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
 
 
 def joined_with_past(layer: StatefulLayer, x: Tensor, state: Tensor) -> Tensor:
@@ -46,6 +47,8 @@ class PackedConvolution:
         self.two = torch.ops.mkldnn._convolution_pointwise.binary
         self.packed: dict[tuple[int, int], Tensor] = {}
         """By rows and length, where the layout depends on them."""
+        self.laid_out: dict[bytes, Tensor] = {}
+        """The few layouts there are, each kept once."""
 
     def __call__(self, x: Tensor, state: Tensor, residual: Tensor | None = None) -> Tensor:
         image = as_image(joined_with_past(self.layer, x, state))
@@ -60,7 +63,8 @@ class PackedConvolution:
     def weight_for(self, rows: int, length: int) -> Tensor:
         shape = (1, TYPICAL_LENGTH) if ONE_LAYOUT else (rows, length)
         if shape not in self.packed:
-            self.packed[shape] = self.pack(*shape)
+            packed = self.pack(*shape)
+            self.packed[shape] = self.laid_out.setdefault(layout_of(packed), packed)
         return self.packed[shape]
 
     def pack(self, rows: int, length: int) -> Tensor:
@@ -71,6 +75,11 @@ class PackedConvolution:
             weight, [0, 0], [1, 1], self.dilation, self.groups, shape
         )
         return packed
+
+
+def layout_of(packed: Tensor) -> bytes:
+    """oneDNN's description of it."""
+    return bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(packed).tolist())
 
 
 def as_image(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.layers.channels_last import PackedConvolution, SnakeLast, Upsampling, can_pack_convolutions
+from engine.layers.channels_last import PackedConvolution, SnakeLast, Upsampling, can_pack_convolutions, layout_of
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, assign_state
 from tests.engine.cuts import cuts_of
 from tests.engine.layers.test_streaming import CHANNELS, LAYERS, LENGTH, TOLERANCE, made, signal
@@ -44,6 +44,15 @@ def test_weights_give_the_same_in_any_layout(monkeypatch: pytest.MonkeyPatch, on
         plain, state = layer(x), torch.zeros(num_rows, assign_state(layer))
         torch.testing.assert_close(fast(last(x), state), last(plain), atol=TOLERANCE, rtol=0)
     assert len(fast.packed) == (1 if one_layout else 2)
+
+
+def test_weights_of_one_layout_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the released codec 17 shapes of calls would hold 2.4 GB for 0.5."""
+    monkeypatch.setattr("engine.layers.channels_last.ONE_LAYOUT", False)
+    torch.manual_seed(1)
+    fast = PackedConvolution(CausalConv1d(96, 96, 1).requires_grad_(False))
+    weights = [fast.weight_for(1, length) for length in range(1, 40)]
+    assert len({id(one) for one in weights}) == len({layout_of(one) for one in weights}) < 10
 
 
 def test_a_residual_is_added_in_place_of_an_addition_after() -> None:
