@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack
 
 import msgspec
 from starlette.requests import Request
@@ -144,6 +144,18 @@ class EventStream:
         self._agent.events.put_nowait(None)
 
 
+class HoldingResponse(StreamingResponse):
+    """Holds what was entered for it, until it has been sent or nobody is there for it any more."""
+
+    def __init__(self, events: AsyncIterator[str], held: ExitStack) -> None:
+        super().__init__(events, media_type=EVENT_STREAM)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
 class CallsOverHttp:
     """``GET`` which calls there are, ``POST`` a command, ``GET`` the events of a call."""
 
@@ -169,23 +181,21 @@ class CallsOverHttp:
         call_id = request.path_params["call_id"]
         self._switchboard.call(caller.name, call_id)
         self._server.check_room(caller)
-        return StreamingResponse(self._stream(caller, call_id), media_type=EVENT_STREAM)
+        with ExitStack() as entered:
+            agent = entered.enter_context(self._switchboard.listening(caller.name, call_id))
+            entered.enter_context(self._server.connected(EventStream(agent), caller))
+            return HoldingResponse(self._stream(agent), entered.pop_all())
 
-    async def _stream(self, caller: Caller, call_id: str) -> AsyncIterator[str]:
-        with (
-            suppress(Refused),
-            self._switchboard.listening(caller.name, call_id) as agent,
-            self._server.connected(EventStream(agent), caller),
-        ):
-            while True:
-                try:
-                    event = await asyncio.wait_for(agent.events.get(), KEEP_ALIVE_S)
-                except TimeoutError:
-                    yield ": still there\n\n"
-                    continue
-                if event is None:
-                    return
-                yield f"data: {on.serialize(event)}\n\n"
+    async def _stream(self, agent: Agent) -> AsyncIterator[str]:
+        while True:
+            try:
+                event = await asyncio.wait_for(agent.events.get(), KEEP_ALIVE_S)
+            except TimeoutError:
+                yield ": still there\n\n"
+                continue
+            if event is None:
+                return
+            yield f"data: {on.serialize(event)}\n\n"
 
     async def _body(self, request: Request) -> bytes:
         """Raises ``Refused``."""

@@ -176,6 +176,31 @@ async def test_who_reads_events_by_http_counts_as_connected() -> None:
         await until(lambda: live.speech.num_connections == 0)
 
 
+async def test_readers_who_come_at_once_are_counted_as_they_come() -> None:
+    async with (
+        live_server(limits__max_connections=5) as live,
+        live.http() as http,
+        dial(live, "/v1/calls") as agent,
+        dial(live, "/v1/calls/vonage") as line,
+    ):
+        await line.send('{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}')
+        path = f"/v1/calls/{(await told(agent, 'call.connected'))['call_id']}/events"
+        codes: list[int] = []
+
+        async def read() -> None:
+            async with http.stream("GET", path, timeout=WAIT_S) as stream:
+                codes.append(stream.status_code)
+                await asyncio.sleep(WAIT_S if stream.status_code == 200 else 0)
+
+        readers = [asyncio.create_task(read()) for _ in range(20)]
+        await until(lambda: len(codes) == 20)
+        assert sorted(codes) == 3 * [200] + 17 * [429]
+        for reader in readers:
+            reader.cancel()
+        await asyncio.wait(readers)
+        await until(lambda: live.speech.num_connections == 2)
+
+
 @pytest.mark.parametrize(
     ("message", "code"),
     [
