@@ -134,7 +134,8 @@ class Bridge:
         response = self._session.response(event.response_id)
         if self._conversation.response_state(event.response_id) is ResponseState.DONE:
             await response.look_through(event.played_ms)
-            heard = _heard(response.heard())
+            response = self._session.response(event.response_id)  # others may have ended since
+            heard = _heard(response.heard(event.played_ms))
             await self._say(ev.ResponseHeard(response_id=event.response_id, heard=heard))
         else:
             response.cancel(event.played_ms)

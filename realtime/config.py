@@ -83,6 +83,9 @@ class LimitSettings(Section, frozen=True):
     playback_tolerance_ms: Annotated[
         int, Meta(ge=0, le=1_000, description="The engine hears of the listener's place when it is off by more.")
     ] = 10
+    max_heard_wait_ms: Annotated[
+        int, Meta(ge=0, le=60_000, description="The end of a response waits so long for its words to be found.")
+    ] = 1_000
     max_errors: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = 100
     max_remembered_responses: Annotated[
         int, Meta(ge=1, le=1_000, description="Ended responses of a session that can still be asked about.")

@@ -219,6 +219,7 @@ def registry_limits(config: ServerConfig) -> RegistryLimits:
             max_lead_ms=limits.max_lead_ms,
             max_message_ms=limits.max_message_ms,
             playback_tolerance_ms=limits.playback_tolerance_ms,
+            max_heard_wait_ms=limits.max_heard_wait_ms,
             max_remembered_responses=limits.max_remembered_responses,
             text_timeout_s=limits.text_timeout_s,
             reader_timeout_s=limits.reader_timeout_s,

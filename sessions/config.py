@@ -94,6 +94,9 @@ class SessionLimits:
     """Audio that leaves in one message, where so much is ready and the lead is eight times as long."""
     playback_tolerance_ms: int = 10
     """The engine is told where the listener is when it would be off by more; with 0 it is told with every chunk."""
+    max_heard_wait_ms: int = 1_000
+    """A response that ends early tells its end no later than this, and then where its listener was as if each character
+    lasted as long as any other."""
     max_ready_ms: int = 60_000
     """In burst, no further segment begins while so much audio waits to be taken."""
     max_burst_segments: int = 2

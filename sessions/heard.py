@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from sessions.alignment.aligner import LetterAligner, MakeAligner
+from sessions.alignment.even import EvenAligner
 from sessions.alignment.late import Backlog, LateAligner
 from sessions.alignment.times import WordTime, timed
 from sessions.alignment.words import SpokenWords, word_cut
@@ -18,11 +19,15 @@ from sessions.text.spans import SpannedText
 class SpokenSegment:
     """One utterance: which of the client's characters it speaks, and when. Samples are at the engine's rate."""
 
-    def __init__(self, index: int, raw_start: int, raw: Callable[[], str], aligner: LateAligner) -> None:
+    def __init__(
+        self, index: int, raw_start: int, raw: Callable[[], str], aligner: LateAligner, sample_rate: int
+    ) -> None:
         """``raw`` gives all of the client's text so far."""
         self.index = index
         self.words = SpokenWords(raw_start, raw)
         self.aligner = aligner
+        self.even = EvenAligner(sample_rate)
+        """For those who cannot wait."""
         self.start_sample: int | None = None
         """Where it begins in all the audio; ``None`` until it does."""
         self.complete = False
@@ -31,6 +36,7 @@ class SpokenSegment:
     def add_text(self, text: SpannedText) -> None:
         self.words.add(text)
         self.aligner.add_text(text.text)
+        self.even.add_text(text.text)
 
     def end_text(self) -> None:
         self.aligner.end_text()
@@ -39,11 +45,13 @@ class SpokenSegment:
         """More of its speech."""
         if pcm.size:
             self.aligner.push(pcm)
+            self.even.push(pcm)
 
     def finish(self) -> None:
         """Its speech is all there."""
         self.complete = True
         self.aligner.finish()
+        self.even.finish()
 
     def stop(self) -> None:
         """No more of it is spoken: what is known stays known."""
@@ -60,9 +68,10 @@ class SpokenSegment:
             self.words.take(word)
         return words
 
-    def raw_position(self, played_samples: int) -> int:
+    def raw_position(self, played_samples: int, roughly: bool) -> int:
         """How far in the client's text its speech has come: to the first character that sounds and is not over."""
-        spoken, reached = self.words.spoken, bisect_right(self.aligner.estimate(), played_samples) - 1
+        bounds = self.even.estimate() if roughly else self.aligner.estimate()
+        spoken, reached = self.words.spoken, bisect_right(bounds, played_samples) - 1
         while 0 <= reached < len(spoken) and not spoken[reached].isalnum():
             reached += 1
         return self.words.place(max(reached, 0))
@@ -103,7 +112,7 @@ class SpokenText:
 
     def begin_segment(self, raw_start: int) -> SpokenSegment:
         aligner = LateAligner(partial(self._make_aligner, self._sample_rate), self._backlog)
-        segment = SpokenSegment(len(self.segments), raw_start, self.raw, aligner)
+        segment = SpokenSegment(len(self.segments), raw_start, self.raw, aligner, self._sample_rate)
         self.segments.append(segment)
         return segment
 
@@ -126,9 +135,10 @@ class SpokenText:
         for segment in self.segments:
             segment.aligner.forget()
 
-    def heard(self, played_samples: int) -> Heard:
+    def heard(self, played_samples: int, roughly: bool = False) -> Heard:
+        """``roughly`` looks through nothing and takes each character to last as long as any other."""
         raw = self.raw()
-        cut = word_cut(raw, self._position(played_samples))
+        cut = word_cut(raw, self._position(played_samples, roughly))
         return Heard(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
 
     def all_heard(self, audio_ms: float) -> Heard:
@@ -147,11 +157,11 @@ class SpokenText:
             self._num_told += 1
         return words
 
-    def _position(self, played_samples: int) -> int:
+    def _position(self, played_samples: int, roughly: bool) -> int:
         segment = self._playing(played_samples)
         if segment is None or segment.start_sample is None:
             return 0
-        return segment.raw_position(played_samples - segment.start_sample)
+        return segment.raw_position(played_samples - segment.start_sample, roughly)
 
     def _playing(self, played_samples: int) -> SpokenSegment | None:
         """The last segment that has begun by then."""

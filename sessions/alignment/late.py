@@ -106,14 +106,15 @@ class LateAligner:
 
     def stop(self) -> None:
         """Nothing follows: what it would say now, it says from now on."""
-        self._over = True
-        if not self._kept:
-            self._let_go()
+        with self._lock:
+            self._over = True
+            if not self._kept:
+                self._let_go()
 
     def catch_up(self) -> None:
-        """Look through all that is kept; from any thread."""
-        with self._lock:
-            while self._kept:
+        """Look through all that is kept; from any thread, where another waits for one piece at most."""
+        while self._kept:
+            with self._lock:
                 self._do_one()
 
     def look_at_one(self) -> bool:
@@ -121,17 +122,16 @@ class LateAligner:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._kept:
-                self._do_one()
+            self._do_one()
             return True
         finally:
             self._lock.release()
 
     def forget(self) -> None:
         """Nobody will ask any more."""
+        self._over = True
+        self._kept.clear()
         with self._lock:
-            self._over = True
-            self._kept.clear()
             self._backlog.remove(self._share, self._share.num_bytes)
             self._found, self._aligner = self._found or array("l"), None
 
@@ -144,9 +144,13 @@ class LateAligner:
             self._backlog.shrink()
 
     def _do_one(self) -> None:
-        deed, num_bytes = self._kept.popleft()
-        deed(self._told())
-        if num_bytes:
+        try:
+            deed, num_bytes = self._kept.popleft()
+        except IndexError:  # forgotten meanwhile
+            return
+        try:
+            deed(self._told())
+        finally:
             self._backlog.remove(self._share, num_bytes)
         if self._over and not self._kept:
             self._let_go()

@@ -115,6 +115,6 @@ def test_only_the_segment_that_is_being_heard_is_looked_into(monkeypatch: pytest
     told = spoken(*[("one two six ten. ", 4)] * 10)
     asked = []
     raw_position = SpokenSegment.raw_position
-    monkeypatch.setattr(SpokenSegment, "raw_position", lambda one, at: asked.append(one) or raw_position(one, at))
+    monkeypatch.setattr(SpokenSegment, "raw_position", lambda one, *at: asked.append(one) or raw_position(one, *at))
     assert told.heard(38 * RATE).text == "one two six ten. " * 9 + "one two"
     assert asked == [told.segments[-1]]

@@ -6,9 +6,11 @@ import asyncio
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from sessions.config import RegistryLimits, SpeechSettings
+from sessions.alignment.aligner import LetterAligner
+from sessions.config import RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import ResponseStatus
 from sessions.heard import SpokenText
 from sessions.registry import SessionRegistry
@@ -88,4 +90,30 @@ async def test_much_kept_speech_is_looked_through_in_a_thread(
     await task
     assert reading.done.heard.remaining
     assert [thread is threading.main_thread() for thread in threads] == [False]
+    await registry.aclose()
+
+
+async def test_the_end_is_told_though_the_line_for_the_words_is_long(engine: RememberingEngine) -> None:
+    """As when an engine with hundreds of responses dies: where the listener was is then told roughly."""
+    go_on = threading.Event()
+
+    class Slow(LetterAligner):
+        def push(self, pcm: np.ndarray) -> None:
+            go_on.wait(10)
+            super().push(pcm)
+
+    registry = SessionRegistry(engine, RegistryLimits(session=SessionLimits(max_heard_wait_ms=50)), make_aligner=Slow)
+    session = registry.create(settings=replace(PACED, lead_ms=10_000))
+    responses = [session.create_response(text=TEXT, text_closed=True) for _ in range(3)]
+    readings = [reading_task(response) for response in responses]
+    await asyncio.sleep(0.8)
+    for response in responses:
+        response.cancel()
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(task for _, task in readings))
+    finally:
+        go_on.set()
+    assert all(reading.done.heard.text and reading.done.heard.remaining for reading, _ in readings)
+    assert [reading.done.heard.text + reading.done.heard.remaining for reading, _ in readings] == [TEXT] * 3
     await registry.aclose()

@@ -153,3 +153,40 @@ def test_after_the_end_nothing_changes(end):
     aligner.push(PCM)
     aligner.add_text("c")
     assert aligner.estimate() == known
+
+
+def test_who_forgets_waits_for_one_piece_at_most():
+    begun, go_on, num_heard = threading.Event(), threading.Event(), 0
+
+    class Slow(EvenAligner):
+        def push(self, pcm: np.ndarray) -> None:
+            nonlocal num_heard
+            num_heard += 1
+            begun.set()
+            go_on.wait(10)
+
+    aligner, backlog = late(make=lambda: Slow(RATE))
+    for number in range(4):
+        aligner.push(chunk(number))
+    looks, forgets = (threading.Thread(target=work) for work in (aligner.catch_up, aligner.forget))
+    looks.start()
+    begun.wait(10)
+    forgets.start()
+    forgets.join(0.2)
+    go_on.set()
+    looks.join()
+    forgets.join()
+    assert num_heard == 1
+    assert backlog.num_bytes == 0
+
+
+def test_speech_that_cannot_be_looked_through_takes_no_room():
+    class Broken(EvenAligner):
+        def push(self, pcm: np.ndarray) -> None:
+            raise ArithmeticError
+
+    aligner, backlog = late(CHUNK * 4, lambda: Broken(RATE))
+    aligner.push(chunk(0))
+    with pytest.raises(ArithmeticError):
+        aligner.push(chunk(1))
+    assert aligner.num_kept_bytes == backlog.num_bytes == CHUNK * 4
