@@ -24,6 +24,8 @@ from realtime.mqtt.line import BrokerLost, Capacity, Line, Publication, reason
 log = logging.getLogger("voicewire.mqtt")
 
 NODELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+LITTLE_UNSENT = [(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 65_536)] if hasattr(socket, "TCP_NOTSENT_LOWAT") else []
+"""Else the system takes megabytes, which on a slow way are seconds, and for as long says that it takes no more."""
 STEADY_S = 10.0
 """A connection that lasted so long was a good one: the next is tried at once."""
 HARD_LIMIT = 4
@@ -115,7 +117,7 @@ class Broker:
             max_queued_incoming_messages=settings.max_waiting_messages,
             properties=properties,
             tls_context=self._tls,
-            socket_options=[NODELAY],
+            socket_options=[NODELAY, *LITTLE_UNSENT],
             will=None if self._will is None else _will(self._will),
             logger=quiet,
         )

@@ -40,6 +40,8 @@ class GatheredLine(Line):
         self._arrived: deque[Arrival] = deque()
         self._take: Callable[[Arrival], None] = self._keep
         self._alarm = Alarm()
+        self._turn = asyncio.Lock()
+        self._num_in_line = 0
         self._capacity = capacity
         self._window = asyncio.Semaphore(capacity.unacknowledged)
         self._unacknowledged: dict[int, Sent] = {}
@@ -93,8 +95,8 @@ class GatheredLine(Line):
     async def _hand_over(self, publication: Publication) -> Sent | None:
         """Gives what is to be acknowledged."""
         if publication.qos == 0:
-            if not self._socket.has_room():
-                await self._ask(self._socket.room)
+            if self._num_in_line or not self._socket.has_room():
+                await self._ask(self._stand_in_line)
             self._require_connection()
             self._send(publication)
             return None
@@ -108,6 +110,15 @@ class GatheredLine(Line):
             raise
         sent = self._unacknowledged[number] = Sent(now_s(), asyncio.get_running_loop().create_future())
         return sent
+
+    async def _stand_in_line(self) -> None:
+        """Until there is room: first come, first served, message by message."""
+        self._num_in_line += 1
+        try:
+            async with self._turn:
+                await self._socket.room()
+        finally:
+            self._num_in_line -= 1
 
     def _send(self, publication: Publication, number: int | None = None) -> None:
         if self._paho.want_write():

@@ -259,6 +259,37 @@ async def test_no_more_is_on_its_way_than_the_broker_takes(liar: tuple[socket.so
         assert heard.count(b"\x00\x03row") == 3
 
 
+async def test_who_says_much_holds_up_nobody(liar: tuple[socket.socket, int]) -> None:
+    server, port = liar
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
+    reading = asyncio.create_task(read_slowly(server))
+    async with Broker(MqttSettings(host="127.0.0.1", port=port, timeout_s=2.0), "x").connected() as line:
+        assert isinstance(line, GatheredLine)
+
+        async def say_much() -> None:
+            while True:
+                await line.post(Publication(topic="much", payload=bytes(4_000)))
+
+        much = [asyncio.create_task(say_much()) for _ in range(3)]
+        await until(lambda: not line._socket.has_room())
+        for _ in range(5):
+            await line.post(Publication(topic="little"))
+        for task in (*much, reading):
+            task.cancel()
+        await asyncio.wait([*much, reading])
+
+
+async def read_slowly(server: socket.socket) -> None:
+    server.setblocking(False)
+    loop = asyncio.get_running_loop()
+    far, _ = await loop.sock_accept(server)
+    with closing(far):
+        await loop.sock_recv(far, 1_000)
+        await loop.sock_sendall(far, GREETING)
+        while await loop.sock_recv(far, 8_192):
+            await asyncio.sleep(0.01)
+
+
 async def speak(server: socket.socket, at_once: bytes, connected: asyncio.Event, later: bytes) -> bytes:
     """A broker of few words. Gives what it is told after the last."""
     server.setblocking(False)
