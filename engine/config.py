@@ -43,6 +43,7 @@ AT_LEAST_ZERO = (
     "max_kept_voices",
     "windowed_overlap_samples",
 )
+MAX_NICENESS = 19
 LEAST_SAMPLE_S = 0.1
 """Of less no speaker embedding can be had."""
 
@@ -148,6 +149,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not value >= low:  # nor what is no number
                 raise InvalidRequest(f"{name} is {value}; it must be at least {low}", name)
+        if self.niceness > MAX_NICENESS:
+            raise InvalidRequest(f"niceness is {self.niceness}; it must be at most {MAX_NICENESS}", "niceness")
         if not self.admission_share > 0:
             raise InvalidRequest(f"admission_share is {self.admission_share}; it must be above 0", "admission_share")
         if not self.chunk_frames or any(frames not in CHUNK_FRAMES for frames in self.chunk_frames):

@@ -64,6 +64,12 @@ def test_no_share_of_a_frame_admits_nobody(share: float) -> None:
         EngineConfig(admission_share=share)
 
 
+def test_more_niceness_than_there_is_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="niceness is 20; it must be at most 19"):
+        EngineConfig(niceness=20)
+    assert EngineConfig(niceness=19).niceness == 19
+
+
 def test_a_pinned_shape_holds_the_largest_batch() -> None:
     with pytest.raises(InvalidRequest, match="pinned_rows is 3; max_batch is 4"):
         EngineConfig(max_batch=4, pinned_rows=3)
