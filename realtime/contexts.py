@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from engine.api import EngineError
@@ -70,6 +70,8 @@ class Contexts:
     limits: ContextLimits
     serial: bool = False
     """All are of one line."""
+    tells_heard: bool = True
+    """Somebody is told what was heard. In a line that is found as it sounds: the next one begins once it is known."""
     _open: dict[str, Context] = field(default_factory=dict)
     """In the order they were opened."""
     _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
@@ -187,7 +189,8 @@ class Contexts:
         try:
             if not context.admitted:
                 self.may_speak()
-            response = self.session.create_response(settings=context.settings, text=text, text_closed=last)
+            settings = replace(context.settings, tells_heard=self.tells_heard, heard_at_once=self.serial)
+            response = self.session.create_response(settings=settings, text=text, text_closed=last)
         except (Refused, SessionError, EngineError) as error:
             return self._fail(context, error)
         context.response = response

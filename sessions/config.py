@@ -66,6 +66,9 @@ class SpeechSettings:
     heard_at_once: bool = False
     """Whether words are found while they sound, as with ``word_times``, so that what was heard is known in no time;
     otherwise that takes up to 3 ms for each second of the speech, once somebody asks."""
+    tells_heard: bool = True
+    """Whether anybody asks what was heard; otherwise words are found only for ``word_times``, and without them what was
+    heard is told as if each character lasted as long as any other."""
     avoid_dead_air: bool = True
     """Whether a segment short of text may be closed early (docs/sessions.md)."""
     clone: ClonedVoice | None = None

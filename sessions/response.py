@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.api import RequestTooLong
+from sessions.alignment.even import EvenAligner
 from sessions.audio.formats.encoders import opus_settings
 from sessions.audio.pacer import Pacer, PacerSettings, Underrun
 from sessions.clock import Alarm, is_due, now_s
@@ -50,8 +51,11 @@ class Response:
         self.settings = settings
         self._services = services
         self._on_end = on_end
-        backlog = None if settings.word_times or settings.heard_at_once else services.backlog
-        self._told = SpokenText(info.sample_rate, services.make_aligner, settings.speed, backlog)
+        is_asked = settings.tells_heard or settings.word_times
+        is_asked_late = settings.tells_heard and not (settings.word_times or settings.heard_at_once)
+        make_aligner = services.make_aligner if is_asked else EvenAligner
+        backlog = services.backlog if is_asked_late else None
+        self._told = SpokenText(info.sample_rate, make_aligner, settings.speed, backlog)
         self._script = Script(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
         self._outbox = Outbox(response_id, pacer, self._count_underrun, services.limits.max_message_ms)
         self._reader = Alarm()

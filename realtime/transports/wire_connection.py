@@ -290,6 +290,7 @@ class WireConnection:
                 max_remembered=self._limits.max_remembered_responses,
             ),
             serial=self._wire.serial,
+            tells_heard=self._dialect.tells_heard,
         )
 
     def _detach(self) -> None:

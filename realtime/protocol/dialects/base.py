@@ -256,6 +256,8 @@ class Dialect(ABC):
     context_timeout_s: float | None = None
     forgiving = False
     """A message that breaks the wire is answered by ``fail`` and costs no connection."""
+    tells_heard = False
+    """Whether the client learns what was heard of a context; otherwise it need not be found."""
     media_type = "application/octet-stream"
     """HTTP: of the body; read with its first piece."""
 

@@ -65,6 +65,8 @@ class Turn:
 class Flux(on.Dialect):
     """Each turn is a context; they are spoken one after the other."""
 
+    tells_heard = True
+
     def __init__(self, handshake: on.Handshake) -> None:
         super().__init__(handshake)
         if not handshake.query.get("model"):

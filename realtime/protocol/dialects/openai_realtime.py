@@ -25,6 +25,7 @@ AUDIO_PART = {"type": "output_audio", "transcript": ""}
 
 
 class OpenAIRealtime(on.Dialect):
+    tells_heard = True
     forgiving = True
 
     def __init__(self, handshake: on.Handshake) -> None:

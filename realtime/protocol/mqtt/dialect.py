@@ -14,6 +14,8 @@ from realtime.protocol.mqtt.audio import AudioHead, AudioPart, pack
 class MqttSession(on.Dialect):
     """Text messages go to the topic of events, binary ones (``audio.pack``) to that of audio."""
 
+    tells_heard = True
+
     forgiving = True
 
     def __init__(self, sid: str, wish: on.Wish) -> None:
@@ -159,6 +161,8 @@ class ReplyLine:
 
 class OneShot(on.Dialect):
     """A text that came whole. Binary messages are audio, the one text message is the last of all."""
+
+    tells_heard = True
 
     def __init__(self, sid: str, wish: on.Wish, text: str) -> None:
         super().__init__(on.Handshake(path={}, query={}, headers={}, request_id=sid))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from realtime.protocol import events as ev
+from sessions import response
+from sessions.events import Heard
+from sessions.heard import SpokenText
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.clients import CLIENTS, VendorClient
 from tests.realtime.dialects.talk import (
@@ -21,7 +25,7 @@ from tests.realtime.dialects.talk import (
     send,
     turn,
 )
-from tests.realtime.live import QUICK, Live, live_server, speak
+from tests.realtime.live import QUICK, WAIT_S, Live, live_server, speak
 
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
 
@@ -63,6 +67,34 @@ async def test_an_interruption_and_a_turn_after_it(client: VendorClient) -> None
             audio = await turn(socket, client, "t2")
             assert LEAST_BYTES < len(audio) < 3 * LEAST_BYTES
         await live.freed()
+
+
+@every
+async def test_nobody_waits_for_words_that_nobody_is_told(
+    client: VendorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next of a line begins when the one before has told its end."""
+    kept: list[int] = []
+    heard, num_kept = SpokenText.heard, SpokenText.num_kept_bytes
+
+    def note(told: SpokenText, played_samples: int, **how: bool) -> Heard:
+        kept.append(num_kept(told, played_samples))
+        return heard(told, played_samples, **how)
+
+    monkeypatch.setattr(SpokenText, "heard", note)
+    monkeypatch.setattr(response, "MAX_AT_ONCE_BYTES", 10**9)  # nothing is looked through before it is needed
+    if not client.cancel("t1"):
+        pytest.skip("nothing cancels but the end of the line")
+    listening = live_server(FakeSpeechEngine(SLOW), speech__aligner="letters")
+    async with listening as live, dial(live, client) as socket:
+        await send(socket, client, client.say("t1", LONG) + client.end("t1"))
+        await hear_first_audio(socket, client)
+        await asyncio.sleep(0.3)
+        await send(socket, client, client.cancel("t1"))
+        async with asyncio.timeout(WAIT_S):
+            while not kept:
+                await asyncio.sleep(0.01)
+    assert not any(kept)
 
 
 @every
