@@ -80,13 +80,16 @@ def test_the_wheel_folder_that_pip_knows_is_handed_to_uv(checkout, environment):
     assert (checkout / "links").read_text().splitlines()[-1] == str(wheels)
 
 
-def test_everything_is_tested_in_two_processes_and_a_part_in_one(checkout, environment):
+@pytest.mark.parametrize(("num_cores", "num_processes"), [(1, 2), (2, 2), (3, 3), (64, 4)])
+def test_everything_is_tested_in_several_processes_and_a_part_in_one(checkout, environment, num_cores, num_processes):
+    install(checkout / "nproc", f"echo {num_cores}")
+    path = f"{checkout}:{os.environ['PATH']}"
     (environment / ".set-up-app").rename(environment / ".set-up-test")
     for name in ("ruff", "mypy", "lint-imports", "pytest"):
         install(environment / "bin" / name, f'echo "{name} $@"; [ {name} != pytest ] || exit 5')
-    whole, part = run(checkout, "test"), run(checkout, "test", "tests/x", "-k", "y")
+    whole, part = run(checkout, "test", PATH=path), run(checkout, "test", "tests/x", "-k", "y")
     assert [line.split()[0] for line in whole.stdout.splitlines()] == ["ruff", "ruff", "mypy", "lint-imports", "pytest"]
-    assert whole.stdout.endswith("\npytest --numprocesses 2 --dist worksteal\n")
+    assert whole.stdout.endswith(f"\npytest --numprocesses {num_processes} --dist worksteal\n")
     assert (part.stdout, part.returncode, whole.returncode) == ("pytest tests/x -k y\n", 5, 5)
 
 
