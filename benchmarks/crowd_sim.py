@@ -30,7 +30,7 @@ from benchmarks.gpu import NO_END, Listener, report, setting, text_of
 from benchmarks.gpu_stages import numbers
 from engine.admission import Shape, StepModel
 from engine.api import Finished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
-from engine.graphs import decode, runner
+from engine.graphs import lanes, runner
 from engine.graphs.engine import PipelinedEngine
 
 SAMPLE_RATE = 24_000
@@ -143,7 +143,7 @@ class SimulatedDevice:
             def passed(self) -> bool:
                 return self.call.passed
 
-        runner.Done, decode.Done = FrameDone, CallDone  # type: ignore[misc, assignment]
+        runner.Done, lanes.Done = FrameDone, CallDone  # type: ignore[misc, assignment]
 
 
 def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[PipelinedEngine, SimulatedDevice]:
