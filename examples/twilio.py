@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from realtime.protocol.phones.signature import is_signed
 
@@ -52,8 +53,9 @@ async def answer_calls(url: str, key: str) -> None:
     """Hear of every call and speak into it; again and again, should the server be restarted."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async for agent in connect(f"{url}/v1/calls", additional_headers=headers):
-        async for message in agent:
-            await attend(agent, json.loads(message))
+        with suppress(ConnectionClosed):
+            async for message in agent:
+                await attend(agent, json.loads(message))
 
 
 async def attend(agent: ClientConnection, event: dict[str, Any]) -> None:

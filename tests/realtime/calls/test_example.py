@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import httpx2 as httpx
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 from realtime.protocol.phones.signature import sign
 from tests.realtime.calls import far_side
@@ -57,3 +58,19 @@ async def test_the_agent_greets_and_hangs_up(example: ModuleType) -> None:
         agent.cancel()
         await asyncio.gather(agent, return_exceptions=True)
         await live.freed()
+
+
+async def test_the_agent_outlives_a_restart_of_the_server(example: ModuleType) -> None:
+    num_connections = 0
+
+    async def leave(connection: ServerConnection) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        await connection.close(1012, "the server is draining")
+
+    async with serve(leave, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        agent = asyncio.create_task(example.answer_calls(f"ws://127.0.0.1:{port}", ""))
+        await until(lambda: num_connections == 2)
+        agent.cancel()
+        await asyncio.gather(agent, return_exceptions=True)
