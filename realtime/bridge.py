@@ -133,10 +133,9 @@ class Bridge:
     async def _cancel(self, event: ev.ResponseCancel) -> None:
         response = self._session.response(event.response_id)
         if self._conversation.response_state(event.response_id) is ResponseState.DONE:
-            await response.look_through(event.played_ms)
-            response = self._session.response(event.response_id)  # others may have ended since
-            heard = _heard(response.heard(event.played_ms))
-            await self._say(ev.ResponseHeard(response_id=event.response_id, heard=heard))
+            heard = await response.recall(event.played_ms)
+            self._session.response(event.response_id)  # unknown, if others that ended since took its place
+            await self._say(ev.ResponseHeard(response_id=event.response_id, heard=_heard(heard)))
         else:
             response.cancel(event.played_ms)
 

@@ -84,7 +84,7 @@ class LimitSettings(Section, frozen=True):
         int, Meta(ge=0, le=1_000, description="The engine hears of the listener's place when it is off by more.")
     ] = 10
     max_heard_wait_ms: Annotated[
-        int, Meta(ge=0, le=60_000, description="The end of a response waits so long for its words to be found.")
+        int, Meta(ge=0, le=60_000, description="What was heard is told after so long, if only roughly.")
     ] = 1_000
     max_errors: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = 100
     max_remembered_responses: Annotated[

@@ -20,7 +20,7 @@ from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, Respo
 from sessions.response import Response
 from sessions.session import Session
 
-ContextIntent = on.Open | on.Append | on.Flush | on.End | on.Cancel | on.Recall | on.Finish
+ContextIntent = on.Open | on.Append | on.Flush | on.End | on.Cancel | on.Finish
 TextIntent = on.Append | on.Flush | on.End
 
 
@@ -89,10 +89,14 @@ class Contexts:
         self.session.touch()
         return [*self._apply(intent), *self._settle()]
 
-    async def look_through(self, recall: on.Recall) -> None:
-        """Find, off the loop, what ``act`` will tell."""
-        if response := self._past.get(recall.context):
-            await response.look_through(recall.played_ms)
+    async def recall(self, intent: on.Recall) -> list[on.Event]:
+        """What is to be told once the words are found."""
+        self.session.touch()
+        response = self._past.get(intent.context)
+        if response is None:
+            return []
+        heard = await response.recall(intent.played_ms)
+        return [] if response.forgotten else [on.Recalled(intent.context, heard.text, heard.remaining, heard.audio_ms)]
 
     async def silent(self, timeout_s: float) -> None:
         """Wait until every context has been told its end, or so long; but not for the task that asks."""
@@ -111,8 +115,6 @@ class Contexts:
             case on.Finish():
                 self._finishing = True
                 return []
-            case on.Recall():
-                return self._recall(intent)
         context = self._open.get(intent.context)
         if context is None:
             return []
@@ -205,13 +207,6 @@ class Contexts:
             return self._leave(context, on.Ended(context.context_id, "cancelled"))
         context.response.cancel(played_ms)
         return []
-
-    def _recall(self, intent: on.Recall) -> list[on.Event]:
-        response = self._past.get(intent.context)
-        if response is None or response.forgotten:
-            return []
-        heard = response.heard(intent.played_ms)
-        return [on.Recalled(intent.context, heard.text, heard.remaining, heard.audio_ms)]
 
     async def _hear(self, context: Context, response: Response) -> None:
         async for event in response:

@@ -98,8 +98,8 @@ class SessionLimits:
     playback_tolerance_ms: int = 10
     """The engine is told where the listener is when it would be off by more; with 0 it is told with every chunk."""
     max_heard_wait_ms: int = 1_000
-    """A response that ends early tells its end no later than this, and then where its listener was as if each character
-    lasted as long as any other."""
+    """What was heard of a response that ended early, or is asked about, is told no later than this, and then as if each
+    character lasted as long as any other."""
     max_ready_ms: int = 60_000
     """In burst, no further segment begins while so much audio waits to be taken."""
     max_burst_segments: int = 2

@@ -136,14 +136,14 @@ class Response:
 
     def heard(self, played_ms: float | None = None) -> Heard:
         """What the listener has heard of this response; works after its end too. Speech that nobody asked about yet is
-        looked through here, 3 ms a second of it, unless ``look_through`` has done it."""
+        looked through here, 3 ms a second of it."""
         self._take_report(played_ms)
         return self._told.heard(self._played_engine_samples())
 
-    async def look_through(self, played_ms: float | None = None) -> None:
-        """Find, in a thread, what ``heard`` will be asked for."""
+    async def recall(self, played_ms: float | None = None) -> Heard:
+        """The same as of now, its words found in a thread; after ``max_heard_wait_ms`` it is told roughly."""
         self._take_report(played_ms)
-        await self._look_through(self._played_engine_samples())
+        return await self._find_heard(self._played_engine_samples())
 
     def forget(self) -> None:
         """Nobody will ask what was heard of it any more, once its end is told."""
@@ -281,18 +281,18 @@ class Response:
         assert self._terminal is not None
         terminal = self._terminal
         if terminal.status is not ResponseStatus.COMPLETED:
-            terminal = replace(terminal, heard=await self._heard_at_end())
+            terminal = replace(terminal, heard=await self._find_heard(self._ended_at_samples))
         self._told_end = True
         return terminal
 
-    async def _heard_at_end(self) -> Heard:
+    async def _find_heard(self, played_samples: int) -> Heard:
         """Where many end at once, with the engine, the last of them would wait a minute for the others."""
         try:
             async with asyncio.timeout(self._services.limits.max_heard_wait_ms / 1000):
-                await self._look_through(self._ended_at_samples)
+                await self._look_through(played_samples)
         except TimeoutError:
-            return self._told.heard(self._ended_at_samples, roughly=True)
-        return self._told.heard(self._ended_at_samples)
+            return self._told.heard(played_samples, roughly=True)
+        return self._told.heard(played_samples)
 
     async def _look_through(self, played_samples: int) -> None:
         if self._told.num_kept_bytes(played_samples) > MAX_AT_ONCE_BYTES:

@@ -32,6 +32,7 @@ def settings_of(body: SpeechBody, server: SpeechServer) -> SpeechSettings:
         instruct=body.instructions or base.instruct,
         format=audio_format(body),
         lead_ms=None,
+        tells_heard=False,
         speed=base.speed if body.speed is None else body.speed,
         layout=_layout(body, base.layout),
         max_frames=_max_frames(body),

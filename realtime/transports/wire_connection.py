@@ -34,7 +34,7 @@ from sessions.voices.naming import find_voice
 
 log = logging.getLogger("voicewire.wire")
 
-OtherIntent = on.Close | on.Abort | on.Authenticate | ContextIntent
+OtherIntent = on.Close | on.Abort | on.Authenticate | on.Recall | ContextIntent
 LAST_WORDS_S = 0.5
 """A connection that is closed waits at most so long until each context was told its end."""
 VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
@@ -186,12 +186,13 @@ class WireConnection:
                 case on.Authenticate():
                     self._authenticate(intent.key)
                 case _:
-                    if self._session is None:
-                        raise Refused("unauthorized", UNKNOWN_KEY)
-                    if isinstance(intent, on.Recall):
-                        await self._contexts.look_through(intent)
-                    for event in self._contexts.act(intent):
+                    for event in await self._answers(intent):
                         await self._tell(event)
+
+    async def _answers(self, intent: ContextIntent | on.Recall) -> list[on.Event]:
+        if self._session is None:
+            raise Refused("unauthorized", UNKNOWN_KEY)
+        return await self._contexts.recall(intent) if isinstance(intent, on.Recall) else self._contexts.act(intent)
 
     async def _tell(self, event: on.Event, wanted: Callable[[], bool] | None = None) -> None:
         if isinstance(event, on.Opened):

@@ -10,6 +10,7 @@ import pytest
 
 from realtime.protocol import events as ev
 from sessions.audio.opus import OpusDecoder
+from sessions.events import Heard
 from sessions.response import Response
 from tests.fakes.engine import FakeScript
 from tests.realtime.live import Live, Spoken, close_code, hear, next_of, speak
@@ -166,16 +167,17 @@ async def test_what_was_heard_can_be_asked_after_the_end(live: Live) -> None:
 async def test_what_was_heard_is_told_as_of_the_question_however_long_its_words_take_to_be_found(
     live: Live, monkeypatch: pytest.MonkeyPatch, forgotten: bool
 ) -> None:
-    look_through = Response.look_through
+    recall = Response.recall
 
-    async def look_slowly(response: Response, played_ms: float | None = None) -> None:
-        await look_through(response, played_ms)
+    async def recall_slowly(response: Response, played_ms: float | None = None) -> Heard:
+        heard = await recall(response, played_ms)
         await asyncio.sleep(0.4)
         if forgotten:
             (session,) = live.speech.registry._sessions.values()
             session._responses.pop(response.response_id).forget()
+        return heard
 
-    monkeypatch.setattr(Response, "look_through", look_slowly)
+    monkeypatch.setattr(Response, "recall", recall_slowly)
     async with live.session() as client:
         await speak(client, TEXT)
         await client.send(ev.ResponseCancel(response_id="r", played_ms=300))

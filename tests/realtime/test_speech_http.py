@@ -41,6 +41,13 @@ async def test_wav_is_the_default(live: Live) -> None:
     assert np.abs(pcm).max() > 1_000
 
 
+async def test_no_speech_is_kept_for_questions_that_nobody_can_ask(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(live.speech.registry._services.backlog, "add", lambda share, num_bytes: kept.append(num_bytes))
+    assert (await post(live))[0] == 200
+    assert not kept
+
+
 async def test_pcm_is_the_wav_without_its_header(live: Live) -> None:
     _, headers, content = await post(live, response_format="pcm", seed=1)
     _, _, wav = await post(live, response_format="wav", seed=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import numpy as np
@@ -35,8 +36,7 @@ async def cut_after(
     told = reading.done
     assert told.status is ResponseStatus.CANCELLED
     assert told.heard == response.heard() == asked
-    await response.look_through(1_000 * s / 2)
-    earlier = response.heard()
+    earlier = await response.recall(1_000 * s / 2)
     await registry.aclose()
     return told.heard.text, earlier.text
 
@@ -93,27 +93,45 @@ async def test_much_kept_speech_is_looked_through_in_a_thread(
     await registry.aclose()
 
 
-async def test_the_end_is_told_though_the_line_for_the_words_is_long(engine: RememberingEngine) -> None:
-    """As when an engine with hundreds of responses dies: where the listener was is then told roughly."""
+class BusyAligner(LetterAligner):
+    """As if others were before it in the line for the words."""
+
     go_on = threading.Event()
 
-    class Slow(LetterAligner):
-        def push(self, pcm: np.ndarray) -> None:
-            go_on.wait(10)
-            super().push(pcm)
+    def push(self, pcm: np.ndarray) -> None:
+        self.go_on.wait(10)
+        super().push(pcm)
 
-    registry = SessionRegistry(engine, RegistryLimits(session=SessionLimits(max_heard_wait_ms=50)), make_aligner=Slow)
-    session = registry.create(settings=replace(PACED, lead_ms=10_000))
+
+@pytest.fixture
+async def busy(engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SessionRegistry]:
+    monkeypatch.setattr(BusyAligner, "go_on", threading.Event())
+    limits = RegistryLimits(session=SessionLimits(max_heard_wait_ms=50))
+    registry = SessionRegistry(engine, limits, make_aligner=BusyAligner)
+    yield registry
+    BusyAligner.go_on.set()
+    await registry.aclose()
+
+
+async def test_the_end_is_told_though_the_line_for_the_words_is_long(busy: SessionRegistry) -> None:
+    """As when an engine with hundreds of responses dies: where the listener was is then told roughly."""
+    session = busy.create(settings=replace(PACED, lead_ms=10_000))
     responses = [session.create_response(text=TEXT, text_closed=True) for _ in range(3)]
     readings = [reading_task(response) for response in responses]
     await asyncio.sleep(0.8)
     for response in responses:
         response.cancel()
-    try:
-        async with asyncio.timeout(5):
-            await asyncio.gather(*(task for _, task in readings))
-    finally:
-        go_on.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(task for _, task in readings))
     assert all(reading.done.heard.text and reading.done.heard.remaining for reading, _ in readings)
     assert [reading.done.heard.text + reading.done.heard.remaining for reading, _ in readings] == [TEXT] * 3
-    await registry.aclose()
+
+
+async def test_who_asks_after_the_end_waits_no_longer(busy: SessionRegistry) -> None:
+    response = busy.create(settings=replace(PACED, lead_ms=None)).create_response(text=TEXT, text_closed=True)
+    played_ms = (await read(response)).done.audio_ms / 2
+    async with asyncio.timeout(5):
+        roughly = await response.recall(played_ms)
+    assert roughly.text
+    assert roughly.remaining
+    assert roughly.text + roughly.remaining == TEXT
