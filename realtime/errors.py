@@ -42,7 +42,9 @@ C, Q, K, S = Fault.CLIENT, Fault.REQUEST, Fault.CAPACITY, Fault.SERVER
 RULES: dict[str, Rule] = {
     "malformed_json": Rule(C, 400, CloseCode.INVALID_DATA, "a message that is not JSON"),
     "unknown_event": Rule(C, 400, CloseCode.INVALID_DATA, "a `type` that is no client event"),
-    "invalid_event": Rule(C, 400, CloseCode.INVALID_DATA, "a field that is missing, unknown or of the wrong type"),
+    "invalid_event": Rule(
+        C, 400, CloseCode.INVALID_DATA, "a field that is missing, unknown, of the wrong type or none of its few values"
+    ),
     "binary_not_accepted": Rule(C, 400, CloseCode.UNSUPPORTED_DATA, "a binary message from a client"),
     "body_timeout": Rule(C, 408, None, "the body of a request did not arrive in time"),
     "message_too_big": Rule(C, 413, CloseCode.MESSAGE_TOO_BIG, "more than `max_message_bytes`"),

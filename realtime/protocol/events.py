@@ -15,22 +15,17 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 MAX_ID_CHARS = 64
-MAX_INSTRUCT_CHARS = 2_000
-MAX_NAME_CHARS = 128
-MAX_CHUNK_STEPS = 16
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS, pattern=r"\A[A-Za-z0-9_.:-]+\Z")]
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Pace = Literal["lead", "burst"]
 Layout = Literal["auto", "streaming", "full"]
-ChunkFrames = Annotated[tuple[int, ...], Meta(max_length=MAX_CHUNK_STEPS)]
 Status = Literal["completed", "cancelled", "failed"]
 
 
 class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How audio is to be coded; what is not given takes the server's default. Only ``opus`` reads the last five."""
 
-    encoding: Name | None = None
+    encoding: str | None = None
     """``opus``, ``pcm_s16le``, ``mulaw`` or ``alaw``."""
     sample_rate: int | None = None
     bitrate: int | None = None
@@ -60,9 +55,9 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to speak. In ``session.update`` for all responses to come, in ``response.create`` for that one."""
 
-    voice: Name | None = None
-    language: Name | None = None
-    instruct: Annotated[str, Meta(max_length=MAX_INSTRUCT_CHARS)] | None = None
+    voice: str | None = None
+    language: str | None = None
+    instruct: str | None = None
     seed: int | None = None
     format: Format | None = None
     pace: Pace | None = None
@@ -72,7 +67,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     speed: float | None = None
     text_layout: Layout | None = None
     max_frames: int | None = None
-    chunk_frames: ChunkFrames | None = None
+    chunk_frames: tuple[int, ...] | None = None
     sampling: Sampling | None = None
 
 

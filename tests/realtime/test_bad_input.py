@@ -131,6 +131,11 @@ async def test_events_that_come_at_the_wrong_time(live: Live, messages: list[ev.
         (ev.Settings(lead_ms=10_000_000), "limit_exceeded", "lead_ms", "60000"),
         (ev.Settings(lead_ms=-5), "limit_exceeded", "lead_ms", "60000"),
         (ev.Settings(instruct="x" * 1_500), "limit_exceeded", "instruct", "1000"),
+        (ev.Settings(instruct="x" * 5_000), "limit_exceeded", "instruct", "1000"),
+        (ev.Settings(chunk_frames=(1,) * 17), "invalid_request", "chunk_frames", "16"),
+        (ev.Settings(voice=""), "unknown_voice", "voice", "''"),
+        (ev.Settings(voice="x" * 200), "unknown_voice", "voice", "x" * 200),
+        (ev.Settings(format=ev.Format(encoding="")), "unsupported_format", "encoding", "opus"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("by", ["response.create", "session.update"])

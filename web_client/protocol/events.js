@@ -8,7 +8,6 @@ import {
   integer,
   listOf,
   matching,
-  name,
   number,
   oneOf,
   optional,
@@ -16,19 +15,15 @@ import {
   required,
   struct,
   text,
-  textUpTo,
 } from "./schema.js";
 
 export const MAX_ID_CHARS = 64;
-export const MAX_INSTRUCT_CHARS = 2000;
-export const MAX_NAME_CHARS = 128;
-export const MAX_CHUNK_STEPS = 16;
 
 const STRICT = { strict: true };
 const LENIENT = { strict: false };
 
 const id = matching(new RegExp(`^[A-Za-z0-9_.:-]{1,${MAX_ID_CHARS}}$`));
-const label = orNull(name(MAX_NAME_CHARS));
+const label = orNull(text);
 const count = orNull(integer);
 
 /**
@@ -104,7 +99,7 @@ const sampling = struct(
 const settingFields = {
   voice: optional(label),
   language: optional(label),
-  instruct: optional(orNull(textUpTo(MAX_INSTRUCT_CHARS))),
+  instruct: optional(label),
   seed: optional(count),
   format: optional(orNull(format)),
   pace: optional(orNull(oneOf("lead", "burst"))),
@@ -113,7 +108,7 @@ const settingFields = {
   speed: optional(orNull(number)),
   text_layout: optional(orNull(oneOf("auto", "streaming", "full"))),
   max_frames: optional(count),
-  chunk_frames: optional(orNull(listOf(integer, MAX_CHUNK_STEPS))),
+  chunk_frames: optional(orNull(listOf(integer))),
   sampling: optional(orNull(sampling)),
 };
 const settings = struct(settingFields, STRICT);

@@ -29,16 +29,6 @@ export const flag = that("true or false", (value) => typeof value === "boolean")
 export const number = that("a number", (value) => typeof value === "number");
 export const integer = that("a whole number", Number.isInteger);
 
-/** @param {number} maxChars */
-export const textUpTo = (maxChars) =>
-  that(`text of at most ${maxChars} characters`, (value) => typeof value === "string" && [...value].length <= maxChars);
-
-/** @param {number} maxChars */
-export const name = (maxChars) =>
-  that(`a name of 1 to ${maxChars} characters`, (value) => {
-    return typeof value === "string" && value !== "" && [...value].length <= maxChars;
-  });
-
 /** @param {RegExp} pattern */
 export const matching = (pattern) =>
   that(`text like ${pattern.source}`, (value) => typeof value === "string" && pattern.test(value));
@@ -49,13 +39,11 @@ export const oneOf = (...values) => that(`one of ${values.join(", ")}`, (value) 
 /** @param {Check} check @returns {Check} */
 export const orNull = (check) => (value, path) => (value === null ? null : check(value, path));
 
-/** @param {Check} check @param {number} [max] @returns {Check} */
-export const listOf =
-  (check, max = Infinity) =>
-  (value, path) => {
-    if (!Array.isArray(value) || value.length > max) return refuse(`expected a list of at most ${max}`, path);
-    return value.map((item) => check(item, `${path}[...]`));
-  };
+/** @param {Check} check @returns {Check} */
+export const listOf = (check) => (value, path) => {
+  if (!Array.isArray(value)) return refuse("expected a list", path);
+  return value.map((item) => check(item, `${path}[...]`));
+};
 
 /** @param {Check} check @returns {Field} a field that must be there */
 export const required = (check) => ({ check, required: true });

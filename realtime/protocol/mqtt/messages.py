@@ -9,15 +9,18 @@ from msgspec import Meta, Struct
 
 from realtime.protocol.dialects.base import WireFormat, Wish
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import MAX_INSTRUCT_CHARS, ErrorBody, Id, Name
+from realtime.protocol.events import ErrorBody, Id
 from realtime.protocol.native import field_at_fault
 
 VERSION = 1
 MAX_PLAYED_MS = 1e12
+MAX_INSTRUCT_CHARS = 2_000
+MAX_NAME_CHARS = 128
 NATURAL_RATES = {"opus": 24_000, "pcm_s16le": 24_000, "mulaw": 8_000, "alaw": 8_000}
 CONTENT_TYPES = {"opus": "audio/opus", "pcm_s16le": "audio/pcm", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
 JSON = "application/json"
 
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Milliseconds = Annotated[float, Meta(ge=0, le=MAX_PLAYED_MS)]
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 Message = TypeVar("Message")
