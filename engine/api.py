@@ -169,7 +169,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     text_closed: bool = False
     layout: TextLayout = TextLayout.AUTO
     segment: int = 0
-    """Index of the segment in its response: with the seed it keys the noise."""
+    """Which of its response's requests it is: with the seed it keys the noise. Only the first, 0, is ever refused for
+    want of room: a response that speaks waits."""
     sampling: SamplingParams = SamplingParams()
     max_frames: int | None = None
     """Cap on codec frames; ``None`` derives one from the length of the text."""

@@ -54,7 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_requests: int = 64
     """Requests that hold a decoder slot at once."""
     max_waiting: int = 256
-    """Requests queued behind them; more are refused with ``EngineOverloaded``."""
+    """Requests queued behind them; more are refused with ``EngineOverloaded``, but for those of a reply that speaks."""
     block_size: int = 16
     """Positions in one KV block."""
     num_blocks: int | None = None

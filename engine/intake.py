@@ -58,7 +58,8 @@ class Intake:
         """Queue a request. A bad one ends at once, with its terminal event."""
         seed = secrets.randbits(48) if spec.sampling.seed is None else spec.sampling.seed
         try:
-            self.check_room(spec)
+            if spec.segment == 0:
+                self.check_room()
             request = self.new_request(spec, epoch, seed)
         except Exception as error:
             code, message = as_reported(error)
@@ -74,8 +75,8 @@ class Intake:
         if spec.text_closed:
             self.end_input(epoch)
 
-    def check_room(self, spec: SpeechRequest) -> None:
-        """Raises ``EngineOverloaded`` when there is none for this request."""
+    def check_room(self) -> None:
+        """Raises ``EngineOverloaded`` when there is none for one more that is spoken to."""
         if len(self.requests) >= self.config.max_requests + self.config.max_waiting:
             raise EngineOverloaded(f"{len(self.requests)} requests are active in the engine", OVERLOAD_RETRY_MS)
 

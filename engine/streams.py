@@ -110,8 +110,8 @@ class StreamTable:
         return len(self._streams)
 
     def submit(self, request: SpeechRequest, capacity: int) -> EngineStream:
-        """Raises ``EngineOverloaded`` when ``capacity`` requests are there already."""
-        if len(self) >= capacity:
+        """Raises ``EngineOverloaded`` when ``capacity`` requests are there already, for the first of a response."""
+        if request.segment == 0 and len(self) >= capacity:
             raise EngineOverloaded(f"{len(self)} requests are active; the limit is {capacity}", OVERLOAD_RETRY_MS)
         request = msgspec.structs.replace(
             request, text=well_formed(request.text), instruct=well_formed(request.instruct)

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from engine.api import EngineError, EngineOverloaded, SpeechRequest, SpeechStream
+from engine.api import EngineError, SpeechRequest, SpeechStream
 from sessions.clock import TICK_S, now_s, tick_at
 from sessions.config import SpeechSettings
 from sessions.outbox import Outbox
@@ -38,8 +38,6 @@ class Feeder:
         self._dead_air = DeadAirSettings(enabled=settings.avoid_dead_air)
         self._generating: list[Segment] = []
         self._streams: list[SpeechStream] = []
-        self._not_before_s = 0.0
-        """The engine refused a segment for want of room: when to ask again."""
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self.begun: deque[Segment | FlushMark] = deque()
@@ -100,10 +98,11 @@ class Feeder:
         self._script.read_on()
         if self._must_close_early(left_ms):
             self._script.close_early()
-        while self._script.waiting and self._may_begin(self._script.waiting[0], left_ms, now):
-            if not self._begin(self._script.waiting[0], now):
-                break
-            self.begun.append(self._script.take())
+        while self._script.waiting and self._may_begin(self._script.waiting[0], left_ms):
+            item = self._script.take()
+            if isinstance(item, Segment):
+                self._begin(item, now)
+            self.begun.append(item)
             self._script.read_on()
         self._set_timer(self._next_look_s(left_ms, now))
 
@@ -111,10 +110,10 @@ class Feeder:
         segment = self._script.open
         return segment is not None and segment.starved and should_close_early(segment.facts, left_ms, self._dead_air)
 
-    def _may_begin(self, item: Segment | FlushMark, left_ms: float, now: float) -> bool:
+    def _may_begin(self, item: Segment | FlushMark, left_ms: float) -> bool:
         if isinstance(item, FlushMark):
             return True
-        if not item.speakable or now < self._not_before_s or not self._has_room():
+        if not item.speakable or not self._has_room():
             return False
         return item.closed or not item.gathers or should_open_next(item.facts, left_ms, self._dead_air)
 
@@ -125,22 +124,12 @@ class Feeder:
         is_read = self._outbox.waiting_samples * 1000 < limits.max_ready_ms * self._settings.format.sample_rate
         return len(self._generating) < limits.max_burst_segments and is_read
 
-    def _begin(self, item: Segment | FlushMark, now: float) -> bool:
-        """Whether the engine took it. Once a response speaks, it waits for room rather than break off."""
-        if isinstance(item, FlushMark):
-            return True
-        try:
-            item.stream = self._submit(item)
-        except EngineOverloaded as error:
-            if self.first_text_s is None:
-                raise
-            self._not_before_s = now + error.retry_after_ms / 1000
-            return False
-        self._streams.append(item.stream)
-        self._generating.append(item)
+    def _begin(self, segment: Segment, now: float) -> None:
+        segment.stream = self._submit(segment)
+        self._streams.append(segment.stream)
+        self._generating.append(segment)
         self.num_begun += 1
         self.first_text_s = now if self.first_text_s is None else self.first_text_s
-        return True
 
     def _submit(self, segment: Segment) -> SpeechStream:
         settings, limits = self._settings, self._services.limits
@@ -155,7 +144,7 @@ class Feeder:
             text=segment.text,
             text_closed=segment.closed,
             layout=settings.layout,
-            segment=segment.index,
+            segment=self.num_begun,
             sampling=settings.sampling,
             max_frames=settings.max_frames,
             chunk_frames=settings.chunk_frames,
@@ -169,7 +158,7 @@ class Feeder:
         if self._script.open is not None and self._script.open.starved:
             waits_ms.append(left_ms - self._dead_air.close_below_ms)
         if self._script.waiting and not self._generating:
-            waits_ms += [left_ms - self._dead_air.open_below_ms, 1000 * (self._not_before_s - now)]
+            waits_ms.append(left_ms - self._dead_air.open_below_ms)
         return min((now + max(wait_ms / 1000, TICK_S) for wait_ms in waits_ms if wait_ms >= 0), default=None)
 
     def _set_timer(self, moment_s: float | None) -> None:

@@ -111,11 +111,8 @@ class PipelinedEngine(Engine):
             *((stage.graphs, key) for key in reversed(stage.call_shapes)),
         ]
 
-    def check_room(self, spec: SpeechRequest) -> None:
-        """A later segment of a reply is no stream more: the one before it is about to end."""
-        super().check_room(spec)
-        if spec.segment > 0:
-            return
+    def check_room(self) -> None:
+        super().check_room()
         frame_s = self.config.admission_share * self.scheduler.frame_s
         if self.requests and not self.step_model.carries(len(self.requests) + 1, frame_s):
             raise EngineOverloaded(

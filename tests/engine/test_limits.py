@@ -12,7 +12,7 @@ import torch
 
 from engine.api import FinishReason, SamplingParams, SpeechRequest, TextLayout
 from engine.config import EngineConfig
-from engine.errors import RequestTooLong
+from engine.errors import EngineOverloaded, RequestTooLong
 from engine.load import load_engine
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.tokenizer import TextTokenizer
@@ -210,6 +210,14 @@ def say_along(bench: Recorder) -> Heard:
     epoch = bench.submit(text="hello world", text_closed=True, sampling=SamplingParams(seed=1))
     bench.run()
     return bench.heard[epoch]
+
+
+def test_a_reply_that_speaks_waits_for_its_next_segment_where_a_new_one_is_refused(make_bench: MakeBench) -> None:
+    bench = make_bench(max_requests=1, max_waiting=0)
+    first, second, other = (bench.submit(text="Hello.", text_closed=True, segment=segment) for segment in (0, 1, 0))
+    bench.run()
+    assert [bench.heard[row].reason is FinishReason.ERROR for row in (first, second, other)] == [False, False, True]
+    assert bench.heard[other].end.code == EngineOverloaded.code
 
 
 def test_an_instruction_longer_than_the_cache_is_refused_with_limit_and_value(make_bench: MakeBench) -> None:

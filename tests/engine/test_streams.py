@@ -27,6 +27,13 @@ def test_no_more_than_the_capacity_is_taken() -> None:
     assert len(sent) == 1
 
 
+def test_a_reply_that_speaks_is_not_refused_its_next_segment() -> None:
+    table = StreamTable([].append)
+    table.submit(SpeechRequest(request_id="one"), capacity=1)
+    table.submit(SpeechRequest(request_id="two", segment=1), capacity=1)
+    assert len(table) == 2
+
+
 def test_lone_surrogates_reach_no_encoder() -> None:
     sent: list[Command] = []
     stream = StreamTable(sent.append).submit(SpeechRequest(request_id="r", text="a\ud800b"), capacity=1)

@@ -91,7 +91,7 @@ class FakeSpeechEngine:
         if not self._alive:
             raise EngineDead("the engine is not running")
         self._check(request)
-        if self.stats().num_waiting >= self._max_waiting:
+        if request.segment == 0 and self.stats().num_waiting >= self._max_waiting:
             raise EngineOverloaded(f"max_waiting is {self._max_waiting}", retry_after_ms=500)
         script = self._scripts.popleft() if self._scripts else self.script
         stream = FakeSpeechStream(self, request, script)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.api import EngineOverloaded, FinishReason, SpeechRequest
+from engine.api import FinishReason
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.errors import TextClosed
@@ -74,24 +74,10 @@ async def test_a_segment_cut_by_a_guard_is_no_error(
     assert len(engine.texts) == 4
 
 
-def refuse(engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch, numbers: set[int]) -> None:
-    """Of all requests from now on, those with these numbers."""
-    submit, num_seen = engine.submit, 0
-
-    def submit_or_refuse(request: SpeechRequest):
-        nonlocal num_seen
-        num_seen += 1
-        if num_seen - 1 in numbers:
-            raise EngineOverloaded("max_waiting is 0", retry_after_ms=500)
-        return submit(request)
-
-    monkeypatch.setattr(engine, "submit", submit_or_refuse)
-
-
 async def test_no_room_at_the_start_fails_the_response_with_when_to_ask_again(
     registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
 ):
-    refuse(engine, monkeypatch, {0})
+    monkeypatch.setattr(engine, "_max_waiting", 0)
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     done = (await read(response)).done
     assert done.error is not None
@@ -101,10 +87,25 @@ async def test_no_room_at_the_start_fails_the_response_with_when_to_ask_again(
 async def test_no_room_in_the_middle_is_waited_out(
     registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
 ):
-    refuse(engine, monkeypatch, {1, 2, 4})
-    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
-    assert (await read(response)).done.status is ResponseStatus.COMPLETED
-    assert len(engine.texts) == 4
+    session = registry.create(settings=PACED)
+    _reading, task = reading_task(session.create_response(text=LONG, text_closed=True))
+    await asyncio.sleep(0.1)
+    monkeypatch.setattr(engine, "_max_waiting", 0)
+    assert (await task).done.status is ResponseStatus.COMPLETED
+    assert [request.segment for request in engine.requests] == [0, 1, 2, 3]
+    refused = session.create_response(text=LONG, text_closed=True)
+    assert (await read(refused)).done.status is ResponseStatus.FAILED
+
+
+async def test_what_cannot_be_spoken_at_its_start_takes_no_reply_past_the_door(
+    registry: SessionRegistry, engine: RememberingEngine
+):
+    response = registry.create(settings=PACED).create_response(text="... !!!")
+    response.flush()
+    response.push_text(LONG)
+    response.end_input()
+    await read(response)
+    assert [request.segment for request in engine.requests] == [0, 1, 2, 3]
 
 
 async def test_a_fault_of_ours_is_told_without_its_message(
