@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -36,16 +37,20 @@ class Lane(Protocol):
     def close(self) -> None: ...
 
 
-class SameDevice:
-    """A stream of the frames' own device, before which frames give way; on the CPU, at once."""
+class StreamLane(ABC):
+    """A stream of a CUDA device; on the CPU, at once."""
 
-    def __init__(self, ring: Tensor) -> None:
-        self.ring, self._stream = ring, new_stream(ring.device, priority=-1)
+    def __init__(self, ring: Tensor, priority: int = 0) -> None:
+        self.ring, self._stream = ring, new_stream(ring.device, priority)
+
+    @abstractmethod
+    def codes_there(self) -> Done:
+        """Those of all frames launched so far."""
 
     def follow(self) -> None:
-        frames_made = Done(self.ring.device)
+        codes_there = self.codes_there()
         with torch.cuda.stream(self._stream):
-            frames_made.hold()
+            codes_there.hold()
 
     def run(self, work: Work) -> Ticket:
         with torch.cuda.stream(self._stream):
@@ -54,6 +59,16 @@ class SameDevice:
 
     def close(self) -> None:
         pass
+
+
+class SameDevice(StreamLane):
+    """The frames' own device; frames give way to it."""
+
+    def __init__(self, ring: Tensor) -> None:
+        super().__init__(ring, priority=-1)
+
+    def codes_there(self) -> Done:
+        return Done(self.ring.device)
 
 
 class Mirror:
@@ -73,25 +88,13 @@ class Mirror:
             return Done(self._source.device)
 
 
-class OtherGpu:
-    """A stream of another CUDA device."""
-
+class OtherGpu(StreamLane):
     def __init__(self, ring: Tensor, device: torch.device) -> None:
-        self._mirror, self._stream = Mirror(ring, device), new_stream(device)
-        self.ring = self._mirror.ring
+        self._mirror = Mirror(ring, device)
+        super().__init__(self._mirror.ring)
 
-    def follow(self) -> None:
-        brought = self._mirror.bring()
-        with torch.cuda.stream(self._stream):
-            brought.hold()
-
-    def run(self, work: Work) -> Ticket:
-        with torch.cuda.stream(self._stream):
-            work()
-            return Done(self.ring.device)
-
-    def close(self) -> None:
-        pass
+    def codes_there(self) -> Done:
+        return self._mirror.bring()
 
 
 class CpuThread:
