@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -37,20 +36,18 @@ class Lane(Protocol):
     def close(self) -> None: ...
 
 
-class StreamLane(ABC):
+class StreamLane:
     """A stream of a CUDA device; on the CPU, at once."""
 
-    def __init__(self, ring: Tensor, priority: int = 0) -> None:
-        self.ring, self._stream = ring, new_stream(ring.device, priority)
-
-    @abstractmethod
-    def codes_there(self) -> Done:
-        """Those of all frames launched so far."""
+    def __init__(self, ring: Tensor, bring_codes: Callable[[], Done], priority: int = 0) -> None:
+        """``bring_codes`` tells when those of all frames launched so far are in ``ring``."""
+        self.ring, self._bring_codes = ring, bring_codes
+        self._stream = new_stream(ring.device, priority)
 
     def follow(self) -> None:
-        codes_there = self.codes_there()
+        brought = self._bring_codes()
         with torch.cuda.stream(self._stream):
-            codes_there.hold()
+            brought.hold()
 
     def run(self, work: Work) -> Ticket:
         with torch.cuda.stream(self._stream):
@@ -61,14 +58,9 @@ class StreamLane(ABC):
         pass
 
 
-class SameDevice(StreamLane):
-    """The frames' own device; frames give way to it."""
-
-    def __init__(self, ring: Tensor) -> None:
-        super().__init__(ring, priority=-1)
-
-    def codes_there(self) -> Done:
-        return Done(self.ring.device)
+def beside_frames(ring: Tensor) -> StreamLane:
+    """On their own device; frames give way to it."""
+    return StreamLane(ring, lambda: Done(ring.device), priority=-1)
 
 
 class Mirror:
@@ -86,15 +78,6 @@ class Mirror:
             frames_made.hold()
             self.ring[:-1].copy_(self._source[:-1], non_blocking=True)
             return Done(self._source.device)
-
-
-class OtherGpu(StreamLane):
-    def __init__(self, ring: Tensor, device: torch.device) -> None:
-        self._mirror = Mirror(ring, device)
-        super().__init__(self._mirror.ring)
-
-    def codes_there(self) -> Done:
-        return self._mirror.bring()
 
 
 class CpuThread:
@@ -144,5 +127,6 @@ def choose_lane(ring: Tensor, device: torch.device, wants_own: bool, num_threads
     if device.type == "cpu" and (ring.is_cuda or wants_own):
         return CpuThread(ring, num_threads)
     if device.type == "cuda" and (device.index or 0) != (ring.device.index or 0):
-        return OtherGpu(ring, device)
-    return SameDevice(ring)
+        mirror = Mirror(ring, device)
+        return StreamLane(mirror.ring, mirror.bring)
+    return beside_frames(ring)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecode
-from engine.graphs.lanes import SameDevice
+from engine.graphs.lanes import beside_frames
 from engine.models.base import Reference
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ class Stage:
         self.decode = GraphDecode(
             self.program,
             GraphSet(self.program.run, CPU),
-            SameDevice(self.program.ring),
+            beside_frames(self.program.ring),
             num_slots,
             24_000,
             gather_slack_s=0.4,
