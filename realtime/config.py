@@ -80,6 +80,9 @@ class LimitSettings(Section, frozen=True):
     max_message_ms: Annotated[
         int, Meta(ge=20, le=2_000, description="Audio in one message, where so much is ready and the lead is long.")
     ] = 240
+    first_packet_apart: Annotated[
+        bool, Meta(description="The first packet of a response leaves before the rest of its chunk is encoded.")
+    ] = True
     playback_tolerance_ms: Annotated[
         int, Meta(ge=0, le=1_000, description="The engine hears of the listener's place when it is off by more.")
     ] = 10

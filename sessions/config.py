@@ -95,6 +95,8 @@ class SessionLimits:
     """The engine may be so far ahead even of a client that takes audio just in time."""
     max_message_ms: int = 240
     """Audio that leaves in one message, where so much is ready and the lead is eight times as long."""
+    first_packet_apart: bool = True
+    """The first packet of a response is encoded on the event loop, and leaves before the rest of its chunk is."""
     playback_tolerance_ms: int = 10
     """The engine is told where the listener is when it would be off by more; with 0 it is told with every chunk."""
     max_heard_wait_ms: int = 1_000

@@ -207,6 +207,10 @@ class Speaker:
 
     async def _hear_chunk(self, segment: Segment, chunk: SpeechChunk) -> None:
         segment.sounded = True
+        if not self.num_samples and self._services.limits.first_packet_apart:
+            first, chunk = self._voicing.first_packet_of(chunk)
+            self._put(await self._voicing.push(first))
+            await asyncio.sleep(0)  # now it leaves
         self._put(await self._voicing.push(chunk))
         self._tell_words()
         self.report_playback()

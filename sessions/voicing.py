@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from sessions.audio.stretch import Stretcher
 from sessions.config import AudioFormat
 from sessions.encoders import EncoderThreads
 from sessions.outbox import Packet
-from sessions.packets import held_back_ms, packet_encoder
+from sessions.packets import PACKET_MS, held_back_ms, packet_encoder
 
 JOIN_MS = 10
 """How long one segment goes over into the next."""
@@ -40,6 +41,8 @@ class Voicing:
         self._stretcher = Stretcher(engine_rate, speed)
         self._resampler = Resampler(engine_rate, audio.sample_rate)
         self._join_samples = engine_rate * JOIN_MS // 1000
+        self._first_samples = engine_rate * (JOIN_MS + RESAMPLE_MS + PACKET_MS) // 1000
+        self._packet_samples = audio.sample_rate * PACKET_MS // 1000
         self._joiner = SegmentJoiner(self._join_samples)
         pause_ms = max(MIN_PAUSE_MS, JOIN_MS + RESAMPLE_MS + held_back_ms(audio))
         if self._changes_speed:
@@ -62,6 +65,12 @@ class Voicing:
             return []
         self.num_engine_samples = max(self.num_engine_samples - self._join_samples, 0)
         return await self._encode(self._joiner.next_segment())
+
+    def first_packet_of(self, chunk: SpeechChunk) -> tuple[SpeechChunk, SpeechChunk]:
+        """The first chunk of all in two: as much of it as one packet takes, and the rest, maybe empty."""
+        num_samples = min(self._first_samples, chunk.pcm.size - chunk.provisional_tail_samples)
+        first = replace(chunk, pcm=chunk.pcm[:num_samples], provisional_tail_samples=0, last=False)
+        return first, replace(chunk, start_sample=chunk.start_sample + num_samples, pcm=chunk.pcm[num_samples:])
 
     async def push(self, chunk: SpeechChunk) -> Sequence[Packet]:
         assert self._crossfader is not None, "a chunk before begin_segment"
@@ -106,4 +115,6 @@ class Voicing:
         return await self._run(lambda: self._encoder.push(pcm)) if pcm.size else []
 
     async def _run(self, work: Callable[[], Sequence[Packet]]) -> Sequence[Packet]:
-        return await self._threads.run(work) if self._is_costly else work()
+        """One packet is encoded sooner than a thread takes over; for the first of all somebody waits."""
+        is_first_packet = self.num_samples < 2 * self._packet_samples
+        return await self._threads.run(work) if self._is_costly and not is_first_packet else work()
