@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from realtime.errors import Refused
+from realtime.transports.staying import client_left
 
 Head = tuple[str, dict[str, str]]
 """Media type and headers of the answer."""
@@ -17,6 +18,22 @@ Head = tuple[str, dict[str, str]]
 
 class BrokenOff(Exception):
     """Speech broke off after the answer had begun; the connection is cut, so that the client can tell."""
+
+
+async def bounded_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """All of a request's. Raises ``Refused``, also when the client leaves before."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > max_bytes:
+                    raise Refused("message_too_big", f"the body is longer than max_message_bytes, {max_bytes}")
+    except ClientDisconnect:
+        raise client_left() from None
+    except TimeoutError:
+        raise Refused("body_timeout", "the body did not arrive in time") from None
+    return bytes(body)
 
 
 class HttpLink:
@@ -32,16 +49,7 @@ class HttpLink:
 
     async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
         """Raises ``Refused``."""
-        body = b""
-        try:
-            async with asyncio.timeout(timeout_s):
-                async for piece in self._request.stream():
-                    body += piece
-                    if len(body) > max_bytes:
-                        raise Refused("message_too_big", f"the body is longer than max_message_bytes, {max_bytes}")
-        except TimeoutError:
-            raise Refused("body_timeout", "the body did not arrive in time") from None
-        return body
+        return await bounded_body(self._request, max_bytes, timeout_s)
 
     async def receive(self) -> None:
         """Returns when the client has left, or has all of the answer."""

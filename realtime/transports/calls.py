@@ -23,6 +23,7 @@ from realtime.protocol import calls as on
 from realtime.protocol.close import CloseCode
 from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.server import SpeechServer
+from realtime.transports.body import bounded_body
 from realtime.transports.http import refusal_response
 from realtime.transports.link import WRITE_GRACE_S, AsgiLink
 from realtime.transports.reading import Reader, check_size
@@ -199,16 +200,8 @@ class CallsOverHttp:
 
     async def _body(self, request: Request) -> bytes:
         """Raises ``Refused``."""
-        limit, body = self._server.config.limits.max_message_bytes, b""
-        try:
-            async with asyncio.timeout(self._server.config.listen.handshake_timeout_s):
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > limit:
-                        raise Refused("message_too_big", f"the body is longer than max_message_bytes, {limit}")
-        except TimeoutError:
-            raise Refused("body_timeout", "the body did not arrive in time") from None
-        return body
+        config = self._server.config
+        return await bounded_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
 
 
 def call_routes(server: SpeechServer, switchboard: Switchboard) -> list[BaseRoute]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,9 +12,8 @@ from starlette.routing import BaseRoute, Route
 
 from realtime.errors import Refused
 from realtime.protocol.native import field_at_fault
+from realtime.transports.body import bounded_body
 from realtime.transports.http import server_of
-
-MAX_BODY_BYTES = 65_536
 
 
 class Minted(NamedTuple):
@@ -87,15 +85,8 @@ def _found(body: Any, name: str) -> Any:
 
 async def read_object(request: Request) -> dict[str, Any]:
     """The body, a JSON object or nothing. Raises ``Refused``."""
-    body = b""
-    try:
-        async with asyncio.timeout(server_of(request).config.listen.handshake_timeout_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > MAX_BODY_BYTES:
-                    raise Refused("message_too_big", f"the body is longer than {MAX_BODY_BYTES} bytes")
-    except TimeoutError:
-        raise Refused("body_timeout", "the body did not arrive in time") from None
+    config = server_of(request).config
+    body = await bounded_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
     try:
         return msgspec.json.decode(body or b"{}", type=dict[str, Any])
     except msgspec.ValidationError as error:

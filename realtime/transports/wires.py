@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 
-from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -73,8 +73,6 @@ class WireEndpoint:
             body = await link.read_body(limit, self._server.config.listen.handshake_timeout_s)
         except Refused as error:
             await self._refuse(error, scope, receive, send)
-        except ClientDisconnect:
-            log.info("a client left before its request was whole", extra={"wire": self._wire.path})
         else:
             await connection.converse(link, body)
 
