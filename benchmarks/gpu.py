@@ -168,15 +168,18 @@ async def listen(
     listener.asked_s = time.perf_counter()
     stream = engine.submit(spec)
     feeding = asyncio.create_task(feed(stream, pieces, pace_s)) if pieces else None
-    async for event in stream:
-        if isinstance(event, SpeechChunk):
-            listener.hear(event, engine.info.sample_rate, time.perf_counter())
-        elif isinstance(event, Starved):
-            listener.starved = True
-        elif isinstance(event, Finished):
-            listener.failed = event.code is not None
-    if feeding is not None:
-        feeding.cancel()
+    try:
+        async for event in stream:
+            if isinstance(event, SpeechChunk):
+                listener.hear(event, engine.info.sample_rate, time.perf_counter())
+            elif isinstance(event, Starved):
+                listener.starved = True
+            elif isinstance(event, Finished):
+                listener.failed = event.code is not None
+    finally:
+        stream.cancel()
+        if feeding is not None:
+            feeding.cancel()
 
 
 async def feed(stream: Any, pieces: list[str], pace_s: float) -> None:
@@ -243,7 +246,13 @@ async def load(args: argparse.Namespace, engine: SpeechEngine, rate: float) -> d
         )
         listeners.append(Listener())
         tasks.append(asyncio.create_task(listen(engine, listeners[-1], spec, pieces, 0.02)))
-    await asyncio.gather(*tasks)
+    _, speaking = await asyncio.wait(tasks, timeout=args.linger)
+    for task in speaking:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
     return report(listeners, time.perf_counter() - start) | {"rate": rate}
 
 
@@ -294,6 +303,7 @@ def main() -> None:
     parser.add_argument("--chars", type=int, default=400, help="of a text in steps and crowd")
     parser.add_argument("--max-frames", type=int, default=990)
     parser.add_argument("--seconds", type=float, default=20.0, help="of speech (crowd), or of arrivals (load)")
+    parser.add_argument("--linger", type=float, help="seconds after the last arrival until the rest is cut off (load)")
     parser.add_argument("--ramp", type=float, default=4.0, help="seconds in which the crowd comes")
     parser.add_argument("--lead-ms", type=int, default=2000)
     parser.add_argument("--max-batch", type=int, help="rows of one step; by default as many as streams")
