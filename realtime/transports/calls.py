@@ -195,8 +195,11 @@ class CallsOverHttp:
                 yield ": still there\n\n"
                 continue
             if event is None:
-                return
+                break
             yield f"data: {on.serialize(event)}\n\n"
+        if agent.slow:
+            error = Refused("slow_reader", f"more events waited than max_events, {agent.max_events}")
+            yield f"data: {on.serialize(refused(error, agent.call_id))}\n\n"
 
     async def _body(self, request: Request) -> bytes:
         """Raises ``Refused``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -174,6 +175,39 @@ async def test_who_reads_events_by_http_counts_as_connected() -> None:
                 assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_connections")
             await until(lambda: live.speech.num_connections == 2)
         await until(lambda: live.speech.num_connections == 0)
+
+
+@asynccontextmanager
+async def stalled_reader(live: Live) -> AsyncIterator[socket.socket]:
+    """Reads a call's events by HTTP, and nothing of them, while very many keys are pressed."""
+    async with live.http() as http, dial(live, "/v1/calls/vonage") as line:
+        await line.send('{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}')
+        (call,) = await first_calls(lambda: http.get("/v1/calls"))
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(("127.0.0.1", live.port))
+            path = f"/v1/calls/{call['call_id']}/events"
+            reader.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            await until(lambda: live.speech.num_connections == 2)
+            for _ in range(2_000):
+                await line.send('{"event":"websocket:dtmf","digit":"5","duration":260}')
+            yield reader
+            await until(lambda: live.speech.num_connections == 1)
+
+
+SMALL = {"listen__send_buffer_bytes": 4096, "listen__write_buffer_bytes": 4096}
+
+
+async def test_who_reads_no_more_events_by_http_is_cut() -> None:
+    async with live_server(limits__reader_timeout_s=0.2, **SMALL) as live, stalled_reader(live):
+        pass
+
+
+async def test_who_is_left_behind_by_events_is_told_by_the_last_one() -> None:
+    async with live_server(calls__max_events=16, **SMALL) as live, stalled_reader(live) as reader:
+        told = await asyncio.to_thread(lambda: b"".join(iter(lambda: reader.recv(65_536), b"")))
+        last = json.loads(told.rsplit(b"data: ", 1)[1].splitlines()[0])
+        assert (last["type"], last["code"]) == ("error", "slow_reader")
 
 
 async def test_readers_who_come_at_once_are_counted_as_they_come() -> None:
