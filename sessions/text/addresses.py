@@ -11,7 +11,7 @@ _EMAIL = re.compile(r"(?:mailto:)?([A-Za-z0-9][\w.+-]{0,80})@([A-Za-z0-9][A-Za-z
 _DOMAIN = re.compile(
     r"(?<![\w@./-])(?:[A-Za-z][A-Za-z0-9-]{0,60}\.){1,4}(?:[a-z]{2,10}|[A-Z]{2,5})(?![\w@])(?:/[\w/-]*)?"
 )
-_DOT_NAME = re.compile(r"(?<!\w)\.(?=[A-Za-z])")
+_DOT_NAME = re.compile(r"(?<![\w.])\.(?=[A-Za-z])")
 _SUFFIX = re.compile(r"(?<=\.)[A-Za-z]{2,4}$")
 _SPELLED_SUFFIXES = frozenset("edu exe".split())
 _CLOSERS = ".,;:!?)]}'\"*_"

@@ -12,7 +12,6 @@ class LineKind(StrEnum):
     HEADING = "heading"
     ITEM = "item"
     TABLE = "table"
-    RULE = "rule"
     FENCE = "fence"
 
     @property
@@ -62,7 +61,7 @@ def line_kind(text: str) -> tuple[LineKind, str]:
     if (fence := _FENCE.match(text)) and not closes_fence(text[fence.end() :]):
         return LineKind.FENCE, ""
     if _RULE.match(text):
-        return LineKind.RULE, ""
+        return LineKind.PROSE, ""
     if text.startswith("|"):
         return LineKind.TABLE, text
     if match := _HEADING.match(text):

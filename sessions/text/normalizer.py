@@ -93,7 +93,7 @@ class _LineReader:
     @property
     def silent(self) -> bool:
         """Whether nothing of the line is said, as far as is known."""
-        return self._kind in (LineKind.FENCE, LineKind.RULE) or (self._in_fence and not self._say_code_blocks)
+        return self._kind is LineKind.FENCE or (self._in_fence and not self._say_code_blocks)
 
     def read(self, block: Block) -> str:
         text = block.text

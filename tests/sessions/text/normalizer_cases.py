@@ -279,6 +279,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("```x```\nand more", "x and more"),
         ("> quoted text", "quoted text"),
         ("---\ntext", "text"),
+        ("--- Chapter one ---\n=== Results ===\n*** Note: hot\n~ ~~ so", "Chapter one, Results Note: hot so"),
         ('<b>bold</b> <a href="x y">link</a> a<br>b', "bold link a, b"),
         ("<p>Hello <strong>world</strong></p>", "Hello world"),
         ('<break time="500ms"/>Hi', "Hi"),
@@ -305,6 +306,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "marks": [
         ("Well... I think... so. Wait... What?!", "Well, I think, so. Wait. What?"),
+        ("Well...what now? ...and so on, Hmm...I see", "Well, what now? and so on, Hmm, I see"),
         ("I paid 20 bucks...", "I paid twenty bucks."),
         ("\"Quoted\" 'single' (paren) [brackets] {braces}", "Quoted single, paren, brackets braces"),
         ('He said (and I quote): "yes".', "He said, and I quote: yes."),
