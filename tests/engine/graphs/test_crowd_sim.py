@@ -68,4 +68,4 @@ def test_a_decode_call_has_passed_once_its_frames_and_it_have_taken_their_time(t
     assert not ticket.passed
     ticket.wait()
     assert ticket.passed
-    assert device.now_s == pytest.approx(0.00387 + 0.00171)
+    assert device.now_s == pytest.approx(0.00387 + 0.00071)
