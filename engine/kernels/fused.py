@@ -24,7 +24,7 @@ from engine.kernels.triton_sampling import draw_kernel, noise_kernel
 
 MAX_GEMV_ROWS = 2
 """Above this cuBLAS wins and norms stand alone."""
-FRAME_WARPS = 1
+LEAST_PAST = 4
 PAGED, PAGED_ALONE = (64, 4, 3), (128, 8, 2)
 """Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own."""
 UNIT_CHANNELS = range(129, 257)
@@ -149,13 +149,14 @@ class FusedOps(PlainOps):
         num_tokens: int,
     ) -> Tensor:
         _, rows, length, heads, size = cache.shape
-        if "frame" not in self.on or size < 16 or length < 16 or length != power_of_two(length):
+        if "frame" not in self.on or size < 16:
             return super().attend_frame(qkv, norms, eps, rope, cache, start, num_tokens)
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows * num_tokens, heads * group * size)
         frame_kernel[(rows, heads)](
             qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
-            HEADS=heads, GROUP=group, D=size, SIZE=length, TOKENS=num_tokens, num_warps=FRAME_WARPS,
+            HEADS=heads, GROUP=group, D=size, LENGTH=length, TOKENS=num_tokens,
+            PAST=max(LEAST_PAST, power_of_two(start)) if start else 0, num_warps=1,
         )  # fmt: skip
         return out
 

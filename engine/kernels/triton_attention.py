@@ -107,42 +107,60 @@ def paged_kernel(
 @triton.jit(do_not_specialize=["start"])
 def frame_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, out_ptr, eps, scale, value_offset, start,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, TOKENS: tl.constexpr,
+    PAST: tl.constexpr,
 ):  # fmt: skip
-    """The predictor's: TOKENS new positions of one row, and at most SIZE (a power of two, 16 at least) in all.
+    """The predictor's: TOKENS new positions of one row behind ``start`` in the cache, PAST with the padding.
 
-    What is written is written last: a load does not pass a store that comes before it.
+    New keys and values never leave the registers they come in. What is written is written last: a load does not pass a
+    store that comes before it.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, D)[None]
-    place = tl.arange(0, SIZE)
-    cache = cache_ptr + ((row * SIZE + place) * HEADS + head)[:, None] * D + d
-    keys = tl.load(cache, mask=(place < start)[:, None], other=0.0)
-    values = tl.load(cache + value_offset, mask=(place < start)[:, None], other=0.0)
-    queries = ()
+    line = cache_ptr + (row * LENGTH * HEADS + head) * D + d
+    if PAST > 0:
+        place = tl.arange(0, PAST)
+        is_past = place < start
+        past = line + place[:, None] * HEADS * D
+        past_keys = tl.load(past, mask=is_past[:, None], other=0.0)
+        past_values = tl.load(past + value_offset, mask=is_past[:, None], other=0.0)
+    queries, keys, values = (), (), ()
     for token in tl.static_range(TOKENS):
         cos, sin = _angles(cos_ptr, sin_ptr, start + token, d, D)
         heads = qkv_ptr + (row * TOKENS + token) * (HEADS * (GROUP + 2) * D) + tl.zeros([1, 1], tl.int32)
         for group in tl.static_range(GROUP):
             q_at = heads + (head * GROUP + group) * D
-            queries = queries + (_turned(q_at, d, q_norm_ptr, cos, sin, eps, True, D),)  # type: ignore[assignment]  # noqa: RUF005
+            query = _turned(q_at, d, q_norm_ptr, cos, sin, eps, True, D) * scale
+            queries = queries + (query,)  # type: ignore[assignment]  # noqa: RUF005
         k_at = heads + (HEADS * GROUP + head) * D
-        key = _turned(k_at, d, k_norm_ptr, cos, sin, eps, True, D).to(keys.dtype)
-        new = (place == start + token)[:, None]
-        keys = tl.where(new, key, keys)
-        values = tl.where(new, tl.load(k_at + HEADS * D + d), values)
-    is_new = ((place >= start) & (place < start + TOKENS))[:, None]
-    tl.store(cache, keys, mask=is_new)
-    tl.store(cache + value_offset, values, mask=is_new)
-    keys, values = keys.to(tl.float32), values.to(tl.float32)
-    for query in tl.static_range(TOKENS * GROUP):
-        token, group = query // GROUP, query % GROUP
-        scores = tl.sum(keys * queries[query], 1) * scale
-        scores = tl.where(place <= start + token, scores, float("-inf"))
-        shares = tl.exp(scores - tl.max(scores, 0))
-        out = tl.sum(values * shares[:, None], 0)[None] / tl.sum(shares, 0)
-        at = (row * TOKENS + token) * (HEADS * GROUP * D) + (head * GROUP + group) * D
-        tl.store(out_ptr + at + d, out.to(out_ptr.dtype.element_ty))
+        key = _turned(k_at, d, k_norm_ptr, cos, sin, eps, True, D).to(cache_ptr.dtype.element_ty)
+        keys = keys + (key,)  # type: ignore[assignment]  # noqa: RUF005
+        values = values + (tl.load(k_at + HEADS * D + d),)  # type: ignore[assignment]  # noqa: RUF005
+    for token in tl.static_range(TOKENS):
+        for group in tl.static_range(GROUP):
+            query = queries[token * GROUP + group]
+            best, weight = tl.full([1], float("-inf"), tl.float32), tl.zeros([1], tl.float32)
+            total = tl.zeros([1, D], tl.float32)
+            if PAST > 0:
+                scores = tl.sum(past_keys.to(tl.float32) * query, 1)
+                scores = tl.where(is_past, scores, float("-inf"))
+                best = tl.max(scores, 0, keep_dims=True)
+                shares = tl.exp(scores - best)
+                weight = tl.sum(shares, 0, keep_dims=True)
+                total = tl.sum(past_values.to(tl.float32) * shares[:, None], 0, keep_dims=True)
+            for new in tl.static_range(token + 1):
+                score = tl.sum(keys[new].to(tl.float32) * query, 1)
+                higher = tl.maximum(best, score)
+                fade, share = tl.exp(best - higher), tl.exp(score - higher)
+                weight = weight * fade + share
+                total = total * fade[:, None] + values[new].to(tl.float32) * share[:, None]
+                best = higher
+            at = (row * TOKENS + token) * (HEADS * GROUP * D) + (head * GROUP + group) * D
+            tl.store(out_ptr + at + d, (total / weight[:, None]).to(out_ptr.dtype.element_ty))
+    for token in tl.static_range(TOKENS):
+        new_at = line + (start + token) * HEADS * D
+        tl.store(new_at, keys[token])
+        tl.store(new_at + value_offset, values[token])
 
 
 @triton.jit

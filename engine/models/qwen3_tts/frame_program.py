@@ -74,12 +74,7 @@ class FrameProgram:
     def _make_ropes(self, num_positions: int) -> None:
         self.talker_rope = rope_tables(self.talker.model.rope.inverse_frequency, num_positions, self.device)
         predictor = self.talker.code_predictor.model
-        self.predictor_rope = rope_tables(predictor.rope.inverse_frequency, self.frame_length, self.device)
-
-    @property
-    def frame_length(self) -> int:
-        """Positions of the predictor's cache: the number of books, rounded up to a power of two, 16 at least."""
-        return max(16, 1 << (self.num_books - 1).bit_length())
+        self.predictor_rope = rope_tables(predictor.rope.inverse_frequency, self.num_books, self.device)
 
     def _make_memory(self, num_slots: int) -> None:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -180,7 +175,7 @@ class FrameProgram:
         predictor = self.talker.code_predictor
         num_rows, size = hidden.shape[0], predictor.config.transformer
         cache = hidden.new_empty(
-            size.num_hidden_layers, 2, num_rows, self.frame_length, size.num_key_value_heads, size.head_dim
+            size.num_hidden_layers, 2, num_rows, self.num_books, size.num_key_value_heads, size.head_dim
         )
         first = torch.stack((predictor.small_to_mtp_projection(hidden), self.code0_table[code0]), dim=1)
         x, codes = first.flatten(0, 1), [code0]

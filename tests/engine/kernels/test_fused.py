@@ -109,17 +109,19 @@ def test_paged_attention_never_reads_beyond_its_position(fused: Any) -> None:
     assert torch.isfinite(fused.attend_paged(qkv, norms, EPS, rope(32, size), cache, tables, position, False)).all()
 
 
-@pytest.mark.parametrize(("start", "tokens"), [(0, 2), (2, 1), (15, 1)])
+@pytest.mark.parametrize(("start", "tokens"), [(0, 2), (2, 1), (6, 1), (14, 1), (3, 3)])
 def test_attention_within_a_frame(fused: Any, dtype: torch.dtype, start: int, tokens: int) -> None:
     heads, group, size, rows = 2, 2, 32, 3
     qkv = random(rows * tokens, heads * (group + 2) * size, dtype=dtype)
     norms = random(size, dtype=dtype), random(size, dtype=dtype)
-    cache = random(2, rows, 16, heads, size, dtype=dtype)
+    cache = random(2, rows, 15, heads, size, dtype=dtype)
+    cache[:, :, start:] = float("nan")
     caches = cache.clone(), cache.clone()
-    args = norms, EPS, rope(16, size)
+    args = norms, EPS, rope(15, size)
     found = fused.attend_frame(qkv, *args, caches[0], start, tokens)
     check(found, PLAIN.attend_frame(qkv, *args, caches[1], start, tokens), dtype)
-    check(caches[0], caches[1], dtype)
+    end = start + tokens
+    check(caches[0][:, :, :end], caches[1][:, :, :end], dtype)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 8])
