@@ -6,6 +6,7 @@ measurements on one H200 (docs/gpu.md): nothing is tuned at start.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
@@ -27,9 +28,9 @@ MAX_GEMV_ROWS = 2
 LEAST_PAST = 4
 PAGED, PAGED_ALONE = (64, 4, 3), (128, 8, 2)
 """Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own."""
-UNIT_CHANNELS = range(129, 257)
-"""Fewer gain nothing, more do not fit into registers; in fp32 none fit."""
-UNIT_ROWS, UNIT_STAGES = 128, 3
+UNIT_CHANNELS = range(65, 193)
+"""More do not fit into registers; in fp32 none fit."""
+MIN_UNIT_ROWS = 128 * NUM_MULTIPROCESSORS
 GEMV_COLUMNS = 8
 GEMV_DEPTHS = (512, 256, 128)
 LEAST_DEPTH = GEMV_DEPTHS[-1]
@@ -45,7 +46,7 @@ class FusedOps(PlainOps):
     def __init__(self, off: Collection[str] = ()) -> None:
         self.on = set(KERNELS) - set(off)
         self.max_gemv_rows = MAX_GEMV_ROWS
-        self.unit_channels, self.min_unit_programs = UNIT_CHANNELS, NUM_MULTIPROCESSORS
+        self.unit_channels, self.min_unit_rows = UNIT_CHANNELS, MIN_UNIT_ROWS
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -278,19 +279,20 @@ class FusedOps(PlainOps):
 
     def residual_unit(self, padded: Tensor, unit: Unit, x: Tensor, out: Tensor, waves: Waves) -> None:
         streams, length, channels = x.shape
-        num_programs = triton.cdiv(streams * length, UNIT_ROWS)
-        fits = channels in self.unit_channels and channels % 32 == 0 and num_programs >= self.min_unit_programs
+        rows, first = streams * length, power_of_two(channels) // 2
+        rest = channels - first
+        fits = channels in self.unit_channels and rest >= 16 and rest == power_of_two(rest)
         too_wide = x.is_cuda and x.dtype == torch.float32
-        if "unit" not in self.on or too_wide or not fits:
+        if "unit" not in self.on or too_wide or not fits or rows < self.min_unit_rows:
             super().residual_unit(padded, unit, x, out, waves)
             return
         wide, narrow = unit.wide, unit.narrow
-        unit_kernel[(num_programs,)](
+        block_m = 128 if channels <= 128 else 64
+        unit_kernel[(triton.cdiv(rows, block_m),)](
             padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
-            streams * length, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation,
-            wide.weight.shape[0], C=channels, EXACT=x.dtype == torch.float32, BLOCK_M=UNIT_ROWS,
-            BLOCK_C=power_of_two(channels), BLOCK_N=64, BLOCK_K=64 if channels % 64 == 0 else 32,
-            num_warps=8, num_stages=UNIT_STAGES,
+            rows, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation,
+            wide.weight.shape[0], C=channels, EXACT=x.dtype == torch.float32, BLOCK_M=block_m, FIRST=first,
+            BLOCK_K=math.gcd(channels, 64), num_warps=4, num_stages=3,
         )  # fmt: skip
 
     def depthwise_norm(

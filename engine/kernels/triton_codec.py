@@ -19,28 +19,18 @@ def _sine_squared(angle):
 
 
 @triton.jit
-def _convolved(
-    x_ptr, weight_ptr, bias_ptr, stream, place, columns, in_rows, x_stride, dilation, C, TAPS, N,
-    EXACT: tl.constexpr, EVEN_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Rows (stream, place) of a convolution, fp32 [BLOCK_M, BLOCK_N].
+def _snaked(x, frequency_ptr, gain_ptr, columns):
+    frequency, gain = tl.load(frequency_ptr + columns)[None], tl.load(gain_ptr + columns)[None]
+    return x + _sine_squared(x * frequency) * gain
+
+
+@triton.jit
+def _ahead(k, dilation, C):
+    """Where the inputs of row k of a weight [TAPS * C, N] lie, from the first tap's first channel on.
 
     C is a multiple of 16, which Triton must be told where C is divided by: else it loads x number by number.
     """
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
-    steps = tl.arange(0, BLOCK_K)
-    x_at = x_ptr + (stream * x_stride + place * C)[:, None] + steps[None]
-    weight_at = weight_ptr + steps[:, None] * N + columns[None]
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(0, TAPS * C, BLOCK_K):
-        ahead = tl.multiple_of((k // C) * dilation * C + k % C, 16)
-        x = tl.load(x_at + ahead, mask=in_rows, other=0.0)
-        if EVEN_N:
-            weight = tl.load(weight_at + k * N)
-        else:
-            weight = tl.load(weight_at + k * N, mask=(columns < N)[None], other=0.0)
-        total = tl.dot(x, weight, total, input_precision=precision)
-    return total + tl.load(bias_ptr + tl.minimum(columns, N - 1))[None]
+    return tl.multiple_of((k // C) * dilation * C + k % C, 16)
 
 
 @triton.jit(do_not_specialize=["num_rows", "length", "dilation"])
@@ -55,16 +45,25 @@ def conv_kernel(
 
     Tiles stand in one row, neighbours over the same rows of x: a grid takes no more than 65,535 in another direction.
     """
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
     num_across = tl.cdiv(N, BLOCK_N)
     rows = tl.program_id(0) // num_across * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(0) % num_across * BLOCK_N + tl.arange(0, BLOCK_N)
     in_rows = (rows < num_rows)[:, None]
     stream, place = (rows // length).to(tl.int64), rows % length
-    total = _convolved(
-        x_ptr, weight_ptr, bias_ptr, stream, place, columns, in_rows, x_stride, dilation, C, TAPS, N,
-        EXACT, EVEN_N, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
+    steps = tl.arange(0, BLOCK_K)
+    x_at = x_ptr + (stream * x_stride + place * C)[:, None] + steps[None]
+    weight_at = weight_ptr + steps[:, None] * N + columns[None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, TAPS * C, BLOCK_K):
+        x = tl.load(x_at + _ahead(k, dilation, C), mask=in_rows, other=0.0)
+        if EVEN_N:
+            weight = tl.load(weight_at + k * N)
+        else:
+            weight = tl.load(weight_at + k * N, mask=(columns < N)[None], other=0.0)
+        total = tl.dot(x, weight, total, input_precision=precision)
     bounded = tl.minimum(columns, N - 1)
+    total += tl.load(bias_ptr + bounded)[None]
     inside = in_rows & (columns < N)[None]
     at = place[:, None] * N + columns[None]
     if RESIDUAL:
@@ -73,8 +72,7 @@ def conv_kernel(
         tl.store(raw_ptr + stream[:, None] * raw_stride + at, total.to(raw_ptr.dtype.element_ty), mask=inside)
     if ACT > 0:
         if ACT == 2:
-            frequency, gain = tl.load(frequency_ptr + bounded)[None], tl.load(gain_ptr + bounded)[None]
-            total += _sine_squared(total * frequency) * gain
+            total = _snaked(total, frequency_ptr, gain_ptr, bounded)
         if ACT == 3:
             total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
         tl.store(act_ptr + stream[:, None] * act_stride + at, total.to(act_ptr.dtype.element_ty), mask=inside)
@@ -84,40 +82,45 @@ def conv_kernel(
 def unit_kernel(
     x_ptr, wide_ptr, wide_bias_ptr, inner_frequency_ptr, inner_gain_ptr, narrow_ptr, narrow_bias_ptr, frequency_ptr,
     gain_ptr, residual_ptr, act_ptr, num_rows, length, x_stride, residual_stride, act_stride, dilation, TAPS,
-    C: tl.constexpr, EXACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    C: tl.constexpr, EXACT: tl.constexpr, BLOCK_M: tl.constexpr, FIRST: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """A residual unit at once: a convolution, its snake, a product, which ``residual`` takes; ``act`` is its snake.
 
-    A program holds all channels of its rows, BLOCK_C with the padding, and BLOCK_N of the product at a time.
+    A program holds all channels of its rows, in two blocks without padding: FIRST and the rest, powers of two both. It
+    makes as many of the product at a time as the rest has.
     """
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    REST: tl.constexpr = C - FIRST
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = (rows < num_rows)[:, None]
     stream, place = (rows // length).to(tl.int64), rows % length
-    c = tl.arange(0, BLOCK_C)
-    hidden = _convolved(
-        x_ptr, wide_ptr, wide_bias_ptr, stream, place, c, in_rows, x_stride, dilation, C, TAPS, C,
-        EXACT, BLOCK_C == C, BLOCK_M, BLOCK_C, BLOCK_K,
-    )  # fmt: skip
-    bounded = tl.minimum(c, C - 1)
-    frequency, gain = tl.load(inner_frequency_ptr + bounded)[None], tl.load(inner_gain_ptr + bounded)[None]
-    hidden = (hidden + _sine_squared(hidden * frequency) * gain).to(x_ptr.dtype.element_ty)
-    for first in tl.static_range(0, C, BLOCK_N):
-        columns = first + tl.arange(0, BLOCK_N)
-        in_columns = (columns < C)[None]
-        weight = tl.load(narrow_ptr + c[:, None] * C + columns[None], mask=(c < C)[:, None] & in_columns, other=0.0)
-        total = tl.dot(hidden, weight, input_precision=precision)
-        bounded = tl.minimum(columns, C - 1)
-        total += tl.load(narrow_bias_ptr + bounded)[None]
-        inside = in_rows & in_columns
+    first, rest = tl.arange(0, FIRST), FIRST + tl.arange(0, REST)
+    steps = tl.arange(0, BLOCK_K)
+    x_at = x_ptr + (stream * x_stride + place * C)[:, None] + steps[None]
+    wide_at = wide_ptr + steps[:, None] * C
+    total_first = tl.zeros([BLOCK_M, FIRST], tl.float32)
+    total_rest = tl.zeros([BLOCK_M, REST], tl.float32)
+    for k in range(0, TAPS * C, BLOCK_K):
+        x = tl.load(x_at + _ahead(k, dilation, C), mask=in_rows, other=0.0)
+        total_first = tl.dot(x, tl.load(wide_at + k * C + first[None]), total_first, input_precision=precision)
+        total_rest = tl.dot(x, tl.load(wide_at + k * C + rest[None]), total_rest, input_precision=precision)
+    total_first += tl.load(wide_bias_ptr + first)[None]
+    total_rest += tl.load(wide_bias_ptr + rest)[None]
+    hidden_first = _snaked(total_first, inner_frequency_ptr, inner_gain_ptr, first).to(dtype)
+    hidden_rest = _snaked(total_rest, inner_frequency_ptr, inner_gain_ptr, rest).to(dtype)
+    for start in tl.static_range(0, C, REST):
+        columns = start + tl.arange(0, REST)
+        narrow_at = narrow_ptr + columns[None]
+        total = tl.dot(hidden_first, tl.load(narrow_at + first[:, None] * C), input_precision=precision)
+        total = tl.dot(hidden_rest, tl.load(narrow_at + rest[:, None] * C), total, input_precision=precision)
+        total += tl.load(narrow_bias_ptr + columns)[None]
         at = place[:, None] * C + columns[None]
         residual_at = residual_ptr + stream[:, None] * residual_stride + at
-        total += tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(residual_at, total.to(residual_ptr.dtype.element_ty), mask=inside)
-        frequency, gain = tl.load(frequency_ptr + bounded)[None], tl.load(gain_ptr + bounded)[None]
-        total += _sine_squared(total * frequency) * gain
-        tl.store(act_ptr + stream[:, None] * act_stride + at, total.to(act_ptr.dtype.element_ty), mask=inside)
+        total += tl.load(residual_at, mask=in_rows, other=0.0).to(tl.float32)
+        tl.store(residual_at, total.to(dtype), mask=in_rows)
+        total = _snaked(total, frequency_ptr, gain_ptr, columns)
+        tl.store(act_ptr + stream[:, None] * act_stride + at, total.to(dtype), mask=in_rows)
 
 
 @triton.jit(do_not_specialize=["length"])
