@@ -36,6 +36,7 @@ SETTINGS = [(0.5, 32), (0.55, 32), (0.6, 32), (0.7, 32), (0.55, 48), (0.55, 64)]
 ECHO_LOSS_DB = (15.0, 20.0, 25.0, 35.0, 45.0)
 OWN_DB = (-40.0, -20.0, -10.0)
 """The loudest 20 ms of our own voice, while the caller begins to speak."""
+NOISE_DB = (-60.0, -40.0, -30.0, -25.0, -20.0)
 ECHO_DELAYS_MS = (40, 160, 400)
 
 
@@ -137,6 +138,14 @@ def main() -> None:
         for noise_db in (-60.0, -40.0):
             delays = delays_ms(spoken, settings, noise_db, np.random.default_rng(1))
             print(f"| {threshold}, {least_ms} ms | {noise_db:.0f} dB | {shown(delays, spoken)} |")
+    print("| noise, the voice at -20 dB | all is looked at | what is louder than the noise |")
+    for noise_db in NOISE_DB:
+        margins = (0.0, EarSettings().noise_margin_db)
+        both = [
+            shown(delays_ms(spoken, EarSettings(noise_margin_db=margin), noise_db, np.random.default_rng(1)), spoken)
+            for margin in margins
+        ]
+        print(f"| {noise_db:.0f} dB | " + " | ".join(one.replace(" |", ",") for one in both) + " |")
     print("| our own voice, at its loudest | noticed | delay ms, median | p95 | worst |")
     for own_db in OWN_DB:
         delays = delays_ms(spoken, EarSettings(), -45.0, np.random.default_rng(1), own_db)

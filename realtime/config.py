@@ -196,6 +196,10 @@ class CallSettings(Section, frozen=True):
     vad_min_level_db: Annotated[
         float, Meta(ge=-120, le=0, description="Of full scale; what is quieter is silence.")
     ] = -50.0
+    vad_noise_margin_db: Annotated[
+        float,
+        Meta(ge=0, le=20, description="Sound less above a line's noise is nobody, and is not looked at. 0: all is."),
+    ] = 3.0
     echo_loss_db: Annotated[
         float, Meta(ge=0, le=120, description="Our own voice comes back quieter by at least so much.")
     ] = 20.0

@@ -263,4 +263,5 @@ def ear_settings(server: SpeechServer) -> EarSettings:
         min_silence_ms=calls.vad_min_silence_ms,
         min_level_db=calls.vad_min_level_db,
         echo_loss_db=calls.echo_loss_db,
+        noise_margin_db=calls.vad_noise_margin_db,
     )

@@ -16,9 +16,9 @@ from realtime.protocol.phones.base import LineFormat, Message, PhoneDialect
 from sessions.audio.pacer import Pacer, PacerSettings
 from sessions.clock import Alarm, is_due, now_s, tick_at
 from sessions.hearing.echo import OwnVoice
+from sessions.hearing.levels import SILENCE, SILENCE_DB
 
 FRAME_MS = 20
-SILENCE = {"mulaw": b"\xff", "alaw": b"\xd5", "pcm_s16le": b"\0"}
 MARK_PREFIX = "vw"
 MAX_BEHIND_S = 0.1
 """A clock that was held up catches up on so much, and forgets the rest."""
@@ -79,7 +79,7 @@ class Line:
 
     def echo_db(self) -> float:
         """How loud our own voice is at the caller's, or was so shortly that it may still come back."""
-        return self._own_voice.level_db(self.played())
+        return self._own_voice.level_db(self.played()) if self._own_voice.has_sent else SILENCE_DB
 
     @property
     def sounding(self) -> bool:
@@ -109,7 +109,7 @@ class Line:
 
     async def keep_clock(self) -> None:
         """For a far side that must be fed: silence, whenever there is nothing to say."""
-        silence = self._dialect.audio(SILENCE[self.format.encoding] * self._frame_bytes)
+        silence = self._dialect.audio(SILENCE[self.format.encoding] * self.frame_samples)
         due_s = now_s()
         while self._dialect.clocked:
             due_s = max(due_s + FRAME_MS / 1000, now_s() - MAX_BEHIND_S)
@@ -120,7 +120,8 @@ class Line:
     async def finish(self, wanted: Callable[[], bool]) -> None:
         """Play what is left of the last frame, filled up with silence."""
         if self._rest:
-            await self.play(SILENCE[self.format.encoding] * (-len(self._rest) % self._frame_bytes), wanted)
+            missing = -len(self._rest) % self._frame_bytes // self.format.sample_bytes
+            await self.play(SILENCE[self.format.encoding] * missing, wanted)
 
     async def mark(self, reached: Reached | None, wanted: Callable[[], bool] | None = None) -> None:
         """``reached`` is called once the caller has heard what was played so far; never if it is cleared."""

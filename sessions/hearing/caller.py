@@ -1,7 +1,8 @@
 """The caller's side of a line: encoded sound in, and the moment that somebody begins to speak.
 
 Each moment is looked at twice, by windows that begin half a window apart: a voice that begins late in one of them
-begins early in another. What is quieter than the line's noise, or than our own voice can come back, is not speech.
+begins early in another. What is quieter than the line's noise, or than our own voice can come back, is not speech, and
+the network is shown it only when something louder follows.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
 from sessions.hearing.echo import EchoLimit
-from sessions.hearing.levels import DECODERS, SILENCE_DB
+from sessions.hearing.levels import DECODERS, SILENCE, SILENCE_DB
+from sessions.hearing.noise import LineNoise
 from sessions.hearing.onset import Onset
 from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, Track, Windows, likelihoods
 
@@ -38,24 +41,33 @@ class EarSettings:
     """Of full scale; what is quieter is silence."""
     echo_loss_db: float = 20.0
     """Our own voice comes back quieter by at least so much."""
+    noise_margin_db: float = 3.0
+    """What is louder than the line's noise by less is nobody, and the network need not look; 0: it looks at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Sound(NamedTuple):
+    """What windows are made of."""
+
+    encoding: str
+    rate: int
+
+
+class Look(NamedTuple):
     """A window that waits to be looked at."""
 
     track: Track
-    window: Pcm
+    window: bytes
     """With its context."""
     own_db: float
     """Our own voice, or what of it may still come back."""
 
 
 class CallerEar:
-    """``hear`` takes sound in; its ``waiting`` looks, whose tracks alternate, are then judged in their order."""
+    """``hear`` takes sound in; its ``waiting`` looks, whose tracks alternate, are then judged in their order, and gone."""
 
     def __init__(self, encoding: str, sample_rate: int, settings: EarSettings) -> None:
-        self.rate = sample_rate if sample_rate in RATES else max(RATES)
+        self._resamples = sample_rate not in RATES
+        self.sound = Sound("pcm_f32le", max(RATES)) if self._resamples else Sound(encoding, sample_rate)
         self.waiting: deque[Look] = deque()
         self._decode = DECODERS[encoding]
         self._echo = EchoLimit(settings.echo_loss_db)
@@ -67,20 +79,33 @@ class CallerEar:
         """Forget all that was heard, but for how much of our own voice comes back."""
         settings = self._settings
         self.waiting.clear()
-        self._resampler = Resampler(self._from_rate, self.rate)
-        self._windows = Windows(*(duration * self.rate // 1000 for duration in (WINDOW_MS, HOP_MS, CONTEXT_MS)))
+        silence = SILENCE[self.sound.encoding]
+        window, hop, context = (len(silence) * num for num in num_samples(self.sound.rate))
+        self._windows = Windows(window, hop, silence * (context // len(silence)))
+        self._resampler = Resampler(self._from_rate, self.sound.rate) if self._resamples else None
         self._tracks = itertools.cycle([Track() for _ in range(NUM_TRACKS)])
+        self._noise = LineNoise(settings.noise_margin_db)
         self._onset = Onset(settings.threshold, settings.min_speech_ms, settings.min_silence_ms, WINDOW_MS, HOP_MS)
 
     def hear(self, data: bytes, own_db: float = SILENCE_DB) -> None:
         """``own_db`` is how loud our own voice is, or was so shortly that it may still come back."""
-        for window in self._windows.push(self._resampler.push(self._decode(data))):
+        if self._resampler is not None:
+            data = self._resampler.push(self._decode(data)).tobytes()
+        for window in self._windows.push(data):
             if len(self.waiting) < MAX_BEHIND_MS // HOP_MS:
                 self.waiting.append(Look(next(self._tracks), window, own_db))
 
-    def judge(self, look: Look, likely: float, level_db: float) -> bool:
-        """How likely the next window is speech, and how loud it is. Whether somebody has begun to speak in it."""
-        heard = level_db >= max(self._settings.min_level_db, self._echo.db(look.own_db))
+    def may_be_voice(self, look: Look, level_db: float) -> bool:
+        """Whether the network has to be asked about a window that is so loud."""
+        if not self._settings.noise_margin_db:
+            return True
+        return level_db >= self._least_db(look) and not self._noise.covers(level_db)
+
+    def judge(self, likely: float, level_db: float) -> bool:
+        """How likely the next look is speech, and how loud it is. Whether somebody has begun to speak in it."""
+        look = self.waiting.popleft()
+        self._noise.learn(level_db, likely)
+        heard = level_db >= self._least_db(look)
         if not heard or likely < self._settings.threshold:
             self._echo.learn(level_db, look.own_db)
         began = self._onset.push(likely if heard else 0.0)
@@ -93,16 +118,61 @@ class CallerEar:
         self.hear(data, own_db)
         began = []
         while self.waiting:
-            look = self.waiting.popleft()
-            [(likely, level)] = looked_at([look], self.rate)
-            began.append(self.judge(look, likely, level))
-        return any(began)
+            began += look_once([self], self.sound)
+        return bool(began)
+
+    def _least_db(self, look: Look) -> float:
+        return max(self._settings.min_level_db, self._echo.db(look.own_db))
 
 
-def looked_at(looks: Sequence[Look], rate: int) -> list[tuple[float, float]]:
-    """How likely each is speech, and how loud, by one run of the network; no track may be there twice."""
-    windows = np.stack([look.window for look in looks])
-    likely = likelihoods([look.track for look in looks], windows, rate)
-    power = np.mean(np.square(windows[:, CONTEXT_MS * rate // 1000 :], dtype=np.float64), axis=1)
-    levels = 10 * np.log10(np.maximum(power, 10 ** (SILENCE_DB / 10)))
-    return list(zip(likely.tolist(), levels.tolist(), strict=True))
+def num_samples(rate: int) -> tuple[int, int, int]:
+    """Of a window, of the hop to the next, and of what comes before each."""
+    return WINDOW_MS * rate // 1000, HOP_MS * rate // 1000, CONTEXT_MS * rate // 1000
+
+
+def look_once(ears: Sequence[CallerEar], sound: Sound) -> list[CallerEar]:
+    """One window of each track by one run of the network. Gives those into which somebody has begun to speak.
+
+    A track that missed some is shown these first, one at a time, and its ear judges nothing until then.
+    """
+    turns = [(ear, look) for ear in ears for look in itertools.islice(ear.waiting, NUM_TRACKS)]
+    levels = levels_db(decoded([look.window for _, look in turns], sound)[:, num_samples(sound.rate)[2] :])
+    shown: list[tuple[Track, bytes]] = []
+    judged: list[tuple[CallerEar, float, int | None]] = []
+    """With the level, and which of those that are shown it is."""
+    behind: set[CallerEar] = set()
+    for (ear, look), level_db in zip(turns, levels, strict=True):
+        asked = ear.may_be_voice(look, level_db)
+        if asked and look.track.missed:
+            shown.append((look.track, look.track.missed.popleft()))
+            behind.add(ear)
+        elif ear in behind:
+            continue
+        elif asked:
+            judged.append((ear, level_db, len(shown)))
+            shown.append((look.track, look.window))
+        else:
+            judged.append((ear, level_db, None))
+            look.track.missed.append(look.window)
+    likely = seen(shown, sound)
+    return [ear for ear, level_db, at in judged if ear.judge(0.0 if at is None else likely[at], level_db)]
+
+
+def seen(shown: list[tuple[Track, bytes]], sound: Sound) -> list[float]:
+    """How likely each is speech."""
+    if not shown:
+        return []
+    tracks, windows = zip(*shown, strict=True)
+    likely: list[float] = likelihoods(tracks, decoded(windows, sound), sound.rate).tolist()
+    return likely
+
+
+def decoded(windows: Sequence[bytes], sound: Sound) -> npt.NDArray[np.float32]:
+    """[windows, samples]"""
+    return DECODERS[sound.encoding](b"".join(windows)).reshape(len(windows), -1)
+
+
+def levels_db(windows: npt.NDArray[np.float32]) -> list[float]:
+    power = np.mean(np.square(windows, dtype=np.float64), axis=1)
+    levels: list[float] = (10 * np.log10(np.maximum(power, 10 ** (SILENCE_DB / 10)))).tolist()
+    return levels

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from sessions.clock import now_s, tick_at
-from sessions.hearing.caller import NUM_TRACKS, CallerEar, Look, looked_at
+from sessions.hearing.caller import NUM_TRACKS, CallerEar, look_once
 from sessions.hearing.levels import SILENCE_DB
 
 MAX_LOOKS = 64
@@ -38,28 +38,23 @@ class Ears:
 
     def _look(self) -> None:
         self._timer = None
-        turns = self._take()
+        taken = self._take()
         try:
-            for rate in {ear.rate for ear, _, _ in turns}:
-                self._judge([turn for turn in turns if turn[0].rate == rate], rate)
+            for sound in {ear.sound for ear in taken}:
+                for ear in look_once([ear for ear in taken if ear.sound == sound], sound):
+                    taken[ear]()
         finally:
+            self._waiting |= {ear: began for ear, began in taken.items() if ear.waiting}
             if self._waiting and self._timer is None:
                 self._timer = asyncio.get_running_loop().call_soon(self._look)
 
-    def _take(self) -> list[tuple[CallerEar, Began, Look]]:
-        """At most one look for each track; an ear whose turn it was goes behind the others."""
-        turns: list[tuple[CallerEar, Began, Look]] = []
-        for ear, began in list(self._waiting.items()):
-            if len(turns) > MAX_LOOKS - NUM_TRACKS:
+    def _take(self) -> dict[CallerEar, Began]:
+        """Whose turn it is: at most one look for each track. They go behind the others."""
+        taken: dict[CallerEar, Began] = {}
+        num_looks = 0
+        for ear in list(self._waiting):
+            if num_looks > MAX_LOOKS - NUM_TRACKS:
                 break
-            del self._waiting[ear]
-            turns += [(ear, began, ear.waiting.popleft()) for _ in range(min(NUM_TRACKS, len(ear.waiting)))]
-            if ear.waiting:
-                self._waiting[ear] = began
-        return turns
-
-    def _judge(self, turns: list[tuple[CallerEar, Began, Look]], rate: int) -> None:
-        found = looked_at([look for _, _, look in turns], rate)
-        for (ear, began, look), (likely, level_db) in zip(turns, found, strict=True):
-            if ear.judge(look, likely, level_db):
-                began()
+            num_looks += min(NUM_TRACKS, len(ear.waiting))
+            taken[ear] = self._waiting.pop(ear)
+        return taken

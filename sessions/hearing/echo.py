@@ -21,6 +21,10 @@ class OwnVoice:
         self._frames: deque[tuple[int, float]] = deque(maxlen=MAX_FRAMES)
         """Where each ends, and how loud it is."""
 
+    @property
+    def has_sent(self) -> bool:
+        return bool(self._frames)
+
     def sent(self, end: int, frame: bytes) -> None:
         self._frames.append((end, encoded_level_db(self._encoding, frame)))
 

@@ -11,11 +11,19 @@ from sessions.audio.pcm import Pcm, s16le_to_pcm
 
 SILENCE_DB = -120.0
 
+
+def f32le_to_pcm(data: bytes) -> Pcm:
+    return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+
+
 DECODERS: dict[str, Callable[[bytes], Pcm]] = {
     "mulaw": mulaw_to_pcm,
     "alaw": alaw_to_pcm,
     "pcm_s16le": s16le_to_pcm,
+    "pcm_f32le": f32le_to_pcm,
 }
+SILENCE = {"mulaw": b"\xff", "alaw": b"\xd5", "pcm_s16le": bytes(2), "pcm_f32le": bytes(4)}
+"""A sample of it."""
 
 
 def level_db(pcm: Pcm) -> float:

@@ -7,6 +7,7 @@ are looked at in one run: alone one takes 70 us, among 64 it takes 20.
 from __future__ import annotations
 
 import importlib.util
+from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sessions.audio.pcm import Pcm
-
 WINDOW_MS = 32
 CONTEXT_MS = 4
 RATES = (8_000, 16_000)
 STATE_SHAPE = (2, 1, 128)
+NUM_CAUGHT_UP = 31
+"""The network is shown so many of the windows that it was not shown, before the next of their track: 1 s."""
 FILE = Path("data") / "silero_vad.onnx"
 """In the package."""
 
@@ -30,6 +31,8 @@ class Track:
 
     def __init__(self) -> None:
         self.state: npt.NDArray[np.float32] = np.zeros(STATE_SHAPE, np.float32)
+        self.missed: deque[bytes] = deque(maxlen=NUM_CAUGHT_UP)
+        """The last windows, with their contexts, that the network was not shown."""
 
 
 def likelihoods(tracks: Sequence[Track], windows: npt.NDArray[np.float32], sample_rate: int) -> npt.NDArray[np.float32]:
@@ -44,18 +47,17 @@ def likelihoods(tracks: Sequence[Track], windows: npt.NDArray[np.float32], sampl
 
 
 class Windows:
-    """Cuts a stream into windows that begin every ``hop_samples``, each with the ``context_samples`` before it."""
+    """Cuts encoded sound into windows of ``size`` bytes that begin every ``hop``, each with what is ``before`` it."""
 
-    def __init__(self, window_samples: int, hop_samples: int, context_samples: int) -> None:
-        self._size, self._hop = context_samples + window_samples, hop_samples
-        self._rest: Pcm = np.zeros(context_samples, np.float32)
+    def __init__(self, size: int, hop: int, before: bytes) -> None:
+        self._size, self._hop = len(before) + size, hop
+        self._rest = before
 
-    def push(self, pcm: Pcm) -> list[Pcm]:
-        self._rest = np.concatenate([self._rest, pcm])
-        num = max((self._rest.size - self._size) // self._hop + 1, 0)
-        windows = [self._rest[at * self._hop : at * self._hop + self._size] for at in range(num)]
-        self._rest = self._rest[num * self._hop :]
-        return windows
+    def push(self, data: bytes) -> list[bytes]:
+        rest = self._rest + data
+        ends = range(self._size, len(rest) + 1, self._hop)
+        self._rest = rest[len(ends) * self._hop :]
+        return [rest[end - self._size : end] for end in ends]
 
 
 @cache

@@ -9,6 +9,7 @@ from importlib import metadata
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from sessions.audio.pcm import Pcm, float_to_s16
 from sessions.audio.resampler import Resampler
 from sessions.hearing.caller import CallerEar, EarSettings
 from sessions.hearing.echo import OwnVoice
-from sessions.hearing.silero import Track, Windows, likelihoods
+from sessions.hearing.silero import NUM_CAUGHT_UP, Track, Windows, likelihoods
 
 RATE = 8_000
 START = 4_000
@@ -102,23 +103,74 @@ def test_a_line_without_a_voice_is_silent() -> None:
 @settings(max_examples=20, deadline=None)
 @given(cuts=st.lists(st.integers(0, 20_000), max_size=20))
 def test_any_cut_gives_the_same_windows(cuts: list[int]) -> None:
-    pcm = np.arange(1, 20_001, dtype=np.float32)
-    windows = Windows(256, 128, 32)
-    places = [0, *sorted(cuts), pcm.size]
-    pieces = [pcm[start:end] for start, end in pairwise(places)]
-    cut = [window for piece in pieces for window in windows.push(piece)]
-    before = np.concatenate([np.zeros(32, np.float32), pcm])
-    np.testing.assert_array_equal(cut, [before[at : at + 288] for at in range(0, 20_000 - 255, 128)])
+    data = np.random.default_rng(1).bytes(20_000)
+    windows = Windows(256, 128, bytes(32))
+    places = [0, *sorted(cuts), len(data)]
+    cut = [window for start, end in pairwise(places) for window in windows.push(data[start:end])]
+    before = bytes(32) + data
+    assert cut == [before[at : at + 288] for at in range(0, 20_000 - 255, 128)]
 
 
 def test_sounds_looked_at_together_are_what_they_are_alone(speech: Pcm) -> None:
     sounds = [np.roll(speech, 1_000 * number)[:RATE] for number in range(5)]
-    windows = [Windows(256, 256, 32).push(sound) for sound in sounds]
+    starts = range(0, RATE - 287, 256)
+    windows = [[sound[at : at + 288] for at in starts] for sound in sounds]
     alone, together = [Track() for _ in sounds], [Track() for _ in sounds]
     for at in zip(*windows, strict=True):
         expected = [likelihoods([track], window[None], RATE)[0] for track, window in zip(alone, at, strict=True)]
         np.testing.assert_allclose(likelihoods(together, np.stack(at), RATE), expected, atol=1e-5)
     assert any(likely > 0.9 for likely in expected)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.001, 0.01])
+def test_a_voice_is_noticed_as_soon_when_the_noise_before_it_is_not_looked_at(speech: Pcm, noise: float) -> None:
+    rng = np.random.default_rng(2)
+    line = np.concatenate([np.zeros(3 * RATE, np.float32), speech])
+    data = pcm_to_mulaw((line + noise * rng.standard_normal(line.size)).astype(np.float32))
+    shown_all = noticed(CallerEar("mulaw", RATE, EarSettings(noise_margin_db=0.0)), data, PACKET)
+    found = noticed(CallerEar("mulaw", RATE, EarSettings()), data, PACKET)
+    assert abs(found[0] - shown_all[0]) <= PACKET
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The windows that the network was shown, as mu-law; it takes nothing for speech."""
+    found: list[bytes] = []
+
+    def likelihoods(tracks: list[Track], windows: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
+        found.extend(map(pcm_to_mulaw, windows))
+        return np.zeros(len(tracks), np.float32)
+
+    monkeypatch.setattr("sessions.hearing.caller.likelihoods", likelihoods)
+    return found
+
+
+def hiss(seconds: float, level: float) -> bytes:
+    size = round(seconds * RATE)
+    coded = pcm_to_mulaw((level * np.random.default_rng(size).standard_normal(size)).astype(np.float32))
+    return coded.replace(b"\x7f", b"\xff")  # there are two codes for nothing
+
+
+def test_noise_that_goes_on_is_soon_not_looked_at(asked: list[bytes]) -> None:
+    line = hiss(10.0, 0.01)
+    noticed(CallerEar("mulaw", RATE, EarSettings()), line, PACKET)
+    assert len(asked) < 50, "of 624 windows"
+    asked.clear()
+    noticed(CallerEar("mulaw", RATE, EarSettings(noise_margin_db=0.0)), line, PACKET)
+    assert len(asked) == 624
+
+
+def test_what_was_missed_is_shown_before_what_is_louder(asked: list[bytes]) -> None:
+    ear = CallerEar("mulaw", RATE, EarSettings())
+    quiet, loud = hiss(5.12, 0.0001), hiss(0.032, 0.1)
+    noticed(ear, quiet, 128)
+    assert asked == [], "quieter than min_level_db"
+    noticed(ear, loud, 128)
+    line = b"\xff" * 32 + quiet + loud
+    windows = [line[end - 288 : end] for end in range(288, len(line) + 1, 128)]
+    one, other = windows[-2::-2], windows[-1::-2]  # the last of each track, and those before it
+    assert set(asked) == {*one[: NUM_CAUGHT_UP + 1], *other[: NUM_CAUGHT_UP + 1]}
+    assert [window for window in asked if window in one] == one[NUM_CAUGHT_UP::-1], "in their order"
 
 
 def test_an_ear_that_rests_hears_anew(speech: Pcm) -> None:

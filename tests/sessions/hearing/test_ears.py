@@ -6,12 +6,12 @@ import asyncio
 from collections import Counter
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from sessions.audio.pcm import Pcm
-from sessions.hearing import ears as module
-from sessions.hearing.caller import CallerEar, EarSettings, Look
+from sessions.hearing.caller import CallerEar, EarSettings
 from sessions.hearing.ears import MAX_LOOKS, Ears
+from sessions.hearing.silero import Track
 
 pytestmark = pytest.mark.virtual_time
 
@@ -19,32 +19,30 @@ PACKETS = [bytes([number]) * 160 for number in range(100)]
 """Of 20 ms."""
 
 
+SETTINGS = EarSettings(min_level_db=-120.0, noise_margin_db=0.0)
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """How many windows were looked at in each run, and their rate. Speech is what begins with a certain sample."""
+    """How many windows were looked at in each run, and their rate. Silence is taken for speech."""
     found: list[tuple[int, int]] = []
 
-    def looked_at(looks: list[Look], rate: int) -> list[tuple[float, float]]:
-        assert len({id(look.track) for look in looks}) == len(looks)
-        found.append((len(looks), rate))
-        return [(float(_is_speech(look.window)), -10.0) for look in looks]
+    def likelihoods(tracks: list[Track], windows: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
+        assert len({id(track) for track in tracks}) == len(tracks)
+        found.append((len(tracks), rate))
+        return (np.abs(windows).max(1) < 0.01).astype(np.float32)
 
-    monkeypatch.setattr(module, "looked_at", looked_at)
-    monkeypatch.setattr("sessions.hearing.caller.looked_at", looked_at)
+    monkeypatch.setattr("sessions.hearing.caller.likelihoods", likelihoods)
     return found
-
-
-def _is_speech(window: Pcm) -> bool:
-    return bool(np.abs(window).max() < 0.01)
 
 
 async def test_each_is_told_what_it_is_told_alone(runs: list[tuple[int, int]]) -> None:
     data = [PACKETS[(7 * number) % 100] for number in range(60)] + [b"\xff" * 160] * 30 + PACKETS[:10]
-    alone = CallerEar("mulaw", 8_000, EarSettings())
+    alone = CallerEar("mulaw", 8_000, SETTINGS)
     expected = sum(alone.began_to_speak(packet) for packet in data)
     assert expected
     ears, began = Ears(), Counter[int]()
-    lines = [CallerEar("mulaw", 8_000, EarSettings()) for _ in range(10)]
+    lines = [CallerEar("mulaw", 8_000, SETTINGS) for _ in range(10)]
     runs.clear()
     for packet in data:
         for number, ear in enumerate(lines):
@@ -56,7 +54,7 @@ async def test_each_is_told_what_it_is_told_alone(runs: list[tuple[int, int]]) -
 
 async def test_a_flood_is_looked_at_in_turns_and_all_of_it(runs: list[tuple[int, int]]) -> None:
     ears = Ears()
-    lines = [CallerEar("mulaw", rate, EarSettings()) for rate in (8_000,) * 50 + (16_000,) * 5]
+    lines = [CallerEar("mulaw", rate, SETTINGS) for rate in (8_000,) * 50 + (16_000,) * 5]
     for ear in lines:
         for packet in PACKETS:
             ears.hear(ear, packet, lambda: None)
@@ -69,7 +67,7 @@ async def test_a_flood_is_looked_at_in_turns_and_all_of_it(runs: list[tuple[int,
 
 
 async def test_a_forgotten_ear_is_told_nothing(runs: list[tuple[int, int]]) -> None:
-    ears, ear = Ears(), CallerEar("mulaw", 8_000, EarSettings())
+    ears, ear = Ears(), CallerEar("mulaw", 8_000, SETTINGS)
     ears.hear(ear, b"\xff" * 1_600, lambda: pytest.fail("it was told"))
     ears.forget(ear)
     await asyncio.sleep(0.1)

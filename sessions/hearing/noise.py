@@ -1,0 +1,30 @@
+"""How loud a line is while nobody speaks. Pure: levels are passed in."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+NOBODY = 0.2
+"""A window that is less likely to be speech holds the line's noise, and nothing else."""
+NUM_WINDOWS = 8
+"""The quietest of so many is the noise: bursts of it are still looked at."""
+
+
+class LineNoise:
+    """``margin_db`` above it begins what may be a voice."""
+
+    def __init__(self, margin_db: float) -> None:
+        self._margin_db = margin_db
+        self._levels_db: deque[float] = deque(maxlen=NUM_WINDOWS)
+        self._quietest_db = math.inf
+
+    def covers(self, level_db: float) -> bool:
+        """Whether a window as quiet as this is nothing but the line's noise."""
+        return len(self._levels_db) == NUM_WINDOWS and level_db < self._quietest_db + self._margin_db
+
+    def learn(self, level_db: float, likely: float) -> None:
+        """A window was that likely speech. One that was not looked at is noise too, and tells only of less of it."""
+        if likely < NOBODY and (level_db < self._quietest_db or not self.covers(level_db)):
+            self._levels_db.append(level_db)
+            self._quietest_db = min(self._levels_db)

@@ -1,0 +1,51 @@
+"""The noise of a line is learnt from what is nobody, and follows it up and down."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sessions.hearing.noise import NUM_WINDOWS, LineNoise
+
+
+def heard(noise: LineNoise, levels: list[float], likely: float = 0.0) -> list[bool]:
+    """Which are noise and nothing else, each learnt as soon as it was told."""
+    found = []
+    for level in levels:
+        found.append(noise.covers(level))
+        noise.learn(level, 0.0 if found[-1] else likely)
+    return found
+
+
+def test_steady_noise_is_known_after_some_windows() -> None:
+    levels = (np.random.default_rng(1).standard_normal(1_000) * 0.4 - 45).tolist()
+    found = heard(LineNoise(3.0), levels)
+    assert not any(found[:NUM_WINDOWS])
+    assert np.mean(found[NUM_WINDOWS:]) > 0.97
+
+
+def test_what_is_louder_by_the_margin_is_not_noise() -> None:
+    noise = LineNoise(3.0)
+    heard(noise, [-45.0] * 20)
+    assert noise.covers(-42.1)
+    assert not noise.covers(-42.0)
+
+
+def test_speech_teaches_nothing() -> None:
+    noise = LineNoise(3.0)
+    heard(noise, [-45.0] * 20)
+    assert not any(heard(noise, [-20.0] * 100, likely=0.6))
+    assert noise.covers(-45.0)
+
+
+def test_noise_that_grows_is_learnt_and_noise_that_falls_at_once() -> None:
+    noise = LineNoise(3.0)
+    heard(noise, [-45.0] * 20)
+    assert heard(noise, [-30.0] * 20) == [False] * NUM_WINDOWS + [True] * (20 - NUM_WINDOWS)
+    heard(noise, [-60.0])
+    assert not noise.covers(-35.0), "a quiet voice on a line that has just fallen silent"
+
+
+def test_between_bursts_the_line_is_as_quiet_as_it_is() -> None:
+    noise = LineNoise(3.0)
+    heard(noise, [-25.0, -25.0, -50.0, -25.0] * 20)
+    assert not noise.covers(-40.0)
