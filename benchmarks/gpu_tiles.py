@@ -18,7 +18,7 @@ import torch
 from benchmarks.gpu_stages import milliseconds, numbers
 from engine.kernels import fused
 from engine.kernels.fused import FusedOps
-from engine.kernels.settings import Product, Waves
+from engine.kernels.settings import Product, Residual, Waves
 
 DEVICE = torch.device("cuda")
 CONV = [  # taps, dilation, in, out, positions a frame
@@ -63,16 +63,17 @@ def linear_case(layer: tuple[str, int, int], rows: int, is_fused: bool) -> Calla
     ops = FusedOps()
     ops.max_gemv_rows = rows if is_fused else 0
     x, y, norm = random(rows, size), random(rows, out), random(size)
+    given, taker = Residual(x), Residual(y)
     weights = [random(out * (2 if kind == "swiglu" else 1), size) * size**-0.5 for _ in range(COPIES)]
 
     def run() -> None:
         for weight in weights:
             if kind == "norm":
-                ops.norm_linear(x, norm, 1e-6, weight)
+                ops.norm_linear(given, norm, 1e-6, weight)
             elif kind == "swiglu":
-                ops.norm_swiglu(x, norm, 1e-6, weight)
+                ops.norm_swiglu(given, norm, 1e-6, weight)
             else:
-                ops.add_linear(y, x, weight)
+                ops.add_linear(taker, x, weight)
 
     return run
 

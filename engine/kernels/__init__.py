@@ -1,4 +1,5 @@
 KERNELS = (
-    "gemv", "norm", "swiglu", "paged", "frame", "ring", "draw", "noise", "conv", "unit", "depthwise", "tail", "pasts",
+    "gemv", "gemm", "norm", "swiglu", "paged", "frame", "ring", "draw", "noise", "conv", "unit", "depthwise",
+    "tail", "pasts",
 )  # fmt: skip
 """Names of the fused kernels, each of which can be left to its plain reference."""

@@ -10,21 +10,24 @@ import math
 from collections.abc import Collection
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from engine.kernels import KERNELS
 from engine.kernels.plain import PlainOps
-from engine.kernels.settings import DrawSettings, PadPlan, Product, Unit, Waves
+from engine.kernels.settings import DrawSettings, PadPlan, Product, Residual, Unit, Waves
 from engine.kernels.tiles import NUM_MULTIPROCESSORS, conv_shape
 from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
 from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel, unit_kernel
-from engine.kernels.triton_linear import gemv_kernel, norm_kernel, swiglu_kernel
+from engine.kernels.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
 from engine.kernels.triton_sampling import draw_kernel, noise_kernel
 
 MAX_GEMV_ROWS = 2
-"""Above this cuBLAS wins and norms stand alone."""
+"""Above this weights are shared by rows that are multiplied together."""
+MAX_GEMM_ROWS = 64
+"""Above this cuBLAS wins, and what stands around a product stands alone."""
+GEMM_ROWS, GEMM_COLUMNS, GEMM_DEPTH, GEMM_STAGES = 64, 32, 64, 6
+MIN_GEMM_PROGRAMS, MAX_PART = 128, 2048
 LEAST_PAST = 4
 PAGED, PAGED_ALONE = (64, 4, 3), (128, 8, 2)
 """Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own."""
@@ -40,12 +43,22 @@ def power_of_two(size: int) -> int:
     return triton.next_power_of_2(size)
 
 
+def gemm_parts(size: int, num_out: int) -> int:
+    """In how many parts a product's depth is shared out, so that no multiprocessor is idle and none is long at it."""
+    parts = 1
+    while size % (2 * parts * GEMM_DEPTH) == 0:
+        if parts * num_out // GEMM_COLUMNS >= MIN_GEMM_PROGRAMS and size // parts <= MAX_PART:
+            break
+        parts *= 2
+    return parts
+
+
 class FusedOps(PlainOps):
     """``off`` names kernels to leave to the reference."""
 
     def __init__(self, off: Collection[str] = ()) -> None:
         self.on = set(KERNELS) - set(off)
-        self.max_gemv_rows = MAX_GEMV_ROWS
+        self.max_gemv_rows, self.max_gemm_rows = MAX_GEMV_ROWS, MAX_GEMM_ROWS
         self.unit_channels, self.min_unit_rows = UNIT_CHANNELS, MIN_UNIT_ROWS
 
     # -- products ------------------------------------------------------------------------------------------------
@@ -68,10 +81,13 @@ class FusedOps(PlainOps):
         swiglu_kernel[(out.numel() // width, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024)
         return out
 
-    def fits(self, x: Tensor, num_out: int) -> bool:
-        rows, size = x.shape
+    def fits_gemv(self, rows: int, size: int, num_out: int) -> bool:
         few = "gemv" in self.on and rows <= self.max_gemv_rows
         return few and size % LEAST_DEPTH == 0 and num_out % GEMV_COLUMNS == 0
+
+    def fits_gemm(self, rows: int, size: int, num_out: int) -> bool:
+        few = "gemm" in self.on and rows <= self.max_gemm_rows
+        return few and size % GEMM_DEPTH == 0 and num_out % GEMM_COLUMNS == 0
 
     def launch_gemv(
         self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool
@@ -85,25 +101,66 @@ class FusedOps(PlainOps):
             STAGES=4, num_warps=4,
         )  # fmt: skip
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-        if not self.fits(x, weight.shape[0]):
-            return F.linear(self.norm(x, norm_weight, eps), weight)
-        out = x.new_empty(x.shape[0], weight.shape[0])
+    def launch_gemm(self, x: Tensor, weight: Tensor, out: Tensor, num_parts: int, swiglu: bool) -> None:
+        rows, size = x.shape
+        num_out = out.shape[-1]
+        gemm_kernel[(num_out // GEMM_COLUMNS * num_parts, triton.cdiv(rows, GEMM_ROWS))](
+            x, weight, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, EXACT=x.dtype == torch.float32,
+            BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=GEMM_DEPTH, num_warps=4, num_stages=GEMM_STAGES,
+        )  # fmt: skip
+
+    def normed(self, residual: Residual, weight: Tensor, eps: float) -> Tensor:
+        x, parts = residual.x, residual.parts
+        if parts is None or "norm" not in self.on:
+            return self.norm(self.settled(residual), weight, eps)
+        residual.parts = None
+        out = torch.empty_like(x)
+        rows, size = x.shape
+        block = power_of_two(size)
+        sum_norm_kernel[(rows,)](
+            x, parts, weight, out, rows, eps, H=size, PARTS=parts.shape[0], BLOCK=block,
+            num_warps=4 if block <= 1024 else 8,
+        )  # fmt: skip
+        return out
+
+    def settled(self, residual: Residual) -> Tensor:
+        if residual.parts is not None:
+            residual.x.copy_(residual.x + residual.parts.sum(0))
+            residual.parts = None
+        return residual.x
+
+    def norm_linear(self, residual: Residual, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+        (rows, size), num_out = residual.x.shape, weight.shape[0]
+        if not self.fits_gemv(rows, size, num_out):
+            return super().norm_linear(residual, norm_weight, eps, weight)
+        x = self.settled(residual)
+        out = x.new_empty(rows, num_out)
         self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=False, add=False)
         return out
 
-    def norm_swiglu(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-        if not self.fits(x, weight.shape[0] // 2):
-            return super().norm_swiglu(x, norm_weight, eps, weight)
-        out = x.new_empty(x.shape[0], weight.shape[0] // 2)
-        self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=True, add=False)
+    def norm_swiglu(self, residual: Residual, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+        (rows, size), num_out = residual.x.shape, weight.shape[0] // 2
+        is_gemv, is_gemm = self.fits_gemv(rows, size, num_out), self.fits_gemm(rows, size, num_out)
+        if not is_gemv and not is_gemm:
+            return super().norm_swiglu(residual, norm_weight, eps, weight)
+        out = residual.x.new_empty(rows, num_out)
+        if is_gemv:
+            self.launch_gemv(self.settled(residual), weight, out, norm_weight, eps, swiglu=True, add=False)
+        else:
+            self.launch_gemm(self.normed(residual, norm_weight, eps), weight, out, 1, swiglu=True)
         return out
 
-    def add_linear(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        if not self.fits(y, weight.shape[0]):
-            return super().add_linear(x, y, weight)
-        self.launch_gemv(y, weight, x, None, 0.0, swiglu=False, add=True)
-        return x
+    def add_linear(self, residual: Residual, y: Tensor, weight: Tensor) -> None:
+        (rows, size), num_out = y.shape, weight.shape[0]
+        x = self.settled(residual)
+        if self.fits_gemv(rows, size, num_out):
+            self.launch_gemv(y, weight, x, None, 0.0, swiglu=False, add=True)
+        elif self.fits_gemm(rows, size, num_out):
+            num_parts = gemm_parts(size, num_out)
+            residual.parts = torch.empty(num_parts, rows, num_out, dtype=torch.float32, device=x.device)
+            self.launch_gemm(y, weight, residual.parts, num_parts, swiglu=False)
+        else:
+            super().add_linear(residual, y, weight)
 
     # -- attention -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.noise import exponential
-from engine.kernels.settings import DrawSettings, PadPlan, Product, Unit, Waves
+from engine.kernels.settings import DrawSettings, PadPlan, Product, Residual, Unit, Waves
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -42,20 +42,27 @@ class PlainOps:
             return F.rms_norm(x, weight.shape, weight, eps)
         return F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return F.linear(self.norm(x, norm_weight, eps), weight)
+    def normed(self, residual: Residual, weight: Tensor, eps: float) -> Tensor:
+        return self.norm(residual.x, weight, eps)
 
-    def norm_swiglu(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def settled(self, residual: Residual) -> Tensor:
+        """The stream itself, nothing left to be added to it."""
+        return residual.x
+
+    def norm_linear(self, residual: Residual, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+        return F.linear(self.normed(residual, norm_weight, eps), weight)
+
+    def norm_swiglu(self, residual: Residual, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
         """``weight`` [2 * I, H] holds gate, then up -> [N, I]."""
-        return self.swiglu(F.linear(self.norm(x, norm_weight, eps), weight))
+        return self.swiglu(F.linear(self.normed(residual, norm_weight, eps), weight))
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def add_linear(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """x + y W^T, in place of x."""
-        return x.addmm_(y, weight.t())
+    def add_linear(self, residual: Residual, y: Tensor, weight: Tensor) -> None:
+        """residual + y W^T, in place."""
+        self.settled(residual).addmm_(y, weight.t())
 
     # -- attention -----------------------------------------------------------------------------------------------
 

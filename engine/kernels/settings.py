@@ -14,6 +14,14 @@ MAX_STEP = 8
 """16-bit values that move at once."""
 
 
+@dataclass(slots=True)
+class Residual:
+    """The residual stream x [N, H]; ``parts`` [P, N, H] in fp32 are still to be added to it."""
+
+    x: Tensor
+    parts: Tensor | None = None
+
+
 class Product(NamedTuple):
     """weight [taps, in, out] in the working dtype, bias [out] in fp32."""
 

@@ -91,16 +91,16 @@ def unit_kernel(
     """
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    REST: tl.constexpr = C - FIRST
+    num_rest: tl.constexpr = C - FIRST
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = (rows < num_rows)[:, None]
     stream, place = (rows // length).to(tl.int64), rows % length
-    first, rest = tl.arange(0, FIRST), FIRST + tl.arange(0, REST)
+    first, rest = tl.arange(0, FIRST), FIRST + tl.arange(0, num_rest)
     steps = tl.arange(0, BLOCK_K)
     x_at = x_ptr + (stream * x_stride + place * C)[:, None] + steps[None]
     wide_at = wide_ptr + steps[:, None] * C
     total_first = tl.zeros([BLOCK_M, FIRST], tl.float32)
-    total_rest = tl.zeros([BLOCK_M, REST], tl.float32)
+    total_rest = tl.zeros([BLOCK_M, num_rest], tl.float32)
     for k in range(0, TAPS * C, BLOCK_K):
         x = tl.load(x_at + _ahead(k, dilation, C), mask=in_rows, other=0.0)
         total_first = tl.dot(x, tl.load(wide_at + k * C + first[None]), total_first, input_precision=precision)
@@ -109,8 +109,8 @@ def unit_kernel(
     total_rest += tl.load(wide_bias_ptr + rest)[None]
     hidden_first = _snaked(total_first, inner_frequency_ptr, inner_gain_ptr, first).to(dtype)
     hidden_rest = _snaked(total_rest, inner_frequency_ptr, inner_gain_ptr, rest).to(dtype)
-    for start in tl.static_range(0, C, REST):
-        columns = start + tl.arange(0, REST)
+    for start in tl.static_range(0, C, num_rest):
+        columns = start + tl.arange(0, num_rest)
         narrow_at = narrow_ptr + columns[None]
         total = tl.dot(hidden_first, tl.load(narrow_at + first[:, None] * C), input_precision=precision)
         total = tl.dot(hidden_rest, tl.load(narrow_at + rest[:, None] * C), total, input_precision=precision)

@@ -1,6 +1,8 @@
 """Products of few rows with what stands before and after them in one launch: RMSNorm, SwiGLU, residual.
 
-For few rows a product only streams its weights, so the norm's sum of squares, taken along the way, is free.
+One or two rows only stream their weights, so the norm's sum of squares, taken along the way, is free. Up to some dozens
+of rows a product that is to be added to the residual stream is shared out along its depth, and its parts are summed up
+by whoever norms the stream next.
 """
 
 from __future__ import annotations
@@ -50,6 +52,56 @@ def gemv_kernel(
     if ADD:
         total += tl.load(at).to(tl.float32)
     tl.store(at, total.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gemm_kernel(
+    x_ptr, weight_ptr, out_ptr, rows, N, K,
+    SWIGLU: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """out[part] = x weight^T [rows, N] over that part of K; with SWIGLU weight is [2 N, K], and there is one part."""
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    part = tl.program_id(0) % PARTS
+    columns = tl.program_id(0) // PARTS * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_rows = (row < rows)[:, None]
+    depth = K // PARTS
+    steps = tl.multiple_of(part * depth, BLOCK_K) + tl.arange(0, BLOCK_K)[None]
+    x_at = x_ptr + row[:, None] * K + steps
+    weight_at = weight_ptr + columns[:, None] * K + steps
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, depth, BLOCK_K):
+        x = tl.load(x_at + k, mask=in_rows, other=0.0)
+        total = tl.dot(x, tl.trans(tl.load(weight_at + k)), total, input_precision=precision)
+        if SWIGLU:
+            up = tl.load(weight_at + N * K + k)
+            total_up = tl.dot(x, tl.trans(up), total_up, input_precision=precision)
+    if SWIGLU:
+        total = total * tl.sigmoid(total) * total_up
+    at = (part * rows + row)[:, None] * N + columns[None]
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=in_rows)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sum_norm_kernel(
+    x_ptr, parts_ptr, weight_ptr, out_ptr, rows, eps, H: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """x [rows, H] += parts [PARTS, rows, H], summed up in their order; out = norm(x)."""
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < H
+    x = tl.load(x_ptr + row * H + at, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        x += tl.load(parts_ptr + (part * rows + row) * H + at, mask=inside, other=0.0)
+    rounded = x.to(x_ptr.dtype.element_ty)
+    tl.store(x_ptr + row * H + at, rounded, mask=inside)
+    x = rounded.to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps)
+    y = y.to(out_ptr.dtype.element_ty).to(tl.float32) * weight
+    tl.store(out_ptr + row * H + at, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

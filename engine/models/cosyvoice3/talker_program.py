@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.cache.kv_cache import PagedKV
 from engine.graphs.buffers import Buffers, Fields
 from engine.kernels.plain import PlainOps
+from engine.kernels.settings import Residual
 from engine.models.base import Failed, Outcome, Row
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW
 from engine.models.cosyvoice3.model import CosyVoice3
@@ -91,18 +92,18 @@ class TalkerProgram:
 
     def run_stack(self, ids: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
         """ids [N] at ``positions`` -> normed hidden states [N, H]."""
-        ops, x = self.ops, self.table[ids]
+        ops, residual = self.ops, Residual(self.table[ids])
         for index, layer in enumerate(self.backbone.layers):
             attention, norm, mlp = layer.self_attn, layer.input_layernorm, layer.mlp
-            qkv = ops.norm_linear(x, norm.weight, norm.eps, attention.qkv_proj.weight) + attention.qkv_proj.bias
+            qkv = ops.norm_linear(residual, norm.weight, norm.eps, attention.qkv_proj.weight) + attention.qkv_proj.bias
             attended = ops.attend_paged(
                 qkv, None, norm.eps, self.rope, self.kv.data[index], tables, positions, together
             )
-            x = ops.add_linear(x, attended, attention.o_proj.weight)
+            ops.add_linear(residual, attended, attention.o_proj.weight)
             after = layer.post_attention_layernorm
-            gated = ops.norm_swiglu(x, after.weight, after.eps, mlp.gate_up_proj.weight)
-            x = ops.add_linear(x, gated, mlp.down_proj.weight)
-        return ops.norm(x, self.backbone.norm.weight, self.backbone.norm.eps)
+            gated = ops.norm_swiglu(residual, after.weight, after.eps, mlp.gate_up_proj.weight)
+            ops.add_linear(residual, gated, mlp.down_proj.weight)
+        return ops.normed(residual, self.backbone.norm.weight, self.backbone.norm.eps)
 
     # -- how rows fill it ----------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kernels.plain import PlainOps
-from engine.kernels.settings import Pad, PadPlan, PadSpec, Product, Unit, Waves
+from engine.kernels.settings import Pad, PadPlan, PadSpec, Product, Residual, Unit, Waves
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake
 from engine.models.qwen3_tts.frame_program import rope_tables
 
@@ -247,14 +247,14 @@ class CodecProgram:
         ops, eps = self.ops, self.codec.pre_transformer.norm.eps
         x = self.state.new_empty(num_rows, num_frames, self.entry.weight.shape[2])
         ops.conv(pad.buffer, self.entry, num_frames, act=x)
-        flat = x.flatten(0, 1)
+        residual = Residual(x.flatten(0, 1))
         for layer, past in zip(self.layers, self.past, strict=True):
-            qkv = ops.norm_linear(flat, layer.norm, eps, layer.qkv)
+            qkv = ops.norm_linear(residual, layer.norm, eps, layer.qkv)
             attended = ops.attend_ring(qkv, self.rope, past, slots, first, num_frames, self.window)
-            flat = ops.add_linear(flat, attended, layer.out)
-            gated = ops.norm_swiglu(flat, layer.after, eps, layer.gate_up)
-            flat = ops.add_linear(flat, gated, layer.down)
-        return ops.norm(flat, self.codec.pre_transformer.norm.weight, eps).view_as(x)
+            ops.add_linear(residual, attended, layer.out)
+            gated = ops.norm_swiglu(residual, layer.after, eps, layer.gate_up)
+            ops.add_linear(residual, gated, layer.down)
+        return ops.normed(residual, self.codec.pre_transformer.norm.weight, eps).view_as(x)
 
     def run_upsampling(self, x: Tensor, pads: Iterator[Pad]) -> Pad:
         """Two times twice as many positions -> the buffer of the wave decoder's head."""

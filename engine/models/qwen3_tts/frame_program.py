@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.cache.kv_cache import PagedKV
 from engine.graphs.buffers import Buffers
 from engine.kernels.plain import PlainOps
-from engine.kernels.settings import DrawSettings
+from engine.kernels.settings import DrawSettings, Residual
 from engine.layers.transformer import DecoderLayer
 
 if TYPE_CHECKING:
@@ -139,22 +139,22 @@ class FrameProgram:
 
     def run_talker(self, x: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
         """x [N, H] at ``positions`` -> normed hidden states [N, H]."""
-        ops, model = self.ops, self.talker.model
+        ops, model, residual = self.ops, self.talker.model, Residual(x)
         for index, layer in enumerate(model.layers):
             attention, norms, eps = layer.self_attn, head_norms(layer), layer.input_layernorm.eps
-            qkv = ops.norm_linear(x, layer.input_layernorm.weight, eps, attention.qkv_proj.weight)
+            qkv = ops.norm_linear(residual, layer.input_layernorm.weight, eps, attention.qkv_proj.weight)
             attended = ops.attend_paged(
                 qkv, norms, eps, self.talker_rope, self.kv.data[index], tables, positions, together
             )
-            x = self.finish_layer(layer, x, attended)
-        return ops.norm(x, model.norm.weight, model.norm.eps)
+            self.finish_layer(layer, residual, attended)
+        return ops.normed(residual, model.norm.weight, model.norm.eps)
 
-    def finish_layer(self, layer: DecoderLayer, x: Tensor, attended: Tensor) -> Tensor:
+    def finish_layer(self, layer: DecoderLayer, residual: Residual, attended: Tensor) -> None:
         ops, after, mlp = self.ops, layer.post_attention_layernorm, layer.mlp
         assert mlp.gate_up_proj is not None
-        x = ops.add_linear(x, attended, layer.self_attn.o_proj.weight)
-        gated = ops.norm_swiglu(x, after.weight, after.eps, mlp.gate_up_proj.weight)
-        return ops.add_linear(x, gated, mlp.down_proj.weight)
+        ops.add_linear(residual, attended, layer.self_attn.o_proj.weight)
+        gated = ops.norm_swiglu(residual, after.weight, after.eps, mlp.gate_up_proj.weight)
+        ops.add_linear(residual, gated, mlp.down_proj.weight)
 
     def first_code(self, hidden: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         talker = self.config.talker
@@ -190,17 +190,19 @@ class FrameProgram:
                 codes.append(code)
         return torch.stack(codes, dim=1)
 
-    def run_pass(self, x: Tensor, cache: Tensor, num_rows: int, start: int) -> Tensor:
+    def run_pass(self, x: Tensor, cache: Tensor, num_rows: int, start: int) -> Residual:
         """x [N * T, size], T positions of each row from ``start`` on -> the last one's state [N, size]."""
-        ops, num_tokens = self.ops, x.shape[0] // num_rows
+        ops, num_tokens, residual = self.ops, x.shape[0] // num_rows, Residual(x)
         for index, layer in enumerate(self.talker.code_predictor.model.layers):
             norm = layer.input_layernorm
-            qkv = ops.norm_linear(x, norm.weight, norm.eps, layer.self_attn.qkv_proj.weight)
+            qkv = ops.norm_linear(residual, norm.weight, norm.eps, layer.self_attn.qkv_proj.weight)
             attended = ops.attend_frame(
                 qkv, head_norms(layer), norm.eps, self.predictor_rope, cache[index], start, num_tokens
             )
-            x = self.finish_layer(layer, x, attended)
-        return x[num_tokens - 1 :: num_tokens].contiguous()
+            self.finish_layer(layer, residual, attended)
+        if num_tokens == 1:
+            return residual
+        return Residual(ops.settled(residual)[num_tokens - 1 :: num_tokens].contiguous())
 
 
 def head_norms(layer: DecoderLayer) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.kernels.plain import PlainOps
-from engine.kernels.settings import DrawSettings, PadPlan, PadSpec, Product, Unit, Waves
+from engine.kernels.settings import DrawSettings, PadPlan, PadSpec, Product, Residual, Unit, Waves
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -55,16 +55,44 @@ def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None
     assert float((found - wanted).norm() / wanted.norm()) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 5])
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 40, 64, 65])
 def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, rows: int) -> None:
     size, out = 256, 128
     x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
     weight, both = (random(n, size, dtype=dtype, scale=size**-0.5) for n in (out, 2 * out))
-    check(fused.norm_linear(x, norm, EPS, weight), PLAIN.norm_linear(x, norm, EPS, weight), dtype)
-    check(fused.norm_swiglu(x, norm, EPS, both), PLAIN.norm_swiglu(x, norm, EPS, both), dtype)
-    y = random(rows, size, dtype=dtype)
-    back = random(size, size, dtype=dtype, scale=size**-0.5)
-    check(fused.add_linear(x.clone(), y, back), PLAIN.add_linear(x.clone(), y, back), dtype)
+    y, back = random(rows, 2 * size, dtype=dtype), random(size, 2 * size, dtype=dtype, scale=size**-0.5)
+    for product in ("norm_linear", "norm_swiglu"):
+        for added in (False, True):
+            results = []
+            for ops in (fused, PLAIN):
+                residual = Residual(x.clone())
+                if added:
+                    ops.add_linear(residual, y, back)
+                found = getattr(ops, product)(residual, norm, EPS, weight if product == "norm_linear" else both)
+                results.append((found, ops.settled(residual)))
+            for one, other in zip(*results, strict=True):
+                check(one, other, dtype)
+
+
+@pytest.mark.parametrize("rows", [2, 9])
+def test_what_was_added_twice_is_all_there(fused: Any, dtype: torch.dtype, rows: int) -> None:
+    x, y, back = (random(n, 256, dtype=dtype, scale=0.1) for n in (rows, rows, 256))
+    results = []
+    for ops in (fused, PLAIN):
+        residual = Residual(x.clone())
+        ops.add_linear(residual, y, back)
+        ops.add_linear(residual, y, back)
+        results.append(ops.settled(residual))
+    check(*results, dtype)
+
+
+@pytest.mark.parametrize(
+    ("size", "num_out", "wanted"), [(2048, 2048, 2), (6144, 2048, 4), (2048, 1024, 4), (192, 32, 1)]
+)
+def test_a_product_is_shared_out_among_multiprocessors(size: int, num_out: int, wanted: int) -> None:
+    from engine.kernels.fused import gemm_parts
+
+    assert gemm_parts(size, num_out) == wanted
 
 
 def test_norm_and_swiglu_alone(fused: Any, dtype: torch.dtype) -> None:
