@@ -34,7 +34,7 @@ WRONG_SETTINGS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file (docs/configuration.md)")
-    known = dict(settings())
+    known = settings()
     for flag, name in FLAGS.items():
         about = known[name].type.__metadata__[0].description
         parser.add_argument("--" + flag.replace("_", "-"), metavar="VALUE", help=f"{about} ({name})")
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.settings:
-        print("\n".join(f"{name} = {field.default!r}: {allowed(field)}" for name, field in settings()))
+        print("\n".join(f"{name} = {field.default!r}: {allowed(field)}" for name, field in settings().items()))
         return 0
     try:
         config = load_config(args.config, os.environ, given(args))

@@ -69,12 +69,12 @@ def test_no_message_shows_a_key() -> None:
 
 
 def test_every_default_is_within_its_range() -> None:
-    for name, field in settings():
+    for name, field in settings().items():
         if field.default not in (None, msgspec.NODEFAULT):
             load_config(flags={name: field.default})
 
 
-@pytest.mark.parametrize(("name", "field"), list(settings()))
+@pytest.mark.parametrize(("name", "field"), list(settings().items()))
 def test_the_page_tells_each_setting_as_it_is(name: str, field: object) -> None:
     assert setting_line(name, field) in PAGE.read_text()
 
@@ -90,7 +90,7 @@ def json_word(value: object) -> object:
 
 
 def write_page_rows() -> str:
-    return "\n".join(setting_line(name, field) for name, field in settings())
+    return "\n".join(setting_line(name, field) for name, field in settings().items())
 
 
 def test_names_in_the_environment() -> None:

@@ -26,7 +26,7 @@ from realtime.gateways import GATEWAY_COMMAND, GatewayPlan, Gateways, gateway_en
 from realtime.protocol import events as ev
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.calls.test_sockets import told
-from tests.realtime.live import close_code, hear, next_of
+from tests.realtime.live import NO_CERTIFICATES, close_code, hear, next_of
 from tests.realtime.processes import wire_address
 
 TEXT = "Hello there, how are you today?"
@@ -46,7 +46,7 @@ class Served:
         return [child for child in self.process.children() if "realtime.gateways" in child.cmdline()]
 
     async def metric(self, name: str) -> float:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES) as http:
             text = (await http.get(self.url.replace("ws:", "http:") + "/metrics")).text
         return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"voicewire_{name} "))
 
@@ -55,7 +55,7 @@ class Served:
         statuses: list[int] = []
         async with asyncio.timeout(PATIENCE_S):
             while statuses[-10:] != [200] * 10:
-                async with httpx.AsyncClient(trust_env=False) as http:
+                async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES) as http:
                     statuses.append((await http.get(self.url.replace("ws:", "http:") + "/healthz")).status_code)
                 await asyncio.sleep(0.05)
         return statuses

@@ -13,7 +13,7 @@ import pytest
 
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript
-from tests.realtime.live import Live, live_server, until
+from tests.realtime.live import NO_CERTIFICATES, Live, live_server, until
 from tests.sessions.audio.formats.decoding import decode
 
 TEXT = "Hello there, this is a short reply."
@@ -35,7 +35,7 @@ async def live() -> AsyncIterator[Live]:
 
 
 def client_of(live: Live, key: str = KEY) -> openai.AsyncOpenAI:
-    http = httpx.AsyncClient(trust_env=False)
+    http = httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES)
     return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key=key, http_client=http, max_retries=0)
 
 
