@@ -30,6 +30,7 @@ from realtime.logs import configure_logs
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.serve import create_app, serve
 from realtime.shared_tally import SharedTally
+from realtime.signals import STOP_SIGNALS, unless_told_to_stop
 from realtime.transports.listener import listening_sockets
 from sessions.tally import all_names
 
@@ -80,8 +81,8 @@ class Gateways:
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Raises ``ChildProcessError`` when a gateway does not come up in the beginning."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._stop, number)
         try:
             columns = range(self._plan.config.listen.gateways)
             first = await asyncio.gather(*map(self._start, columns))
@@ -90,10 +91,16 @@ class Gateways:
                 for process, column in zip(first, columns, strict=True):
                     keepers.create_task(self._keep(process, column), name="voicewire gateway keeper")
                 await self._stopping.wait()
-                self._terminate()
+                self._tell_all(signal.SIGTERM)
         finally:
-            self._terminate()
+            self._tell_all(signal.SIGTERM)
             await asyncio.gather(*(process.wait() for process in self._running))
+
+    def _stop(self, number: signal.Signals) -> None:
+        """The second Ctrl-C is passed on: then gateways wait no longer for what they speak."""
+        if self._stopping.is_set() and number is signal.SIGINT:
+            self._tell_all(number)
+        self._stopping.set()
 
     async def _keep(self, process: Process, column: int) -> None:
         while True:
@@ -141,10 +148,10 @@ class Gateways:
             raise ChildProcessError("a gateway did not come up")
         return process
 
-    def _terminate(self) -> None:
+    def _tell_all(self, number: signal.Signals) -> None:
         for process in self._running:
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+                process.send_signal(number)
 
 
 async def serve_by_gateways(
@@ -171,7 +178,8 @@ async def serve_by_gateways(
                 counted=tuple(counted),
                 exchange=str(Path(folder) / "exchange"),
             )
-            await engine.start()
+            if not await unless_told_to_stop(engine.start()):
+                return
             async with Exchange().open(Path(plan.exchange)):
                 await Gateways(plan, folder).run(lambda: on_ready(port))
     finally:

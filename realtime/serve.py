@@ -21,6 +21,7 @@ from realtime.local_engine import make_engine
 from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.native import PATH
 from realtime.server import SpeechServer
+from realtime.signals import unless_told_to_stop
 from realtime.transports.audiosocket import AudioSocketPort
 from realtime.transports.calls import call_routes
 from realtime.transports.http import INFORMATION_ROUTES, refuse, refuse_socket
@@ -112,7 +113,9 @@ async def serve(
     on_ready: Callable[[int], None] | None = None,
     share_port: bool = False,
 ) -> None:
-    """Listen until SIGTERM or SIGINT, then drain. ``on_ready`` is told the port once requests are taken.
+    """Listen until SIGTERM or SIGINT, then drain; a second SIGINT cuts that short.
+
+    ``on_ready`` is told the port once requests are taken.
 
     With ``share_port`` other processes may listen on the same one.
 
@@ -126,7 +129,10 @@ async def serve(
     if on_ready is not None:
         server.on_started = partial(on_ready, sockets[0].getsockname()[1])
     try:
-        await server.serve(sockets)
+        if await unless_told_to_stop(app.state.server.start()):
+            await server.serve(sockets)
+        else:
+            await app.state.server.aclose()
     finally:
         for listener in sockets:
             listener.close()

@@ -65,6 +65,8 @@ class SpeechServer:
         self.settings = default_settings(config.speech)
         self._connections: set[Connection] = set()
         self._overloaded_since_s: float | None = None
+        self._may_close = asyncio.Event()
+        """A drain has nothing to wait for any more, or shall not."""
         self._drained = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
@@ -156,15 +158,14 @@ class SpeechServer:
         self.draining = True
         log.info("draining", extra={"num_active_responses": self.num_active_responses})
         self._note_drained()
-        await self._until_drained(self.config.listen.drain_timeout_s)
+        await _within(self.config.listen.drain_timeout_s, self._may_close)
         for connection in list(self._connections):
             _shielded(connection.end, "draining")
-        await self._until_drained(self.config.listen.close_timeout_s)
+        await _within(self.config.listen.close_timeout_s, self._drained)
 
-    async def _until_drained(self, timeout_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._drained.wait()
+    def hurry(self) -> None:
+        """A drain waits no longer for what is spoken."""
+        self._may_close.set()
 
     def _check(self, name: str, num: int, limit: int) -> None:
         if num >= limit:
@@ -184,6 +185,7 @@ class SpeechServer:
 
     def _note_drained(self) -> None:
         if self.draining and not self.num_active_responses and not self._connections:
+            self._may_close.set()
             self._drained.set()
 
     def _watch_load(self, now_s: float) -> None:
@@ -193,6 +195,12 @@ class SpeechServer:
             self._overloaded_since_s = None
         elif self._overloaded_since_s is None:
             self._overloaded_since_s = now_s
+
+
+async def _within(timeout_s: float, event: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 def _shielded(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:

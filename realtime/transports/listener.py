@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 import h11
@@ -191,12 +192,18 @@ class DrainingServer(uvicorn.Server):
         self.on_started: Callable[[], None] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._speech.start()  # before the lifespan does, so that an error of the engine comes out as it is
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for listener in sockets or ():
             host, port, *_ = listener.getsockname()
             log.info("listening", extra={"host": host, "port": port})
         self.on_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self.force_exit:  # whatever is open is closed in good order all the same
+            self.force_exit = False
+            self._loop.call_soon_threadsafe(self._speech.hurry)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._speech.drain()

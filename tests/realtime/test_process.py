@@ -87,6 +87,24 @@ async def test_a_drain_has_an_end() -> None:
         assert (await running.ended())[0] == 0
 
 
+async def test_a_second_ctrl_c_waits_for_nothing_that_is_spoken() -> None:
+    async with server({"first_chunk_s": 60.0}) as running:
+        client = await open_session(running.url)
+        await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
+        await next_of(client, ev.ResponseCreated)
+        for _ in range(2):
+            running.process.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.2)
+        last = await next_of(client, ev.Error)
+        assert isinstance(last, ev.Error)
+        assert last.code == "draining"
+        assert await close_code(client) == 1012
+        await client.aclose()
+        status, log = await running.ended()
+        assert status == 0
+        assert not [line for line in log if line["level"] in ("warning", "error")]
+
+
 async def test_a_server_that_is_killed_is_seen_at_once_and_can_be_started_again() -> None:
     async with server() as running:
         client = await open_session(running.url)

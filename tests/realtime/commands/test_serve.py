@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from realtime.cli import main
@@ -75,3 +78,24 @@ def test_a_server_tells_where_it_is_and_ends_in_order(tmp_path: Path) -> None:
         _, errors = server.communicate(timeout=10)
     assert server.returncode == 0
     assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize("gateways", ["1", "2"])
+def test_a_signal_while_the_voice_loads_ends_the_start_and_leaves_nothing(tmp_path: Path, gateways: str) -> None:
+    model, temporary = write_checkpoint(tmp_path / "model"), tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--model", str(model)]
+    with subprocess.Popen(
+        [*command, "--gateways", gateways],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as server:
+        while not (loading := psutil.Process(server.pid).children()):
+            time.sleep(0.01)
+        server.send_signal(signal.SIGTERM)
+        told, errors = server.communicate(timeout=20)
+    assert (server.returncode, told) == (0, b"")
+    assert b"Traceback" not in errors
+    assert not any(child.is_running() for child in loading)
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,45 @@
+"""SIGTERM and Ctrl-C while something is still starting: it is given up, and the program ends well."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def unless_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work came to its end; a signal cancels it before. To be called in the main thread."""
+    working = asyncio.create_task(work, name="voicewire start")
+    told = False
+
+    def stop() -> None:
+        nonlocal told
+        told = True
+        working.cancel()
+
+    with _handled_by(stop):
+        try:
+            await working
+        except asyncio.CancelledError:
+            if not told:
+                raise
+            return False
+    return True
+
+
+@contextmanager
+def _handled_by(stop: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
