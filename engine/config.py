@@ -40,6 +40,7 @@ AT_LEAST_ZERO = (
     "lead_tick_s",
     "niceness",
     "decode_gather_slack_s",
+    "reads_per_step",
     "max_kept_voices",
     "windowed_overlap_samples",
 )
@@ -113,7 +114,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     admission_share: float = 0.95
     """A request is refused when a step with one more row would take more than this share of a frame's time."""
     hand_over_by_call: bool = True
-    """Hand over what each decode call of the graphs made as it ends, the most urgent first; off waits for them all."""
+    """Hand over what a decode call of the graphs made as it ends, the most urgent first, if one of its listeners has no
+    more than ``decode_gather_slack_s``; what is left leaves with the step. Off waits for them all."""
+    reads_per_step: int = 4
+    """How often in a step the engine's process reads what a gateway says; 0: as it comes."""
     fast_start: bool = False
     """Record graphs, and warm up for more than one request, when they are first needed instead of at start."""
     decode_device: str | None = None

@@ -17,8 +17,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
@@ -66,6 +67,8 @@ EPOCH_BITS = 40
 MAX_UNSENT_BYTES = 64 * 2**20
 """A gateway that reads no more is cut off behind so much."""
 STATS_EVERY_S = 0.2
+READ_AHEAD_BYTES = 2**18
+MAX_READ_PAUSE_S = 0.01
 MAX_PIECES = 512
 """In one call to the system, which takes 1,024."""
 SWITCH_INTERVAL_S = 0.0005
@@ -107,12 +110,23 @@ class Gateway:
         self._unsent.put(None)
 
     def _write(self) -> None:
-        while (message := self._unsent.get()) is not None:
+        while message := self._take_unsent():
             try:
                 send_all(self.connection, message)
             except OSError:
                 return
             self._count_unsent(-sum(map(len, message)))
+
+    def _take_unsent(self) -> list[Buffer]:
+        """What there is by now, once there is something; empty at the end."""
+        found: list[Buffer] = []
+        while not found or not self._unsent.empty():
+            message = self._unsent.get()
+            if message is None:
+                self._unsent.put(None)
+                break
+            found += message
+        return found
 
 
 def send_all(connection: socket.socket, message: Sequence[Buffer]) -> None:
@@ -178,8 +192,10 @@ class Host:
         gateway.send(self.hello)
         self.gateways[gateway.number] = gateway
         try:
-            while (payload := receive(connection)) is not None:
-                self._obey(gateway, decode_command(payload))
+            for messages in received(connection):
+                for payload in messages:
+                    self._obey(gateway, decode_command(payload))
+                time.sleep(self._read_pause_s)
         except (OSError, msgspec.DecodeError, ValueError) as error:
             log.warning("gateway %d: %s", gateway.number, error)
         finally:
@@ -190,6 +206,12 @@ class Host:
             for epoch in list(gateway.active):
                 self.loop.send(Cancel(gateway.number << EPOCH_BITS | epoch))
             connection.close()
+
+    @property
+    def _read_pause_s(self) -> float:
+        """Commands are looked at once a step, and for each reading the engine's thread has to stand back."""
+        reads_per_step = self.config.reads_per_step
+        return min(self.loop.engine.times.last_s / reads_per_step, MAX_READ_PAUSE_S) if reads_per_step else 0.0
 
     def _obey(self, gateway: Gateway, command: Command) -> None:
         if isinstance(command, Prefetch):
@@ -262,26 +284,28 @@ def failed_encoding(number: int, error: BaseException) -> Encoded:
     return Encoded(number, code=error.code, message=str(error), param=param, retry_after_ms=retry_after_ms)
 
 
-def receive(connection: socket.socket) -> bytes | None:
-    """One message, or None at the end of the stream."""
-    head = _receive_exactly(connection, LENGTH.size)
-    if head is None:
+def received(connection: socket.socket) -> Iterator[list[bytes]]:
+    """Whole messages, as many at a time as have come, until the end of the stream."""
+    rest = bytearray()
+    while part := connection.recv(READ_AHEAD_BYTES):
+        rest += part
+        messages, at = [], 0
+        while (end := end_of_message(rest, at)) is not None:
+            messages.append(bytes(rest[at + LENGTH.size : end]))
+            at = end
+        del rest[:at]
+        yield messages
+
+
+def end_of_message(data: bytearray, at: int) -> int | None:
+    """Where the message that begins there ends; None while it is not all there."""
+    if len(data) < at + LENGTH.size:
         return None
-    (size,) = LENGTH.unpack(head)
+    (size,) = LENGTH.unpack_from(data, at)
     if size > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message has {size} bytes; the limit is {MAX_MESSAGE_BYTES}")
-    return _receive_exactly(connection, size)
-
-
-def _receive_exactly(connection: socket.socket, size: int) -> bytes | None:
-    parts, missing = [], size
-    while missing:
-        part = connection.recv(min(missing, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+    end = at + LENGTH.size + int(size)
+    return end if len(data) >= end else None
 
 
 class TellProgress(logging.Handler):

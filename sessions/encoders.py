@@ -11,19 +11,27 @@ Result = TypeVar("Result")
 
 
 class EncoderThreads:
-    """Serves all responses of a registry. With ``num_threads=0`` the work is done where it is asked for."""
+    """Serves all responses of a registry. With ``num_threads=0`` work is done where it is asked for; then others have
+    their turn."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether work holds up the event loop."""
+        return self._num_threads == 0
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Each caller waits for its work before it gives more, so an encoder is in one thread at a time.
 
         A caller that is cancelled leaves at once; its work may still run to its end, and what it gives is dropped.
         """
-        if self._num_threads == 0:
-            return work()
+        if self.is_here:
+            result = work()
+            await asyncio.sleep(0)
+            return result
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="voicewire-encoder")
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

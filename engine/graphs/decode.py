@@ -83,6 +83,8 @@ class Call:
     lives: Numbers
     firsts: Numbers
     num_frames: int
+    slack_s: float
+    """How long the first of its listeners can wait."""
     results: HostResults
     done: Ticket
 
@@ -200,10 +202,10 @@ class GraphDecode:
         self.put_off = len(slots) < num_due
         self.lane.follow()
         for own, count in in_calls(slots, counts, slack_s, self.program.rows_of):
-            self._launch_call(own, count)
+            self._launch_call(own, count, float(slack_s[own].min()))
         return len(self.calls)
 
-    def _launch_call(self, slots: Numbers, count: int) -> None:
+    def _launch_call(self, slots: Numbers, count: int, slack_s: float) -> None:
         if not self.spare:
             self.spare.append(HostResults(self.program))
         results, use = self.spare.pop(), self.use
@@ -217,7 +219,7 @@ class GraphDecode:
             self._run(results.places, len(slots), count)
             self._download(results, len(slots), count)
 
-        self.calls.append(Call(slots, use.life[slots], firsts, count, results, self.lane.run(decode)))
+        self.calls.append(Call(slots, use.life[slots], firsts, count, slack_s, results, self.lane.run(decode)))
 
     def _run(self, places: Tensor, num_rows: int, num_frames: int) -> None:
         """Upload what lies on the host, pad with the dummy slot, replay."""

@@ -183,9 +183,11 @@ class PipelinedEngine(Engine):
         return sum(self.emit_some(min(size, num_calls - start)) for start in range(0, num_calls, size))
 
     def emit_some(self, num_calls: int) -> int:
+        is_urgent = self.stage.calls[0].slack_s <= self.config.decode_gather_slack_s
         chunks = self.collect_decode(num_calls)
         self.emit(chunks)
-        self.hand_over()
+        if is_urgent:
+            self.hand_over()
         return len(chunks)
 
     def collect_decode(self, num_calls: int) -> list[Decoded]:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import itertools
 import socket
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.api import ClonedVoice, EngineInfo, FinishReason, InvalidRequest, SpeechRequest, VoiceSample
 from engine.commands import (
@@ -21,8 +25,9 @@ from engine.commands import (
     Submit,
 )
 from engine.config import EngineConfig
-from engine.host import EPOCH_BITS, MAX_UNSENT_BYTES, Gateway, Host, failed_encoding, receive
-from engine.wire import Events, decode_message, unpack_events
+from engine.host import EPOCH_BITS, MAX_READ_PAUSE_S, MAX_UNSENT_BYTES, Gateway, Host, failed_encoding, received
+from engine.stats import StepTimes
+from engine.wire import LENGTH, MAX_MESSAGE_BYTES, Events, decode_message, frame, unpack_events
 
 INFO = EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False, can_encode=True)
 SECOND = np.full(24_000, 0.1, np.float32).tobytes()
@@ -83,7 +88,7 @@ def test_a_request_that_its_gateway_did_not_check_ends_alone(
     host._obey(gateway, Submit(7, SpeechRequest(request_id="r", lead_ms=-1)))
     assert not sent
     assert not gateway.active
-    message = decode_message(cast(bytes, receive(sockets[1])))
+    message = decode_message(next(received(sockets[1]))[0])
     assert isinstance(message, Events)
     (_, end), (_, released) = unpack_events(message, b"")
     assert (end.reason, end.code) == (FinishReason.ERROR, "invalid_request")  # type: ignore[union-attr]
@@ -119,6 +124,53 @@ def test_what_is_sent_counts_no_more_as_unsent(gateway: Gateway, sockets: tuple[
     gateway._unsent.put(None)
     gateway.writing.join()
     assert gateway._num_unsent_bytes == 0
+
+
+def test_what_waits_to_be_sent_is_sent_together(gateway: Gateway) -> None:
+    gateway.finish()
+    gateway.writing.join()
+    messages = [[b"a", b"b"], [b"c"], [b"d"]]
+    for message in messages:
+        gateway._unsent.put(message)
+    gateway._unsent.get()  # what told the thread to end
+    assert gateway._take_unsent() == [b"a", b"b", b"c", b"d"]
+    gateway._unsent.put([b"e"])
+    gateway._unsent.put(None)
+    assert gateway._take_unsent() == [b"e"]
+    assert gateway._take_unsent() == []
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12), st.lists(st.integers(1, 30), min_size=1, max_size=8))
+def test_messages_are_read_whole_however_they_come(messages: list[bytes], cuts: list[int]) -> None:
+    ours, theirs = socket.socketpair()
+    data, cut = b"".join(frame(message) for message in messages), itertools.cycle(cuts)
+    found: list[bytes] = []
+    reading = received(ours)
+    with ours, theirs:
+        while data:
+            num_whole, size = len(found), next(cut)
+            theirs.sendall(data[:size])
+            data = data[size:]
+            found += next(reading)
+            assert found[:num_whole] == messages[:num_whole]
+        theirs.shutdown(socket.SHUT_WR)
+        assert list(reading) == []
+    assert found == messages
+
+
+def test_a_message_that_is_too_long_is_not_waited_for(sockets: tuple[socket.socket, socket.socket]) -> None:
+    sockets[1].sendall(LENGTH.pack(MAX_MESSAGE_BYTES + 1))
+    with pytest.raises(ValueError, match=f"{MAX_MESSAGE_BYTES + 1} bytes; the limit is {MAX_MESSAGE_BYTES}"):
+        next(received(sockets[0]))
+
+
+@pytest.mark.parametrize(
+    ("reads_per_step", "step_s", "pause_s"), [(4, 0.004, 0.001), (4, 60.0, MAX_READ_PAUSE_S), (0, 0.004, 0.0)]
+)
+def test_commands_are_read_a_few_times_a_step(reads_per_step: int, step_s: float, pause_s: float) -> None:
+    host = Host(cast(Any, None), INFO, EngineConfig(reads_per_step=reads_per_step))
+    host.loop.engine = cast(Any, SimpleNamespace(times=StepTimes(last_s=step_s)))
+    assert host._read_pause_s == pause_s
 
 
 def read(connection: socket.socket, num_bytes: int) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.api import Finished, FinishReason, SpeechChunk, Starved
 from engine.commands import Emitted, Released
-from engine.host import MAX_PIECES, receive, send_all
-from engine.wire import Events, decode_message, pack_events, unpack_events
+from engine.host import MAX_PIECES, send_all
+from engine.wire import LENGTH, Events, decode_message, pack_events, unpack_events
 
 chunks = st.builds(
     lambda start, size: SpeechChunk("c", start, np.arange(size, dtype=np.float32) + start, size // 3, size == 0),
@@ -24,15 +24,10 @@ emitted = st.lists(st.tuples(st.integers(1, 2**40), chunks | others), max_size=1
 
 
 def read(connection: socket.socket) -> list[Emitted]:
-    payload = receive(connection)
-    assert payload is not None
-    message = decode_message(payload)
+    (size,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
+    message = decode_message(connection.recv(size, socket.MSG_WAITALL))
     assert isinstance(message, Events)
-    missing, pcm = message.num_pcm_bytes, b""
-    while missing:
-        pcm += connection.recv(missing)
-        missing = message.num_pcm_bytes - len(pcm)
-    return list(unpack_events(message, pcm))
+    return list(unpack_events(message, connection.recv(message.num_pcm_bytes, socket.MSG_WAITALL)))
 
 
 def check_same(found: list[Emitted], sent: list[Emitted]) -> None:

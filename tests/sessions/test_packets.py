@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +15,7 @@ from sessions.audio.formats.encoders import RATES, stream_encoder
 from sessions.config import AudioFormat, Encoding
 from sessions.encoders import EncoderThreads
 from sessions.packets import PACKET_MS, packet_encoder
-from sessions.voicing import Voicing
+from sessions.voicing import PIECE_PACKETS, Voicing
 from tests.sessions.audio.formats.decoding import DEMUXERS, decode
 from tests.sessions.audio.signals import pieces, speech_like
 
@@ -67,3 +70,30 @@ async def test_after_a_pause_all_speech_can_be_heard(encoding: Encoding, rate: i
         return
     end = decoded[-decoded_rate // 50 :]
     assert np.abs(end).max() < 0.05
+
+
+async def test_a_long_chunk_on_the_event_loop_holds_up_nobody() -> None:
+    """The packets are those of a chunk that is encoded at once."""
+    chunk = SpeechChunk("r", 0, speech_like(8 * 1_920, ENGINE_RATE, seed=10))
+    packets, num_turns = {}, {}
+    for num_threads in (0, 1):
+        threads = EncoderThreads(num_threads)
+        voicing = Voicing(AudioFormat(), ENGINE_RATE, threads)
+        await voicing.begin_segment()
+        counting = asyncio.create_task(turns())
+        packets[num_threads] = [packet.data for packet in await voicing.push(chunk)]
+        counting.cancel()
+        num_turns[num_threads] = await counting
+        threads.close()
+    assert packets[0] == packets[1]
+    assert num_turns[0] >= len(packets[0]) // PIECE_PACKETS
+
+
+async def turns() -> int:
+    """Of the event loop, until it is cancelled."""
+    num_turns = 0
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(0)
+            num_turns += 1
+    return num_turns
