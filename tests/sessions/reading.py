@@ -15,16 +15,22 @@ from sessions.response import Response
 class Reading:
     events: list[ResponseEvent] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
+    num_messages: int = 0
+    """Of audio."""
+    num_samples: int = 0
 
     def note(self, event: ResponseEvent) -> None:
         self.check(event)
+        if isinstance(event, ResponseAudio):
+            self.num_messages += 1
+            self.num_samples += event.num_samples
         self.events.append(event)
         self.times_s.append(now_s())
 
     def check(self, event: ResponseEvent) -> None:
         assert not self.ended, "an event after the terminal one"
         if isinstance(event, ResponseAudio):
-            assert event.sequence == len(self.audio)
+            assert event.sequence == self.num_messages
             assert event.start_sample == self.num_samples
             assert event.num_samples > 0 or any(event.packets), "neither sound nor the end of a stream"
             assert event.packets
@@ -40,10 +46,6 @@ class Reading:
     @property
     def flushes(self) -> list[FlushDone]:
         return [event for event in self.events if isinstance(event, FlushDone)]
-
-    @property
-    def num_samples(self) -> int:
-        return sum(message.num_samples for message in self.audio)
 
     @property
     def data(self) -> bytes:

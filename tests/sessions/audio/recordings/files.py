@@ -31,11 +31,12 @@ def recording(kind: str, channels: list[Pcm], sample_rate: int) -> bytes:
         stream.layout = "mono" if len(channels) == 1 else "stereo"
         stream.format = sample_format
         size = stream.codec_context.frame_size or 1_024
+        fit = av.AudioResampler(sample_format, stream.layout.name, sample_rate)
         for at in range(0, channels[0].size, size):
             planar = np.stack([channel[at : at + size] for channel in channels])
             frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(planar), format="fltp", layout=stream.layout.name)
             frame.sample_rate, frame.pts = sample_rate, at
-            for fitted in av.AudioResampler(sample_format, stream.layout.name, sample_rate).resample(frame):
+            for fitted in fit.resample(frame):
                 output.mux(stream.encode(fitted))
         output.mux(stream.encode(None))
     return file.getvalue()
