@@ -1,6 +1,7 @@
 """Many calls at once: how even the packets leave, and how long the caller is spoken over.
 
-``python -m benchmarks.calls [--lines 64] [--speaking 8] [--rounds 8] [--engine fake|embedded] [--config FILE]``
+``python -m benchmarks.calls [--lines 64] [--speaking 8] [--rounds 8] [--engine fake|embedded] [--config FILE]
+[--server-cores 0-1] [--client-cores 2-3]``
 
 Four processes: the server, its engine if it is the embedded voice, the lines on which nothing is said, and the lines
 that are spoken on, which measure by a clock of their own. On every line there is a noise, and something to interrupt,
@@ -18,6 +19,7 @@ import asyncio
 import base64
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -30,11 +32,14 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 
 from benchmarks.barge_in import at_level, packets, percentile, sentences
+from benchmarks.gateway import cores
 
 FRAME_S = 0.02
 REPLY_S, SENTENCE_S, PAUSE_S = 5.0, 1.0, 0.5
 """A round: we speak, the caller speaks, nobody speaks."""
 ROUND_S = REPLY_S + SENTENCE_S + PAUSE_S
+PHASES = 16
+"""Packets of all lines do not leave at once."""
 LEAD_PACKETS = 40
 """A reply begins with a burst."""
 NOISE_DB = -45.0
@@ -78,6 +83,11 @@ def lateness(arrivals_s: list[float]) -> list[float]:
     return [1000 * (place - min(places)) for place in places]
 
 
+def started(name: str) -> str:
+    start = {"call_control_id": name, "media_format": {"encoding": "PCMU", "sample_rate": 8_000}}
+    return json.dumps({"event": "start", "stream_id": "s", "start": start})
+
+
 def media(packet: bytes, number: int) -> str:
     payload = base64.b64encode(packet).decode()
     return f'{{"event":"media","media":{{"chunk":{number},"payload":"{payload}","track":"inbound"}}}}'
@@ -86,10 +96,9 @@ def media(packet: bytes, number: int) -> str:
 async def call(url: str, line: Line, number: int, sound: Iterator[tuple[bytes, bool]]) -> None:
     """Sends what the caller says; with each packet, whether a sentence begins in it."""
     async with connect(f"{url}/v1/calls/telnyx", compression=None, proxy=None) as socket:
-        start = {"call_control_id": line.name, "media_format": {"encoding": "PCMU", "sample_rate": 8_000}}
-        await socket.send(json.dumps({"event": "start", "stream_id": "s", "start": start}))
+        await socket.send(started(line.name))
         hearing = asyncio.create_task(hear(socket, line))
-        due_s = time.perf_counter() + FRAME_S * (number % 16) / 16
+        due_s = time.perf_counter() + FRAME_S * (number % PHASES) / PHASES
         for chunk, (packet, begins) in enumerate(sound):
             if begins:
                 line.voices_s.append(time.perf_counter() - FRAME_S)
@@ -147,9 +156,30 @@ async def listen(url: str, num_lines: int, num_rounds: int) -> list[Line]:
 
 
 async def stay_quiet(url: str, num_lines: int) -> None:
-    """Until the server is gone."""
-    calls = (call(url, Line(f"quiet-{number}"), number, humming(number)) for number in range(num_lines))
-    await asyncio.gather(*calls, return_exceptions=True)
+    """Until the server is gone. Callers share no cores with it, so that these take as little as they can: their frames
+    are packed by ourselves, and one clock is for all."""
+    lines = [await quiet_line(url, number) for number in range(num_lines)]
+    sounds = [humming(number) for number in range(num_lines)]
+    due_s = time.perf_counter()
+    for step in itertools.count():
+        for number in range(step % PHASES, num_lines, PHASES):
+            packet, _ = next(sounds[number])
+            lines[number].transport.write(frame(media(packet, step // PHASES)))
+        due_s += FRAME_S / PHASES
+        await asyncio.sleep(max(due_s - time.perf_counter(), 0.0))
+
+
+async def quiet_line(url: str, number: int) -> ClientConnection:
+    socket = await connect(f"{url}/v1/calls/telnyx", compression=None, proxy=None)
+    await socket.send(started(f"quiet-{number}"))
+    return socket
+
+
+def frame(text: str) -> bytes:
+    """A client's message of less than 64 kB, with a mask of zeros."""
+    data = text.encode()
+    size = bytes([0x80 | len(data)]) if len(data) < 126 else bytes([0x80 | 126]) + len(data).to_bytes(2, "big")
+    return b"\x81" + size + bytes(4) + data
 
 
 def humming(number: int) -> Iterator[tuple[bytes, bool]]:
@@ -213,12 +243,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--engine", choices=("fake", "embedded"), default="fake")
     parser.add_argument("--config", help="TOML file for the server with the embedded voice")
+    parser.add_argument("--server-cores", type=cores, default=os.sched_getaffinity(0))
+    parser.add_argument("--client-cores", type=cores, default=os.sched_getaffinity(0))
     parser.add_argument("--quiet", metavar="URL", help="be the process of the lines on which nothing is said")
     args = parser.parse_args()
     if args.quiet:
         asyncio.run(stay_quiet(args.quiet, args.lines))
         return
-    with subprocess.Popen(server_command(args.engine, args.config), stdout=subprocess.PIPE) as server:
+    os.sched_setaffinity(0, args.client_cores)
+    command = server_command(args.engine, args.config)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, args.server_cores)
+    ) as server:
         try:
             measure(server, args)
         finally:

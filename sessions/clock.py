@@ -19,6 +19,11 @@ def tick_at(moment_s: float) -> float:
     return math.ceil((moment_s - TOLERANCE_S / 2) / TICK_S) * TICK_S
 
 
+def between_ticks(moment_s: float) -> float:
+    """The first moment half way between two ticks: for what should hold up nobody who waits for a tick."""
+    return tick_at(moment_s - TICK_S / 2) + TICK_S / 2
+
+
 def is_due(moment_s: float, now_s: float) -> bool:
     return moment_s <= now_s + TOLERANCE_S
 

@@ -34,9 +34,6 @@ log = logging.getLogger("voicewire.call")
 MAX_LATE = 1_000
 """A packet whose number is lower by more than that is no late one: the far side has begun to count anew."""
 
-IN_HAND_MS = 160
-"""A reply is handed to its line so much sooner than it leaves, in messages of 80 ms: the line sends even frames."""
-
 
 class PhoneConnection:
     """``converse`` returns when the line is closed; then ``aclose``."""
@@ -192,7 +189,7 @@ class PhoneConnection:
         settings = replace(
             self._session.settings,
             format=AudioFormat(encoding=Encoding(line.encoding), sample_rate=line.sample_rate),
-            lead_ms=self._settings.lead_ms + IN_HAND_MS,
+            lead_ms=self._settings.lead_ms + self._settings.in_hand_ms,
             heard_at_once=True,
         )
         connected = on.Connected(

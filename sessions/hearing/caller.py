@@ -63,7 +63,7 @@ class Look(NamedTuple):
 
 
 class CallerEar:
-    """``hear`` takes sound in; its ``waiting`` looks, whose tracks alternate, are then judged in their order, and gone."""
+    """``hear`` takes sound in; its ``waiting`` looks, whose tracks alternate, are judged in order, and gone then."""
 
     def __init__(self, encoding: str, sample_rate: int, settings: EarSettings) -> None:
         self._resamples = sample_rate not in RATES

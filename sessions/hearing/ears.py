@@ -1,11 +1,14 @@
-"""All callers' ears together: what each of them has heard is looked at in one run of the network, at the next tick."""
+"""All callers' ears together: what each of them has heard is looked at in one run of the network, soon.
+
+That is between two ticks: at these packets leave.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from sessions.clock import now_s, tick_at
+from sessions.clock import between_ticks, now_s
 from sessions.hearing.caller import NUM_TRACKS, CallerEar, look_once
 from sessions.hearing.levels import SILENCE_DB
 
@@ -29,7 +32,7 @@ class Ears:
         if ear.waiting:
             self._waiting.setdefault(ear, began)
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_at(tick_at(now_s()), self._look)
+                self._timer = asyncio.get_running_loop().call_at(between_ticks(now_s()), self._look)
 
     def forget(self, ear: CallerEar) -> None:
         """Nobody listens by it any more."""
