@@ -47,7 +47,7 @@ def read_voice(path: Path) -> StoredVoice:
     manifest = _manifest_of(data[LENGTH_BYTES : LENGTH_BYTES + _header_bytes(data)])
     try:
         tensors = load(data)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # the second for a type that numpy has not
         raise BrokenVoiceFile(str(error)) from None
     codes = tensors.get("codes", np.zeros((0, 0), np.int16))
     embedding, mel = tensors.get("embedding"), tensors.get("mel", np.zeros(0, np.float32))

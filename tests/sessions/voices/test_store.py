@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -201,6 +202,16 @@ def test_any_damage_is_noticed_as_such(tmp_path_factory: pytest.TempPathFactory,
     path.write_bytes(whole[:cut])
     with pytest.raises(BrokenVoiceFile):
         read_voice(path)
+
+
+def test_a_type_that_numpy_has_not_breaks_that_file_alone(store: VoiceStore, tmp_path: Path) -> None:
+    add(store, "ann")
+    path = next((tmp_path / "voices").glob("*/ann.safetensors"))
+    (num_bytes,) = struct.unpack_from("<Q", whole := path.read_bytes())
+    path.write_bytes(struct.pack("<Q", num_bytes + 1) + whole[8:].replace(b'"I16"', b'"BF16"'))
+    with pytest.raises(BrokenVoiceFile):
+        read_voice(path)
+    assert store.find("alice", "ann") is None
 
 
 def test_a_long_header_is_read_in_full(tmp_path: Path) -> None:
