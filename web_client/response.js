@@ -4,6 +4,7 @@ import { Peaks } from "./audio/peaks.js";
 import { Emitter } from "./emitter.js";
 import { Reception } from "./reception.js";
 import { Underruns } from "./underruns.js";
+import { WholeText } from "./whole_text.js";
 import { WordTimes } from "./words.js";
 
 /**
@@ -48,6 +49,7 @@ export class SpokenResponse extends Emitter {
   /** From `response.created` on. @type {Reception | null} */
   reception = null;
   underruns = new Underruns();
+  #whole = new WholeText();
   #final_ms = /** @type {number | null} */ (null);
   #ttfa_ms = /** @type {number | null} */ (null);
   #server_first_audio_ms = /** @type {number | null} */ (null);
@@ -86,15 +88,14 @@ export class SpokenResponse extends Emitter {
    */
   push(text, at_ms = performance.now()) {
     this.#requireOpen();
-    this.text += text;
+    this.#append(this.#whole.push(text));
     if (this.#final_ms === null && /\S\s/u.test(this.text)) this.#final_ms = at_ms;
-    this.underruns.sent();
-    this.#say({ type: "text.append", response_id: this.id, text });
   }
 
   /** Speak all text so far to its end without waiting for more. */
   flush() {
     this.#requireOpen();
+    this.#append(this.#whole.close());
     this.#final_ms ??= performance.now();
     this.underruns.sent();
     this.#say({ type: "text.flush", response_id: this.id });
@@ -103,6 +104,7 @@ export class SpokenResponse extends Emitter {
   /** No more text will come. */
   end() {
     if (this.text_ended) return;
+    this.#append(this.#whole.close());
     this.begin("", true, performance.now());
     this.#say({ type: "text.end", response_id: this.id });
   }
@@ -169,6 +171,14 @@ export class SpokenResponse extends Emitter {
     this.error = error;
     this.#finishSound(Infinity);
     this.#enter("failed");
+  }
+
+  /** @param {string} text */
+  #append(text) {
+    if (!text) return;
+    this.text += text;
+    this.underruns.sent();
+    this.#say({ type: "text.append", response_id: this.id, text });
   }
 
   /** What is said to a response that has ended is lost. @param {import("./protocol/events.js").ClientEvent} event */

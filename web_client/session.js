@@ -5,6 +5,7 @@ import { Player } from "./audio/player.js";
 import { Connection } from "./connection.js";
 import { Emitter } from "./emitter.js";
 import { SpokenResponse } from "./response.js";
+import { wellFormed } from "./whole_text.js";
 
 const REPORT_EVERY_MS = 200;
 /** Responses that ended and are still listened for: they may be cut while they play on. */
@@ -107,6 +108,7 @@ export class VoicewireSession extends Emitter {
     const opus = await this.decoder;
     if (this.state !== "open") throw new Error("there is no connection to the server");
     player.resume().catch(() => {}); // `sound` tells
+    const beginning = wellFormed(text);
     this.#count += 1;
     const id = `${this.#prefix}-${this.#count}`;
     const response = new SpokenResponse(id, (event) => this.connection.send(event), player.voice(), opus);
@@ -115,10 +117,10 @@ export class VoicewireSession extends Emitter {
       type: "response.create",
       response_id: id,
       ...(Object.keys(settings).length > 0 && { settings }),
-      ...(text && { text }),
+      ...(beginning && { text: beginning }),
       ...(end && { end }),
     });
-    response.begin(text, end, at_ms);
+    response.begin(beginning, end, at_ms);
     this.emit("response", response);
     return response;
   }
