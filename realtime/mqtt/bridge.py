@@ -7,9 +7,10 @@ import re
 import secrets
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from realtime.calls.switchboard import Switchboard
+from realtime.errors import Refused
 from realtime.mqtt.broker import Broker
 from realtime.mqtt.line import Line, Publication
 from realtime.mqtt.status import offline
@@ -71,11 +72,10 @@ class MqttBridge:
     async def _say_farewells(self, line: Line) -> None:
         closed = serialize(Closed(reason=LOST))
         while self._farewells:
-            await line.publish(
-                Publication(
-                    topic=self._farewells[-1], payload=closed, qos=1, content_type=JSON, expiry_s=FAREWELL_EXPIRY_S
-                )
-            )
+            topic = self._farewells[-1]
+            said = Publication(topic=topic, payload=closed, qos=1, content_type=JSON, expiry_s=FAREWELL_EXPIRY_S)
+            with suppress(Refused):
+                await line.publish(said)
             self._farewells.pop()
 
 

@@ -98,7 +98,7 @@ class Broker:
         settings = self._settings
         if settings.gathered:
             return GatheredLine(client, settings.timeout_s, settings.max_waiting_messages, self._max_bytes, capacity)
-        return Line(client, settings.timeout_s)
+        return Line(client, settings.timeout_s, capacity)
 
     def _client(self) -> aiomqtt.Client:
         settings = self._settings

@@ -76,6 +76,9 @@ class CallDesk:
 
     async def _publish(self, call_id: str, event: on.CallEvent) -> None:
         topic = self._topics.call_events(self._worker, call_id)
-        await self._line.publish(
-            Publication(topic=topic, payload=on.serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
-        )
+        said = Publication(topic=topic, payload=on.serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
+        try:
+            await self._line.publish(said)
+        except Refused as error:  # agents do not hear of it, and the call goes on
+            log.warning("%s", error)
+            self._server.metrics.refused(error.code)

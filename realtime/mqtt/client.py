@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -14,6 +14,7 @@ import msgspec
 
 from realtime.config import environment_name
 from realtime.device_config import MqttSettings
+from realtime.errors import Refused
 from realtime.mqtt.broker import Broker
 from realtime.mqtt.line import Arrival, Line, Publication
 from realtime.protocol.mqtt import messages as say
@@ -42,10 +43,11 @@ class BrokerSession:
         self._num_sent = 0
 
     async def send(self, message: say.In) -> None:
-        """Numbered as it should be."""
+        """Numbered as it should be. Raises ``SessionRefused`` when the broker does not allow it."""
         numbered = msgspec.structs.replace(message, seq=self._num_sent)
         self._num_sent += 1
-        await self._line.publish(Publication(topic=self.opened.inbox, payload=say.serialize(numbered), qos=1))
+        with _allowed():
+            await self._line.publish(Publication(topic=self.opened.inbox, payload=say.serialize(numbered), qos=1))
 
     def __aiter__(self) -> AsyncIterator[Sound | say.Out]:
         return self._hear()
@@ -95,15 +97,25 @@ async def open_session(
         arrivals = line.arrivals()
         sid = wanted.sid or secrets.token_hex(8)
         place = topics.session(client, sid)
-        for topic in (topics.answers(client), place.audio, place.events):
-            await line.subscribe(topic, qos=0 if topic == place.audio else 1)
-        opened = await _open(
-            line, arrivals, topics, client, say.serialize(msgspec.structs.replace(wanted, sid=sid)), settings.timeout_s
-        )
+        with _allowed():
+            for topic in (topics.answers(client), place.audio, place.events):
+                await line.subscribe(topic, qos=0 if topic == place.audio else 1)
+            message = say.serialize(msgspec.structs.replace(wanted, sid=sid))
+            opened = await _open(line, arrivals, topics, client, message, settings.timeout_s)
         try:
             yield BrokerSession(line, arrivals, opened)
         finally:
-            await line.publish(gone)
+            with suppress(Refused):
+                await line.publish(gone)
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    """What the broker does not allow is said as what a server refuses is."""
+    try:
+        yield
+    except Refused as error:
+        raise SessionRefused(str(error)) from None
 
 
 async def _open(

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import aiomqtt
 
 from realtime.mqtt.gathered_socket import GatheredSocket
-from realtime.mqtt.line import Arrival, BrokerLost, Capacity, Line, Publication
-from realtime.protocol.errors import LocalProtocolError
-from realtime.protocol.mqtt.packet import QOS_2, Received, acknowledged, parse_publish, publish
+from realtime.mqtt.line import Arrival, BrokerLost, Capacity, Line, Publication, check_answer, settle, told_of
+from realtime.protocol.mqtt.packet import QOS_2, Received, acknowledged, parse_publish
 from realtime.protocol.mqtt311.packets import PUBACK, PUBLISH, PacketReader, puback
 from sessions.clock import Alarm, now_s
 
@@ -25,7 +25,8 @@ from sessions.clock import Alarm, now_s
 @dataclass(frozen=True, slots=True)
 class Sent:
     at_s: float
-    acknowledged: asyncio.Future[None]
+    answered: Callable[[int], None]
+    """Called with the reason code of the broker's answer."""
 
 
 class GatheredLine(Line):
@@ -34,7 +35,7 @@ class GatheredLine(Line):
     def __init__(
         self, client: aiomqtt.Client, timeout_s: float, max_waiting: int, max_bytes: int, capacity: Capacity
     ) -> None:
-        super().__init__(client, timeout_s)
+        super().__init__(client, timeout_s, capacity)
         self._packets = PacketReader(max_bytes)
         self._max_waiting = max_waiting
         self._arrived: deque[Arrival] = deque()
@@ -42,7 +43,6 @@ class GatheredLine(Line):
         self._alarm = Alarm()
         self._turn = asyncio.Lock()
         self._num_in_line = 0
-        self._capacity = capacity
         self._window = asyncio.Semaphore(capacity.unacknowledged)
         self._unacknowledged: dict[int, Sent] = {}
         """By their packet identifiers, in the order they were sent."""
@@ -56,12 +56,13 @@ class GatheredLine(Line):
         client._disconnected.add_done_callback(lambda _: self._alarm.ring())
 
     async def publish(self, publication: Publication) -> None:
-        if (sent := await self._hand_over(publication)) is not None:
-            await self._ask(lambda: sent.acknowledged)
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        await self._hand_over(publication, partial(settle, answer))
+        if publication.qos:
+            check_answer(publication.topic, await self._ask(lambda: answer))
 
-    async def post(self, publication: Publication) -> None:
-        """Raises ``LocalProtocolError`` when the message is longer than the broker takes."""
-        await self._hand_over(publication)
+    async def post(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
+        await self._hand_over(publication, lambda code: told_of(publication.topic, code, on_refused))
 
     async def arrivals(self) -> AsyncIterator[Arrival]:
         while True:
@@ -92,14 +93,13 @@ class GatheredLine(Line):
                 self._broken.set()
         await super().watch()
 
-    async def _hand_over(self, publication: Publication) -> Sent | None:
-        """Gives what is to be acknowledged."""
+    async def _hand_over(self, publication: Publication, answered: Callable[[int], None]) -> None:
         if publication.qos == 0:
             if self._num_in_line or not self._socket.has_room():
                 await self._ask(self._stand_in_line)
             self._require_connection()
             self._send(publication)
-            return None
+            return
         await (self._ask(self._window.acquire) if self._window.locked() else self._window.acquire())
         try:
             self._require_connection()
@@ -108,8 +108,7 @@ class GatheredLine(Line):
         except Exception:
             self._window.release()
             raise
-        sent = self._unacknowledged[number] = Sent(now_s(), asyncio.get_running_loop().create_future())
-        return sent
+        self._unacknowledged[number] = Sent(now_s(), answered)
 
     async def _stand_in_line(self) -> None:
         """Until there is room: first come, first served, message by message."""
@@ -123,17 +122,14 @@ class GatheredLine(Line):
     def _send(self, publication: Publication, number: int | None = None) -> None:
         if self._paho.want_write():
             self._write()  # what was said before leaves before
-        payload = publication.payload if isinstance(publication.payload, bytes) else publication.payload.encode()
-        packet = publish(publication.topic, publication.properties(), payload, publication.retain, number)
-        if len(packet) > (limit := self._capacity.packet_bytes):
-            raise LocalProtocolError(f"the broker takes {limit} bytes in a message, this one has {len(packet)}")
+        packet = publication.packet(number)
+        self._check_length(packet)
         self._socket.send(packet)
 
-    def _acknowledge(self, number: int) -> None:
+    def _acknowledge(self, number: int, code: int) -> None:
         if (sent := self._unacknowledged.pop(number, None)) is not None:
             self._window.release()
-            if not sent.acknowledged.done():
-                sent.acknowledged.set_result(None)
+            sent.answered(code)
 
     def _require_connection(self) -> None:
         if self._client._disconnected.done():
@@ -157,7 +153,7 @@ class GatheredLine(Line):
                 if packet.kind == PUBLISH and not packet.flags & QOS_2:
                     self._hear(parse_publish(packet))
                 elif packet.kind == PUBACK:
-                    self._acknowledge(acknowledged(packet))
+                    self._acknowledge(*acknowledged(packet))
                 else:
                     self._read_by_paho(packet.as_sent())
 

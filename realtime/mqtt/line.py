@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import aiomqtt
+from paho.mqtt.enums import MQTTErrorCode
+from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from realtime.errors import Refused
+from realtime.protocol.errors import LocalProtocolError
+from realtime.protocol.mqtt.packet import publish
 from realtime.protocol.mqtt.properties import packed
+
+log = logging.getLogger("voicewire.mqtt")
 
 REFUSED = 0x80
 """Reason codes from here on are refusals."""
@@ -55,6 +62,11 @@ class Publication:
         """Raises ``LocalProtocolError`` when one is too long."""
         return packed(self.content_type, self.response_topic, self.correlation, self.expiry_s, self.user)
 
+    def packet(self, number: int | None) -> bytes:
+        """As it travels; of QoS 1 with a ``number``. Raises ``LocalProtocolError`` when something of it is too long."""
+        payload = self.payload if isinstance(self.payload, bytes) else self.payload.encode()
+        return publish(self.topic, self.properties(), payload, self.retain, number)
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -70,30 +82,30 @@ class Arrival:
 class Line:
     """A connection while it lasts. Every method raises ``BrokerLost`` when it does not any more."""
 
-    def __init__(self, client: aiomqtt.Client, timeout_s: float) -> None:
+    def __init__(self, client: aiomqtt.Client, timeout_s: float, capacity: Capacity) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._capacity = capacity
         self._broken = asyncio.Event()
         self._patience: set[asyncio.Timeout] = set()
         """Of those who wait for the broker."""
+        self._unanswered: dict[int, asyncio.Future[int]] = {}
+        """What was said by paho-mqtt; the reason codes come."""
+        client._client.on_publish = self._published
         client._disconnected.add_done_callback(lambda _: self._lose_patience())
 
     async def publish(self, publication: Publication) -> None:
-        """QoS 0: until it is with the system; QoS 1: until the broker has it."""
-        await self._ask(
-            lambda: self._client.publish(
-                publication.topic,
-                publication.payload,
-                publication.qos,
-                publication.retain,
-                Packed(publication.properties()),
-                timeout=math.inf,
-            )
-        )
+        """QoS 0: until it is with the system; QoS 1: until the broker has it.
 
-    async def post(self, publication: Publication) -> None:
-        """Until it is on its way. What comes later goes after it; ``watch`` tells when the broker does not take it."""
-        await self.publish(publication)
+        Raises ``Refused`` when the broker does not allow it, and ``LocalProtocolError`` when it is longer than the
+        broker takes.
+        """
+        check_answer(publication.topic, await self._say(publication))
+
+    async def post(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
+        """Until it is on its way. What comes later goes after it; ``watch`` tells when the broker does not answer,
+        and ``on_refused`` when it does not allow it. Raises ``LocalProtocolError`` as ``publish`` does."""
+        told_of(publication.topic, await self._say(publication), on_refused)
 
     async def subscribe(self, topic: str, qos: int = 1) -> None:
         """Nothing that was retained comes. Raises ``Refused`` when the broker does not allow it."""
@@ -124,6 +136,36 @@ class Line:
         await self._broken.wait()
         raise BrokerLost("the broker did not answer in time, or has left")
 
+    async def _say(self, publication: Publication) -> int:
+        """Gives the reason code of the broker's answer, which aiomqtt keeps to itself."""
+        self._check_length(publication.packet(number=publication.qos or None))
+        properties = Packed(publication.properties())
+        told = (publication.topic, publication.payload, publication.qos, publication.retain, properties)
+        code: int = await self._ask(lambda: self._say_by_paho(*told))
+        return code
+
+    async def _say_by_paho(self, *told: Any) -> int:
+        info = self._client._client.publish(*told)
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise aiomqtt.MqttCodeError(info.rc, "it was not sent")
+        if info.is_published():
+            return 0
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._unanswered[info.mid] = answer
+        try:
+            return await answer
+        finally:
+            del self._unanswered[info.mid]
+
+    def _published(self, client: object, given: object, number: int, code: ReasonCode, properties: object) -> None:
+        if (answer := self._unanswered.get(number)) is not None:
+            settle(answer, code.value)
+
+    def _check_length(self, packet: bytes) -> None:
+        """Raises ``LocalProtocolError``."""
+        if len(packet) > (limit := self._capacity.packet_bytes):
+            raise LocalProtocolError(f"the broker takes {limit} bytes in a message, this one has {len(packet)}")
+
     async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         if self._client._disconnected.done():
             self._broken.set()
@@ -145,6 +187,25 @@ class Line:
         for patience in self._patience:
             if not patience.expired():
                 patience.reschedule(asyncio.get_running_loop().time())
+
+
+def settle(answer: asyncio.Future[int], code: int) -> None:
+    """Nobody may wait for it any more."""
+    if not answer.done():
+        answer.set_result(code)
+
+
+def check_answer(topic: str, code: int) -> None:
+    """Raises ``Refused`` for a reason code that is a refusal."""
+    if code >= REFUSED:
+        raise Refused("unauthorized", f"the broker refuses a message to {topic}: reason code {code}", "topic")
+
+
+def told_of(topic: str, code: int, on_refused: Callable[[], None]) -> None:
+    """The broker's answer to what nobody waits for."""
+    if code >= REFUSED:
+        log.warning("the broker refuses a message to %s: reason code %d", topic, code)
+        on_refused()
 
 
 def reason(error: Exception) -> str:

@@ -58,7 +58,7 @@ class SessionLink:
         if self._closed or (wanted is not None and not wanted()):
             return
         try:
-            await self._line.post(self._publication(message))
+            await self._line.post(self._publication(message), self.cut)
         except BrokerLost:
             self.cut()
 

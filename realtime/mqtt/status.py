@@ -42,7 +42,7 @@ class StatusBoard:
         since_s = time_s - self._told_s
         due = self._told is None or now or since_s >= EXPIRY_S / 2
         if due or (status != self._told and since_s >= TELL_EVERY_S):
-            await self._line.publish(publication(self._topics, self._worker, status))
+            await self._line.post(publication(self._topics, self._worker, status))
             self._told, self._told_s = status, time_s
 
 

@@ -65,7 +65,7 @@ class Visit:
                 lost = _broker_lost(faults)
             except asyncio.CancelledError as stopped:
                 lost = stopped
-                with suppress(BrokerLost):
+                with suppress(BrokerLost, Refused):
                     await self._status.take_down()
             finally:
                 self.desk.cut_all()
@@ -131,6 +131,8 @@ class Visit:
             await work
         except BrokerLost:
             pass  # whoever reads from the broker says so
+        except Refused as error:  # nobody may be told there
+            self._note(error)
         except Exception:  # a fault of ours in one session ends no other
             log.exception("a session at the broker failed")
         finally:

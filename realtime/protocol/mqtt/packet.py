@@ -49,9 +49,10 @@ def publish(topic: str, properties: bytes, payload: bytes, retain: bool = False,
     return b"".join((head, name, number, properties, payload))
 
 
-def acknowledged(packet: Packet) -> int:
-    """Which packet a PUBACK is for. Raises ``RemoteProtocolError``."""
-    return Fields(packet.body).number(2)
+def acknowledged(packet: Packet) -> tuple[int, int]:
+    """Which packet a PUBACK is for, and its reason code. Raises ``RemoteProtocolError``."""
+    fields = Fields(packet.body)
+    return fields.number(2), 0 if fields.empty else fields.number(1)
 
 
 def parse_publish(packet: Packet) -> Received:

@@ -166,6 +166,35 @@ pattern readwrite voice/v1/s/%c/#
 """
 
 
+@pytest.mark.parametrize("gathered", [True, False])
+@pytest.mark.parametrize("forbidden", ["c", "s"])
+async def test_a_session_that_may_not_be_told_anything_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, forbidden: str, gathered: bool
+) -> None:
+    """The server may not write its answers, or its events."""
+    caplog.set_level(logging.INFO, "voicewire.mqtt")
+    acl, allowed = tmp_path / "acl", {"c": "s/#", "s": "c/#"}[forbidden]
+    written = (f"topic write voice/v1/{one}" for one in (allowed, "open", "status/#", "s/+/+/in"))
+    acl.write_text("\n".join(("topic read voice/v1/#", *written, "")))
+    with running(tmp_path, f"acl_file {acl}") as broker:
+        async with bridged(broker, mqtt__gathered=gathered) as live, client(broker) as agent:
+            await agent.ask("voice/v1/open", {"sid": "deaf"})
+            if forbidden == "s":
+                await agent.next_on(agent.answers)
+                assert sessions_of(live) == 1
+                await agent.client.publish(f"voice/v1/s/{agent.name}/deaf/in", b'{"t": "ping"}', 1)
+                await until(lambda: f"the broker refuses a message to voice/v1/s/{agent.name}/deaf/ev" in caplog.text)
+            else:
+                await until(lambda: "refused a message" in caplog.text)
+            await until(lambda: sessions_of(live) == 0)
+
+
+def sessions_of(live: Live) -> int:
+    visit = bridge_of(live).visit
+    assert visit is not None
+    return visit.desk.num_sessions
+
+
 async def test_a_broker_that_refuses_a_subscription(caplog: pytest.LogCaptureFixture) -> None:
     """Mosquitto says yes to all of them, and keeps to itself what may not be read."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from realtime.device_config import MqttSettings
+from realtime.errors import Refused
 from realtime.mqtt.broker import Broker
 from realtime.mqtt.gathered_socket import MAX_WAITING_BYTES, GatheredSocket
 from realtime.mqtt.gathering import GatheredLine
@@ -182,9 +183,10 @@ async def test_a_broker_that_dies_lets_nobody_wait(tmp_path: Path) -> None:
             assert sum(isinstance(one.exception(), BrokerLost) for one in done) == 5 + 2
 
 
-async def test_what_is_too_long_costs_itself_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gathered", [True, False])
+async def test_what_is_too_long_costs_itself_alone(tmp_path: Path, gathered: bool) -> None:
     with running(tmp_path, "max_packet_size 3000") as broker:
-        async with lines(broker) as (one, two):
+        async with lines(broker, gathered=gathered) as (one, two):
             await two.subscribe("row")
             for qos in [0, *[1] * (MAX_UNACKNOWLEDGED + 1)]:
                 with pytest.raises(LocalProtocolError, match="3000"):
@@ -192,6 +194,23 @@ async def test_what_is_too_long_costs_itself_alone(tmp_path: Path) -> None:
             await one.publish(Publication(topic="row", payload=b"short", qos=1))
             (heard,) = await next_of(two.arrivals(), 1)
             assert heard.payload == b"short"
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+async def test_what_the_broker_does_not_allow_is_no_success(tmp_path: Path, gathered: bool) -> None:
+    acl = tmp_path / "acl"
+    acl.write_text("topic readwrite row\n")
+    with running(tmp_path, f"acl_file {acl}") as broker:
+        async with lines(broker, gathered=gathered) as (one, two):
+            await two.subscribe("row")
+            with pytest.raises(Refused, match="refuses a message to secret: reason code 135"):
+                await one.publish(Publication(topic="secret", qos=1))
+            refused: list[str] = []
+            for topic in ("row", "secret", "row"):
+                await one.post(Publication(topic=topic, qos=1), lambda topic=topic: refused.append(topic))  # type: ignore[misc]
+            await one.publish(Publication(topic="row", payload=b"last", qos=1))
+            assert refused == ["secret"]
+            assert [heard.payload for heard in await next_of(two.arrivals(), 3)] == [b"", b"", b"last"]
 
 
 async def test_nothing_is_taken_once_nobody_listens(broker: Mosquitto) -> None:
