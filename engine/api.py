@@ -302,6 +302,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot of the loop, taken between two steps."""
 
     num_waiting: int
+    """For room; who waits for the next step alone is not counted."""
     num_running: int
     num_parked: int
     num_steps: int

@@ -269,7 +269,7 @@ class Engine(Intake):
     def stats(self) -> EngineStats:
         running = self.scheduler.running
         return EngineStats(
-            num_waiting=len(self.scheduler.waiting),
+            num_waiting=self.scheduler.num_without_room,
             num_running=len(running),
             num_parked=sum(request.parked for request in running),
             num_steps=self.times.num_steps,

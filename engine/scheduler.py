@@ -46,6 +46,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._num_left = 0
+        """Of those who waited when the last step began, so many were not let in."""
 
     def schedule(self, now_s: float) -> Batch:
         """Admit, let rows fetch their next input, pick the most urgent, find blocks for them."""
@@ -105,14 +107,17 @@ class Scheduler:
 
     def admit(self, now_s: float) -> None:
         """First come, first served."""
-        while self.can_admit:
-            slot = self.stage.reserve()
-            if slot is None:
-                return
+        while self.can_admit and (slot := self.stage.reserve()) is not None:
             request = self.waiting.popleft()
             request.slot, request.phase, request.started_s = slot, Phase.RUNNING, now_s
             self.running.append(request)
             self.prime(request, slot)
+        self._num_left = len(self.waiting)
+
+    @property
+    def num_without_room(self) -> int:
+        """They wait, and not for the next step alone."""
+        return min(self._num_left, len(self.waiting))
 
     def prime(self, request: Request, slot: int) -> None:
         """Where this fails, for want of memory or by a wrong code, it costs this request alone."""

@@ -263,6 +263,20 @@ def test_a_full_house_waits_for_a_slot(shape: Shape) -> None:
     assert bench.request(rows[2]).slot is not None
 
 
+def test_who_waits_for_the_next_step_alone_does_not_wait_for_room(shape: Shape) -> None:
+    """A server that is asked again and again between two steps is not full."""
+    bench = recorder(shape, max_requests=2)
+    rows = [speak(bench)]
+    bench.step()
+    rows.append(speak(bench))
+    assert bench.engine.stats().num_waiting == 0
+    rows.append(speak(bench))
+    bench.step()
+    assert bench.engine.stats().num_waiting == 1
+    bench.cancel(rows[2])
+    assert bench.engine.stats().num_waiting == 0
+
+
 def test_nobody_is_admitted_below_the_watermark(shape: Shape) -> None:
     bench = recorder(shape, num_blocks=20, watermark_blocks=18)
     first, second = speak(bench), speak(bench)
