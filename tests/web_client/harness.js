@@ -24,7 +24,12 @@ export class Tap {
     node.port.onmessage = ({ data }) => this.runs.push(data);
   }
 
-  /** Everything since the last time: the first frame, and s32 floats in base64. */
+  /** Take note of the frame at which the audio thread is told so. */
+  mark() {
+    this.node.port.postMessage("mark");
+  }
+
+  /** Everything since the last time: the first frame, the one marked last, and s32 floats in base64. */
   async take() {
     const { promise, resolve } = Promise.withResolvers();
     this.node.port.onmessage = ({ data }) => {
@@ -37,6 +42,7 @@ export class Tap {
     const bytes = new Uint8Array(await new Blob(runs.map(({ pcm }) => pcm)).arrayBuffer());
     return {
       frame: runs[0].frame,
+      marked: runs.at(-1).marked,
       pcm: base64(bytes),
       whole: runs.every((run, n) => n === 0 || run.frame === runs[n - 1].frame + runs[n - 1].pcm.length),
     };

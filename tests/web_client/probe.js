@@ -8,7 +8,8 @@ class Probe extends AudioWorkletProcessor {
     this.run = new Float32Array(RUN);
     this.filled = 0;
     this.frame = 0;
-    this.port.onmessage = () => this.hand();
+    this.marked = -1;
+    this.port.onmessage = ({ data }) => (data === "mark" ? (this.marked = currentFrame) : this.hand());
   }
 
   process([input]) {
@@ -21,7 +22,7 @@ class Probe extends AudioWorkletProcessor {
   }
 
   hand() {
-    this.port.postMessage({ frame: this.frame, pcm: this.run.slice(0, this.filled) });
+    this.port.postMessage({ frame: this.frame, pcm: this.run.slice(0, this.filled), marked: this.marked });
     this.frame += this.filled;
     this.filled = 0;
   }

@@ -127,12 +127,9 @@ def test_other_formats_are_heard_as_well(page, format):
 
 
 def test_scheduled_buffers_give_the_same_samples(page):
-    """By the page's own thread, which a busy machine may hold up: one of three is whole."""
-    for _ in range(3):
-        told = hear(page, options=PATIENT | {"output": "scheduled", "decoder": "wasm"})
-        if silences(sound(told)) == 0:
-            break
-    assert_whole(told)
+    """In a hidden tab they are scheduled 1.5 s ahead, so that it is no matter when a busy machine lets the page on."""
+    page.evaluate("Object.defineProperty(document, 'hidden', { value: true })")
+    assert_whole(hear(page, options=PATIENT | {"output": "scheduled", "decoder": "wasm"}))
 
 
 @pytest.mark.slow

@@ -30,8 +30,8 @@ class ScheduledVoice {
     this.peak = 0;
     /** @type {Set<AudioBufferSourceNode>} */
     this.sources = new Set();
-    /** @type {ReturnType<typeof setTimeout> | undefined} */
-    this.ending = undefined;
+    /** Sound is scheduled ahead: its end is told when it has come. @type {Happened | undefined} */
+    this.drained = undefined;
   }
 
   /** Schedule what can be. @param {number} ahead_s @returns {Happened[]} */
@@ -129,6 +129,7 @@ export class ScheduledOutput extends Emitter {
       const buffered = voice.buffer.buffered + voice.buffer.position - position;
       this.emit("level", { voice: number, frame, position, buffered, peak: voice.peak });
       voice.peak = 0;
+      if (voice.drained !== undefined && frame >= voice.drained.frame) this.#end(number, voice.drained);
     }
   }
 
@@ -141,20 +142,14 @@ export class ScheduledOutput extends Emitter {
   /** @param {number} number @param {ScheduledVoice} voice @param {Happened[]} happened */
   #tell(number, voice, happened) {
     for (const event of happened) {
-      if (event.kind === "drained") voice.ending = this.#when(event.frame, () => this.#end(number, event));
+      if (event.kind === "drained") voice.drained = event;
       else this.emit("happened", { ...event, voice: number });
     }
   }
 
   /** @param {number} number @param {Happened} event */
   #end(number, event) {
-    clearTimeout(this.#voices.get(number)?.ending);
     this.#voices.delete(number);
     this.emit("happened", { ...event, voice: number });
-  }
-
-  /** Sound is scheduled ahead: its end is told when it has come. @param {number} frame @param {() => void} tell */
-  #when(frame, tell) {
-    return setTimeout(tell, 1000 * (frame / this.context.sampleRate - this.context.currentTime));
   }
 }
