@@ -23,7 +23,8 @@ HELLO = SpeechRequest(
 
 
 def local(folder: Path, **settings: object) -> LocalEngine:
-    engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, **settings)
+    usual: dict[str, object] = dict(kv_memory_mb=8, fast_start=True)
+    engine = create_engine(folder, device="cpu", process=False, **(usual | settings))
     assert isinstance(engine, LocalEngine)
     return engine
 

@@ -93,7 +93,7 @@ async def speak(engine: SpeechEngine, spec: SpeechRequest) -> tuple[np.ndarray, 
 
 
 async def test_a_process_speaks_the_same_samples_as_a_thread(folder: Path, engine: RemoteEngine) -> None:
-    local = create_engine(folder, device="cpu")
+    local = create_engine(folder, device="cpu", fast_start=True)
     await local.start()
     here, _ = await speak(local, request("here"))
     there, end = await speak(engine, request("there"))

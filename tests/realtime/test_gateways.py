@@ -87,7 +87,10 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    config = folder / "server.toml"
+    config.write_text("[engine.options]\nfast_start = true\n")
     command = [sys.executable, "-m", "realtime.cli", "serve", "--model", str(folder), "--port", "0"]
+    command += ["--config", str(config)]
     command += ["--gateways", str(NUM_GATEWAYS), "--set", f"limits.max_connections={MAX_CONNECTIONS}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         yield Served(process)

@@ -64,7 +64,8 @@ def test_settings_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_server_tells_where_it_is_and_ends_in_order(tmp_path: Path) -> None:
     config = tmp_path / "voicewire.toml"
-    config.write_text(f'[listen]\nport = 0\n[engine]\nmodel = "{write_checkpoint(tmp_path / "model")}"\n')
+    model = write_checkpoint(tmp_path / "model")
+    config.write_text(f'[listen]\nport = 0\n[engine]\nmodel = "{model}"\noptions.fast_start = true\n')
     command = [sys.executable, "-m", "realtime.cli", "serve", "--config", str(config)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
         assert server.stdout is not None
