@@ -29,9 +29,10 @@ def plain_talker(any_folder: Path, config: Qwen3TTSConfig) -> Talker:
 
 
 @pytest.fixture
-def plain_codec(any_folder: Path, config: Qwen3TTSConfig) -> CodecDecoder:
-    codec = CodecDecoder(config.codec)
-    load_weights(codec, any_folder / "speech_tokenizer", "decoder.", torch.float32, CPU)
+def plain_codec(tiny_folder: Path) -> CodecDecoder:
+    """Of one shape in every family."""
+    codec = CodecDecoder(read_config(tiny_folder).codec)
+    load_weights(codec, tiny_folder / "speech_tokenizer", "decoder.", torch.float32, CPU)
     return codec.eval().requires_grad_(False)
 
 
