@@ -86,8 +86,9 @@ def test_everything_is_tested_in_several_processes_and_a_part_in_one(checkout, e
     path = f"{checkout}:{os.environ['PATH']}"
     (environment / ".set-up-app").rename(environment / ".set-up-test")
     for name in ("ruff", "mypy", "lint-imports", "pytest"):
-        install(environment / "bin" / name, f'echo "{name} $@"; [ {name} != pytest ] || exit 5')
-    whole, part = run(checkout, "test", PATH=path), run(checkout, "test", "tests/x", "-k", "y")
+        install(environment / "bin" / name, f'echo "{name} $@$PYTHONDONTWRITEBYTECODE"; [ {name} != pytest ] || exit 5')
+    whole = run(checkout, "test", PATH=path, PYTHONDONTWRITEBYTECODE="1")
+    part = run(checkout, "test", "tests/x", "-k", "y")
     assert [line.split()[0] for line in whole.stdout.splitlines()] == ["ruff", "ruff", "mypy", "lint-imports", "pytest"]
     assert whole.stdout.endswith(f"\npytest --numprocesses {num_processes} --dist worksteal\n")
     assert (part.stdout, part.returncode, whole.returncode) == ("pytest tests/x -k y\n", 5, 5)
