@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from transformers import Qwen2Tokenizer
 
 from engine.errors import CheckpointError
 from engine.nfc import WHITE_SPACE, NfcStream, compose
@@ -56,6 +55,8 @@ def tokenizer(folder: Path) -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def official(folder: Path) -> Any:
+    from transformers import Qwen2Tokenizer  # takes longer than the tests, of whoever collects them
+
     return Qwen2Tokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
 
 

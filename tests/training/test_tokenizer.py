@@ -1,4 +1,5 @@
 import json
+from functools import cache
 from pathlib import Path
 from unicodedata import normalize
 
@@ -12,8 +13,12 @@ from training.text import TextSettings, TextSource
 from training.tokenizer import SPECIAL_TOKENS, TokenizerSettings, load_tokenizer, read_ids, train_tokenizer
 
 EMBEDDED = Path(__file__).parents[2] / "engine" / "voices" / "embedded"
-SOURCE = TextSource(TextSettings(seed=11))
-TEXTS = [SOURCE.sentence(number) for number in range(1500)]
+
+
+@cache
+def texts() -> list[str]:
+    source = TextSource(TextSettings(seed=11))
+    return [source.sentence(number) for number in range(1500)]
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +30,19 @@ def embedded() -> Tokenizer:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     settings = TokenizerSettings(num_merges=120, min_first_pieces=10, text_vocab_size=1024)
-    train_tokenizer(TEXTS, settings).write(folder)
+    train_tokenizer(texts(), settings).write(folder)
     return folder
 
 
 def test_training_gives_the_same_files_again(trained: Path, tmp_path: Path) -> None:
     settings = TokenizerSettings(num_merges=120, min_first_pieces=10, text_vocab_size=1024)
-    train_tokenizer(TEXTS, settings).write(tmp_path)
+    train_tokenizer(texts(), settings).write(tmp_path)
     assert (tmp_path / "merges.txt").read_text() == (trained / "merges.txt").read_text()
 
 
 def test_too_small_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match=r"text_vocab_size: \d+ tokens do not fit into 300 rows"):
-        train_tokenizer(TEXTS[:50], TokenizerSettings(num_merges=100, text_vocab_size=300))
+        train_tokenizer(texts()[:50], TokenizerSettings(num_merges=100, text_vocab_size=300))
 
 
 @given(st.text())
@@ -65,8 +70,8 @@ def test_a_word_breaks_alike_wherever_it_stands(embedded: Tokenizer, word: str) 
 
 def test_the_text_runs_ahead_of_the_speech(embedded: Tokenizer) -> None:
     """The streaming layout takes 12.5 tokens a second, speech about 14 characters."""
-    tokens = sum(len(encoding.ids) for encoding in embedded.encode_batch(TEXTS))
-    assert 14 * tokens / sum(map(len, TEXTS)) < 0.5 * 12.5
+    tokens = sum(len(encoding.ids) for encoding in embedded.encode_batch(texts()))
+    assert 14 * tokens / sum(map(len, texts())) < 0.5 * 12.5
 
 
 def test_dropped_merges_cut_words_anew_and_keep_the_text() -> None:
@@ -92,5 +97,5 @@ def test_ids_equal_those_of_the_engine(tmp_path: Path, embedded: Tokenizer) -> N
     config["talker_config"] = {"text_vocab_size": ids["vocab_size"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     engine = TextTokenizer.from_folder(tmp_path)
-    for text in [*TEXTS[:300], "naïve 日本 🙂\n\n a  b", "assistant's"]:
+    for text in [*texts()[:300], "naïve 日本 🙂\n\n a  b", "assistant's"]:
         assert engine.encode(text) == embedded.encode(text).ids
