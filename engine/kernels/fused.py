@@ -33,7 +33,8 @@ PAGED, PAGED_ALONE = (64, 4, 3), (128, 8, 2)
 """Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own."""
 UNIT_CHANNELS = range(65, 193)
 """More do not fit into registers; in fp32 none fit."""
-MIN_UNIT_ROWS = 128 * NUM_MULTIPROCESSORS
+MIN_UNIT_PROGRAMS = 80
+"""With fewer the two convolutions' small tiles keep more multiprocessors at work."""
 GEMV_COLUMNS = 8
 GEMV_DEPTHS = (512, 256, 128)
 LEAST_DEPTH = GEMV_DEPTHS[-1]
@@ -59,7 +60,7 @@ class FusedOps(PlainOps):
     def __init__(self, off: Collection[str] = ()) -> None:
         self.on = set(KERNELS) - set(off)
         self.max_gemv_rows, self.max_gemm_rows = MAX_GEMV_ROWS, MAX_GEMM_ROWS
-        self.unit_channels, self.min_unit_rows = UNIT_CHANNELS, MIN_UNIT_ROWS
+        self.unit_channels, self.min_unit_programs = UNIT_CHANNELS, MIN_UNIT_PROGRAMS
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -189,7 +190,7 @@ class FusedOps(PlainOps):
                 qkv, norms[1], *rope, cache, tables, positions, eps, cache.stride(0), tables.stride(0),
                 **shape, num_warps=1,
             )  # fmt: skip
-        paged_kernel[(rows, heads)](
+        paged_kernel[(heads, rows)](
             qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
             **shape, BLOCK=block, WRITE=not together, EXACT=qkv.dtype == torch.float32,
             num_warps=warps, num_stages=stages,
@@ -232,7 +233,7 @@ class FusedOps(PlainOps):
         if "ring" not in self.on or size < 16 or qkv.shape[1] != 3 * heads * size:
             return super().attend_ring(qkv, rope, ring, slots, first, num_tokens, window)
         out = qkv.new_empty(qkv.shape[0], heads * size)
-        ring_kernel[(slots.shape[0], heads)](
+        ring_kernel[(heads, slots.shape[0])](
             qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
             HEADS=heads, D=size, RING=length, BLOCK=max(16, power_of_two(length)), TOKENS=num_tokens,
             EXACT=qkv.dtype == torch.float32, num_warps=4,
@@ -340,12 +341,13 @@ class FusedOps(PlainOps):
         rest = channels - first
         fits = channels in self.unit_channels and rest >= 16 and rest == power_of_two(rest)
         too_wide = x.is_cuda and x.dtype == torch.float32
-        if "unit" not in self.on or too_wide or not fits or rows < self.min_unit_rows:
+        block_m = 128 if channels <= 128 else 64
+        num_programs = triton.cdiv(rows, block_m)
+        if "unit" not in self.on or too_wide or not fits or num_programs < self.min_unit_programs:
             super().residual_unit(padded, unit, x, out, waves)
             return
         wide, narrow = unit.wide, unit.narrow
-        block_m = 128 if channels <= 128 else 64
-        unit_kernel[(triton.cdiv(rows, block_m),)](
+        unit_kernel[(num_programs,)](
             padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
             rows, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation,
             wide.weight.shape[0], C=channels, EXACT=x.dtype == torch.float32, BLOCK_M=block_m, FIRST=first,

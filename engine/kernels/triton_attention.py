@@ -55,9 +55,12 @@ def paged_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
     BLOCK: tl.constexpr, WRITE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One row and one key head a program. With WRITE its own key and value are made here, else they are there."""
+    """One key head of one row a program, a row's heads side by side as its lines of the cache are.
+
+    With WRITE its own key and value are made here, else they are there.
+    """
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     position = tl.load(position_ptr + row)
     d = tl.arange(0, D)[None]
     group = tl.arange(0, NUM_Q)[:, None]
@@ -171,7 +174,7 @@ def ring_kernel(
 ):  # fmt: skip
     """The codec's: TOKENS new positions of a slot over its last ``window``, kept in a ring of RING positions."""
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slot_ptr + row).to(tl.int64)
     first = tl.load(first_ptr + row)
     d = tl.arange(0, D)[None]

@@ -41,7 +41,7 @@ def fused() -> Any:
 
     ops = FusedOps()
     ops.max_gemv_rows = 4
-    ops.min_unit_rows = 0
+    ops.min_unit_programs = 0
     return ops
 
 
