@@ -27,6 +27,8 @@ log = logging.getLogger("voicewire.listener")
 TCP_NOTSENT_LOWAT = 25
 """Linux; the socket module has no name for it before Python 3.12."""
 TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+READ_BYTES = 16_384
+"""Of a WebSocket in one turn of the event loop, so that a flood of tiny frames holds up nobody for long."""
 READ_AHEAD_MESSAGES = 4
 """Of a WebSocket; with more that the application has not taken, nothing is read."""
 HARD_LIMIT = 4
@@ -154,6 +156,10 @@ class SpeechSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self.close_timeout = cast(ListenConfig, self.config).listen.close_timeout_s
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        read_little(transport, READ_BYTES)
+        super().connection_made(transport)
+
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
@@ -181,6 +187,15 @@ class SpeechSocketProtocol(WebSocketsSansIOProtocol):
             await super().run_asgi()
         finally:
             self.loop.call_later(self.close_timeout, self.transport.abort)
+
+
+def read_little(transport: Any, num_bytes: int) -> None:
+    """What came is read in pieces of so many bytes, with others in between. asyncio has no setting for it."""
+    tls = getattr(transport, "_ssl_protocol", None)
+    if tls is not None:
+        tls._ssl_buffer = bytearray(num_bytes)
+        tls._ssl_buffer_view = memoryview(tls._ssl_buffer)
+    (tls or transport).max_size = num_bytes
 
 
 class DrainingServer(uvicorn.Server):

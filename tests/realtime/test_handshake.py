@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+from websockets.frames import Frame, Opcode
 
 from realtime.client import open_session
 from realtime.config import ConfigError, ListenSettings
 from realtime.protocol import events as ev
 from realtime.protocol.native import SUBPROTOCOL
-from realtime.transports.listener import TCP_NOTSENT_LOWAT, listening_sockets
+from realtime.transports.listener import READ_BYTES, TCP_NOTSENT_LOWAT, SpeechSocketProtocol, listening_sockets
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live import Live, live_server, next_of, speak, until
 
@@ -251,6 +252,28 @@ async def test_tls_by_certificate_files(certificate: Path) -> None:
         with pytest.raises(OSError):  # noqa: PT011
             await open_session(live.url.replace("ws:", "wss:"))
         await live.freed()
+
+
+@pytest.mark.parametrize("scheme", ["ws", "wss"])
+async def test_who_sends_tiny_frames_holds_up_others_for_one_small_read(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    reads = []
+
+    def data_received(protocol: SpeechSocketProtocol, data: bytes) -> None:
+        reads.append(len(data))
+        original(protocol, data)
+
+    original = SpeechSocketProtocol.data_received
+    monkeypatch.setattr(SpeechSocketProtocol, "data_received", data_received)
+    files = {"listen__tls_certificate": str(certificate), "listen__tls_key": str(certificate.with_name("key.pem"))}
+    async with live_server(**(files if scheme == "wss" else {})) as live:
+        trust = ssl.create_default_context(cafile=str(certificate)) if scheme == "wss" else None
+        async with await open_session(live.url.replace("ws:", f"{scheme}:"), trust=trust) as client:
+            client._socket.transport.write(Frame(Opcode.PONG, b"").serialize(mask=True) * 50_000)
+            assert (await speak(client, TEXT)).done.status == "completed"
+    assert sum(reads) > 300_000
+    assert max(reads) <= 2 * READ_BYTES  # by TLS the rest of a record comes with it
 
 
 async def test_a_certificate_that_cannot_be_read_is_named() -> None:
