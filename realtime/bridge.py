@@ -86,12 +86,8 @@ class Bridge:
 
     async def _act(self, event: ev.ClientEvent) -> None:
         match event:
-            case ev.TextAppend():
-                self._session.response(event.response_id).push_text(event.text)
-            case ev.TextFlush():
-                self._session.response(event.response_id).flush()
-            case ev.TextEnd():
-                self._session.response(event.response_id).end_input()
+            case ev.TextAppend() | ev.TextFlush() | ev.TextEnd():
+                self._write(event)
             case ev.PlaybackReport():
                 self._session.response(event.response_id).report_playback(event.played_ms)
             case ev.ResponseCancel():
@@ -103,6 +99,18 @@ class Bridge:
                 await self._say(ev.SessionUpdated(settings=wire_settings(self._session.settings)))
             case ev.SessionClose():
                 self._finish()
+
+    def _write(self, event: ev.TextAppend | ev.TextFlush | ev.TextEnd) -> None:
+        response = self._session.response(event.response_id)
+        if response.done:  # it has failed, and who writes has not heard of it yet
+            return
+        match event:
+            case ev.TextAppend():
+                response.push_text(event.text)
+            case ev.TextFlush():
+                response.flush()
+            case ev.TextEnd():
+                response.end_input()
 
     async def _create(self, event: ev.ResponseCreate) -> None:
         assert event.response_id is not None
@@ -132,7 +140,7 @@ class Bridge:
 
     async def _cancel(self, event: ev.ResponseCancel) -> None:
         response = self._session.response(event.response_id)
-        if self._conversation.response_state(event.response_id) is ResponseState.DONE:
+        if self._conversation.response_state(event.response_id) in (ResponseState.DONE, ResponseState.FAILED):
             heard = await response.recall(event.played_ms)
             self._session.response(event.response_id)  # unknown, if others that ended since took its place
             await self._say(ev.ResponseHeard(response_id=event.response_id, heard=_heard(heard)))

@@ -39,6 +39,8 @@ class ResponseState(StrEnum):
     """Has all its text, and speaks."""
     CANCELLING = "cancelling"
     """Silent; ``response.done`` comes next."""
+    FAILED = "failed"
+    """``response.done`` was sent in the middle of its text; what was already on its way is passed over."""
     DONE = "done"
     """``response.done`` was sent; audio may still be playing at the listener."""
 
@@ -109,6 +111,14 @@ RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Move]] = {
         ResponseCancel: IGNORED,
         PlaybackReport: IGNORED,
     },
+    R.FAILED: {
+        ResponseCreate: TAKEN,
+        TextAppend: IGNORED,
+        TextFlush: IGNORED,
+        TextEnd: IGNORED,
+        ResponseCancel: R.FAILED,
+        PlaybackReport: R.FAILED,
+    },
     R.DONE: {
         ResponseCreate: TAKEN,
         TextAppend: OVER,
@@ -123,7 +133,7 @@ RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Move]] = {
 
 SERVER_TRANSITIONS: dict[str, dict[ResponseState, ResponseState]] = {
     "error": {R.OPEN: R.REFUSED, R.ENDED: R.REFUSED},
-    "response.done": {R.OPEN: R.DONE, R.ENDED: R.DONE, R.CANCELLING: R.DONE},
+    "response.done": {R.OPEN: R.FAILED, R.ENDED: R.DONE, R.CANCELLING: R.DONE},
 }
 """``error`` stands for the answer to ``response.create`` alone."""
 

@@ -189,6 +189,20 @@ async def test_100_000_characters_in_pieces_are_too_many_as_well(live: Live) -> 
         assert done.error.code == "request_too_long"
 
 
+async def test_text_on_its_way_to_a_reply_that_failed_is_no_error_of_the_client(live: Live) -> None:
+    async with live.session() as client:
+        await client.send(CREATE)
+        await client.send(ev.TextAppend(response_id="r", text="word " * 11_000))
+        for _ in range(150):  # more than max_errors
+            await client.send(APPEND)
+        assert (await hear(client)).done.status == "failed"
+        for event in (APPEND, FLUSH, END):
+            await client.send(event)
+        spoken = await speak(client, TEXT, "after")
+    assert spoken.done.status == "completed"
+    assert not [message for message in spoken.messages if isinstance(message, ev.Error)]
+
+
 @pytest.mark.parametrize("reports", [[-1e9], [1e18], [1e308], [-1e308], [5_000, 0, 5_000], [0.0] * 50, [-0.5, 1e-300]])
 async def test_playback_reports_of_a_skewed_clock_do_no_harm(live: Live, reports: list[float]) -> None:
     async with bystander(live), live.session() as client:

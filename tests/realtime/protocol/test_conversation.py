@@ -95,6 +95,16 @@ def test_text_on_its_way_to_a_refused_reply_is_passed_over() -> None:
     assert conversation.receive(ResponseCreate(response_id="a"))
 
 
+def test_text_on_its_way_to_a_reply_that_failed_is_passed_over() -> None:
+    conversation = Conversation(max_remembered=4)
+    conversation.receive(ResponseCreate(response_id="a"))
+    conversation.done("a")
+    for event in (TextAppend(response_id="a", text="x"), TextFlush(response_id="a"), TextEnd(response_id="a")):
+        assert not conversation.receive(event)
+    assert conversation.receive(ResponseCancel(response_id="a"))
+    assert code_of(conversation, ResponseCreate(response_id="a")) == "duplicate_response"
+
+
 def test_a_closing_session_takes_no_new_reply() -> None:
     conversation = Conversation(max_remembered=4)
     conversation.receive(ResponseCreate(response_id="a"))
