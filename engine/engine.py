@@ -165,12 +165,12 @@ class Engine(Intake):
         return schedule[min(request.num_chunks, len(schedule) - 1)]
 
     def emit(self, chunks: Iterable[Decoded]) -> None:
-        by_slot = {request.slot: request for request in self.scheduler.running}
         for chunk in chunks:
+            request = self.scheduler.by_slot[chunk.slot]
             if chunk.error:
-                self.fail(by_slot[chunk.slot], EngineError(chunk.error))
+                self.fail(request, EngineError(chunk.error))
             else:
-                self.send(by_slot[chunk.slot], chunk)
+                self.send(request, chunk)
 
     def send(self, request: Request, chunk: Decoded) -> None:
         now = self.clock()

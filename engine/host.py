@@ -195,7 +195,8 @@ class Host:
             for messages in received(connection):
                 for payload in messages:
                     self._obey(gateway, decode_command(payload))
-                time.sleep(self._read_pause_s)
+                if pause_s := self._read_pause_s:
+                    time.sleep(pause_s)
         except (OSError, msgspec.DecodeError, ValueError) as error:
             log.warning("gateway %d: %s", gateway.number, error)
         finally:
@@ -209,9 +210,11 @@ class Host:
 
     @property
     def _read_pause_s(self) -> float:
-        """Commands are looked at once a step, and for each reading the engine's thread has to stand back."""
+        """Commands are looked at between steps, and for each reading the engine's thread has to stand back."""
         reads_per_step = self.config.reads_per_step
-        return min(self.loop.engine.times.last_s / reads_per_step, MAX_READ_PAUSE_S) if reads_per_step else 0.0
+        if not reads_per_step or not self.loop.is_stepping:
+            return 0.0
+        return min(self.loop.engine.times.last_s / reads_per_step, MAX_READ_PAUSE_S)
 
     def _obey(self, gateway: Gateway, command: Command) -> None:
         if isinstance(command, Prefetch):

@@ -43,6 +43,8 @@ class EngineLoop:
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self.is_stepping = False
+        """What is sent now waits for the step to end."""
         self._thread = threading.Thread(target=self._run, name="voicewire-engine", daemon=True)
 
     def start(self) -> None:
@@ -78,9 +80,11 @@ class EngineLoop:
         self._made.set_result(None)
         try:
             while self._wait_for_work():
+                self.is_stepping = True
                 self._obey()
                 self.engine.step()
                 self._flush()
+                self.is_stepping = False
         except BaseException as error:
             log.exception("the engine loop ended")
             self.died(error)

@@ -45,6 +45,8 @@ class Scheduler:
         self.chunk_s = stage.chunk_frames * self.frame_s
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.by_slot: dict[int, Request] = {}
+        """The running ones."""
         self.num_preemptions = 0
         self._num_left = 0
         """Of those who waited when the last step began, so many were not let in."""
@@ -111,6 +113,7 @@ class Scheduler:
             request = self.waiting.popleft()
             request.slot, request.phase, request.started_s = slot, Phase.RUNNING, now_s
             self.running.append(request)
+            self.by_slot[slot] = request
             self.prime(request, slot)
         self._num_left = len(self.waiting)
 
@@ -237,6 +240,7 @@ class Scheduler:
         if request.slot is not None:
             self.stage.release(request.slot)
             self.running.remove(request)
+            del self.by_slot[request.slot]
             request.slot = None
         request.phase = Phase.DONE
 

@@ -170,6 +170,8 @@ def test_a_message_that_is_too_long_is_not_waited_for(sockets: tuple[socket.sock
 def test_commands_are_read_a_few_times_a_step(reads_per_step: int, step_s: float, pause_s: float) -> None:
     host = Host(cast(Any, None), INFO, EngineConfig(reads_per_step=reads_per_step))
     host.loop.engine = cast(Any, SimpleNamespace(times=StepTimes(last_s=step_s)))
+    assert host._read_pause_s == 0, "nobody steps: what comes is looked at in no time"
+    host.loop.is_stepping = True
     assert host._read_pause_s == pause_s
 
 
