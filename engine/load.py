@@ -131,12 +131,19 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
     return Loaded(info, make_engine, stages.encode_voice)
 
 
+def text_tokens_within(positions: int, config: EngineConfig) -> int:
+    """As many as leave room for all the frames that they may take."""
+    beside_all_frames = positions - config.max_frames
+    beside_their_own = (positions - config.min_frame_cap) // (1 + config.frames_per_text_token)
+    return max(beside_all_frames, beside_their_own, 1)
+
+
 def describe(model: SpeechModel, audio: AudioShape, config: EngineConfig, normalize_text: bool) -> EngineInfo:
     positions = model.max_positions
     if config.num_blocks is not None:
         positions = min(positions, config.num_blocks * config.block_size)
     abilities = asdict(model.abilities)
-    max_text_tokens = abilities.pop("max_text_tokens") or positions
+    max_text_tokens = abilities.pop("max_text_tokens") or text_tokens_within(positions, config)
     return EngineInfo(
         model=model.name,
         sample_rate=audio.sample_rate,

@@ -15,6 +15,8 @@ from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
 
 _JOINERS = frozenset("\u200c\u200d")
+_LONG_WORD_CHARS = 24
+"""A word beyond this is none that a tokenizer knows: each of its letters counts as a token."""
 _SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
 
 
@@ -78,6 +80,7 @@ class Segmenter:
         self._num_chars = 0
         self._token_tenths = 0
         self._previous = ""
+        self._num_word_chars = 0
         self._endings = Endings()
         self._held: list[SpannedText] = []
 
@@ -132,6 +135,7 @@ class Segmenter:
             self._num_chars += self._previous not in WHITE_SPACE
             self._token_tenths += token_tenths(character)
         self._previous = character
+        self._num_word_chars = 0
         self._endings.space(character)
 
     def _ends_before(self, character: str) -> bool:
@@ -149,7 +153,7 @@ class Segmenter:
         """Of the tokens that a segment may have, with one more character."""
         if self._settings.max_segment_tokens is None:
             return 0.0
-        more = token_tenths(following) if following else 0
+        more = self._tenths(following) if following else 0
         return (self._token_tenths + more) / (TENTHS * self._settings.max_segment_tokens)
 
     def _needed(self) -> int:
@@ -169,8 +173,13 @@ class Segmenter:
 
     def _count(self, character: str) -> None:
         self._num_chars += self._weight(character)
-        self._token_tenths += token_tenths(character)
+        self._token_tenths += self._tenths(character)
         self._previous = character
+        self._num_word_chars += 1
+
+    def _tenths(self, character: str) -> int:
+        least = TENTHS if self._num_word_chars >= _LONG_WORD_CHARS else 0
+        return max(token_tenths(character), least)
 
     def _weight(self, character: str) -> int:
         if unicodedata.east_asian_width(character) in "WF":

@@ -151,8 +151,8 @@ def test_dtypes() -> None:
 
 
 def test_no_text_is_said_to_fit_that_the_block_pool_cannot_hold(tiny_folder: Path) -> None:
-    few = load_engine(tiny_folder, EngineConfig(num_blocks=4, block_size=8), "cpu", "auto", is_embedded=False)
-    assert few.info.max_text_tokens == 32
+    few = load_engine(tiny_folder, EngineConfig(num_blocks=40, block_size=8), "cpu", "auto", is_embedded=False)
+    assert few.info.max_text_tokens == (320 - 64) // 11  # 64 frames, and a position and 10 frames for each
     usual = load_engine(tiny_folder, EngineConfig(max_frames=50), "cpu", "auto", is_embedded=False)
     assert usual.info.max_text_tokens == 50
 

@@ -211,6 +211,12 @@ def test_what_models_know_well_is_cut_as_without_a_limit_of_tokens() -> None:
         assert texts(text, SegmenterSettings(max_segment_tokens=200)) == texts(text, SegmenterSettings())
 
 
+def test_a_word_that_no_tokenizer_knows_makes_short_segments() -> None:
+    found = texts("b" * 600, SegmenterSettings(max_segment_tokens=200))
+    assert sum(map(len, found)) == 600
+    assert max(map(len, found)) <= 200
+
+
 @given(text=raw_texts, at=places)
 def test_any_cutting_gives_the_same_segments_by_tokens(text: str, at: list[int]) -> None:
     assert segments(cut(text, at), FEW_TOKENS) == segments([text], FEW_TOKENS)
