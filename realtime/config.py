@@ -41,6 +41,9 @@ class ListenSettings(Section, frozen=True):
     ping_interval_s: Annotated[float, Meta(gt=0, le=3_600, description="Between WebSocket pings.")] = 20.0
     ping_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="An unanswered ping ends the connection.")] = 20.0
     close_timeout_s: Annotated[float, Meta(gt=0, le=60, description="For the other side's part of a close.")] = 2.0
+    own_frames: Annotated[
+        bool, Meta(description="Whether short messages of WebSockets go past the general parser.")
+    ] = True
     drain_timeout_s: Annotated[
         float, Meta(ge=0, le=3_600, description="After SIGTERM, for responses that are still being spoken.")
     ] = 30.0
@@ -178,7 +181,7 @@ class CallSettings(Section, frozen=True):
         str, Meta(description="Address of that port, which has no keys: whoever reaches it is a caller.")
     ] = "127.0.0.1"
     lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of what the caller has heard.")] = 400
-    in_hand_ms: Annotated[int, Meta(ge=0, le=10_000, description="Audio that is made ahead of what is sent.")] = 480
+    in_hand_ms: Annotated[int, Meta(ge=0, le=10_000, description="Audio that is made ahead of what is sent.")] = 160
     mark_every_ms: Annotated[int, Meta(ge=100, le=60_000, description="Audio between marks on the line.")] = 1_000
     mark_timeout_s: Annotated[float, Meta(ge=0, le=60, description="A mark so late counts as heard, by our clock.")] = (
         5.0

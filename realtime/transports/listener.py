@@ -15,11 +15,14 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Opcode
 from websockets.http11 import Request
+from websockets.protocol import State
 
 from realtime.config import ConfigError, LimitSettings, ListenSettings
 from realtime.crumbs import CrumblessConnection
 from realtime.server import SpeechServer
+from realtime.transports.frames import FIN, OPCODE, WHOLE, FrameCutter, payload
 from realtime.transports.link import EXTENSION, WRITE_GRACE_S, Line
 
 log = logging.getLogger("voicewire.listener")
@@ -150,11 +153,36 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 class SpeechSocketProtocol(WebSocketsSansIOProtocol):
-    """Tells the application when it can write, and lets no closed connection linger."""
+    """Tells the application when it can write, and lets no closed connection linger. Messages that are whole in a
+    frame go past the general parser."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.close_timeout = cast(ListenConfig, self.config).listen.close_timeout_s
+        self._cutter: FrameCutter | None = None
+        self._in_pieces = False
+        """A message has begun whose last frame has not come."""
+
+    def data_received(self, data: bytes) -> None:
+        if self._cutter is not None:
+            for frame in self._cutter.push(data):
+                self._take(frame, self._cutter.broken)
+            return
+        shook_hands = self.handshake_initiated
+        super().data_received(data)
+        config = cast(ListenConfig, self.config)
+        if config.listen.own_frames and self.handshake_initiated and not (shook_hands or self.conn.reader.buffer):
+            self._cutter = FrameCutter(config.ws_max_size)
+
+    def _take(self, frame: bytes, is_broken: bool) -> None:
+        kind = WHOLE.get(frame[0])
+        if kind and self.conn.state is State.OPEN and not (self._in_pieces or is_broken):
+            self.frames, self.curr_msg_data_type = [payload(frame)], kind
+            self.send_receive_event_to_app()
+            return
+        if frame[0] & OPCODE in (Opcode.CONT, Opcode.TEXT, Opcode.BINARY):
+            self._in_pieces = not frame[0] & FIN
+        super().data_received(frame)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         read_little(transport, READ_BYTES)

@@ -1,0 +1,69 @@
+"""Frames of a WebSocket, cut out of what comes (5.2 of RFC 6455). No input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # they are not built everywhere
+    from websockets.utils import apply_mask
+
+WHOLE: dict[int, Literal["text", "bytes"]] = {0x81: "text", 0x82: "bytes"}
+"""How the frame of a message begins that has no other, and what it holds."""
+FIN, OPCODE = 0x80, 0x0F
+MASKED, LENGTH = 0x80, 0x7F
+LENGTH_BYTES = {126: 2, 127: 8}
+MASK_BYTES = 4
+
+
+class FrameCutter:
+    """Bytes in pieces of any length, masked frames out, whole and as they came. Once ``broken``, by one that is longer
+    than ``max_bytes`` or not masked, what comes is given as it comes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()
+        self._needed = 0
+        """So many bytes the rest must have before there is anything to do."""
+        self.broken = False
+
+    def push(self, piece: bytes) -> Iterator[bytes]:
+        data = piece
+        if self._rest:
+            self._rest += piece
+            if len(self._rest) < self._needed:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        at = 0
+        while at < len(data):
+            size = self._size(data[at : at + 10])
+            if self.broken:
+                size = len(data) - at
+            if at + size > len(data):
+                self._rest += data[at:]
+                self._needed = size
+                return
+            yield data[at : at + size]
+            at += size
+
+    def _size(self, head: bytes) -> int:
+        """Of the frame that begins so, or of as much as has to be there to tell."""
+        if len(head) < 2:
+            return 2
+        length = head[1] & LENGTH
+        begin = 2 + LENGTH_BYTES.get(length, 0)
+        if len(head) < begin:
+            return begin
+        if begin > 2:
+            length = int.from_bytes(head[2:begin], "big")
+        self.broken = length > self._max_bytes or not head[1] & MASKED
+        return begin + MASK_BYTES + length
+
+
+def payload(frame: bytes) -> bytes:
+    mask_at = 2 + LENGTH_BYTES.get(frame[1] & LENGTH, 0)
+    data_at = mask_at + MASK_BYTES
+    return apply_mask(frame[data_at:], frame[mask_at:data_at])

@@ -1,0 +1,162 @@
+"""Messages that go past the general parser of WebSockets are what that parser makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from uvicorn.server import ServerState
+
+from realtime.config import load_config
+from realtime.transports.frames import FrameCutter, payload
+from realtime.transports.listener import ListenConfig, SpeechSocketProtocol
+
+REQUEST = (
+    b"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+MASK = b"\x11\x22\x33\x44"
+MAX_BYTES = 4 * 4_096
+
+
+def frame(first: int, data: bytes = b"", masked: bool = True) -> bytes:
+    width = 0 if len(data) < 126 else 2 if len(data) <= 0xFFFF else 8
+    length = bytes([{0: len(data), 2: 126, 8: 127}[width]]) + len(data).to_bytes(8, "big")[8 - width :]
+    if not masked:
+        return bytes([first]) + length + data
+    hidden = bytes(byte ^ MASK[at % 4] for at, byte in enumerate(data))
+    return bytes([first, length[0] | 0x80]) + length[1:] + MASK + hidden
+
+
+TEXT, BYTES, CONTINUED, CLOSE, PING, PONG = 0x81, 0x82, 0x80, 0x88, 0x89, 0x8A
+MORE_TEXT, MORE = 0x01, 0x00
+"""Not the last of their messages."""
+
+lists_of_frames = st.lists(
+    st.one_of(
+        st.builds(frame, st.sampled_from([TEXT, BYTES]), st.binary(max_size=300).map(lambda data: data.hex().encode())),
+        st.builds(frame, st.sampled_from([PING, PONG]), st.binary(max_size=20)),
+        st.binary(max_size=90).map(lambda data: frame(MORE_TEXT, b"a" + data.hex().encode()) + frame(CONTINUED, b"b")),
+    ),
+    max_size=12,
+)
+
+
+class Pipe(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = b""
+        self.ended = False
+
+    def write(self, data: Any) -> None:
+        self.told += bytes(data)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.ended
+
+    def close(self) -> None:
+        self.ended = True
+
+    abort = close
+
+
+async def outcome(pieces: list[bytes], own_frames: bool, early: bytes = b"") -> tuple[list[Any], bytes, bool]:
+    """What the application is told, what the client is, and whether the line was closed. ``early`` comes with the
+    handshake."""
+    config = load_config(flags={"listen.own_frames": own_frames, "limits.max_message_bytes": MAX_BYTES // 4})
+    accepted = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        accepted.set()
+        await asyncio.Event().wait()
+
+    listening = ListenConfig(app, config.listen, config.limits)
+    listening.load()
+    state = ServerState()
+    protocol, pipe = SpeechSocketProtocol(listening, state, {}), Pipe()
+    protocol.connection_made(pipe)
+    protocol.data_received(REQUEST + early)
+    await accepted.wait()
+    for piece in pieces:
+        protocol.data_received(piece)
+    told = [protocol.queue.get_nowait() for _ in range(protocol.queue.qsize())]
+    for task in state.tasks:
+        task.cancel()
+    await asyncio.gather(*state.tasks, return_exceptions=True)
+    return told, pipe.told.partition(b"\r\n\r\n")[2], pipe.ended
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    return [data[start:end] for start, end in pairwise(ends)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(frames=lists_of_frames, places=st.lists(st.integers(0, 10_000), max_size=10), num_early=st.integers(0, 2))
+def test_the_application_is_told_the_same(frames: list[bytes], places: list[int], num_early: int) -> None:
+    early, pieces = b"".join(frames[:num_early]), cut(b"".join(frames[num_early:]), places)
+    expected = asyncio.run(outcome(pieces, own_frames=False, early=early))
+    assert asyncio.run(outcome(pieces, own_frames=True, early=early)) == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(frame(TEXT, b"\xff\xfe"), id="no UTF-8"),
+        pytest.param(frame(TEXT, b"plain", masked=False), id="not masked"),
+        pytest.param(frame(0xC1, b"squeezed"), id="compressed, which was not agreed"),
+        pytest.param(frame(0x83, b"what"), id="of no known kind"),
+        pytest.param(frame(CONTINUED, b"of what"), id="goes on with nothing"),
+        pytest.param(frame(MORE_TEXT, b"a") + frame(TEXT, b"b"), id="begins within another"),
+        pytest.param(frame(PING, bytes(126)), id="a long ping"),
+        pytest.param(frame(TEXT, bytes(MAX_BYTES + 1)), id="too long"),
+        pytest.param(frame(TEXT, bytes(MAX_BYTES + 1))[:20], id="too long, and not even there"),
+        pytest.param(frame(CLOSE, b"\x03\xe8"), id="a close"),
+        pytest.param(frame(CLOSE, b"\x00\x01"), id="a close with a code that is none"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1_000_000])
+def test_what_is_wrong_ends_alike(wrong: bytes, step: int) -> None:
+    whole = [frame(TEXT, b"before"), wrong, frame(TEXT, b"after")]
+    data = b"".join(whole)
+    expected = until_its_end(asyncio.run(outcome(whole, own_frames=False)))
+    pieces = [data[at : at + step] for at in range(0, len(data), step)]
+    assert expected[0][0] == {"type": "websocket.receive", "text": "before"}
+    assert until_its_end(asyncio.run(outcome(pieces, own_frames=True))) == expected
+
+
+def until_its_end(found: tuple[list[Any], bytes, bool]) -> tuple[list[Any], bytes, bool]:
+    """The general parser tells of an end again with every piece that comes after it."""
+    told, *rest = found
+    ends = [at for at, event in enumerate(told) if event["type"] == "websocket.disconnect"]
+    return told[: ends[0] + 1] if ends else told, *rest
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 125, 126, 300, 0xFFFF, 0x10000]), max_size=4),
+    places=st.lists(st.integers(0, 200_000), max_size=20),
+)
+@settings(max_examples=50, deadline=None)
+def test_frames_are_cut_where_they_end(sizes: list[int], places: list[int]) -> None:
+    texts = [bytes(range(256)) * (size // 256) + b"x" * (size % 256) for size in sizes]
+    frames = [frame(BYTES, text) for text in texts]
+    cutter = FrameCutter(0x10000)
+    found = [one for piece in cut(b"".join(frames), places) for one in cutter.push(piece)]
+    assert found == frames
+    assert [payload(one) for one in found] == texts
+    assert not cutter.broken
