@@ -43,7 +43,7 @@ class Served:
         self.url = wire_address(process.stdout).removesuffix("/v1/speech")
 
     def gateways(self) -> list[psutil.Process]:
-        return [child for child in self.process.children() if "realtime.gateways" in child.cmdline()]
+        return [child for child in self.process.children() if "realtime.gateways" in command_of(child)]
 
     async def metric(self, name: str) -> float:
         async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES) as http:
@@ -82,6 +82,14 @@ class Served:
             if any(connection.raddr == ours for connection in gateway.net_connections("tcp")):
                 return gateway.pid
         raise AssertionError("no gateway has this connection")
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Nothing, of one that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,6 @@ async def test_the_agent_outlives_a_restart_of_the_server(example: ModuleType) -
     async with serve(leave, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         agent = asyncio.create_task(example.answer_calls(f"ws://127.0.0.1:{port}", ""))
-        await until(lambda: num_connections == 2)
+        await until(lambda: num_connections >= 2)
         agent.cancel()
         await asyncio.gather(agent, return_exceptions=True)
