@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import ClientConnection
 
 from realtime.protocol import events as ev
 from sessions import response
@@ -91,10 +92,17 @@ async def test_nobody_waits_for_words_that_nobody_is_told(
         await hear_first_audio(socket, client)
         await asyncio.sleep(0.3)
         await send(socket, client, client.cancel("t1"))
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(read_on(socket))
             while not kept:
                 await asyncio.sleep(0.01)
+            reading.cancel()
     assert not any(kept)
+
+
+async def read_on(socket: ClientConnection) -> None:
+    async for _ in socket:
+        pass
 
 
 @every
