@@ -120,7 +120,7 @@ class FusedOps(PlainOps):
         block = power_of_two(size)
         sum_norm_kernel[(rows,)](
             x, parts, weight, out, rows, eps, H=size, PARTS=parts.shape[0], BLOCK=block,
-            num_warps=4 if block <= 1024 else 8,
+            num_warps=8 if block < 1024 else 16,
         )  # fmt: skip
         return out
 
