@@ -15,7 +15,7 @@ from realtime.transports import wires
 from realtime.transports.link import AsgiLink
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.tiny import TINY_WIRES
-from tests.realtime.live import WAIT_S, Live, live_server, until
+from tests.realtime.live import QUICK, WAIT_S, Live, live_server, until
 
 KEY = "a-key-of-enough-characters"
 TEXT = "Hello there, how are you?"
@@ -166,7 +166,9 @@ async def test_contexts_beyond_the_limit_end_at_once() -> None:
 
 
 async def test_text_that_waits_for_its_turn_is_limited_for_all_contexts_together() -> None:
-    async with live_server(FakeSpeechEngine(SLOW), limits__max_response_chars=200) as live:
+    engine = FakeSpeechEngine(QUICK)
+    engine.script_next(SLOW)
+    async with live_server(engine, limits__max_response_chars=200) as live:
         async with dial(live, "/tiny") as socket:
             for text in ("x" * 150, "y" * 90, "z" * 90):
                 await socket.send(text)
