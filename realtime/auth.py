@@ -178,6 +178,10 @@ def _entry_digest(entry: KeyEntry) -> bytes:
             raise ConfigError(
                 f"auth: the key of {entry.name} has {len(entry.key)} characters, at least {MIN_KEY_CHARS}"
             )
+        if not all("!" <= character <= "~" for character in entry.key):
+            raise ConfigError(
+                f"auth: the key of {entry.name} holds what is no visible ASCII, which headers cannot carry"
+            )
         return _digest(entry.key)
     try:
         digest = bytes.fromhex(entry.sha256 or "")

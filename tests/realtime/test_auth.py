@@ -164,7 +164,9 @@ def test_a_keys_file_that_cannot_be_used_is_refused_without_telling_keys(tmp_pat
     assert KEY not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", " ", "key-without-name-is-long", "a:short", ":" + KEY, f"a:{KEY},"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "key-without-name-is-long", "a:short", ":" + KEY, f"a:{KEY},", f"a:ü{KEY}", f"a:{KEY} b"]
+)
 def test_keys_in_the_environment_are_checked(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_gatekeeper(AuthSettings(api_keys=text))
