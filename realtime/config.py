@@ -87,6 +87,9 @@ class LimitSettings(Section, frozen=True):
     first_packet_apart: Annotated[
         bool, Meta(description="The first packet of a response leaves before the rest of its chunk is encoded.")
     ] = True
+    chunks_in_turn: Annotated[
+        bool, Meta(description="Chunks that come together are made into packets one in each turn of the event loop.")
+    ] = True
     playback_tolerance_ms: Annotated[
         int, Meta(ge=0, le=1_000, description="The engine hears of the listener's place when it is off by more.")
     ] = 10

@@ -227,6 +227,7 @@ def registry_limits(config: ServerConfig) -> RegistryLimits:
             max_lead_ms=limits.max_lead_ms,
             max_message_ms=limits.max_message_ms,
             first_packet_apart=limits.first_packet_apart,
+            chunks_in_turn=limits.chunks_in_turn,
             playback_tolerance_ms=limits.playback_tolerance_ms,
             max_heard_wait_ms=limits.max_heard_wait_ms,
             max_remembered_responses=limits.max_remembered_responses,

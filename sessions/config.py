@@ -97,6 +97,8 @@ class SessionLimits:
     """Audio that leaves in one message, where so much is ready and the lead is eight times as long."""
     first_packet_apart: bool = True
     """The first packet of a response is encoded on the event loop, and leaves before the rest of its chunk is."""
+    chunks_in_turn: bool = True
+    """Chunks of several responses that come together are made into packets one in each turn of the event loop."""
     playback_tolerance_ms: int = 10
     """The engine is told where the listener is when it would be off by more; with 0 it is told with every chunk."""
     max_heard_wait_ms: int = 1_000

@@ -11,6 +11,7 @@ from sessions.checks import check_settings
 from sessions.config import SessionLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
 from sessions.metrics import Metrics
+from sessions.turns import Turns
 from sessions.voices.naming import with_stored_voice
 from sessions.voices.store import VoiceStore
 
@@ -29,6 +30,8 @@ class Services:
     """Speech that it has not looked through, for nobody has asked."""
     aligners: EncoderThreads = field(default_factory=lambda: EncoderThreads(0))
     """Where it catches up when somebody does."""
+    turns: Turns = field(default_factory=Turns)
+    """For chunks of speech: an engine gives those of many responses at once."""
 
     def checked(self, settings: SpeechSettings, key: str) -> SpeechSettings:
         """The settings with the voice that they name, for a holder of ``key``. Raises what ``check_settings`` does."""

@@ -211,6 +211,8 @@ class Speaker:
             first, chunk = self._voicing.first_packet_of(chunk)
             self._put(await self._voicing.push(first))
             await asyncio.sleep(0)  # now it leaves
+        elif self._services.limits.chunks_in_turn:
+            await self._services.turns.mine()
         self._put(await self._voicing.push(chunk))
         self._tell_words()
         self.report_playback()

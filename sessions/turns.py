@@ -1,0 +1,33 @@
+"""Pieces of work that come together, one in each turn of the event loop: what else is due comes between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Turns:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._taken = False
+
+    async def mine(self) -> None:
+        """Returns in a turn of the loop in which it does for nobody else; first come, first served."""
+        loop = asyncio.get_running_loop()
+        if self._taken:
+            self._waiting.append(loop.create_future())
+            await self._waiting[-1]
+        else:
+            self._taken = True
+            loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # else it was cancelled
+                waiter.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next)
+                return
+        self._taken = False
