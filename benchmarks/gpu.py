@@ -330,7 +330,9 @@ def main() -> None:
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     if args.plot:
         load_name = "streams" if args.part == "crowd" else "rate"
-        args.plot.write_text(plot(result[args.part], load_name, f"{args.shape}, {name}: {args.part}"), encoding="utf-8")
+        steps = f", steps of {args.max_batch} rows at most" if args.max_batch else ""
+        title = f"{args.shape}, {name}{steps}: {args.part}"
+        args.plot.write_text(plot(result[args.part], load_name, title), encoding="utf-8")
     print(json.dumps({"benchmark": "gpu", "part": args.part, "shape": args.shape, "device": name, **result}))
 
 
