@@ -101,14 +101,15 @@ class CallerEar:
             return True
         return level_db >= self._least_db(look) and not self._noise.covers(level_db)
 
-    def judge(self, likely: float, level_db: float) -> bool:
-        """How likely the next look is speech, and how loud it is. Whether somebody has begun to speak in it."""
+    def judge(self, likely: float | None, level_db: float) -> bool:
+        """How likely the next look is speech, if it was looked at, and how loud it is. Whether somebody has begun to
+        speak in it."""
         look = self.waiting.popleft()
         self._noise.learn(level_db, likely)
         heard = level_db >= self._least_db(look)
-        if not heard or likely < self._settings.threshold:
+        if not heard or likely is None or likely < self._settings.threshold:
             self._echo.learn(level_db, look.own_db)
-        began = self._onset.push(likely if heard else 0.0)
+        began = self._onset.push(likely if heard and likely is not None else 0.0)
         if began:
             self._echo.was_somebody()
         return began
@@ -155,7 +156,7 @@ def look_once(ears: Sequence[CallerEar], sound: Sound) -> list[CallerEar]:
             judged.append((ear, level_db, None))
             look.track.missed.append(look.window)
     likely = seen(shown, sound)
-    return [ear for ear, level_db, at in judged if ear.judge(0.0 if at is None else likely[at], level_db)]
+    return [ear for ear, level_db, at in judged if ear.judge(None if at is None else likely[at], level_db)]
 
 
 def seen(shown: list[tuple[Track, bytes]], sound: Sound) -> list[float]:

@@ -23,8 +23,8 @@ class LineNoise:
         """Whether a window as quiet as this is nothing but the line's noise."""
         return len(self._levels_db) == NUM_WINDOWS and level_db < self._quietest_db + self._margin_db
 
-    def learn(self, level_db: float, likely: float) -> None:
-        """A window was that likely speech. One that was not looked at is noise too, and tells only of less of it."""
-        if likely < NOBODY and (level_db < self._quietest_db or not self.covers(level_db)):
+    def learn(self, level_db: float, likely: float | None) -> None:
+        """A window was that likely speech. ``None``: it was not looked at, and tells only of less noise."""
+        if level_db < self._quietest_db or (likely is not None and likely < NOBODY):
             self._levels_db.append(level_db)
             self._quietest_db = min(self._levels_db)

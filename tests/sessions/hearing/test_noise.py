@@ -12,7 +12,7 @@ def heard(noise: LineNoise, levels: list[float], likely: float = 0.0) -> list[bo
     found = []
     for level in levels:
         found.append(noise.covers(level))
-        noise.learn(level, 0.0 if found[-1] else likely)
+        noise.learn(level, None if found[-1] else likely)
     return found
 
 
@@ -28,6 +28,16 @@ def test_what_is_louder_by_the_margin_is_not_noise() -> None:
     heard(noise, [-45.0] * 20)
     assert noise.covers(-42.1)
     assert not noise.covers(-42.0)
+
+
+def test_what_was_not_looked_at_teaches_no_louder_noise() -> None:
+    """Beside our own voice a caller may be too quiet to be heard, and is none the less no noise."""
+    noise = LineNoise(3.0)
+    heard(noise, [-60.0] * 20)
+    for _ in range(100):
+        noise.learn(-40.0, None)
+    assert not noise.covers(-40.0)
+    assert noise.covers(-60.0)
 
 
 def test_speech_teaches_nothing() -> None:
