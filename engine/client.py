@@ -39,6 +39,7 @@ CUDA_PREFILL_POSITIONS = 256
 """There a step with so many costs little more than one with a few, and whoever comes with others waits for fewer."""
 CPU_LEAD_TICK_S = 0.08
 """There a step costs much the same for one row as for some, and a frame lasts so long."""
+FIRST_GPU = Path("/dev/nvidia0")
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 
 
@@ -185,7 +186,7 @@ def create_engine(
     would cost milliseconds of lock waits per step. ``settings`` are fields of ``EngineConfig``. Raises
     ``InvalidRequest`` for a setting that is unknown or out of range.
     """
-    if _wants_process(device) if process is None else process:
+    if _finds_cuda(device) if process is None else process:
         return share_engine(model, device=device, dtype=dtype, **settings)[0]
     config = _engine_config(settings, device)
     folder = model or EMBEDDED_VOICE
@@ -233,12 +234,14 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
     if unknown:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
     on_cuda, on_cpu = {"max_prefill_positions": CUDA_PREFILL_POSITIONS}, {"lead_tick_s": CPU_LEAD_TICK_S}
-    usual: dict[str, Any] = on_cuda if _wants_process(device) else on_cpu
+    usual: dict[str, Any] = on_cuda if _finds_cuda(device) else on_cpu
     try:
         return msgspec.convert(usual | settings, EngineConfig)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"engine settings: {error}") from None
 
 
-def _wants_process(device: str) -> bool:
-    return device.startswith("cuda") or (device == "auto" and Path("/dev/nvidia0").exists())
+def _finds_cuda(device: str) -> bool:
+    """As far as can be told before PyTorch is loaded."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return device.startswith("cuda") or (device == "auto" and FIRST_GPU.exists() and not is_hidden)

@@ -1,0 +1,33 @@
+"""What an engine is made with, where nothing else is said, depends on where it will run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine import client
+
+
+@pytest.mark.parametrize(
+    ("device", "has_gpu", "visible", "is_cuda"),
+    [
+        ("cpu", True, None, False),
+        ("cuda:1", False, None, True),
+        ("auto", True, None, True),
+        ("auto", True, "0,1", True),
+        ("auto", True, "", False),
+        ("auto", True, "-1", False),
+        ("auto", False, None, False),
+    ],
+)
+def test_by_where_it_will_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, has_gpu: bool, visible: str | None, is_cuda: bool
+) -> None:
+    monkeypatch.setattr(client, "FIRST_GPU", tmp_path if has_gpu else tmp_path / "none")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = client._engine_config({}, device)
+    assert (config.lead_tick_s == 0.0) is is_cuda
+    assert (config.max_prefill_positions == client.CUDA_PREFILL_POSITIONS) is is_cuda
