@@ -24,6 +24,9 @@ _BY = re.compile(r"(?<=\d)(?<!\b0)x(?=\d)")
 _TIMES = re.compile(r"(?<=\d)\s?[×*]\s?(?=\d)|(?<=\d) x (?=\d)")
 _FOLD = re.compile(rf"(?<![\w.,])({NUMBER})\s?[x×](?!\w)")
 _POWER = re.compile(r"(?<=[\w)])\s?\^\s?(-?)(\d+)")
+_RAISED = re.compile(r"(?<![A-Za-z]{2})(?<=[\w)])(⁻?)([⁰¹²³⁴⁵⁶⁷⁸⁹]+)")
+"""Behind a number, a bracket or a single letter; behind a word it is a note's."""
+_RAISED_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 _MIXED = re.compile(r"(?<![\w.,/])(\d+)(?: +|-)(\d{1,2})/(\d{1,2})(?![\w/])")
 _RATING = re.compile(r"(?<![\w.,/])(\d+\.\d+|[2-9](?=\s?/\s?10)|[1-9]\d(?=\s?/\s?10))\s?/\s?(5|10|100)(?![\w/]|\.\d)")
 _FRACTION = re.compile(r"(?<![\w.,/])(\d{1,6})\s?[/⁄]\s?(\d{1,6})(?![\w/]|\.\d)")
@@ -76,6 +79,13 @@ def _decade(match: re.Match[str]) -> str:
     return plural(cardinal(value) if value < 100 else year(value))
 
 
+def _raised(match: re.Match[str]) -> str:
+    """As it is written with ``^``; a lone ² or ³ may be a unit's."""
+    if match[0] in ("²", "³"):
+        return match[0]
+    return f"^{'-' if match[1] else ''}{match[2].translate(_RAISED_DIGITS)}"
+
+
 def _power(match: re.Match[str]) -> str:
     sign, exponent = match[1], match[2]
     if not sign and exponent in ("2", "3"):
@@ -101,6 +111,7 @@ def _bare(match: re.Match[str]) -> str:
 
 
 _BEFORE_UNITS: list[Rule] = [
+    (_RAISED, _raised),
     (_FRACTION_SIGN, lambda match: f" {FRACTION_SIGNS[match[0]]} "),
     (_DOTTED, _dotted),
     (_DECADE, _decade),

@@ -67,6 +67,11 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ),
         ("1/0 and 7/35", "one over zero and seven over thirty-five"),
         ("1990s, the '90s, 80s, the 1800s", "nineteen nineties, the nineties, eighties, the eighteen hundreds"),
+        (
+            "10⁶, 10⁻³, 6.02×10²³ and x⁴",
+            "ten to the power of six, ten to the power of minus three, six point zero two times ten to the power of twenty-three and x to the power of four",
+        ),
+        ("10², 10 m², note¹", "ten squared, ten square meters, note one"),
         ("H₂O and E=mc²", "H two O and E equals mc squared"),
         ("10^6, 10^-3, x^2", "ten to the power of six, ten to the power of minus three, x squared"),
         ("1e-5", "one times ten to the power of minus five"),
