@@ -47,9 +47,15 @@ class GraphSet:
 
     def capture(self, *key: int) -> None:
         if self._captures and key not in self._graphs:
+            self.rehearse(*key)
+            with torch.cuda.device(self._device):
+                self._record(*key)
+
+    def rehearse(self, *key: int) -> None:
+        """Run the computation once, over whatever the buffers hold."""
+        if self._captures:
             with torch.cuda.device(self._device):
                 self._run(*key)
-                self._record(*key)
 
     def _record(self, *key: int) -> None:
         with ALONE:

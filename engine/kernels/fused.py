@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from engine.kernels import KERNELS
+from engine.kernels.ahead import is_only_compiling, launch
 from engine.kernels.plain import PlainOps
 from engine.kernels.settings import DrawSettings, PadPlan, Product, Residual, Unit, Waves
 from engine.kernels.tiles import NUM_MULTIPROCESSORS, conv_shape
@@ -71,7 +72,7 @@ class FusedOps(PlainOps):
         size = x.shape[-1]
         block = power_of_two(size)
         warps = 4 if block <= 2048 else 8
-        norm_kernel[(x.numel() // size,)](x, weight, out, eps, H=size, BLOCK=block, num_warps=warps)
+        launch(norm_kernel, x.numel() // size)(x, weight, out, eps, H=size, BLOCK=block, num_warps=warps)
         return out
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class FusedOps(PlainOps):
             return super().swiglu(gate_up)
         width = gate_up.shape[-1] // 2
         out = gate_up.new_empty(*gate_up.shape[:-1], width)
-        swiglu_kernel[(out.numel() // width, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024)
+        launch(swiglu_kernel, out.numel() // width, triton.cdiv(width, 1024))(gate_up, out, width, BLOCK=1024)
         return out
 
     def fits_gemv(self, rows: int, size: int, num_out: int) -> bool:
@@ -96,7 +97,7 @@ class FusedOps(PlainOps):
         rows, size = x.shape
         num_out = out.shape[-1]
         depth = next(depth for depth in GEMV_DEPTHS if size % depth == 0)
-        gemv_kernel[(num_out // GEMV_COLUMNS * rows,)](
+        launch(gemv_kernel, num_out // GEMV_COLUMNS * rows)(
             x, weight, x if norm is None else norm, out, eps, num_out, size,
             ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth,
             STAGES=4, num_warps=4,
@@ -105,7 +106,7 @@ class FusedOps(PlainOps):
     def launch_gemm(self, x: Tensor, weight: Tensor, out: Tensor, num_parts: int, swiglu: bool) -> None:
         rows, size = x.shape
         num_out = out.shape[-1]
-        gemm_kernel[(num_out // GEMM_COLUMNS * num_parts, triton.cdiv(rows, GEMM_ROWS))](
+        launch(gemm_kernel, num_out // GEMM_COLUMNS * num_parts, triton.cdiv(rows, GEMM_ROWS))(
             x, weight, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, EXACT=x.dtype == torch.float32,
             BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=GEMM_DEPTH, num_warps=4, num_stages=GEMM_STAGES,
         )  # fmt: skip
@@ -118,7 +119,7 @@ class FusedOps(PlainOps):
         out = torch.empty_like(x)
         rows, size = x.shape
         block = power_of_two(size)
-        sum_norm_kernel[(rows,)](
+        launch(sum_norm_kernel, rows)(
             x, parts, weight, out, rows, eps, H=size, PARTS=parts.shape[0], BLOCK=block,
             num_warps=8 if block < 1024 else 16,
         )  # fmt: skip
@@ -186,11 +187,11 @@ class FusedOps(PlainOps):
         shape = dict(HEADS=heads, GROUP=group, D=size, PAGE=page, NORM=norms is not None)
         norms = norms or (qkv, qkv)
         if together:
-            paged_write_kernel[(rows, heads)](
+            launch(paged_write_kernel, rows, heads)(
                 qkv, norms[1], *rope, cache, tables, positions, eps, cache.stride(0), tables.stride(0),
                 **shape, num_warps=1,
             )  # fmt: skip
-        paged_kernel[(heads, rows)](
+        launch(paged_kernel, heads, rows)(
             qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
             **shape, BLOCK=block, WRITE=not together, EXACT=qkv.dtype == torch.float32,
             num_warps=warps, num_stages=stages,
@@ -212,7 +213,7 @@ class FusedOps(PlainOps):
             return super().attend_frame(qkv, norms, eps, rope, cache, start, num_tokens)
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows * num_tokens, heads * group * size)
-        frame_kernel[(rows, heads)](
+        launch(frame_kernel, rows, heads)(
             qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
             HEADS=heads, GROUP=group, D=size, LENGTH=length, TOKENS=num_tokens,
             PAST=max(LEAST_PAST, power_of_two(start)) if start else 0, num_warps=1,
@@ -233,7 +234,7 @@ class FusedOps(PlainOps):
         if "ring" not in self.on or size < 16 or qkv.shape[1] != 3 * heads * size:
             return super().attend_ring(qkv, rope, ring, slots, first, num_tokens, window)
         out = qkv.new_empty(qkv.shape[0], heads * size)
-        ring_kernel[(heads, slots.shape[0])](
+        launch(ring_kernel, heads, slots.shape[0])(
             qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
             HEADS=heads, D=size, RING=length, BLOCK=max(16, power_of_two(length)), TOKENS=num_tokens,
             EXACT=qkv.dtype == torch.float32, num_warps=4,
@@ -247,7 +248,7 @@ class FusedOps(PlainOps):
             return super().exponential(seed, place, frame, ids)
         out = torch.empty(ids.shape, dtype=torch.float32, device=ids.device)
         rows, width = ids.shape
-        noise_kernel[(rows, triton.cdiv(width, 1024))](
+        launch(noise_kernel, rows, triton.cdiv(width, 1024))(
             seed, place, frame, ids, out, width, ids.stride(0), ids.stride(1), BLOCK=1024
         )
         return out
@@ -257,12 +258,12 @@ class FusedOps(PlainOps):
         num_codes: int = 0, eos: int = 0, table: Tensor | None = None, following: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         rows, width = logits.shape
-        out = settings.seed.new_empty(rows)
+        out = settings.seed.new_zeros(rows) if is_only_compiling() else settings.seed.new_empty(rows)
         none = settings.seed
         seen, slots, penalty, forget, banned, finite = first or (none,) * 6
         size = 1 if table is None else table.shape[1]
         is_bf16 = logits.dtype == torch.bfloat16 and not first
-        draw_kernel[(rows,)](
+        launch(draw_kernel, rows)(
             logits, settings.temperature, settings.top_k, settings.top_p, settings.seed, settings.place,
             settings.frame, codebook, out, seen, slots, penalty, forget, banned, finite, num_codes, eos,
             none if table is None else table, none if following is None else following, WIDTH=size,
@@ -325,7 +326,7 @@ class FusedOps(PlainOps):
         block_m, block_n, warps, stages = conv_shape(rows, num_out, taps, channels)
         frequency, gain = waves or (bias, bias)
         none = x
-        conv_kernel[(triton.cdiv(num_out, block_n) * triton.cdiv(rows, block_m),)](
+        launch(conv_kernel, triton.cdiv(num_out, block_n) * triton.cdiv(rows, block_m))(
             x, weight, bias, frequency, gain,
             none if residual is None else residual, none if raw is None else raw, none if act is None else act,
             rows, length, x.stride(0), *(0 if t is None else t.stride(0) for t in (residual, raw, act)), dilation,
@@ -347,7 +348,7 @@ class FusedOps(PlainOps):
             super().residual_unit(padded, unit, x, out, waves)
             return
         wide, narrow = unit.wide, unit.narrow
-        unit_kernel[(num_programs,)](
+        launch(unit_kernel, num_programs)(
             padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
             rows, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation,
             wide.weight.shape[0], C=channels, EXACT=x.dtype == torch.float32, BLOCK_M=block_m, FIRST=first,
@@ -362,7 +363,7 @@ class FusedOps(PlainOps):
         streams, padded, channels = x.shape
         length = padded - weight.shape[0] + 1
         out = x.new_empty(streams, length, channels)
-        depthwise_norm_kernel[(streams * length,)](
+        launch(depthwise_norm_kernel, streams * length)(
             x, weight, bias, *norm, out, length, x.stride(0), eps,
             C=channels, BLOCK=power_of_two(channels), TAPS=weight.shape[0], num_warps=4,
         )  # fmt: skip
@@ -374,7 +375,7 @@ class FusedOps(PlainOps):
             return
         streams, length = pcm.shape
         channels = x.shape[2]
-        tail_kernel[(triton.cdiv(streams * length, 64),)](
+        launch(tail_kernel, triton.cdiv(streams * length, 64))(
             x, weight, bias, pcm, streams * length, length, x.stride(0), pcm.stride(0),
             C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, num_warps=4,
         )  # fmt: skip
@@ -392,7 +393,7 @@ class FusedOps(PlainOps):
             self.launch_pasts(pads, state, slots, slots, load=False)
 
     def launch_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool) -> None:
-        pasts_kernel[(pads.chunks.shape[0], slots.shape[0])](
+        launch(pasts_kernel, pads.chunks.shape[0], slots.shape[0])(
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
             LOAD=load, BLOCK=PadPlan.CHUNK, STEP=pads.step, num_warps=4,
         )  # fmt: skip
