@@ -42,6 +42,7 @@ from engine.models.base import (
 
 KV_SHAPE = KVShape(num_layers=2, num_kv_heads=1, head_dim=4)
 LAYER_STEP, POSITION_STEP, ITEM_STEP, DIGITS = 97, 40_503, 2_654_435_761, 16
+SHIFTS = np.arange(5, 5 + 4 * KV_SHAPE.head_dim, 4)
 VOICES = {"ada": (7, 7, 1), "bo": (7, 7, 2, 2, 2)}
 """Rows in front of the text, by voice."""
 
@@ -101,7 +102,7 @@ class ShapedRow(Row):
 def digits(items: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], layer: int) -> npt.NDArray[np.int64]:
     """[...] -> [..., head_dim]: what one input adds to the sums."""
     mixed = items * ITEM_STEP + positions * POSITION_STEP + layer * LAYER_STEP
-    return (mixed[..., None] >> np.arange(5, 5 + 4 * KV_SHAPE.head_dim, 4)) % DIGITS
+    return (mixed[..., None] >> SHIFTS) % DIGITS
 
 
 def checksum_of(items: Sequence[int]) -> list[int]:
@@ -153,11 +154,11 @@ class ShapedTalker:
         self, rows: Sequence[Row], inputs: Sequence[Sequence[Any]], positions: Tensor, context: AttentionContext
     ) -> Tensor:
         self.num_forwards += 1
-        places = positions.numpy()
+        places, items = positions.numpy(), np.array(inputs, np.int64)
         zeros = torch.zeros(*places.shape, KV_SHAPE.num_kv_heads, KV_SHAPE.head_dim)
         sums = []
         for layer in range(KV_SHAPE.num_layers):
-            values = torch.from_numpy(digits(np.array(inputs, np.int64), places, layer)).float()
+            values = torch.from_numpy(digits(items, places, layer)).float()
             mean = context.attend(layer, zeros, zeros, values[:, :, None])[:, :, 0]
             sums.append(mean * (positions[..., None] + 1))
         hidden = torch.cat(sums, dim=-1)
