@@ -11,6 +11,8 @@ from sessions.text.rules import NUMBER, Rule, apply, either
 MIN_CODE_DIGITS = 5
 """A number of so many digits, without commas and not round, is read digit by digit."""
 
+_INDIAN = re.compile(r"(?<![\w.,])\d{1,2}(?:,\d{2})+,\d{3}(?![\d,])")
+"""Lakhs and crores: 1,00,000"""
 _FRACTION_SIGN = re.compile(either(FRACTION_SIGNS))
 _DOTTED = re.compile(r"(?<![\w.])(?P<lead>[vV]?)(?P<parts>\d{1,6}(?:\.\d{1,6}){2,})(?!\w)")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)")
@@ -111,6 +113,7 @@ def _bare(match: re.Match[str]) -> str:
 
 
 _BEFORE_UNITS: list[Rule] = [
+    (_INDIAN, lambda match: f"{int(match[0].replace(',', '')):,}"),
     (_RAISED, _raised),
     (_FRACTION_SIGN, lambda match: f" {FRACTION_SIGNS[match[0]]} "),
     (_DOTTED, _dotted),

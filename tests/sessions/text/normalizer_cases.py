@@ -31,6 +31,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
             "one zero zero, zero zero zero, zero zero zero, zero zero zero, zero zero zero, zero zero zero, zero zero zero zero",
         ),
         ("1,2,3 go", "one, two, three go"),
+        (
+            "₹1,00,000 and 12,34,567 people",
+            "one hundred thousand rupees and one million two hundred thirty-four thousand five hundred sixty-seven people",
+        ),
         ("1, 2, 3, go!", "one, two, three, go!"),
         (
             "10,000,000 users; 10000000 users; 1500000",
@@ -71,6 +75,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
             "10⁶, 10⁻³, 6.02×10²³ and x⁴",
             "ten to the power of six, ten to the power of minus three, six point zero two times ten to the power of twenty-three and x to the power of four",
         ),
+        ("x != 3, y >= 10, z<=4", "x is not equal to three, y at least ten, z at most four"),
         ("10², 10 m², note¹", "ten squared, ten square meters, note one"),
         ("H₂O and E=mc²", "H two O and E equals mc squared"),
         ("10^6, 10^-3, x^2", "ten to the power of six, ten to the power of minus three, x squared"),
