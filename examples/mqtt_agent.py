@@ -3,7 +3,8 @@
     pip install aiomqtt
     python mqtt_agent.py broker.example.com hello.wav
 
-The broker knows a voicewire (docs/mqtt.md). Audio comes as PCM here; devices take Opus.
+The broker knows a voicewire (docs/mqtt.md); if it asks, MQTT_USERNAME and MQTT_PASSWORD tell who we are. Audio comes
+as PCM here; devices take Opus.
 """
 
 from __future__ import annotations

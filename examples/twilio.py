@@ -5,7 +5,7 @@
 
 Twilio asks ``POST /voice`` what to do with a call and is told to bring its line to voicewire, which runs beside this
 with ``calls.twilio_auth_token`` and ``calls.public_url`` set (docs/calls.md). A proxy gives both the public address:
-``/voice`` leads here, ``/v1/`` to voicewire.
+``/voice`` leads here, ``/v1/`` to voicewire. VOICEWIRE_URL and VOICEWIRE_API_KEY tell where that is, and its key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from realtime.protocol.phones.signature import is_signed
 TOKEN = os.environ.get("TWILIO_AUTH_TOKEN", "")
 PUBLIC_URL = os.environ.get("PUBLIC_URL", "https://voice.example.com")
 VOICEWIRE = os.environ.get("VOICEWIRE_URL", "ws://127.0.0.1:8765")
-KEY = os.environ.get("VOICEWIRE_KEY", "")
+KEY = os.environ.get("VOICEWIRE_API_KEY", "")
 GREETING = "Hello, and thank you for calling. Press any key, and I will read it back to you. Press hash to hang up."
 
 
