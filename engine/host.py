@@ -332,7 +332,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("engine.weights").setLevel(logging.INFO)
     logging.getLogger("engine.weights").addHandler(TellProgress())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which first lets what is spoken end
+    for number in (signal.SIGINT, signal.SIGTERM):  # are for the server, which first lets what is spoken end
+        signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.argv[1])
     threading.Thread(target=end_with_parent, name="voicewire-parent-watch", daemon=True).start()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

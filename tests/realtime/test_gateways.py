@@ -246,7 +246,8 @@ async def test_a_signal_drains_every_gateway(served: Served) -> None:
         await client.send(ev.ResponseCreate(response_id="r", settings=BURST, text=TEXT, end=True))
         await next_of(client, ev.AudioMessage)
     family = [served.process, *served.process.children(recursive=True)]
-    served.process.terminate()
+    for member in family:  # as systemd stops a service: the engine's process, too, is told
+        member.terminate()
     for client in clients.values():
         assert (await hear(client)).done.status == "completed"
         assert await close_code(client) == 1012
