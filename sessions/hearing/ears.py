@@ -14,8 +14,8 @@ from sessions.hearing.levels import SILENCE_DB
 
 MAX_LOOKS = 64
 """In one turn of the event loop: it takes 1.3 ms at 8 kHz."""
-MAX_RUNS = 8
-"""Of the network in one turn, one behind the other: who has missed some catches up."""
+MAX_RUNS = 2
+"""Of the network in one turn, one behind the other: who has missed some catches up, and packets that are due wait."""
 
 Began = Callable[[], None]
 """Called when a caller begins to speak."""
