@@ -80,7 +80,8 @@ class PipelinedEngine(Engine):
                     graphs.rehearse(*key)
         except Exception:
             log.warning("kernels are compiled as they are needed", exc_info=True)
-        log.info("kernels compiled in %.1f s", time.perf_counter() - start)
+        else:
+            log.info("kernels compiled in %.1f s", time.perf_counter() - start)
 
     def measure_shape(self) -> Shape | None:
         """Of a step whose rows are all nobody's: the frame, and the decoding of as many frames in large calls.
