@@ -175,6 +175,7 @@ async def test_a_failure_after_it_cuts_the_answer_short(live: Live) -> None:
 
 async def test_voices_and_metrics(live: Live) -> None:
     await post(live)
+    await until(lambda: not live.engine.streams)  # its last audio is here before it ends
     async with live.http() as http:
         told = (await http.get("/v1/voices")).json()
         assert [voice["name"] for voice in told["voices"]] == ["ada", "ben"]
