@@ -166,7 +166,9 @@ class Engine(Intake):
 
     def emit(self, chunks: Iterable[Decoded]) -> None:
         for chunk in chunks:
-            request = self.scheduler.by_slot[chunk.slot]
+            request = self.scheduler.by_slot.get(chunk.slot)
+            if request is None:
+                continue  # it failed by an earlier one of these
             if chunk.error:
                 self.fail(request, EngineError(chunk.error))
             else:

@@ -68,6 +68,8 @@ MAX_UNSENT_BYTES = 64 * 2**20
 """A gateway that reads no more is cut off behind so much."""
 STATS_EVERY_S = 0.2
 READ_AHEAD_BYTES = 2**18
+WRITE_TOGETHER_BYTES = 2**20
+"""What is written together counts as unsent until all of it is."""
 MAX_READ_PAUSE_S = 0.01
 MAX_PIECES = 512
 """In one call to the system, which takes 1,024."""
@@ -120,12 +122,14 @@ class Gateway:
     def _take_unsent(self) -> list[Buffer]:
         """What there is by now, once there is something; empty at the end."""
         found: list[Buffer] = []
-        while not found or not self._unsent.empty():
+        num_bytes = 0
+        while not found or (num_bytes < WRITE_TOGETHER_BYTES and not self._unsent.empty()):
             message = self._unsent.get()
             if message is None:
                 self._unsent.put(None)
                 break
             found += message
+            num_bytes += sum(map(len, message))
         return found
 
 
@@ -195,7 +199,7 @@ class Host:
             for messages in received(connection):
                 for payload in messages:
                     self._obey(gateway, decode_command(payload))
-                if pause_s := self._read_pause_s:
+                if messages and (pause_s := self._read_pause_s):
                     time.sleep(pause_s)
         except (OSError, msgspec.DecodeError, ValueError) as error:
             log.warning("gateway %d: %s", gateway.number, error)
@@ -288,7 +292,7 @@ def failed_encoding(number: int, error: BaseException) -> Encoded:
 
 
 def received(connection: socket.socket) -> Iterator[list[bytes]]:
-    """Whole messages, as many at a time as have come, until the end of the stream."""
+    """Whole messages, as many at a time as have come, none while one is not all there, until the end of the stream."""
     rest = bytearray()
     while part := connection.recv(READ_AHEAD_BYTES):
         rest += part

@@ -25,9 +25,18 @@ from engine.commands import (
     Submit,
 )
 from engine.config import EngineConfig
-from engine.host import EPOCH_BITS, MAX_READ_PAUSE_S, MAX_UNSENT_BYTES, Gateway, Host, failed_encoding, received
+from engine.host import (
+    EPOCH_BITS,
+    MAX_READ_PAUSE_S,
+    MAX_UNSENT_BYTES,
+    WRITE_TOGETHER_BYTES,
+    Gateway,
+    Host,
+    failed_encoding,
+    received,
+)
 from engine.stats import StepTimes
-from engine.wire import LENGTH, MAX_MESSAGE_BYTES, Events, decode_message, frame, unpack_events
+from engine.wire import LENGTH, MAX_MESSAGE_BYTES, Events, decode_message, encode, frame, unpack_events
 
 INFO = EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False, can_encode=True)
 SECOND = np.full(24_000, 0.1, np.float32).tobytes()
@@ -138,6 +147,31 @@ def test_what_waits_to_be_sent_is_sent_together(gateway: Gateway) -> None:
     gateway._unsent.put(None)
     assert gateway._take_unsent() == [b"e"]
     assert gateway._take_unsent() == []
+
+
+def test_little_is_sent_together_where_much_waits(gateway: Gateway) -> None:
+    """What is being sent counts as unsent, and a gateway that reads must not be cut off for it."""
+    gateway.finish()
+    gateway.writing.join()
+    gateway._unsent.get()
+    for _ in range(40):
+        gateway._unsent.put([bytes(2**18)])
+    assert sum(map(len, gateway._take_unsent())) == WRITE_TOGETHER_BYTES
+
+
+def test_nobody_stands_back_within_a_message(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[None] = []
+    obeyed: list[object] = []
+    monkeypatch.setattr(Host, "_read_pause_s", property(lambda _: pauses.append(None)))
+    monkeypatch.setattr(Host, "_obey", lambda _, gateway, command: obeyed.append(command))
+    ours, theirs = socket.socketpair()
+    attending = threading.Thread(target=host._attend, args=(ours,))
+    with theirs:
+        attending.start()
+        theirs.sendall(encode(EncodeVoice(1, VoiceSample(pcm=20 * SECOND, transcript="long"))))
+        theirs.shutdown(socket.SHUT_WR)
+        attending.join()
+    assert len(obeyed) == len(pauses) == 1
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12), st.lists(st.integers(1, 30), min_size=1, max_size=8))
