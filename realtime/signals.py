@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NUM_TURNS = 3
+"""Of the event loop until it has called the handler of a signal that has come."""
 
 
 async def unless_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
@@ -24,11 +26,12 @@ async def unless_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
     with _handled_by(stop):
         try:
             await working
+            for _ in range(NUM_TURNS):
+                await asyncio.sleep(0)
         except asyncio.CancelledError:
             if not told:
                 raise
-            return False
-    return True
+    return not told
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from realtime.mqtt.broker import Broker
 from realtime.mqtt.line import Line, Publication
 from realtime.mqtt.status import offline
 from realtime.mqtt.visit import Visit
+from realtime.protocol.errors import LocalProtocolError
 from realtime.protocol.mqtt.messages import JSON, Closed, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
@@ -74,7 +75,7 @@ class MqttBridge:
         while self._farewells:
             topic = self._farewells[-1]
             said = Publication(topic=topic, payload=closed, qos=1, content_type=JSON, expiry_s=FAREWELL_EXPIRY_S)
-            with suppress(Refused):
+            with suppress(Refused, LocalProtocolError):
                 await line.publish(said)
             self._farewells.pop()
 

@@ -12,7 +12,7 @@ from realtime.calls.switchboard import Switchboard
 from realtime.errors import Refused
 from realtime.mqtt.line import Line, Publication
 from realtime.protocol import calls as on
-from realtime.protocol.errors import ProtocolError, RemoteProtocolError
+from realtime.protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt.messages import JSON
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
@@ -79,6 +79,6 @@ class CallDesk:
         said = Publication(topic=topic, payload=on.serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
         try:
             await self._line.publish(said)
-        except Refused as error:  # agents do not hear of it, and the call goes on
+        except (Refused, LocalProtocolError) as error:  # agents do not hear of it, and the call goes on
             log.warning("%s", error)
             self._server.metrics.refused(error.code)

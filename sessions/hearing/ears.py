@@ -59,6 +59,10 @@ class Ears:
             for sound in {ear.sound for ear in taken}:
                 for ear in look_once([ear for ear in taken if ear.sound == sound], sound):
                     begans[ear]()
+        except Exception:
+            for ear in begans:  # or it would be tried for ever
+                ear.waiting.clear()
+            raise
         finally:  # they go behind the others
             self._waiting |= {ear: began for ear, began in begans.items() if ear.waiting}
 

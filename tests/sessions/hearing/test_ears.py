@@ -75,3 +75,18 @@ async def test_a_forgotten_ear_is_told_nothing(runs: list[tuple[int, int]]) -> N
     ears.hear(ear, b"\x00" * 1_600, lambda: pytest.fail("there was no speech"))
     await asyncio.sleep(0.1)
     assert runs
+
+
+async def test_what_cannot_be_looked_at_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, faults = Counter[str](), Counter[str]()
+
+    def likelihoods(*_: object) -> None:
+        tried.update(["run"])
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr("sessions.hearing.caller.likelihoods", likelihoods)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.update([str(context["exception"])]))
+    ears, ear = Ears(), CallerEar("mulaw", 8_000, SETTINGS)
+    ears.hear(ear, PACKETS[0] * 10, lambda: pytest.fail("nothing was heard"))
+    await asyncio.sleep(0.1)
+    assert tried["run"] == faults["no network"] == 1
