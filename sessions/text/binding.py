@@ -12,6 +12,7 @@ from sessions.text.lexicon import (
     MONTH_ABBREVIATIONS,
     MONTHS,
     NUMBERED_ABBREVIATIONS,
+    STREETS,
     UNITS,
     WEEKDAYS,
 )
@@ -21,6 +22,8 @@ _HAS_DIGIT = re.compile(r"[\d½⅓⅔¼¾]")
 _ENDS_CLAUSE = re.compile(r"[.,;:!?](?:[)\]}\"'”’*_]*)$")
 _OPERATOR = re.compile(r"[-–—+×x*/=<>~&%^]")
 _MONTH_DAY = re.compile(rf"(?:{'|'.join(MONTHS)}|(?:{'|'.join(MONTH_ABBREVIATIONS)})\.?) \d{{1,2}}(?:st|nd|rd|th)?,")
+_HOUSE = re.compile(r"\d{1,5}[A-Z](?: [A-Z][\w.'-]*){0,2} [A-Z][\w'-]*")
+"""The number of a house and the name of a street, or an amount: "221B Baker", "7B Llama"."""
 _NEEDS_NEXT = frozenset(
     [*MONTHS, *MONTH_ABBREVIATIONS, *(f"{month}." for month in MONTH_ABBREVIATIONS)]
     + [*CLOSING_ABBREVIATIONS, *NUMBERED_ABBREVIATIONS, *CURRENCY_SIGNS, *CURRENCY_CODES]
@@ -40,4 +43,6 @@ def wants_more(words: Sequence[str]) -> bool:
         return True
     if _HAS_DIGIT.search(last):
         return not _ENDS_CLAUSE.search(last) or bool(_MONTH_DAY.fullmatch(" ".join(words[-2:])))
+    if _HOUSE.fullmatch(text) and last not in STREETS:
+        return True
     return bool(_HAS_DIGIT.search(text)) and (last in _DOTTED_UNITS or bool(_OPERATOR.fullmatch(last)))

@@ -379,6 +379,12 @@ PLACES = (
 ).split()
 """Behind these a number may end in a letter: "Gate 5B"."""
 
+STREETS = (
+    "Street St Avenue Ave Road Rd Lane Ln Drive Dr Boulevard Blvd Court Ct Place Pl Square Sq Terrace Parkway Pkwy Way "
+    "Crescent Highway Hwy"
+).split()
+"""Before these, too, with a name between: "221B Baker St."."""
+
 FRACTION_SIGNS = {
     "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
     "⅙": "1/6", "⅚": "5/6", "⅐": "1/7", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8", "⅑": "1/9", "⅒": "1/10",

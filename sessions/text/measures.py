@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sessions.text.lexicon import INVARIABLE, IRREGULAR_PLURALS, MAGNITUDES, PER_UNITS, PLACES, UNITS
+from sessions.text.lexicon import INVARIABLE, IRREGULAR_PLURALS, MAGNITUDES, PER_UNITS, PLACES, STREETS, UNITS
 from sessions.text.numbers import number
 from sessions.text.rules import DASH, NUMBER, Rule, apply, either
 
@@ -13,6 +13,7 @@ _UNIT_DOT = r"(?:\.(?=\s[a-z\d]))?"
 """The dot of "lbs." goes if the sentence goes on."""
 
 _PLACE = re.compile(rf"\b(?P<place>{either(PLACES)}) (?P<number>\d{{1,4}})(?P<letter>[A-Z])(?!\w)")
+_HOUSE = re.compile(rf"(?<![\w.,])(\d{{1,5}})([A-Z])(?=(?: [A-Z\d][\w'.-]*){{1,3}}? (?:{either(STREETS)})(?!\w))")
 _PER = re.compile(rf"(?<=[a-z])\s?/\s?(?P<unit>{either(PER_UNITS)})\b")
 _FEET_INCHES = re.compile(r"""(?<![\w.])(\d{1,2})' ?(\d{1,2})(?:["″]|''|(?![\w']))""")
 _INCHES = re.compile(rf"""(?<![\w.,])(?P<amount>{NUMBER})(?:["″]|in(?!\w)|\sin(?=\.)){_UNIT_DOT}""")
@@ -31,6 +32,7 @@ _MAGNITUDE = re.compile(rf"(?<![\w.,#])({NUMBER})(bn|[kKMBT])(?!\w)")
 def say_measures(text: str, previous_word: str) -> str:
     """``previous_word`` tells "gate 5B" from five billion."""
     text = _PLACE.sub(r"\g<place> \g<number> \g<letter>", f"{previous_word} {text}")[len(previous_word) + 1 :]
+    text = _HOUSE.sub(lambda match: f"{number(match[1])} {match[2]}", text)
     text = _PER.sub(lambda match: f" per {PER_UNITS[match['unit']]}", text)
     text = apply(_LENGTHS, text)
     if "=" not in text:

@@ -141,6 +141,14 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("24 hrs/day", "twenty-four hours per day"),
         ("I saw 3 in the park", "I saw three in the park"),
         ("Gate 5B, Room 12B, Apt. 5B", "Gate five B, Room twelve B, Apartment five B"),
+        ("221B Baker St. is famous", "two hundred twenty-one B Baker Street is famous"),
+        ("12W Martin Luther King Blvd., 5K 42nd St", "twelve W Martin Luther King Boulevard, five K forty-second St"),
+        (
+            "$221B Wall Street, 221B dollars, 221B Revenue",
+            "two hundred twenty-one billion dollars Wall Street, two hundred twenty-one billion dollars, "
+            "two hundred twenty-one billion Revenue",
+        ),
+        ("a 7B Llama Instruct model", "a seven billion Llama Instruct model"),
     ],
     "sums": [
         ("2 + 2 = 4, 10 - 3 = 7", "two plus two equals four, ten minus three equals seven"),
