@@ -169,8 +169,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     text_closed: bool = False
     layout: TextLayout = TextLayout.AUTO
     segment: int = 0
-    """Which of its response's requests it is: with the seed it keys the noise. Only the first, 0, is ever refused for
-    want of room: a response that speaks waits."""
+    """Which of its response's requests it is: with the seed it keys the noise. Another than the first, 0, is submitted
+    once the response has been heard: a crowd refuses none of those, only the ceiling, ``max_waiting_segments``."""
     sampling: SamplingParams = SamplingParams()
     max_frames: int | None = None
     """Cap on codec frames; ``None`` derives one from the length of the text."""

@@ -25,6 +25,7 @@ from engine.api import (
 from engine.commands import Command, Emitted, Prefetch
 from engine.config import EngineConfig
 from engine.encoding import EncodingThread
+from engine.room import Room
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
 
@@ -54,7 +55,7 @@ class LocalEngine:
         load: Callable[[], Loaded],
         config: EngineConfig,
     ) -> None:
-        self._load, self._config = load, config
+        self._load, self._config, self._room = load, config, Room.of(config)
         self._loaded: Loaded | None = None
         self._encoding: EncodingThread | None = None
         self._loop: EngineLoop | None = None
@@ -97,7 +98,7 @@ class LocalEngine:
         if self._loop is None:
             raise EngineDead("the engine loop is not running")
         check_request(request, self.info, self._config.max_text_chars)
-        return self._streams.submit(request, self._config.max_requests + self._config.max_waiting)
+        return self._streams.submit(request, self._room)
 
     async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
         check_sample(sample, self.info)

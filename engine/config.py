@@ -29,6 +29,7 @@ AT_LEAST_ONE = (
 )
 AT_LEAST_ZERO = (
     "max_waiting",
+    "max_waiting_segments",
     "reserved_memory_mb",
     "watermark_blocks",
     "preempt_margin_s",
@@ -56,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that hold a decoder slot at once."""
     max_waiting: int = 256
     """Requests queued behind them; more are refused with ``EngineOverloaded``, but for those of a reply that speaks."""
+    max_waiting_segments: int = 1_024
+    """Further segments of replies that speak, queued even behind those; beyond them these are refused, too."""
     block_size: int = 16
     """Positions in one KV block."""
     num_blocks: int | None = None

@@ -43,6 +43,7 @@ from engine.config import EngineConfig
 from engine.encoding import EncodingThread
 from engine.errors import EngineError, EngineOverloaded, InvalidRequest
 from engine.loop import EngineLoop
+from engine.room import Room
 from engine.validation import check_request, check_sample
 from engine.wire import (
     LENGTH,
@@ -156,8 +157,7 @@ class Host:
     ) -> None:
         self.encoding = EncodingThread(encode_voice) if encode_voice else None
         self.info, self.config = info, config
-        capacity = config.max_requests + config.max_waiting
-        self.hello = encode(Hello(info, config.max_text_chars, capacity))
+        self.hello = encode(Hello(info, config.max_text_chars, Room.of(config)))
         self.gateways: dict[int, Gateway] = {}
         self.numbers = itertools.count(1)
         self.loop = EngineLoop(make_engine, self.deliver, self.died)

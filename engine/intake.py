@@ -16,10 +16,11 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.prefix import PrefixCache
 from engine.commands import Emitted, Released
 from engine.config import EngineConfig
-from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, RequestTooLong
+from engine.errors import EngineError, EngineOverloaded, RequestTooLong
 from engine.guards import LoopGuard, SilenceGuard
 from engine.models.base import DecodeStage, Row, SpeechModel
 from engine.request import Phase, PlaybackClock, Request
+from engine.room import Room
 from engine.scheduler import Scheduler
 from engine.validation import check_chunk_frames, check_sampling
 
@@ -49,6 +50,7 @@ class Intake:
     ) -> None:
         self.model, self.stage, self.pool, self.config, self.clock = model, stage, pool, config, clock
         self.scheduler = Scheduler(model, stage, pool, prefixes, config, self.starved, self.fail)
+        self.room = Room.of(config)
         self.requests: dict[int, Request] = {}
         self.released: list[Request] = []
         self.events: list[Emitted] = []
@@ -58,8 +60,7 @@ class Intake:
         """Queue a request. A bad one ends at once, with its terminal event."""
         seed = secrets.randbits(48) if spec.sampling.seed is None else spec.sampling.seed
         try:
-            if spec.segment == 0:
-                self.check_room()
+            self.check_room(spec)
             request = self.new_request(spec, epoch, seed)
         except Exception as error:
             code, message = as_reported(error)
@@ -75,10 +76,9 @@ class Intake:
         if spec.text_closed:
             self.end_input(epoch)
 
-    def check_room(self) -> None:
-        """Raises ``EngineOverloaded`` when there is none for one more that is spoken to."""
-        if len(self.requests) >= self.config.max_requests + self.config.max_waiting:
-            raise EngineOverloaded(f"{len(self.requests)} requests are active in the engine", OVERLOAD_RETRY_MS)
+    def check_room(self, spec: SpeechRequest) -> None:
+        """Raises ``EngineOverloaded`` when there is none for it."""
+        self.room.check(len(self.requests), spec.segment)
 
     def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
         check_sampling(spec.sampling, self.model.abilities.sampling_limits)

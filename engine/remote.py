@@ -232,7 +232,7 @@ class RemoteEngine:
         if self._writer is None or self._hello is None:
             raise EngineDead("the engine process is not running")
         check_request(request, self.info, self._hello.max_text_chars)
-        return self._streams.submit(request, self._hello.capacity)
+        return self._streams.submit(request, self._hello.room)
 
     async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
         check_sample(sample, self.info)

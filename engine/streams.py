@@ -12,7 +12,6 @@ import msgspec
 
 from engine.api import (
     EngineDead,
-    EngineOverloaded,
     Finished,
     FinishReason,
     InvalidRequest,
@@ -21,7 +20,7 @@ from engine.api import (
     SpeechRequest,
 )
 from engine.commands import Cancel, Command, Emitted, EndInput, PushText, Released, ReportPlayback, Submit
-from engine.errors import OVERLOAD_RETRY_MS
+from engine.room import Room
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -109,10 +108,9 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def submit(self, request: SpeechRequest, capacity: int) -> EngineStream:
-        """Raises ``EngineOverloaded`` when ``capacity`` requests are there already, for the first of a response."""
-        if request.segment == 0 and len(self) >= capacity:
-            raise EngineOverloaded(f"{len(self)} requests are active; the limit is {capacity}", OVERLOAD_RETRY_MS)
+    def submit(self, request: SpeechRequest, room: Room) -> EngineStream:
+        """Raises ``EngineOverloaded`` when there is no room for it."""
+        room.check(len(self), request.segment)
         request = msgspec.structs.replace(
             request, text=well_formed(request.text), instruct=well_formed(request.instruct)
         )

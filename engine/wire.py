@@ -16,6 +16,7 @@ import numpy as np
 
 from engine.api import EngineInfo, EngineStats, Finished, FinishReason, SpeechChunk, SpeechEvent, Starved
 from engine.commands import Command, Emitted, Encoded, Released
+from engine.room import Room
 
 LENGTH = struct.Struct(">I")
 READY = "ready"
@@ -30,7 +31,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
     info: EngineInfo
     max_text_chars: int
-    capacity: int
+    room: Room
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):

@@ -107,7 +107,7 @@ class SessionLimits:
     max_ready_ms: int = 60_000
     """In burst, no further segment begins while so much audio waits to be taken."""
     max_burst_segments: int = 2
-    """So many segments of a response are generated at once in burst; otherwise one."""
+    """So many segments of a response are generated at once in burst, once it has been heard; otherwise one."""
     max_remembered_responses: int = 4
     """So many ended responses can still be asked what was heard."""
     text_timeout_s: float = 60.0

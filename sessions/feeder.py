@@ -117,9 +117,14 @@ class Feeder:
             return False
         return item.closed or not item.gathers or should_open_next(item.facts, left_ms, self._dead_air)
 
+    @property
+    def _speaks(self) -> bool:
+        """Something has been heard: from now on no crowd in the engine refuses the response its segments."""
+        return len(self._generating) < self.num_begun or any(segment.sounded for segment in self._generating)
+
     def _has_room(self) -> bool:
         limits = self._services.limits
-        if self._settings.lead_ms is not None:
+        if self._settings.lead_ms is not None or not self._speaks:
             return not self._generating
         is_read = self._outbox.waiting_samples * 1000 < limits.max_ready_ms * self._settings.format.sample_rate
         return len(self._generating) < limits.max_burst_segments and is_read

@@ -129,10 +129,11 @@ class PipelinedEngine(Engine):
             *((stage.graphs, key) for key in reversed(stage.call_shapes)),
         ]
 
-    def check_room(self) -> None:
-        super().check_room()
+    def check_room(self, spec: SpeechRequest) -> None:
+        super().check_room(spec)
         frame_s = self.config.admission_share * self.scheduler.frame_s
-        if self.requests and not self.step_model.carries(len(self.requests) + 1, frame_s):
+        is_one_more = bool(self.requests) and spec.segment == 0
+        if is_one_more and not self.step_model.carries(len(self.requests) + 1, frame_s):
             raise EngineOverloaded(
                 f"one more than {len(self.requests)} requests would be heard with gaps", OVERLOAD_RETRY_MS
             )

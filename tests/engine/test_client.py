@@ -237,6 +237,19 @@ async def test_more_than_the_house_holds_is_refused_with_a_time_to_try_again(sha
         await engine.aclose()
 
 
+async def test_above_the_ceiling_a_reply_that_speaks_is_refused_too(shape: Shape, switch: Switch) -> None:
+    engine = make(shape, switch, max_requests=1, max_waiting=1, max_waiting_segments=1)
+    await engine.start()
+    try:
+        for number, segment in enumerate((0, 0, 1)):
+            engine.submit(request(number, text_closed=False, segment=segment))
+        with pytest.raises(EngineOverloaded, match="3 requests are active; the limit is 3") as refusal:
+            engine.submit(request(3, segment=2))
+        assert refusal.value.retry_after_ms > 0
+    finally:
+        await engine.aclose()
+
+
 async def test_text_after_its_close_is_refused_in_every_order(engine: LocalEngine) -> None:
     closed_at_submit = engine.submit(request(1))
     closed_later = engine.submit(request(2, text_closed=False))

@@ -198,7 +198,7 @@ def test_the_engine_itself_holds_no_more_than_it_says_whoever_asks(make_bench: M
     end = bench.heard[refused].end
     assert end
     assert (end.reason, end.code) == (FinishReason.ERROR, "overloaded")
-    assert end.message == "3 requests are active in the engine"
+    assert end.message == "3 requests are active; the limit is 3"
     assert bench.heard[refused].released
     assert not any(bench.heard[epoch].end for epoch in taken)
     bench.cancel(taken[0])
@@ -218,6 +218,20 @@ def test_a_reply_that_speaks_waits_for_its_next_segment_where_a_new_one_is_refus
     bench.run()
     assert [bench.heard[row].reason is FinishReason.ERROR for row in (first, second, other)] == [False, False, True]
     assert bench.heard[other].end.code == EngineOverloaded.code
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_above_the_ceiling_even_a_reply_that_speaks_is_refused(make_bench: MakeBench, graphs: bool) -> None:
+    bench = make_bench(max_requests=1, max_waiting=1, max_waiting_segments=2, graphs=graphs)
+    taken = [bench.submit(text="Hello.", text_closed=True, segment=segment) for segment in (0, 1, 1, 2)]
+    refused = bench.submit(text="Hello.", text_closed=True, segment=3)
+    end = bench.heard[refused].end
+    assert end
+    assert (end.code, end.message) == (EngineOverloaded.code, "4 requests are active; the limit is 4")
+    assert end.retry_after_ms
+    bench.run()
+    bench.check_idle()
+    assert all(bench.heard[epoch].reason is not FinishReason.ERROR for epoch in taken)
 
 
 def test_an_instruction_longer_than_the_cache_is_refused_with_limit_and_value(make_bench: MakeBench) -> None:

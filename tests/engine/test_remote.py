@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from engine.api import (
     CheckpointError,
     EngineInfo,
+    EngineOverloaded,
     Finished,
     FinishReason,
     SamplingParams,
@@ -27,6 +29,7 @@ from engine.api import (
 from engine.client import create_engine
 from engine.config import EngineConfig
 from engine.remote import EngineProcess, RemoteEngine, host_command, host_environment
+from engine.room import Room
 from engine.wire import LENGTH, Hello, encode, frame
 from tests.fakes.checkpoints import write_checkpoint
 
@@ -151,7 +154,7 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: R
 
 
 async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left(tmp_path: Path) -> None:
-    hello = encode(Hello(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, 10))
+    hello = encode(Hello(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, Room(10, 20)))
     connections: list[asyncio.StreamWriter] = []
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,6 +186,21 @@ async def test_starting_again_ends_the_process_that_still_runs(folder: Path) -> 
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     await process.stop()
+
+
+async def test_a_process_tells_its_gateways_how_much_room_there_is(folder: Path) -> None:
+    config = EngineConfig(fast_start=True, max_requests=1, max_waiting=0, max_waiting_segments=1)
+    process = EngineProcess(folder, config, "cpu", "auto", is_embedded=False)
+    engine = RemoteEngine(process.socket, process)
+    await engine.start()
+    try:
+        engine.submit(request("first", 900))
+        engine.submit(msgspec.structs.replace(request("second"), segment=1))
+        for segment, limit in ((0, 1), (1, 2)):
+            with pytest.raises(EngineOverloaded, match=f"2 requests are active; the limit is {limit}"):
+                engine.submit(msgspec.structs.replace(request("third"), segment=segment))
+    finally:
+        await engine.aclose()
 
 
 async def test_a_process_stands_back_as_far_as_it_is_told(folder: Path) -> None:

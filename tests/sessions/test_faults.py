@@ -84,10 +84,11 @@ async def test_no_room_at_the_start_fails_the_response_with_when_to_ask_again(
     assert (done.error.code, done.error.retry_after_ms) == ("overloaded", 500)
 
 
+@pytest.mark.parametrize("settings", [PACED, BURST], ids=["paced", "burst"])
 async def test_no_room_in_the_middle_is_waited_out(
-    registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
+    registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
 ):
-    session = registry.create(settings=PACED)
+    session = registry.create(settings=settings)
     _reading, task = reading_task(session.create_response(text=LONG, text_closed=True))
     await asyncio.sleep(0.1)
     monkeypatch.setattr(engine, "_max_waiting", 0)
@@ -95,6 +96,18 @@ async def test_no_room_in_the_middle_is_waited_out(
     assert [request.segment for request in engine.requests] == [0, 1, 2, 3]
     refused = session.create_response(text=LONG, text_closed=True)
     assert (await read(refused)).done.status is ResponseStatus.FAILED
+
+
+async def test_a_burst_asks_for_one_place_until_it_is_heard(registry: SessionRegistry, engine: RememberingEngine):
+    """Its later segments are refused by no crowd, so none may wait in the engine while it is not spoken."""
+    engine.script_next(FakeScript(first_chunk_s=2.0))
+    _reading, task = reading_task(registry.create(settings=BURST).create_response(text=LONG, text_closed=True))
+    await asyncio.sleep(1.9)
+    assert len(engine.ever) == 1
+    await asyncio.sleep(0.15)
+    assert [stream.num_frames > 0 for stream in engine.ever] == [True, False], "the second is made beside the first"
+    assert (await task).done.status is ResponseStatus.COMPLETED
+    assert [request.segment for request in engine.requests] == [0, 1, 2, 3]
 
 
 async def test_what_cannot_be_spoken_at_its_start_takes_no_reply_past_the_door(
