@@ -14,6 +14,9 @@ from sessions.script import FlushMark, Script, Segment
 from sessions.services import Services
 from sessions.text.dead_air import DeadAirSettings, should_close_early, should_open_next
 
+MAX_BEGUN_FLUSHES = 50
+"""Flushes are taken from the script when they are passed on; very many at once would hold up others."""
+
 
 class Feeder:
     """``on_look`` is called after each look at the script, ``on_error`` when the engine refuses a segment for good."""
@@ -112,7 +115,7 @@ class Feeder:
 
     def _may_begin(self, item: Segment | FlushMark, left_ms: float) -> bool:
         if isinstance(item, FlushMark):
-            return True
+            return len(self.begun) < MAX_BEGUN_FLUSHES
         if not item.speakable or not self._has_room():
             return False
         return item.closed or not item.gathers or should_open_next(item.facts, left_ms, self._dead_air)

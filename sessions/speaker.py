@@ -185,6 +185,8 @@ class Speaker:
         self._put(await self._voicing.pause())
         self._outbox.put_flush(mark.flush)
         self._on_ready()
+        self.advance()
+        await asyncio.sleep(0)
 
     async def _hear(self, segment: Segment) -> None:
         assert segment.stream is not None, "a segment that has not begun"

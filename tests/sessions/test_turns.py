@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -11,8 +12,8 @@ from sessions.alignment.even import EvenAligner
 from sessions.config import AudioFormat, Encoding, SessionLimits, SpeechSettings
 from sessions.registry import SessionRegistry
 from sessions.turns import Turns
-from tests.sessions.conftest import LIMITS, RememberingEngine
-from tests.sessions.reading import read
+from tests.sessions.conftest import BURST, LIMITS, PACED, RememberingEngine
+from tests.sessions.reading import read, reading_task
 
 NUM = 8
 
@@ -72,3 +73,20 @@ async def test_the_packets_are_the_same(engine: RememberingEngine) -> None:
         await registry.aclose()
     assert packets[True] == packets[False]
     assert all(packets[True])
+
+
+@pytest.mark.parametrize("settings", [BURST, replace(PACED, lead_ms=200)], ids=["burst", "paced"])
+async def test_very_many_flushes_hold_up_nobody(registry: SessionRegistry, settings: SpeechSettings) -> None:
+    """Whether they wait for speech to be made or to be played."""
+    response = registry.create(settings=settings).create_response(text="Hello there. ")
+    for _ in range(5_000):
+        response.flush()
+    response.end_input()
+    reading, task = reading_task(response)
+    nums = [0]
+    while not reading.ended:
+        await asyncio.sleep(0)
+        nums.append(len(reading.events))
+    await task
+    assert [flush.flush for flush in reading.flushes] == list(range(5_000))
+    assert max(later - earlier for earlier, later in pairwise(nums)) <= 100, "in one turn of the loop"
