@@ -52,11 +52,14 @@ class AsgiLink:
         self._write_timeout_s = write_timeout_s
         self._line: Line | None = scope.get("extensions", {}).get(EXTENSION)
         self._closed = False
+        self.close_code: int | None = None
+        """With which the line was closed, once ``receive`` has said so."""
 
     async def receive(self) -> str | bytes | None:
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             self._closed = True
+            self.close_code = message.get("code")
             return None
         text: str | None = message.get("text")
         data: bytes = message.get("bytes") or b""

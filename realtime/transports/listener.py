@@ -15,7 +15,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Opcode
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
 
@@ -194,13 +194,32 @@ class SpeechSocketProtocol(WebSocketsSansIOProtocol):
             line = Line(writable=self.writable, abort=self.transport.abort, ended=self._has_ended)
             cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = line
 
+    def handle_cont(self, event: Frame) -> None:
+        """In one run of memory: a list takes fifty bytes more for each piece, eight for an empty one."""
+        if not isinstance(self.frames[0], bytearray):
+            self.frames[0] = bytearray(self.frames[0])  # type: ignore[call-overload]
+        self.frames[0] += event.data
+        if event.fin:
+            self.send_receive_event_to_app()
+
     def send_receive_event_to_app(self) -> None:
-        """uvicorn stops reading at every message until it is taken, which costs more than the message itself."""
-        goes_on = not self.read_paused and self.queue.qsize() < READ_AHEAD_MESSAGES
-        self.read_paused = self.read_paused or goes_on
-        super().send_receive_event_to_app()
-        if goes_on:
-            self.read_paused = False
+        """uvicorn stops reading at every message until it is taken, which costs more than the message itself, and logs
+        text that is no UTF-8 as a fault of ours."""
+        data, self.frames = b"".join(self.frames), []
+        if self.close_sent:
+            return
+        try:
+            if self.curr_msg_data_type == "text":
+                self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
+            else:
+                self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+        except UnicodeDecodeError:
+            self.conn.fail(CloseCode.INVALID_DATA)
+            self.handle_parser_exception()
+            return
+        if not self.read_paused and self.queue.qsize() > READ_AHEAD_MESSAGES:
+            self.read_paused = True
+            self.transport.pause_reading()
 
     def _has_ended(self) -> bool:
         return self.close_sent or self.disconnected

@@ -53,7 +53,8 @@ class SpeechEndpoint:
             await websocket.send_denial_response(refusal_response(error))
             return
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
-        connection = SpeechConnection(self._server, session, AsgiLink(scope, receive, send, timeout_s))
+        link = AsgiLink(scope, receive, send, timeout_s)
+        connection = SpeechConnection(self._server, session, link)
         try:
             with self._server.connected(connection, caller):
                 await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
@@ -61,7 +62,7 @@ class SpeechEndpoint:
                 await connection.converse()
         finally:
             await session.aclose()
-            log.info("session closed", extra={"session_id": session.session_id})
+            log.info("session closed", extra={"session_id": session.session_id, "close_code": link.close_code})
 
 
 class SpeechConnection:

@@ -273,10 +273,17 @@ async def send_any(client: SpeechClient, message: str | bytes) -> None:
         raise ConnectionError from None
 
 
-async def test_text_that_is_no_utf_8_is_refused(live: Live) -> None:
+async def test_text_that_is_no_utf_8_is_refused(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """And is no error of ours."""
+    caplog.set_level("INFO")
     async with live.session() as client:
         await send_any(client, '{"type":"text.append","response_id":"r","text":"\ud83d"}')
         assert await close_code(client) == 1007
+    await live.freed()
+    closed = [vars(record) for record in caplog.records if record.message == "session closed"]
+    assert [(one["session_id"], one.get("close_code")) for one in closed] == [(client.created.session_id, 1007)]
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+    assert not any(record.exc_info for record in caplog.records)
 
 
 async def fuzz(live: Live, num_messages: int) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -73,9 +76,9 @@ class Pipe(asyncio.Transport):
     abort = close
 
 
-async def outcome(pieces: list[bytes], own_frames: bool, early: bytes = b"") -> tuple[list[Any], bytes, bool]:
-    """What the application is told, what the client is, and whether the line was closed. ``early`` comes with the
-    handshake."""
+@asynccontextmanager
+async def connected(own_frames: bool = True, early: bytes = b"") -> AsyncIterator[tuple[SpeechSocketProtocol, Pipe]]:
+    """``early`` comes with the handshake."""
     config = load_config(flags={"listen.own_frames": own_frames, "limits.max_message_bytes": MAX_BYTES // 4})
     accepted = asyncio.Event()
 
@@ -92,13 +95,19 @@ async def outcome(pieces: list[bytes], own_frames: bool, early: bytes = b"") -> 
     protocol.connection_made(pipe)
     protocol.data_received(REQUEST + early)
     await accepted.wait()
-    for piece in pieces:
-        protocol.data_received(piece)
-    told = [protocol.queue.get_nowait() for _ in range(protocol.queue.qsize())]
+    yield protocol, pipe
     for task in state.tasks:
         task.cancel()
     await asyncio.gather(*state.tasks, return_exceptions=True)
-    return told, pipe.told.partition(b"\r\n\r\n")[2], pipe.ended
+
+
+async def outcome(pieces: list[bytes], own_frames: bool, early: bytes = b"") -> tuple[list[Any], bytes, bool]:
+    """What the application is told, what the client is, and whether the line was closed."""
+    async with connected(own_frames, early) as (protocol, pipe):
+        for piece in pieces:
+            protocol.data_received(piece)
+        told = [protocol.queue.get_nowait() for _ in range(protocol.queue.qsize())]
+        return told, pipe.told.partition(b"\r\n\r\n")[2], pipe.ended
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -160,3 +169,17 @@ def test_frames_are_cut_where_they_end(sizes: list[int], places: list[int]) -> N
     assert found == frames
     assert [payload(one) for one in found] == texts
     assert not cutter.broken
+
+
+@pytest.mark.parametrize("piece", [b"", b"a"], ids=["empty", "of one byte"])
+async def test_what_is_not_complete_takes_no_more_memory_than_its_bytes(piece: bytes) -> None:
+    async with connected() as (protocol, _):
+        protocol.data_received(frame(MORE_TEXT, b"a"))
+        tracemalloc.start()
+        for _ in range(10_000):
+            protocol.data_received(frame(MORE, piece))
+        num_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert num_bytes < 30_000
+        protocol.data_received(frame(CONTINUED, b"b"))
+        assert protocol.queue.get_nowait() == {"type": "websocket.receive", "text": "a" + 10_000 * piece.decode() + "b"}
