@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from engine.api import FinishReason
+from engine.api import FinishReason, SpeechRequest
+from engine.errors import OVERLOAD_RETRY_MS
+from engine.room import Room
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.errors import TextClosed
@@ -21,6 +23,7 @@ from sessions.response import Response
 from sessions.session import Session
 from sessions.voicing import Voicing
 from tests.fakes.script import FakeScript
+from tests.fakes.stream import FakeSpeechStream
 from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RememberingEngine, assert_all_free
 from tests.sessions.reading import read, reading_task
 
@@ -96,6 +99,26 @@ async def test_no_room_in_the_middle_is_waited_out(
     assert [request.segment for request in engine.requests] == [0, 1, 2, 3]
     refused = session.create_response(text=LONG, text_closed=True)
     assert (await read(refused)).done.status is ResponseStatus.FAILED
+
+
+@pytest.mark.parametrize("settings", [PACED, BURST], ids=["paced", "burst"])
+async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_ask_again(
+    registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
+):
+    room = Room(for_new=2, for_speaking=0)
+    submit = engine.submit
+
+    def submit_where_there_is_room(request: SpeechRequest) -> FakeSpeechStream:
+        room.check(len(engine.streams), request.segment)
+        return submit(request)
+
+    monkeypatch.setattr(engine, "submit", submit_where_there_is_room)
+    response = registry.create(settings=settings).create_response(text=LONG, text_closed=True)
+    reading = await read(response)
+    assert reading.num_samples > 0
+    assert reading.done.status is ResponseStatus.FAILED
+    assert reading.done.error is not None
+    assert (reading.done.error.code, reading.done.error.retry_after_ms) == ("overloaded", OVERLOAD_RETRY_MS)
 
 
 async def test_a_burst_asks_for_one_place_until_it_is_heard(registry: SessionRegistry, engine: RememberingEngine):
