@@ -17,10 +17,8 @@ import contextlib
 import json
 import os
 import resource
-import secrets
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from typing import Any
 
 import psutil
 
+from engine.own_folder import OwnFolder
 from engine.remote import EngineProcess, RemoteEngine
 from realtime.bench.deltas import CORPUS
 from realtime.bench.plan import Plan
@@ -53,8 +52,8 @@ class ScriptedProcess(EngineProcess):
     """The scripted engine where the engine's own process would be."""
 
     def __init__(self) -> None:
-        self._room = Path(tempfile.gettempdir()) / f"voicewire-{secrets.token_hex(8)}"
-        self.socket = self._room / "engine.sock"
+        self._folder = OwnFolder()
+        self.socket = self._folder.path / "engine.sock"
         self._process = None
 
     @property

@@ -10,10 +10,7 @@ import itertools
 import json
 import logging
 import os
-import secrets
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +31,7 @@ from engine.api import (
 )
 from engine.commands import Command, DismissSample, Encoded, EncodeVoice, Prefetch
 from engine.config import EngineConfig
+from engine.own_folder import OwnFolder
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
 from engine.wire import LENGTH, PROGRESS, READY, Events, Hello, Message, Stats, decode_message, encode, unpack_events
@@ -61,8 +59,8 @@ class EngineProcess:
     """The child that runs ``engine.host``; it ends when our end of its standard input closes."""
 
     def __init__(self, folder: Path, config: EngineConfig, device: str, dtype: str, is_embedded: bool) -> None:
-        self._room = Path(tempfile.gettempdir()) / f"voicewire-{secrets.token_hex(8)}"
-        self.socket = self._room / "engine.sock"
+        self._folder = OwnFolder()
+        self.socket = self._folder.path / "engine.sock"
         self.settings = {
             "socket": str(self.socket),
             "folder": str(folder),
@@ -87,7 +85,7 @@ class EngineProcess:
         Raises ``CheckpointError`` when it fails.
         """
         await self._end()
-        self._room.mkdir(mode=0o700, exist_ok=True)
+        self._folder.make()
         self.socket.unlink(missing_ok=True)
         self._process = await asyncio.create_subprocess_exec(
             *self.command,
@@ -109,7 +107,7 @@ class EngineProcess:
 
     async def stop(self) -> None:
         await self._end()
-        shutil.rmtree(self._room, ignore_errors=True)
+        self._folder.remove()
 
     async def _end(self) -> None:
         """It ends by itself when its standard input closes; by force when that takes too long."""

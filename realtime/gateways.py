@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
@@ -168,20 +167,21 @@ async def serve_by_gateways(
     listen = msgspec.structs.replace(config.listen, port=port)
     counted = all_names(load_gatekeeper(config.auth).key_names)
     try:
-        with tempfile.TemporaryDirectory(prefix="voicewire-metrics-") as folder:
-            tally = Path(folder) / "tally"
-            SharedTally.make_file(tally, counted, config.listen.gateways)
-            plan = GatewayPlan(
-                config=msgspec.structs.replace(config, listen=listen),
-                engine=str(address),
-                tally=str(tally),
-                counted=tuple(counted),
-                exchange=str(Path(folder) / "exchange"),
-            )
-            if not await unless_told_to_stop(engine.start()):
-                return
-            async with Exchange().open(Path(plan.exchange)):
-                await Gateways(plan, folder).run(lambda: on_ready(port))
+        if not await unless_told_to_stop(engine.start()):
+            return
+        folder = address.parent / "gateways"
+        folder.mkdir()
+        tally = folder / "tally"
+        SharedTally.make_file(tally, counted, config.listen.gateways)
+        plan = GatewayPlan(
+            config=msgspec.structs.replace(config, listen=listen),
+            engine=str(address),
+            tally=str(tally),
+            counted=tuple(counted),
+            exchange=str(folder / "exchange"),
+        )
+        async with Exchange().open(Path(plan.exchange)):
+            await Gateways(plan, str(folder)).run(lambda: on_ready(port))
     finally:
         await engine.aclose()
         for placeholder in reserved:

@@ -25,7 +25,8 @@ def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
 
 
 def share_engine(model: Path | None, **settings: Any) -> tuple[SpeechEngine, Path]:
-    """An engine in a process of its own, not yet started, and the address at which other processes reach it."""
+    """An engine in a process of its own, not yet started, and the address at which other processes reach it. Its folder
+    is there from ``start`` to ``aclose``."""
     from engine.client import share_engine as make_shared_engine
 
     return make_shared_engine(model, **settings)

@@ -52,7 +52,7 @@ def owned(folder: Path) -> RemoteEngine:
 def listening(folder: Path) -> Iterator[Path]:
     """One engine process for the tests that leave it alive."""
     process = process_of(folder)
-    process.socket.parent.mkdir()
+    process._folder.make()
     command = host_command(process.settings)
     with subprocess.Popen(command, env=host_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
         assert host.stdout is not None

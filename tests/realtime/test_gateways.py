@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
+from engine.own_folder import OwnFolder
 from realtime import gateways
 from realtime.client import SpeechClient, open_session
 from realtime.config import ServerConfig, load_config
@@ -93,13 +95,17 @@ def command_of(process: psutil.Process) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     config = folder / "server.toml"
     config.write_text("[engine.options]\nfast_start = true\n")
     command = [sys.executable, "-m", "realtime.cli", "serve", "--model", str(folder), "--port", "0"]
     command += ["--config", str(config)]
-    command += ["--gateways", str(NUM_GATEWAYS), "--set", f"limits.max_connections={MAX_CONNECTIONS}"]
+    return [*command, "--gateways", str(NUM_GATEWAYS), "--set", f"limits.max_connections={MAX_CONNECTIONS}"]
+
+
+@pytest.fixture(scope="module")
+def served(command: list[str]) -> Iterator[Served]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         yield Served(process)
         process.terminate()
@@ -255,6 +261,29 @@ async def test_a_signal_drains_every_gateway(served: Served) -> None:
     while any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family):
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of a name that leaves room for those of sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@pytest.mark.timeout(120)
+def test_what_a_killed_server_left_goes_with_the_next(command: list[str], temporary: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+        Served(process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    psutil.wait_procs(family, PATIENCE_S)
+    assert {path.name for path in temporary.rglob("*")} >= {"engine.sock", "exchange"}
+    following = OwnFolder()
+    following.make()
+    following.remove()
+    assert list(temporary.iterdir()) == []
 
 
 def test_the_plan_of_a_gateway_survives_its_way(tmp_path: Path) -> None:
