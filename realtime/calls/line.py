@@ -71,7 +71,7 @@ class Line:
     @property
     def position(self) -> int:
         """Of what is played next."""
-        return self._base + self._pacer.handed_over_samples + len(self._rest) // self.format.sample_bytes
+        return self._sent() + len(self._rest) // self.format.sample_bytes
 
     def played(self) -> int:
         """Where the caller is."""
@@ -104,7 +104,7 @@ class Line:
     async def _send_frame(self, wanted: Callable[[], bool]) -> None:
         frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
         self._pacer.handed_over(self.frame_samples, now_s())
-        self._own_voice.sent(self._base + self._pacer.handed_over_samples, frame)
+        self._own_voice.sent(self._sent(), frame)
         await self.write(self._dialect.audio(frame), wanted)
 
     async def keep_clock(self) -> None:
@@ -126,8 +126,8 @@ class Line:
     async def mark(self, reached: Reached | None, wanted: Callable[[], bool] | None = None) -> None:
         """``reached`` is called once the caller has heard what was played so far; never if it is cleared."""
         name = f"{MARK_PREFIX}{next(self._numbers)}"
-        self._marks[name] = WaitingMark(self.position, now_s(), reached)
-        self._marked = self.position
+        self._marks[name] = WaitingMark(self._sent(), now_s(), reached)
+        self._marked = self._sent()
         if (message := self._dialect.mark(name)) is not None:
             await self.write(message, wanted)
 
@@ -182,8 +182,11 @@ class Line:
 
     async def _mark_now_and_then(self, wanted: Callable[[], bool]) -> None:
         every = self._settings.mark_every_ms * self.format.sample_rate // 1000
-        if self._dialect.has_marks and wanted() and self.position - self._marked >= every:
+        if self._dialect.has_marks and wanted() and self._sent() - self._marked >= every:
             await self.mark(None, wanted)
+
+    def _sent(self) -> int:
+        return self._base + self._pacer.handed_over_samples
 
     async def _until_due(self, wanted: Callable[[], bool]) -> None:
         while wanted():

@@ -36,7 +36,7 @@ SENTENCES = (
 LONG = " ".join(SENTENCES * 4)
 WAYS = {"100": "audiosocket", "101": "audiosocket", "102": "asterisk"}
 """Extensions of the example, and the wire by which each comes."""
-SETTLED_MS = 400.0
+SETTLED_MS = 100.0
 """Our clock and the caller's recording agree by so much."""
 LEAD_MS = 2_000
 """Held by an Asterisk that takes back: without our clear, the caller would hear it after a cut."""
