@@ -37,6 +37,7 @@ ECHO_LOSS_DB = (15.0, 20.0, 25.0, 35.0, 45.0)
 OWN_DB = (-40.0, -20.0, -10.0)
 """The loudest 20 ms of our own voice, while the caller begins to speak."""
 NOISE_DB = (-60.0, -40.0, -30.0, -25.0, -20.0)
+ENDING_NOISE_DB = (-18.0, -16.0, -14.0, -12.0)
 ECHO_DELAYS_MS = (40, 160, 400)
 
 
@@ -93,13 +94,20 @@ def sentences(num: int) -> Iterator[Pcm]:
 
 
 def delays_ms(
-    spoken: list[Pcm], settings: EarSettings, noise_db: float, rng: np.random.Generator, own_db: float = -120.0
+    spoken: list[Pcm],
+    settings: EarSettings,
+    noise_db: float,
+    rng: np.random.Generator,
+    own_db: float = -120.0,
+    then_db: float | None = None,
 ) -> list[float]:
-    """Of those that are noticed within a second."""
+    """Of those that are noticed within a second. ``then_db`` is the noise from the beginning of the voice on."""
     found = []
     for pcm in spoken:
         start = 2 * RATE + int(rng.integers(PACKET))
         line = rng.standard_normal(start + pcm.size + RATE) * 10 ** (noise_db / 20)
+        if then_db is not None:
+            line[start:] *= 10 ** ((then_db - noise_db) / 20)
         line[start : start + pcm.size] += pcm
         levels = [own_db] * (line.size // PACKET)
         numbers = onsets(line.astype(np.float32), settings, levels)
@@ -129,6 +137,13 @@ def shown(delays: list[float], spoken: list[Pcm]) -> str:
     return f"{len(delays)} of {len(spoken)} | {median:.0f} | {p95:.0f} | {max(delays):.0f}"
 
 
+def with_and_without_margin(spoken: list[Pcm], noise_db: float, then_db: float | None) -> Iterator[str]:
+    for margin_db in (0.0, EarSettings().noise_margin_db):
+        settings = EarSettings(noise_margin_db=margin_db)
+        delays = delays_ms(spoken, settings, noise_db, np.random.default_rng(1), then_db=then_db)
+        yield shown(delays, spoken).replace(" |", ",")
+
+
 def main() -> None:
     minutes = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_MINUTES
     spoken = list(sentences(NUM_SENTENCES))
@@ -138,14 +153,13 @@ def main() -> None:
         for noise_db in (-60.0, -40.0):
             delays = delays_ms(spoken, settings, noise_db, np.random.default_rng(1))
             print(f"| {threshold}, {least_ms} ms | {noise_db:.0f} dB | {shown(delays, spoken)} |")
-    print("| noise, the voice at -20 dB | all is looked at | what is louder than the noise |")
-    for noise_db in NOISE_DB:
-        margins = (0.0, EarSettings().noise_margin_db)
-        both = [
-            shown(delays_ms(spoken, EarSettings(noise_margin_db=margin), noise_db, np.random.default_rng(1)), spoken)
-            for margin in margins
-        ]
-        print(f"| {noise_db:.0f} dB | " + " | ".join(one.replace(" |", ",") for one in both) + " |")
+    for title, levels_db, then_db in (
+        ("noise, the voice at -20 dB", NOISE_DB, None),
+        ("noise that ends as the voice begins", ENDING_NOISE_DB, -60.0),
+    ):
+        print(f"| {title} | all is looked at | what is no noise |")
+        for noise_db in levels_db:
+            print(f"| {noise_db:.0f} dB | " + " | ".join(with_and_without_margin(spoken, noise_db, then_db)) + " |")
     print("| our own voice, at its loudest | noticed | delay ms, median | p95 | worst |")
     for own_db in OWN_DB:
         delays = delays_ms(spoken, EarSettings(), -45.0, np.random.default_rng(1), own_db)

@@ -12,7 +12,8 @@ NUM_WINDOWS = 8
 
 
 class LineNoise:
-    """``margin_db`` above it begins what may be a voice."""
+    """``margin_db`` above it begins what may be a voice. Where the line falls by as much at once, that noise has ended:
+    what is there now may be a quieter voice as well, and is looked at until its noise is known."""
 
     def __init__(self, margin_db: float) -> None:
         self._margin_db = margin_db
@@ -25,6 +26,8 @@ class LineNoise:
 
     def learn(self, level_db: float, likely: float | None) -> None:
         """A window was that likely speech. ``None``: it was not looked at, and tells only of less noise."""
+        if level_db < self._quietest_db - self._margin_db:
+            self._levels_db.clear()
         if level_db < self._quietest_db or (likely is not None and likely < NOBODY):
             self._levels_db.append(level_db)
             self._quietest_db = min(self._levels_db)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from ctypes.util import find_library
@@ -19,6 +20,7 @@ from sessions.audio.pcm import Pcm, float_to_s16
 from sessions.audio.resampler import Resampler
 from sessions.hearing.caller import CallerEar, EarSettings
 from sessions.hearing.echo import OwnVoice
+from sessions.hearing.levels import level_db
 from sessions.hearing.silero import NUM_CAUGHT_UP, Track, Windows, likelihoods
 
 RATE = 8_000
@@ -130,6 +132,21 @@ def test_a_voice_is_noticed_as_soon_when_the_noise_before_it_is_not_looked_at(sp
     shown_all = noticed(CallerEar("mulaw", RATE, EarSettings(noise_margin_db=0.0)), data, PACKET)
     found = noticed(CallerEar("mulaw", RATE, EarSettings()), data, PACKET)
     assert abs(found[0] - shown_all[0]) <= PACKET
+
+
+def test_a_voice_that_begins_as_a_louder_noise_ends_is_noticed_soon(speech: Pcm) -> None:
+    """Eight dB louder: the noise at -20, the voice at -28. Twelve lines of it."""
+    voice = speech[START:][np.argmax(np.abs(speech[START:]) > 0.02) :]
+    voice = voice * np.float32(10 ** ((-28 - level_db(voice)) / 20))
+    delays = []
+    for seed, offset in itertools.product(range(4), (0, 40, 80)):
+        start = 3 * RATE + offset
+        levels = np.repeat([0.1, 0.001], [start, voice.size])
+        line = (np.random.default_rng(seed).standard_normal(levels.size) * levels).astype(np.float32)
+        line[start:] += voice
+        delays.append(noticed(CallerEar("mulaw", RATE, EarSettings()), pcm_to_mulaw(line), PACKET)[0] - start)
+    assert min(delays) > 0
+    assert np.median(delays) < 0.1 * RATE
 
 
 @pytest.fixture

@@ -59,3 +59,18 @@ def test_between_bursts_the_line_is_as_quiet_as_it_is() -> None:
     noise = LineNoise(3.0)
     heard(noise, [-25.0, -25.0, -50.0, -25.0] * 20)
     assert not noise.covers(-40.0)
+
+
+def test_noise_that_fades_is_followed_down() -> None:
+    noise = LineNoise(3.0)
+    heard(noise, [-25.0] * 20)
+    assert all(heard(noise, np.arange(-25.0, -45.0, -0.5).tolist()))
+    assert not noise.covers(-40.0)
+
+
+def test_where_the_line_falls_at_once_it_is_learnt_anew() -> None:
+    """What is quieter than a noise that has just ended may be a voice: it is no noise before it was looked at."""
+    noise = LineNoise(3.0)
+    heard(noise, [-25.0] * 20)
+    assert heard(noise, [-29.0, -30.0, -29.5], likely=0.3) == [True, False, False]
+    assert heard(noise, [-30.0] * 20)[NUM_WINDOWS:] == [True] * (20 - NUM_WINDOWS)
