@@ -90,6 +90,9 @@ class LimitSettings(Section, frozen=True):
     chunks_in_turn: Annotated[
         bool, Meta(description="Chunks that come together are made into packets one in each turn of the event loop.")
     ] = True
+    start_is_kept: Annotated[
+        bool, Meta(description="What is there at the start is left out of Python's garbage collections.")
+    ] = True
     playback_tolerance_ms: Annotated[
         int, Meta(ge=0, le=1_000, description="The engine hears of the listener's place when it is off by more.")
     ] = 10
@@ -183,8 +186,8 @@ class CallSettings(Section, frozen=True):
     audiosocket_host: Annotated[
         str, Meta(description="Address of that port, which has no keys: whoever reaches it is a caller.")
     ] = "127.0.0.1"
-    lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of what the caller has heard.")] = 400
-    in_hand_ms: Annotated[int, Meta(ge=0, le=10_000, description="Audio that is made ahead of what is sent.")] = 160
+    lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of what the caller has heard.")] = 200
+    in_hand_ms: Annotated[int, Meta(ge=0, le=10_000, description="Audio that is made ahead of what is sent.")] = 480
     mark_every_ms: Annotated[int, Meta(ge=100, le=60_000, description="Audio between marks on the line.")] = 1_000
     mark_timeout_s: Annotated[float, Meta(ge=0, le=60, description="A mark so late counts as heard, by our clock.")] = (
         5.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -107,6 +107,12 @@ def _routes(server: SpeechServer, switchboard: Switchboard, devices: Devices) ->
     ]
 
 
+def keep_for_good() -> None:
+    """What is there now is left out of Python's collections, which would look through it while all calls wait."""
+    gc.collect()
+    gc.freeze()
+
+
 async def serve(
     config: ServerConfig,
     app: Starlette | None = None,
@@ -126,8 +132,14 @@ async def serve(
     listen.load()
     sockets = listening_sockets(config.listen, share_port)
     server = DrainingServer(listen, app.state.server)
-    if on_ready is not None:
-        server.on_started = partial(on_ready, sockets[0].getsockname()[1])
+
+    def started() -> None:
+        if config.limits.start_is_kept:
+            keep_for_good()
+        if on_ready is not None:
+            on_ready(sockets[0].getsockname()[1])
+
+    server.on_started = started
     try:
         if await unless_told_to_stop(app.state.server.start()):
             await server.serve(sockets)

@@ -25,6 +25,10 @@ from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, Track, Windows
 
 NUM_TRACKS = 2
 HOP_MS = WINDOW_MS // NUM_TRACKS
+RUN_COST = 3
+"""What a run of the network costs besides its windows, as so many of these."""
+MAX_CAUGHT_UP = 20
+"""Missed windows that are shown at once, counting runs: 0.4 to 0.8 ms. All of one caller's take 155."""
 MAX_BEHIND_MS = 2_000
 """So much sound may wait to be looked at; what comes beyond it is passed over."""
 
@@ -96,8 +100,9 @@ class CallerEar:
                 self.waiting.append(Look(next(self._tracks), window, own_db))
 
     def may_be_voice(self, look: Look, level_db: float) -> bool:
-        """Whether the network has to be asked about a window that is so loud."""
-        if not self._settings.noise_margin_db:
+        """Whether the network has to be asked about a window that is so loud. While we speak somebody may want to
+        interrupt us at any moment, and it is shown all there is."""
+        if not self._settings.noise_margin_db or look.own_db > SILENCE_DB:
             return True
         return level_db >= self._least_db(look) and not self._noise.covers(level_db)
 
@@ -134,18 +139,18 @@ def num_samples(rate: int) -> tuple[int, int, int]:
 def look_once(ears: Sequence[CallerEar], sound: Sound) -> list[CallerEar]:
     """One window of each track by one run of the network. Gives those into which somebody has begun to speak.
 
-    A track that missed some is shown these first, one at a time, and its ear judges nothing until then.
+    Tracks that missed some are shown these before; an ear with one that is not through yet judges nothing until then.
     """
     turns = [(ear, look) for ear in ears for look in itertools.islice(ear.waiting, NUM_TRACKS)]
     levels = levels_db(decoded([look.window for _, look in turns], sound)[:, num_samples(sound.rate)[2] :])
+    all_asked = [ear.may_be_voice(look, level_db) for (ear, look), level_db in zip(turns, levels, strict=True)]
+    catch_up([look.track for (_, look), asked in zip(turns, all_asked, strict=True) if asked], sound)
     shown: list[tuple[Track, bytes]] = []
     judged: list[tuple[CallerEar, float, int | None]] = []
     """With the level, and which of those that are shown it is."""
     behind: set[CallerEar] = set()
-    for (ear, look), level_db in zip(turns, levels, strict=True):
-        asked = ear.may_be_voice(look, level_db)
+    for (ear, look), level_db, asked in zip(turns, levels, all_asked, strict=True):
         if asked and look.track.missed:
-            shown.append((look.track, look.track.missed.popleft()))
             behind.add(ear)
         elif ear in behind:
             continue
@@ -157,6 +162,14 @@ def look_once(ears: Sequence[CallerEar], sound: Sound) -> list[CallerEar]:
             look.track.missed.append(look.window)
     likely = seen(shown, sound)
     return [ear for ear, level_db, at in judged if ear.judge(None if at is None else likely[at], level_db)]
+
+
+def catch_up(tracks: Sequence[Track], sound: Sound) -> None:
+    """Show tracks what they missed, one window of each a run, as far as the work of a turn goes."""
+    num_left = MAX_CAUGHT_UP
+    while late := [track for track in tracks if track.missed][: max(num_left - RUN_COST, 0)]:
+        seen([(track, track.missed.popleft()) for track in late], sound)
+        num_left -= len(late) + RUN_COST
 
 
 def seen(shown: list[tuple[Track, bytes]], sound: Sound) -> list[float]:

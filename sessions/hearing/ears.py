@@ -14,8 +14,6 @@ from sessions.hearing.levels import SILENCE_DB
 
 MAX_LOOKS = 64
 """In one turn of the event loop: it takes 1.3 ms at 8 kHz."""
-MAX_RUNS = 2
-"""Of the network in one turn, one behind the other: who has missed some catches up, and packets that are due wait."""
 
 Began = Callable[[], None]
 """Called when a caller begins to speak."""
@@ -43,17 +41,13 @@ class Ears:
 
     def _look(self) -> None:
         self._timer = None
-        num_looks = 0
         try:
-            for _ in range(MAX_RUNS):
-                if taken := self._take(MAX_LOOKS - num_looks):
-                    num_looks += sum(taken.values())
-                    self._look_at(taken)
+            self._look_at(self._take())
         finally:
             if self._waiting and self._timer is None:
                 self._timer = asyncio.get_running_loop().call_soon(self._look)
 
-    def _look_at(self, taken: dict[CallerEar, int]) -> None:
+    def _look_at(self, taken: list[CallerEar]) -> None:
         begans = {ear: self._waiting.pop(ear) for ear in taken}
         try:
             for sound in {ear.sound for ear in taken}:
@@ -66,12 +60,13 @@ class Ears:
         finally:  # they go behind the others
             self._waiting |= {ear: began for ear, began in begans.items() if ear.waiting}
 
-    def _take(self, num_left: int) -> dict[CallerEar, int]:
-        """Whose turn it is, with how many looks: at most one for each track."""
-        taken: dict[CallerEar, int] = {}
+    def _take(self) -> list[CallerEar]:
+        """Whose turn it is: at most one look for each track."""
+        taken: list[CallerEar] = []
+        num_left = MAX_LOOKS
         for ear in self._waiting:
-            if num_left < NUM_TRACKS:
+            num_left -= min(NUM_TRACKS, len(ear.waiting))
+            if num_left < 0:
                 break
-            taken[ear] = min(NUM_TRACKS, len(ear.waiting))
-            num_left -= taken[ear]
+            taken.append(ear)
         return taken

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +19,21 @@ from realtime.client import open_session
 from realtime.protocol import events as ev
 from tests.realtime.live import close_code, hear, next_of, speak
 from tests.realtime.processes import server_command
+
+KEPT_AT_START = """
+import asyncio, gc, os, signal, sys
+from realtime.config import load_config
+from realtime.serve import create_app, serve
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+
+def ready(port):
+    print(gc.get_freeze_count(), len(gc.get_objects()))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+config = load_config(flags={"listen.port": 0, "limits.start_is_kept": sys.argv[1] == "yes"})
+asyncio.run(serve(config, create_app(config, FakeSpeechEngine(FakeScript())), ready))
+"""
+"""Tells how many objects no collection looks through, and how many one would."""
 
 TEXT = "Hello there, this is a reply that goes on for a while."
 
@@ -131,3 +148,14 @@ async def test_the_log_tells_ids_and_no_text() -> None:
     assert {line["message"] for line in log} >= {"ready", "listening", "session opened", "session closed", "draining"}
     assert client.created.session_id in {line.get("session_id") for line in log}
     assert "secret" not in json.dumps(log)
+
+
+@pytest.mark.parametrize("kept", ["yes", "no"])
+def test_what_is_there_at_the_start_is_left_out_of_collections(kept: str) -> None:
+    told = subprocess.run([sys.executable, "-c", KEPT_AT_START, kept], capture_output=True, text=True, check=True)
+    num_kept, num_looked_through = map(int, told.stdout.split())
+    if kept == "yes":
+        assert num_kept > 10_000 > 10 * num_looked_through
+    else:
+        assert num_kept == 0
+        assert num_looked_through > 10_000

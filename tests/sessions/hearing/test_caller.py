@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sessions.audio.g711 import mulaw_to_pcm, pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.pcm import Pcm, float_to_s16
 from sessions.audio.resampler import Resampler
-from sessions.hearing.caller import CallerEar, EarSettings
+from sessions.hearing.caller import MAX_CAUGHT_UP, NUM_TRACKS, CallerEar, EarSettings, look_once
 from sessions.hearing.echo import OwnVoice
 from sessions.hearing.levels import level_db
 from sessions.hearing.silero import NUM_CAUGHT_UP, Track, Windows, likelihoods
@@ -175,6 +175,27 @@ def test_noise_that_goes_on_is_soon_not_looked_at(asked: list[bytes]) -> None:
     asked.clear()
     noticed(CallerEar("mulaw", RATE, EarSettings(noise_margin_db=0.0)), line, PACKET)
     assert len(asked) == 624
+
+
+def test_while_we_speak_nothing_is_missed(asked: list[bytes]) -> None:
+    noticed(CallerEar("mulaw", RATE, EarSettings()), hiss(10.0, 0.01), PACKET, own_db=-30.0)
+    assert len(asked) == 624
+
+
+@pytest.mark.parametrize("num", [1, 8, 40])
+def test_many_that_missed_much_are_caught_up_on_a_little_at_a_time(asked: list[bytes], num: int) -> None:
+    ears = [CallerEar("mulaw", RATE, EarSettings()) for _ in range(num)]
+    for ear in ears:
+        noticed(ear, hiss(2.048, 0.0001), 256)
+        ear.hear(hiss(0.032, 0.1))
+    tracks = [look.track for ear in ears for look in ear.waiting]
+    assert asked == []
+    most = 0
+    while waiting := [ear for ear in ears if ear.waiting]:
+        look_once(waiting, waiting[0].sound)
+        most, _ = max(most, len(asked)), asked.clear()
+    assert most <= MAX_CAUGHT_UP + NUM_TRACKS * num
+    assert not any(track.missed for track in tracks)
 
 
 def test_what_was_missed_is_shown_before_what_is_louder(asked: list[bytes]) -> None:
