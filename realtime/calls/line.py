@@ -103,7 +103,7 @@ class Line:
 
     async def _send_frame(self, wanted: Callable[[], bool]) -> None:
         frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
-        self._pacer.handed_over(self.frame_samples, now_s())
+        self._pacer.handed_over(self.frame_samples, tick_at(now_s()))  # the next are due on ticks, too
         self._own_voice.sent(self._sent(), frame)
         await self.write(self._dialect.audio(frame), wanted)
 

@@ -7,9 +7,13 @@ import asyncio
 import pytest
 
 from realtime.auth import LOCAL
+from realtime.calls.line import Line, LineSettings
 from realtime.errors import Refused
 from realtime.protocol import calls as on
 from realtime.protocol.phones.asterisk import Asterisk
+from realtime.protocol.phones.base import LineFormat, Message
+from realtime.protocol.phones.twilio import Twilio
+from sessions.clock import TICK_S, now_s, tick_at
 from sessions.errors import DuplicateResponse, LimitExceeded, TextClosed, UnknownResponse
 from tests.fakes.engine import FakeScript
 from tests.realtime.calls import far_side
@@ -40,6 +44,29 @@ async def test_a_reply_is_played_in_frames_at_the_callers_pace() -> None:
         assert played.played_ms == pytest.approx(len(TEXT) * 50, rel=0.1)
         assert call.far.longest_queue_s <= 0.261
         assert call.far.events.count("mark") == 3
+
+
+async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:
+    """Else whoever wakes for another reason would send sooner than who is woken by a tick, by up to one."""
+    sent_s: list[float] = []
+
+    async def write(message: Message, wanted: object = None) -> None:
+        sent_s.append(now_s())
+
+    dialect = Twilio()
+    dialect.receive(far_side.connected())
+    dialect.receive(far_side.start())
+    line = Line(dialect, LineFormat(), write, LineSettings(lead_ms=100))
+    await asyncio.sleep(tick_at(now_s()) + 0.0013 - now_s())
+    playing = asyncio.create_task(line.play(bytes(160 * 50), lambda: True))
+    while not playing.done():
+        await asyncio.sleep(0.0007)
+        line.tick()
+    await playing
+    paced_s = [moment_s for moment_s in sent_s if moment_s > sent_s[0] + 0.02]
+    assert len(paced_s) > 40
+    after_tick_s = [moment_s - tick_at(moment_s - TICK_S + 0.0001) for moment_s in paced_s]
+    assert max(after_tick_s) < 0.001
 
 
 async def test_replies_are_spoken_in_turn_without_a_growing_lead() -> None:
