@@ -244,5 +244,11 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
 
 def _finds_cuda(device: str) -> bool:
     """As far as can be told before PyTorch is loaded."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return device.startswith("cuda") or (device == "auto" and FIRST_GPU.exists() and not is_hidden)
+    return device.startswith("cuda") or (device == "auto" and FIRST_GPU.exists() and not _all_gpus_are_hidden())
+
+
+def _all_gpus_are_hidden() -> bool:
+    """CUDA sees the GPUs of the list that come before the first name which is none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    first = None if visible is None else visible.partition(",")[0].strip()
+    return first is not None and not (first.isdecimal() or first.startswith(("GPU-", "MIG-")))

@@ -18,6 +18,11 @@ from engine import client
         ("auto", True, "0,1", True),
         ("auto", True, "", False),
         ("auto", True, "-1", False),
+        ("auto", True, "-1,0", False),
+        ("auto", True, "NoDevFiles", False),
+        ("auto", True, " 1,-1", True),
+        ("auto", True, "GPU-5f3a,0", True),
+        ("auto", True, "MIG-41b3", True),
         ("auto", False, None, False),
     ],
 )
