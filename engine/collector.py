@@ -30,6 +30,6 @@ def look_through() -> None:
 
 def forget_the_dead() -> None:
     """Before an engine is made where one has died: what was there in its days is let go, too."""
-    if is_left_alone():
+    if is_left_alone() or gc.get_freeze_count():
         gc.unfreeze()
         gc.collect()

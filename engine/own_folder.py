@@ -23,9 +23,10 @@ class OwnFolder:
         self._lock: int | None = None
 
     def make(self) -> None:
-        """Once; for its user alone. Raises ``OSError``."""
-        if self._lock is not None:
+        """For its user alone; one that is there stays. Raises ``OSError``."""
+        if self._lock is not None and self.path.is_dir():
             return
+        self.remove()
         remove_abandoned()
         unknown = self.path.with_name(f".{self.path.name}")  # none of those looked for, until it is held
         unknown.mkdir(mode=0o700)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,6 +66,8 @@ class Line:
         self._marks: dict[str, WaitingMark] = {}
         """By their names on the wire, in order."""
         self._marked = 0
+        self._cleared_s = math.inf
+        """When nothing of ours was left to play, if nothing was sent since."""
         self._held = False
         self._alarm = Alarm()
 
@@ -79,7 +82,10 @@ class Line:
 
     def echo_db(self) -> float:
         """How loud our own voice is at the caller's, or was so shortly that it may still come back."""
-        return self._own_voice.level_db(self.played()) if self._own_voice.has_sent else SILENCE_DB
+        if not self._own_voice.has_sent:
+            return SILENCE_DB
+        silent_s = max(now_s() - min(self._pacer.runs_dry_s(), self._cleared_s), 0.0)
+        return self._own_voice.level_db(self.played() + int(silent_s * self.format.sample_rate))
 
     @property
     def sounding(self) -> bool:
@@ -103,6 +109,7 @@ class Line:
 
     async def _send_frame(self, wanted: Callable[[], bool]) -> None:
         frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
+        self._cleared_s = math.inf
         self._pacer.handed_over(self.frame_samples, tick_at(now_s()))  # the next are due on ticks, too
         self._own_voice.sent(self._sent(), frame)
         await self.write(self._dialect.audio(frame), wanted)
@@ -147,7 +154,7 @@ class Line:
         """Forget what was not played; what is to be sent for it. From now on nothing of it is sent, and no mark of
         it counts."""
         self._epoch += 1
-        self._base = self.played()
+        self._base, self._cleared_s = self.played(), now_s()
         self._own_voice.cut(self._base + self.frame_samples)
         self._pacer = self._new_pacer()
         self._rest = b""

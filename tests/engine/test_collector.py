@@ -56,8 +56,10 @@ def test_whoever_did_not_ask_for_it_has_pythons_own_ways() -> None:
     assert collections_of_the_old() == before
 
 
-@pytest.mark.usefixtures("calm")
-def test_an_engine_that_died_is_gone_before_another_is_made() -> None:
+@pytest.mark.parametrize("is_calm", [True, False])
+def test_an_engine_that_died_is_gone_before_another_is_made(is_calm: bool, request: pytest.FixtureRequest) -> None:
+    if is_calm:
+        request.getfixturevalue("calm")
     died = a_cycle()
     gc.freeze()
     assert died() is not None

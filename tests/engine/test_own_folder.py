@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -71,3 +72,15 @@ def test_it_is_made_once(temporary: Path) -> None:
     mine.remove()
     mine.remove()
     assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_that_somebody_else_removed_is_made_again() -> None:
+    folder = OwnFolder()
+    folder.make()
+    shutil.rmtree(folder.path)
+    folder.make()
+    assert folder.path.is_dir()
+    OwnFolder().make()
+    assert folder.path.is_dir(), "it is held"
+    folder.remove()
+    assert not folder.path.exists()

@@ -15,6 +15,7 @@ from realtime.protocol.phones.base import LineFormat, Message
 from realtime.protocol.phones.twilio import Twilio
 from sessions.clock import TICK_S, now_s, tick_at
 from sessions.errors import DuplicateResponse, LimitExceeded, TextClosed, UnknownResponse
+from sessions.hearing.levels import SILENCE_DB
 from tests.fakes.engine import FakeScript
 from tests.realtime.calls import far_side
 from tests.realtime.calls.conftest import Phone, phone
@@ -46,17 +47,37 @@ async def test_a_reply_is_played_in_frames_at_the_callers_pace() -> None:
         assert call.far.events.count("mark") == 3
 
 
-async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:
-    """Else whoever wakes for another reason would send sooner than who is woken by a tick, by up to one."""
-    sent_s: list[float] = []
+@pytest.mark.parametrize("is_cleared", [True, False])
+async def test_our_own_voice_comes_back_for_a_moment_only(is_cleared: bool) -> None:
+    line, loud = began_line(), bytes(160 * 50)
+    for _ in range(2):
+        assert line.echo_db() == SILENCE_DB
+        await line.play(loud, lambda: True)
+        assert line.echo_db() > -10
+        if is_cleared:
+            line.cleared()
+        await asyncio.sleep(0.5)
+        assert line.echo_db() > -10
+        await asyncio.sleep(0.4)
+
+
+def began_line(sent_s: list[float] | None = None) -> Line:
+    """Of Twilio's, which notes when something is sent."""
 
     async def write(message: Message, wanted: object = None) -> None:
-        sent_s.append(now_s())
+        if sent_s is not None:
+            sent_s.append(now_s())
 
     dialect = Twilio()
     dialect.receive(far_side.connected())
     dialect.receive(far_side.start())
-    line = Line(dialect, LineFormat(), write, LineSettings(lead_ms=100))
+    return Line(dialect, LineFormat(), write, LineSettings(lead_ms=100))
+
+
+async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:
+    """Else whoever wakes for another reason would send sooner than who is woken by a tick, by up to one."""
+    sent_s: list[float] = []
+    line = began_line(sent_s)
     await asyncio.sleep(tick_at(now_s()) + 0.0013 - now_s())
     playing = asyncio.create_task(line.play(bytes(160 * 50), lambda: True))
     while not playing.done():
