@@ -13,7 +13,9 @@ _UNIT_DOT = r"(?:\.(?=\s[a-z\d]))?"
 """The dot of "lbs." goes if the sentence goes on."""
 
 _PLACE = re.compile(rf"\b(?P<place>{either(PLACES)}) (?P<number>\d{{1,4}})(?P<letter>[A-Z])(?!\w)")
-_HOUSE = re.compile(rf"(?<![\w.,])(\d{{1,5}})([A-Z])(?=(?: [A-Z\d][\w'.-]*){{1,3}}? (?:{either(STREETS)})(?!\w))")
+_NAME = r"(?!(?:And|At|By|For|From|In|Of|On|To|With)\b)[A-Z\d][\w'.-]*"
+"""A word of a street's name: in headlines others begin with a capital, too."""
+_HOUSE = re.compile(rf"(?<![\w.,])(\d{{1,5}})([A-Z])(?=(?: {_NAME}){{1,3}}? (?:{either(STREETS)})(?!\w))")
 _PER = re.compile(rf"(?<=[a-z])\s?/\s?(?P<unit>{either(PER_UNITS)})\b")
 _FEET_INCHES = re.compile(r"""(?<![\w.])(\d{1,2})' ?(\d{1,2})(?:["″]|''|(?![\w']))""")
 _INCHES = re.compile(rf"""(?<![\w.,])(?P<amount>{NUMBER})(?:["″]|in(?!\w)|\sin(?=\.)){_UNIT_DOT}""")

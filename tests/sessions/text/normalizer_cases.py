@@ -142,6 +142,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("I saw 3 in the park", "I saw three in the park"),
         ("Gate 5B, Room 12B, Apt. 5B", "Gate five B, Room twelve B, Apartment five B"),
         ("221B Baker St. is famous", "two hundred twenty-one B Baker Street is famous"),
+        ("12B The Avenue", "twelve B The Avenue"),
+        ("We raised 5M From Wall Street.", "We raised five million From Wall Street."),
         ("12W Martin Luther King Blvd., 5K 42nd St", "twelve W Martin Luther King Boulevard, five K forty-second St"),
         (
             "$221B Wall Street, 221B dollars, 221B Revenue",
