@@ -14,6 +14,7 @@ from engine.api import SpeechChunk, SpeechEngine
 from sessions.admission import Admission
 from sessions.alignment.aligner import LetterAligner, MakeAligner
 from sessions.alignment.late import Backlog
+from sessions.alignment.spare import SpareMoments
 from sessions.audio.opus_library import OpusUnavailable
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
@@ -63,6 +64,7 @@ class SessionRegistry:
         self._encoders = EncoderThreads(self.limits.encoder_threads)
         make_aligner(WARM_UP_RATE)  # what it reads from disk is read before anybody waits
         self._aligners = EncoderThreads(min(self.limits.encoder_threads, 1))
+        max_unaligned_bytes = self.limits.max_unaligned_mb * 2**20
         self._services = Services(
             engine,
             self.limits.session,
@@ -70,7 +72,8 @@ class SessionRegistry:
             metrics or NoMetrics(),
             voices,
             make_aligner,
-            Backlog(self.limits.max_unaligned_mb * 2**20),
+            Backlog(max_unaligned_bytes),
+            SpareMoments(max_unaligned_bytes),
             self._aligners,
         )
         self._tally = tally or LocalTally()

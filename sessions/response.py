@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from engine.api import RequestTooLong
 from sessions.alignment.even import EvenAligner
+from sessions.alignment.late import Backlog
 from sessions.audio.formats.encoders import opus_settings
 from sessions.audio.pacer import Pacer, PacerSettings, Underrun
 from sessions.clock import Alarm, is_due, now_s
@@ -29,6 +30,13 @@ EVENTS_AT_ONCE = 50
 """Those that are due are given so many at a time, then others have their turn: a flush costs its writer nothing."""
 MAX_PLAYED_MS = 1e12
 """A client's count is cut to this: thirty years, and small enough to be turned into samples."""
+
+
+def backlog_for(settings: SpeechSettings, services: Services) -> Backlog | None:
+    """Where the speech waits in which words are to be found; ``None``: it does not wait."""
+    if settings.word_times or not settings.tells_heard:
+        return None
+    return services.spare if settings.heard_at_once else services.backlog
 
 
 class Response:
@@ -54,10 +62,8 @@ class Response:
         self._services = services
         self._on_end = on_end
         is_asked = settings.tells_heard or settings.word_times
-        is_asked_late = settings.tells_heard and not (settings.word_times or settings.heard_at_once)
         make_aligner = services.make_aligner if is_asked else EvenAligner
-        backlog = services.backlog if is_asked_late else None
-        self._told = SpokenText(info.sample_rate, make_aligner, settings.speed, backlog)
+        self._told = SpokenText(info.sample_rate, make_aligner, settings.speed, backlog_for(settings, services))
         self._script = Script(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
         self._outbox = Outbox(response_id, pacer, self._count_underrun, services.limits.max_message_ms)
         self._reader = Alarm()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from engine.api import SpeechEngine
 from sessions.alignment.aligner import LetterAligner, MakeAligner
 from sessions.alignment.late import Backlog
+from sessions.alignment.spare import SpareMoments
 from sessions.checks import check_settings
 from sessions.config import SessionLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
@@ -28,6 +29,8 @@ class Services:
     """Finds when each word is spoken."""
     backlog: Backlog = field(default_factory=Backlog)
     """Speech that it has not looked through, for nobody has asked."""
+    spare: SpareMoments = field(default_factory=SpareMoments)
+    """Speech that it looks through soon, for somebody may ask at any moment."""
     aligners: EncoderThreads = field(default_factory=lambda: EncoderThreads(0))
     """Where it catches up when somebody does."""
     turns: Turns = field(default_factory=Turns)

@@ -16,6 +16,9 @@ from sessions.alignment.aligner import Aligner, Pcm
 
 Deed = Callable[[Aligner], None]
 
+PIECE_SAMPLES = 3_840
+"""What is looked through at once: half a millisecond's work."""
+
 
 @dataclass(slots=True, eq=False)
 class _Share:
@@ -50,13 +53,20 @@ class Backlog:
                 self._shares.pop(share, None)
 
     def shrink(self) -> None:
-        while self.num_bytes > self.max_bytes:
-            share = next(iter(self._shares))
-            aligner = share.aligner()
-            if aligner is None:
-                self.remove(share, share.num_bytes)
-            elif not aligner.look_at_one():
-                break
+        while self.num_bytes > self.max_bytes and self._look_at_oldest():
+            pass
+
+    def _look_at_oldest(self) -> bool:
+        """One piece; ``False`` where there is none, or another thread is at it."""
+        with self._lock:
+            share = next(iter(self._shares), None)
+        if share is None:
+            return False
+        aligner = share.aligner()
+        if aligner is None:
+            self.remove(share, share.num_bytes)
+            return True
+        return aligner.look_at_one()
 
 
 class LateAligner:
@@ -98,7 +108,8 @@ class LateAligner:
         self._keep(lambda aligner: aligner.end_text())
 
     def push(self, pcm: Pcm) -> None:
-        self._keep(lambda aligner: aligner.push(pcm), pcm.nbytes)
+        for start in range(0, pcm.size, PIECE_SAMPLES):
+            self._keep_piece(pcm[start : start + PIECE_SAMPLES])
 
     def finish(self) -> None:
         self._keep(lambda aligner: aligner.finish())
@@ -134,6 +145,9 @@ class LateAligner:
         with self._lock:
             self._backlog.remove(self._share, self._share.num_bytes)
             self._found, self._aligner = self._found or array("l"), None
+
+    def _keep_piece(self, pcm: Pcm) -> None:
+        self._keep(lambda aligner: aligner.push(pcm), pcm.nbytes)
 
     def _keep(self, deed: Deed, num_bytes: int = 0) -> None:
         if self._over:

@@ -1,0 +1,154 @@
+"""Words are found without anybody asking, a little at a time, in moments at which no packet leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sessions.alignment import spare
+from sessions.alignment.aligner import Aligner, LetterAligner
+from sessions.alignment.even import EvenAligner
+from sessions.alignment.late import PIECE_SAMPLES, LateAligner
+from sessions.alignment.spare import SpareMoments
+from sessions.clock import TICK_S, now_s
+from tests.sessions.alignment.test_aligner import PCM, RATE, TEXT
+
+pytestmark = pytest.mark.virtual_time
+
+ENOUGH = 100 * PCM.nbytes
+CHUNK = 15_360
+LONG_S = 1.0
+
+
+def letters() -> Aligner:
+    return LetterAligner(RATE)
+
+
+class Watched(EvenAligner):
+    """Notes when it is told of how much speech."""
+
+    def __init__(self) -> None:
+        super().__init__(RATE)
+        self.told: list[tuple[float, int]] = []
+
+    def push(self, pcm: np.ndarray) -> None:
+        self.told.append((now_s(), pcm.size))
+        super().push(pcm)
+
+
+@pytest.fixture
+def one_piece_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "LOOK_S", 0.0)
+
+
+async def test_all_of_it_is_looked_through_though_nobody_asks() -> None:
+    made: list[Aligner] = []
+    moments = SpareMoments(ENOUGH)
+    aligner = LateAligner(lambda: made.append(letters()) or made[-1], moments)
+    at_once = letters()
+    for told in (aligner, at_once):
+        told.add_text(TEXT)
+        told.push(PCM)
+    assert not made
+    await asyncio.sleep(LONG_S)
+    assert made
+    assert moments.num_bytes == aligner.num_kept_bytes == 0
+    assert aligner.bounds == at_once.bounds
+    assert aligner.estimate() == at_once.estimate()
+
+
+async def test_whoever_asks_before_that_is_told_the_same() -> None:
+    aligner, at_once = LateAligner(letters, SpareMoments(ENOUGH)), letters()
+    for told in (aligner, at_once):
+        told.add_text(TEXT)
+    for start in range(0, PCM.size, CHUNK):
+        for told in (aligner, at_once):
+            told.push(PCM[start : start + CHUNK])
+        await asyncio.sleep(0.007)
+        assert aligner.bounds == at_once.bounds
+
+
+@pytest.mark.usefixtures("one_piece_a_moment")
+async def test_a_piece_at_a_time_half_way_between_ticks() -> None:
+    moments, aligners = SpareMoments(ENOUGH), [Watched() for _ in range(3)]
+    lines = [LateAligner(lambda aligner=aligner: aligner, moments) for aligner in aligners]  # type: ignore[misc]
+    for line in lines:
+        line.push(PCM[:CHUNK])
+    await asyncio.sleep(LONG_S)
+    told = [moment for aligner in aligners for moment in aligner.told]
+    assert sum(size for _, size in told) == 3 * CHUNK
+    assert max(size for _, size in told) <= PIECE_SAMPLES
+    ticks = [at_s / TICK_S for at_s, _ in told]
+    assert [tick % 1 for tick in ticks] == pytest.approx([0.5] * len(ticks), abs=1e-3)
+    assert len({int(tick) for tick in ticks}) == len(ticks) == 12
+
+
+async def test_a_moment_takes_as_many_pieces_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "LOOK_S", 60.0)
+    aligner = Watched()
+    line = LateAligner(lambda: aligner, SpareMoments(ENOUGH))
+    line.push(PCM[:CHUNK])
+    await asyncio.sleep(LONG_S)
+    assert len(aligner.told) == CHUNK // PIECE_SAMPLES
+    assert len({at_s for at_s, _ in aligner.told}) == 1
+
+
+async def test_beyond_the_limit_it_does_not_wait() -> None:
+    aligner = Watched()
+    line = LateAligner(lambda: aligner, SpareMoments(2 * PIECE_SAMPLES * 4))
+    line.push(PCM[: 5 * PIECE_SAMPLES])
+    assert len(aligner.told) == 3
+
+
+async def test_speech_that_cannot_be_looked_through_holds_up_no_other() -> None:
+    class Broken(EvenAligner):
+        def push(self, pcm: np.ndarray) -> None:
+            raise ArithmeticError
+
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    moments, aligner = SpareMoments(ENOUGH), Watched()
+    broken, whole = LateAligner(lambda: Broken(RATE), moments), LateAligner(lambda: aligner, moments)
+    for line in (broken, whole):
+        line.push(PCM[:CHUNK])
+    await asyncio.sleep(LONG_S)
+    assert moments.num_bytes == 0
+    assert sum(size for _, size in aligner.told) == CHUNK
+    assert [type(fault["exception"]) for fault in faults] == [ArithmeticError] * 4
+
+
+@pytest.mark.usefixtures("one_piece_a_moment")
+async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(EvenAligner):
+        def push(self, pcm: np.ndarray) -> None:
+            begun.set()
+            go_on.wait(10)
+            super().push(pcm)
+
+    moments = SpareMoments(ENOUGH)
+    line = LateAligner(lambda: Slow(RATE), moments)
+    line.push(PCM[:CHUNK])
+    thread = threading.Thread(target=line.look_at_one)
+    thread.start()
+    begun.wait(10)
+    await asyncio.sleep(LONG_S)
+    assert line.num_kept_bytes == CHUNK * 4
+    go_on.set()
+    thread.join()
+    await asyncio.sleep(LONG_S)
+    assert line.num_kept_bytes == 0
+
+
+async def test_one_that_is_gone_takes_no_room() -> None:
+    moments = SpareMoments(ENOUGH)
+    line = LateAligner(letters, moments)
+    line.push(PCM)
+    del line
+    await asyncio.sleep(LONG_S)
+    assert moments.num_bytes == 0
