@@ -120,9 +120,14 @@ class ServerMetrics:
             self.observe("step_time_seconds", stats.step_ms / 1000)
             self.observe("real_time_factor", stats.step_ms / 1000 / self._server.frame_s)
 
+    def sample_memory(self) -> None:
+        """Apart, for it takes 2 ms: a file is read for each thread of the server and of its engine."""
+        self._gauges["resident_memory_bytes"].set(resident_bytes(os.getppid() if self._is_gateway else os.getpid()))
+
     def exposition(self) -> bytes:
         """All of it, of all gateways, in Prometheus' text format."""
         self.sample()
+        self.sample_memory()
         if not self._is_gateway:
             return generate_latest(self._registry)
         together = CollectorRegistry()
@@ -132,7 +137,6 @@ class ServerMetrics:
     def _readings(self) -> Iterator[tuple[str, float]]:
         yield "connections", self._server.num_connections
         yield "active_responses", self._server.num_active_responses
-        yield "resident_memory_bytes", resident_bytes(os.getppid() if self._is_gateway else os.getpid())
         yield "engine_alive", self._server.healthy
         stats = self._server.engine_stats()
         if stats is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,8 @@ from sessions.voices.store import VoiceLimits, VoiceStore
 log = logging.getLogger("voicewire.server")
 
 TICK_S = 0.25
+MEMORY_TICKS = 40
+"""Between two looks at how much memory is in use."""
 P = ParamSpec("P")
 
 
@@ -173,11 +176,13 @@ class SpeechServer:
             raise Refused("too_many_connections", f"{name} is {limit}", retry_after_ms=wait_ms)
 
     async def _keep_watch(self) -> None:
-        while True:
+        for tick in itertools.count():
             await asyncio.sleep(TICK_S)
             now_s = asyncio.get_running_loop().time()
             _shielded(self._watch_load, now_s)
             _shielded(self.metrics.sample)
+            if tick % MEMORY_TICKS == 0:
+                _shielded(self.metrics.sample_memory)
             _shielded(self.registry.expire)
             for connection in list(self._connections):
                 _shielded(connection.tick, now_s)

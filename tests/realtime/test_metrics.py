@@ -63,6 +63,16 @@ def test_gauges_follow_the_server() -> None:
     assert readings(metrics)["connections"] == 9
 
 
+def test_memory_is_read_for_whoever_asks_and_not_at_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = iter([7, 9])
+    monkeypatch.setattr("realtime.metrics.resident_bytes", lambda pid: next(read))
+    metrics = ServerMetrics(Server())
+    for _ in range(3):
+        metrics.sample()
+    assert readings(metrics)["resident_memory_bytes"] == 7
+    assert readings(metrics)["resident_memory_bytes"] == 9
+
+
 def test_each_step_is_sampled_once() -> None:
     metrics = ServerMetrics(server := Server())
     metrics.sample()
