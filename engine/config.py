@@ -99,7 +99,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rows at their leads step together, at moments so far apart; 0: each when its time has come. On a CPU an engine
     is made with 0.08 unless told."""
     niceness: int = 0
-    """How far the engine's process stands back for others on the same cores: 0 to 19, as ``nice`` has it."""
+    """How far the engine's process stands back for others on the same cores: 0 to 19, as ``nice`` has it. On a CPU an
+    engine is made with 5 unless told."""
     decode_gather_slack_s: float = 0.4
     """A listener with more lead than this waits until a larger decode call is full."""
     pinned_rows: int | None = None
