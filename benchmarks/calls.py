@@ -1,7 +1,7 @@
 """Many calls at once: how even the packets leave, and how long the caller is spoken over.
 
 ``python -m benchmarks.calls [--lines 64] [--speaking 8] [--rounds 8] [--engine fake|embedded] [--config FILE]
-[--server-cores 0-1] [--client-cores 2-3]``
+[--server-cores 0-1] [--client-cores 2-3] [--stolen PERCENT]``
 
 Four processes: the server, its engine if it is the embedded voice, the lines on which nothing is said, and the lines
 that are spoken on, which measure by a clock of their own. On every line there is a noise, and something to interrupt,
@@ -9,7 +9,8 @@ so that the detector looks at all of it. Lines that are spoken on hear a long re
 said into it, and then the next reply begins.
 
 A packet is late by how much it comes after its place in an even row of 20 ms, which begins with the earliest of its
-reply. Speech begins 20 ms before its first packet is sent. The last line is JSON.
+reply. Speech begins 20 ms before its first packet is sent. ``--stolen`` takes a share of the server's cores away
+(``benchmarks.stolen``). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -245,6 +247,7 @@ def main() -> None:
     parser.add_argument("--config", help="TOML file for the server with the embedded voice")
     parser.add_argument("--server-cores", type=cores, default=os.sched_getaffinity(0))
     parser.add_argument("--client-cores", type=cores, default=os.sched_getaffinity(0))
+    parser.add_argument("--stolen", type=float, metavar="PERCENT", default=0.0, help="of the server's cores")
     parser.add_argument("--quiet", metavar="URL", help="be the process of the lines on which nothing is said")
     args = parser.parse_args()
     if args.quiet:
@@ -256,9 +259,26 @@ def main() -> None:
         command, stdout=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, args.server_cores)
     ) as server:
         try:
-            measure(server, args)
+            with stolen(args.server_cores, args.stolen):
+                measure(server, args)
         finally:
             server.terminate()
+
+
+@contextmanager
+def stolen(server_cores: set[int], percent: float) -> Iterator[None]:
+    if not percent:
+        yield
+        return
+    named = ",".join(map(str, sorted(server_cores)))
+    command = [sys.executable, "-m", "benchmarks.stolen", "--cores", named, "--percent", str(percent)]
+    with subprocess.Popen(command) as thief:
+        try:
+            yield
+        finally:
+            if thief.poll() is not None:
+                raise SystemExit("nothing was stolen")
+            thief.terminate()
 
 
 def measure(server: subprocess.Popen[bytes], args: argparse.Namespace) -> None:
