@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESTART_PAUSE_S = 1.0
-CUDA_PREFILL_POSITIONS = 256
-"""There a step with so many costs little more than one with a few, and whoever comes with others waits for fewer."""
 CPU_LEAD_TICK_S = 0.08
 """There a step costs much the same for one row as for some, and a frame lasts so long."""
 CPU_NICENESS = 5
@@ -236,9 +234,7 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
     unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
     if unknown:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
-    on_cuda = {"max_prefill_positions": CUDA_PREFILL_POSITIONS}
-    on_cpu = {"lead_tick_s": CPU_LEAD_TICK_S, "niceness": CPU_NICENESS}
-    usual: dict[str, Any] = on_cuda if _finds_cuda(device) else on_cpu
+    usual = {} if _finds_cuda(device) else {"lead_tick_s": CPU_LEAD_TICK_S, "niceness": CPU_NICENESS}
     try:
         return msgspec.convert(usual | settings, EngineConfig)
     except msgspec.ValidationError as error:

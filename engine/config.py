@@ -73,8 +73,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """No request is admitted when fewer blocks than this would stay free."""
     preempt_margin_s: float = 1.0
     """A row loses its blocks only to one that runs dry so much sooner."""
-    max_prefill_positions: int = 64
-    """Prompt positions computed in one step beside the running rows. On CUDA an engine is made with 256 unless told."""
+    max_prefill_positions: int = 256
+    """Prompt positions computed in one step beside the running rows: of more, fewer of those who come together wait."""
     max_prefixes: int = 64
     """Voice prefixes kept."""
     max_prefix_positions: int = 2_048

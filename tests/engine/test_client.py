@@ -365,11 +365,11 @@ async def test_a_first_start_that_fails_is_the_callers_to_handle(shape: Shape, s
 
 @pytest.mark.parametrize(
     ("device", "settings", "expected"),
-    [("cpu", {}, 64), ("cuda:0", {}, 256), ("cuda", {"max_prefill_positions": 9}, 9)],
+    [("cpu", {}, client.CPU_NICENESS), ("cuda:0", {}, 0), ("cpu", {"niceness": 0}, 0), ("cuda", {"niceness": 9}, 9)],
 )
-def test_on_cuda_more_of_prompts_goes_into_a_step_unless_told(
+def test_on_a_cpu_the_engine_stands_back_for_the_server_unless_told(
     device: str, settings: dict[str, int], expected: int
 ) -> None:
     engine = client.create_engine(device=device, process=False, **settings)
     assert isinstance(engine, LocalEngine)
-    assert engine._config.max_prefill_positions == expected
+    assert engine._config.niceness == expected

@@ -36,4 +36,3 @@ def test_by_where_it_will_run(
     config = client._engine_config({}, device)
     assert (config.lead_tick_s == 0.0) is is_cuda
     assert config.niceness == (0 if is_cuda else client.CPU_NICENESS)
-    assert (config.max_prefill_positions == client.CUDA_PREFILL_POSITIONS) is is_cuda
