@@ -35,6 +35,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from benchmarks.barge_in import at_level, packets, percentile, sentences
 from benchmarks.gateway import cores
+from benchmarks.stolen import AT_WORK, share
 
 FRAME_S = 0.02
 REPLY_S, SENTENCE_S, PAUSE_S = 5.0, 1.0, 0.5
@@ -247,7 +248,7 @@ def main() -> None:
     parser.add_argument("--config", help="TOML file for the server with the embedded voice")
     parser.add_argument("--server-cores", type=cores, default=os.sched_getaffinity(0))
     parser.add_argument("--client-cores", type=cores, default=os.sched_getaffinity(0))
-    parser.add_argument("--stolen", type=float, metavar="PERCENT", default=0.0, help="of the server's cores")
+    parser.add_argument("--stolen", type=share, metavar="PERCENT", default=0.0, help="of the server's cores")
     parser.add_argument("--quiet", metavar="URL", help="be the process of the lines on which nothing is said")
     args = parser.parse_args()
     if args.quiet:
@@ -272,12 +273,13 @@ def stolen(server_cores: set[int], percent: float) -> Iterator[None]:
         return
     named = ",".join(map(str, sorted(server_cores)))
     command = [sys.executable, "-m", "benchmarks.stolen", "--cores", named, "--percent", str(percent)]
-    with subprocess.Popen(command) as thief:
+    with subprocess.Popen([*command, "--parent", str(os.getpid())], stdout=subprocess.PIPE, text=True) as thief:
+        assert thief.stdout is not None
+        if thief.stdout.readline().strip() != AT_WORK:
+            raise SystemExit("nothing could be stolen")
         try:
             yield
         finally:
-            if thief.poll() is not None:
-                raise SystemExit("nothing was stolen")
             thief.terminate()
 
 

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from multiprocessing import Process
+from multiprocessing import get_context
 
 from benchmarks.gateway import cores
 
@@ -18,6 +18,8 @@ ROUND_S = 0.0004
 """Shorter than anything that is measured, so that what is measured is slower, and does not stand still."""
 PRIORITY = 1
 LOOK_S = 0.5
+MAX_PERCENT = 90
+AT_WORK = "at work"
 
 
 def steal(core: int, share: float, parent: int) -> None:
@@ -37,18 +39,27 @@ def steal(core: int, share: float, parent: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cores", type=cores, required=True)
-    parser.add_argument("--percent", type=float, required=True)
+    parser.add_argument("--percent", type=share, required=True)
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="ends with this process, which started it")
     args = parser.parse_args()
-    if not 0 < args.percent < 90:
-        raise SystemExit(f"--percent is {args.percent}; it must lie between 0 and 90")
-    parent = os.getppid()
-    thieves = [Process(target=steal, args=(core, args.percent / 100, os.getpid()), daemon=True) for core in args.cores]
+    fork = get_context("fork")
+    thieves = [fork.Process(target=steal, args=(core, args.percent / 100, os.getpid())) for core in args.cores]
     for thief in thieves:
+        thief.daemon = True
         thief.start()
-    while os.getppid() == parent:
-        if not all(thief.is_alive() for thief in thieves):
-            sys.exit("real-time priority is not to be had")
+    time.sleep(LOOK_S)
+    if not all(thief.is_alive() for thief in thieves):
+        sys.exit("real-time priority is not to be had")
+    print(AT_WORK, flush=True)
+    while os.getppid() == args.parent:
         time.sleep(LOOK_S)
+
+
+def share(text: str) -> float:
+    percent = float(text)
+    if not 0 <= percent <= MAX_PERCENT:
+        raise argparse.ArgumentTypeError(f"{percent} % of a core; it must lie in 0..{MAX_PERCENT}")
+    return percent
 
 
 if __name__ == "__main__":

@@ -339,12 +339,12 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # are for the server, which first lets what is spoken end
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.argv[1])
+    config = msgspec.convert(settings["config"], EngineConfig)
+    os.nice(config.niceness)  # before there is a second thread: it is of this one, and of those that it makes
     threading.Thread(target=end_with_parent, name="voicewire-parent-watch", daemon=True).start()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from engine.load import load_engine
 
-    config = msgspec.convert(settings["config"], EngineConfig)
-    os.nice(config.niceness)
     try:
         loaded = load_engine(
             Path(settings["folder"]), config, settings["device"], settings["dtype"], settings["is_embedded"]

@@ -132,7 +132,7 @@ class Gateways:
             *GATEWAY_COMMAND,
             stdin=PIPE,
             stdout=PIPE,
-            start_new_session=True,
+            process_group=0,  # not a session: niceness counts within one alone where the kernel groups by them
             env=gateway_environment(self._metrics_folder),
         )
         self._running.add(process)

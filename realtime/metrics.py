@@ -38,10 +38,10 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-GAUGES: dict[str, tuple[str, Literal["livesum", "livemin", "livemax"]]] = {
+GAUGES: dict[str, tuple[str, Literal["livesum", "livemin", "livemax", "livemostrecent"]]] = {
     "connections": ("Open WebSocket connections.", "livesum"),
     "active_responses": ("Responses that are being spoken.", "livesum"),
-    "resident_memory_bytes": ("Of all of the server's processes.", "livemax"),
+    "resident_memory_bytes": ("Of all of the server's processes.", "livemostrecent"),
     "engine_alive": ("1 while the engine lives.", "livemin"),
     "batch_size": ("Requests that the engine runs and that have text.", "livemax"),
     "requests_parked": ("Requests that wait for text.", "livemax"),
@@ -120,14 +120,14 @@ class ServerMetrics:
             self.observe("step_time_seconds", stats.step_ms / 1000)
             self.observe("real_time_factor", stats.step_ms / 1000 / self._server.frame_s)
 
-    def sample_memory(self) -> None:
-        """Apart, for it takes 2 ms: a file is read for each thread of the server and of its engine."""
+    def _read_memory(self) -> None:
+        """For whoever asks alone: a file is read for each thread of the server and of its engine, in 2 ms."""
         self._gauges["resident_memory_bytes"].set(resident_bytes(os.getppid() if self._is_gateway else os.getpid()))
 
     def exposition(self) -> bytes:
         """All of it, of all gateways, in Prometheus' text format."""
         self.sample()
-        self.sample_memory()
+        self._read_memory()
         if not self._is_gateway:
             return generate_latest(self._registry)
         together = CollectorRegistry()

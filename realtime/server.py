@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,8 +27,6 @@ from sessions.voices.store import VoiceLimits, VoiceStore
 log = logging.getLogger("voicewire.server")
 
 TICK_S = 0.25
-MEMORY_TICKS = 40
-"""Between two looks at how much memory is in use."""
 P = ParamSpec("P")
 
 
@@ -176,13 +173,11 @@ class SpeechServer:
             raise Refused("too_many_connections", f"{name} is {limit}", retry_after_ms=wait_ms)
 
     async def _keep_watch(self) -> None:
-        for tick in itertools.count():
+        while True:
             await asyncio.sleep(TICK_S)
             now_s = asyncio.get_running_loop().time()
             _shielded(self._watch_load, now_s)
             _shielded(self.metrics.sample)
-            if tick % MEMORY_TICKS == 0:
-                _shielded(self.metrics.sample_memory)
             _shielded(self.registry.expire)
             for connection in list(self._connections):
                 _shielded(connection.tick, now_s)

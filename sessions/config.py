@@ -64,8 +64,8 @@ class SpeechSettings:
     word_times: bool = False
     """Whether the response also tells when each word is spoken (``ResponseWords``)."""
     heard_at_once: bool = False
-    """Whether words are found while they sound, in spare moments, so that what was heard is known in no time; otherwise
-    that takes up to 3 ms for each second of the speech, once somebody asks."""
+    """Whether words are found while they sound, in spare moments, so that what was heard is known nearly at once;
+    otherwise that takes up to 3 ms for each second of the speech, once somebody asks."""
     tells_heard: bool = True
     """Whether anybody asks what was heard; otherwise words are found only for ``word_times``, and without them what was
     heard is told as if each character lasted as long as any other."""

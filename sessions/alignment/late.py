@@ -63,7 +63,7 @@ class Backlog:
         if share is None:
             return False
         aligner = share.aligner()
-        if aligner is None:
+        if aligner is None:  # nobody will ask
             self.remove(share, share.num_bytes)
             return True
         return aligner.look_at_one()
@@ -152,9 +152,10 @@ class LateAligner:
     def _keep(self, deed: Deed, num_bytes: int = 0) -> None:
         if self._over:
             return
+        if num_bytes:  # counted first: another thread may be through with it at once
+            self._backlog.add(self._share, num_bytes)
         self._kept.append((deed, num_bytes))
         if num_bytes:
-            self._backlog.add(self._share, num_bytes)
             self._backlog.shrink()
 
     def _do_one(self) -> None:

@@ -129,6 +129,14 @@ async def test_gateways_share_a_port_an_engine_and_their_metrics(served: Served)
         await client.aclose()
 
 
+def test_a_key_pressed_in_the_terminal_is_not_for_gateways_whose_niceness_counts_beside_the_engines(
+    served: Served,
+) -> None:
+    gateways = [gateway.pid for gateway in served.gateways()]
+    assert {os.getsid(pid) for pid in gateways} == {os.getsid(served.process.pid)}
+    assert os.getpgid(served.process.pid) not in {os.getpgid(pid) for pid in gateways}
+
+
 @pytest.mark.timeout(120)
 async def test_a_gateway_that_is_killed_takes_only_its_own_and_comes_back(served: Served) -> None:
     (unlucky_pid, unlucky), (_, lucky) = (await served.sessions_on_each()).items()

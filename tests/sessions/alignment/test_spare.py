@@ -145,6 +145,27 @@ async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
     assert line.num_kept_bytes == 0
 
 
+async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments, aligner = SpareMoments(ENOUGH), Watched()
+    quick, other = LateAligner(letters, moments), LateAligner(lambda: aligner, moments)
+    count = moments.add
+
+    def count_late(*of: Any) -> None:
+        thread = threading.Thread(target=quick.catch_up)
+        thread.start()
+        thread.join()
+        count(*of)
+
+    monkeypatch.setattr(moments, "add", count_late)
+    quick.push(PCM[:PIECE_SAMPLES])
+    monkeypatch.undo()
+    other.push(PCM[:CHUNK])
+    await asyncio.sleep(LONG_S)
+    assert moments.num_bytes == other.num_kept_bytes == 0
+
+
 async def test_one_that_is_gone_takes_no_room() -> None:
     moments = SpareMoments(ENOUGH)
     line = LateAligner(letters, moments)
