@@ -27,6 +27,19 @@ def letters() -> Aligner:
     return LetterAligner(RATE)
 
 
+class Held(EvenAligner):
+    """Is in no hurry: it looks at a piece only once it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(RATE)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def push(self, pcm: np.ndarray) -> None:
+        self.begun.set()
+        self.go_on.wait(10)
+        super().push(pcm)
+
+
 def late(max_bytes: int = KEPT, make: Callable[[], Aligner] = letters) -> tuple[LateAligner, Backlog]:
     backlog = Backlog(max_bytes)
     return LateAligner(make, backlog), backlog
@@ -119,24 +132,17 @@ def test_one_that_is_forgotten_keeps_nothing_and_takes_nothing():
 
 
 def test_what_comes_while_a_thread_looks_is_looked_at_after_it():
-    begun, go_on = threading.Event(), threading.Event()
-
-    class Slow(EvenAligner):
-        def push(self, pcm: np.ndarray) -> None:
-            begun.set()
-            go_on.wait(10)
-            super().push(pcm)
-
-    aligner, backlog = late(2 * CHUNK * 4, lambda: Slow(RATE))
+    held = Held()
+    aligner, backlog = late(2 * CHUNK * 4, lambda: held)
     aligner.add_text("ab")
     aligner.push(chunk(0))
     thread = threading.Thread(target=aligner.catch_up)
     thread.start()
-    begun.wait(10)
+    held.begun.wait(10)
     for number in range(1, 4):
         aligner.push(chunk(number))  # beyond the limit, and yet it waits for nobody
     assert backlog.num_bytes > backlog.max_bytes
-    go_on.set()
+    held.go_on.set()
     aligner.finish()
     thread.join()
     assert aligner.bounds == [0, 2 * CHUNK, 4 * CHUNK]

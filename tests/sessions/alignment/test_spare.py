@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from sessions.alignment import spare
-from sessions.alignment.aligner import Aligner, LetterAligner
+from sessions.alignment.aligner import Aligner
 from sessions.alignment.even import EvenAligner
 from sessions.alignment.late import PIECE_SAMPLES, LateAligner
 from sessions.alignment.spare import SpareMoments
 from sessions.clock import TICK_S, now_s
 from tests.sessions.alignment.test_aligner import PCM, RATE, TEXT
+from tests.sessions.alignment.test_late import Held, letters
 
 pytestmark = pytest.mark.virtual_time
 
@@ -24,16 +25,15 @@ CHUNK = 15_360
 LONG_S = 1.0
 
 
-def letters() -> Aligner:
-    return LetterAligner(RATE)
-
-
 class Watched(EvenAligner):
     """Notes when it is told of how much speech."""
 
     def __init__(self) -> None:
         super().__init__(RATE)
         self.told: list[tuple[float, int]] = []
+
+    def itself(self) -> Watched:
+        return self
 
     def push(self, pcm: np.ndarray) -> None:
         self.told.append((now_s(), pcm.size))
@@ -75,7 +75,7 @@ async def test_whoever_asks_before_that_is_told_the_same() -> None:
 @pytest.mark.usefixtures("one_piece_a_moment")
 async def test_a_piece_at_a_time_half_way_between_ticks() -> None:
     moments, aligners = SpareMoments(ENOUGH), [Watched() for _ in range(3)]
-    lines = [LateAligner(lambda aligner=aligner: aligner, moments) for aligner in aligners]  # type: ignore[misc]
+    lines = [LateAligner(aligner.itself, moments) for aligner in aligners]
     for line in lines:
         line.push(PCM[:CHUNK])
     await asyncio.sleep(LONG_S)
@@ -123,23 +123,15 @@ async def test_speech_that_cannot_be_looked_through_holds_up_no_other() -> None:
 
 @pytest.mark.usefixtures("one_piece_a_moment")
 async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    class Slow(EvenAligner):
-        def push(self, pcm: np.ndarray) -> None:
-            begun.set()
-            go_on.wait(10)
-            super().push(pcm)
-
-    moments = SpareMoments(ENOUGH)
-    line = LateAligner(lambda: Slow(RATE), moments)
+    moments, held = SpareMoments(ENOUGH), Held()
+    line = LateAligner(lambda: held, moments)
     line.push(PCM[:CHUNK])
     thread = threading.Thread(target=line.look_at_one)
     thread.start()
-    begun.wait(10)
+    held.begun.wait(10)
     await asyncio.sleep(LONG_S)
     assert line.num_kept_bytes == CHUNK * 4
-    go_on.set()
+    held.go_on.set()
     thread.join()
     await asyncio.sleep(LONG_S)
     assert line.num_kept_bytes == 0
