@@ -24,6 +24,8 @@ TEXT = "word " * 6
 """1.2 s."""
 PATIENT = {"prebuffer_ms": 1_000}
 """For tests of what is heard, so that a busy machine makes no gap: what is there is played, however late it came."""
+MOST_TRIES = 3
+"""A busy machine's device leaves frames out now and then; if ours held it up, it would do so each time."""
 PCM = {"format": {"encoding": "pcm_s16le"}}
 SLOW_START = QUICK | {"real_time_factor": 0.5, "stalls_s": {"2": 0.35}}
 """After 160 ms of sound nothing comes for 350 ms; then it catches up."""
@@ -31,7 +33,12 @@ TOO_SLOW = QUICK | {"real_time_factor": 1.25}
 
 
 def hear(page: Any, text: str = TEXT, **order: Any) -> dict[str, Any]:
-    return page.evaluate("async (order) => (await import('/harness.js')).hear(order)", {"text": text, **order})
+    """Once more where the device left frames out: then not every sample can be heard."""
+    for _ in range(MOST_TRIES):
+        told = page.evaluate("async (order) => (await import('/harness.js')).hear(order)", {"text": text, **order})
+        if "skipped" not in kinds(told):
+            break
+    return told
 
 
 def sound(told: dict[str, Any]) -> np.ndarray:
