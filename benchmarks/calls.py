@@ -35,7 +35,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from benchmarks.barge_in import at_level, packets, percentile, sentences
 from benchmarks.gateway import cores
-from benchmarks.stolen import AT_WORK, share
+from benchmarks.stolen import AT_WORK, percent_of_a_core
 
 FRAME_S = 0.02
 REPLY_S, SENTENCE_S, PAUSE_S = 5.0, 1.0, 0.5
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--config", help="TOML file for the server with the embedded voice")
     parser.add_argument("--server-cores", type=cores, default=os.sched_getaffinity(0))
     parser.add_argument("--client-cores", type=cores, default=os.sched_getaffinity(0))
-    parser.add_argument("--stolen", type=share, metavar="PERCENT", default=0.0, help="of the server's cores")
+    parser.add_argument("--stolen", type=percent_of_a_core, metavar="PERCENT", default=0.0, help="of the server's cores")
     parser.add_argument("--quiet", metavar="URL", help="be the process of the lines on which nothing is said")
     args = parser.parse_args()
     if args.quiet:

@@ -39,7 +39,7 @@ def steal(core: int, share: float, parent: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cores", type=cores, required=True)
-    parser.add_argument("--percent", type=share, required=True)
+    parser.add_argument("--percent", type=percent_of_a_core, required=True)
     parser.add_argument("--parent", type=int, default=os.getppid(), help="ends with this process, which started it")
     args = parser.parse_args()
     fork = get_context("fork")
@@ -55,7 +55,7 @@ def main() -> None:
         time.sleep(LOOK_S)
 
 
-def share(text: str) -> float:
+def percent_of_a_core(text: str) -> float:
     percent = float(text)
     if not 0 <= percent <= MAX_PERCENT:
         raise argparse.ArgumentTypeError(f"{percent} % of a core; it must lie in 0..{MAX_PERCENT}")

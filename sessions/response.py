@@ -36,7 +36,7 @@ def backlog_for(settings: SpeechSettings, services: Services) -> Backlog | None:
     """Where the speech waits in which words are to be found; ``None``: it does not wait."""
     if settings.word_times or not settings.tells_heard:
         return None
-    return services.spare if settings.heard_at_once else services.backlog
+    return services.spare_moments if settings.heard_at_once else services.backlog
 
 
 class Response:

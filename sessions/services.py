@@ -29,7 +29,7 @@ class Services:
     """Finds when each word is spoken."""
     backlog: Backlog = field(default_factory=Backlog)
     """Speech that it has not looked through, for nobody has asked."""
-    spare: SpareMoments = field(default_factory=SpareMoments)
+    spare_moments: SpareMoments = field(default_factory=SpareMoments)
     """Speech that it looks through soon, for somebody may ask at any moment."""
     aligners: EncoderThreads = field(default_factory=lambda: EncoderThreads(0))
     """Where it catches up when somebody does."""
