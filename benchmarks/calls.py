@@ -248,7 +248,9 @@ def main() -> None:
     parser.add_argument("--config", help="TOML file for the server with the embedded voice")
     parser.add_argument("--server-cores", type=cores, default=os.sched_getaffinity(0))
     parser.add_argument("--client-cores", type=cores, default=os.sched_getaffinity(0))
-    parser.add_argument("--stolen", type=percent_of_a_core, metavar="PERCENT", default=0.0, help="of the server's cores")
+    parser.add_argument(
+        "--stolen", type=percent_of_a_core, metavar="PERCENT", default=0.0, help="of the server's cores"
+    )
     parser.add_argument("--quiet", metavar="URL", help="be the process of the lines on which nothing is said")
     args = parser.parse_args()
     if args.quiet:
