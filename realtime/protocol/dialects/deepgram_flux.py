@@ -201,11 +201,12 @@ class Flux(on.Dialect):
             yield self._warn("INTERRUPT_IN_PROGRESS", "an interruption is at work")
         elif not self._turns and self._last is None:
             yield self._warn("NO_AUDIO_GENERATED", "nothing was spoken yet")
-        elif offset is not None and not self._least_offset_ms <= offset.value <= self._sent_ms:
-            limits = f"{self._least_offset_ms:.0f} to {self._sent_ms:.0f}"
-            yield self._warn("INVALID_INTERRUPT_OFFSET", f"playback_offset must be {limits}, is {offset.value:.0f}")
+        elif offset is not None and offset.value < self._least_offset_ms:
+            description = f"playback_offset must be at least {self._least_offset_ms:.0f}, is {offset.value:.0f}"
+            yield self._warn("INVALID_INTERRUPT_OFFSET", description)
         else:
-            yield from self._cut(None if offset is None else offset.value)
+            # A player's clock runs ahead of the audio when it counts its own buffer or silence.
+            yield from self._cut(None if offset is None else min(offset.value, self._sent_ms))
 
     @property
     def _sent_ms(self) -> float:

@@ -203,8 +203,30 @@ def test_flux_interruptions_count_from_the_beginning_of_the_session() -> None:
     started(play)
     play.audio("2", end_ms=100.0)
     assert interrupt(play, 1_400)[0]["code"] == "INVALID_INTERRUPT_OFFSET"
-    assert interrupt(play, 9_999)[0]["code"] == "INVALID_INTERRUPT_OFFSET"
     assert interrupt(play, 1_600) == [on.Cancel("2", 100.0)]
+
+
+def test_flux_interrupt_beyond_what_was_sent_is_clamped() -> None:
+    play = flux()
+    speech_id = started(play)
+    play.audio("0", end_ms=1_000.0)
+    assert interrupt(play, 9_999) == [on.Cancel("0", 1_000.0)]
+    (told,) = play.tell(on.Ended("0", "cancelled", audio_ms=1_000.0, heard="Hel", remaining="lo. ", played_ms=1_000.0))
+    assert (told["type"], told["audio_played_ms"], told["text_spoken"]) == ("SpeechInterrupted", 1_000, "Hel")
+    assert told["metadata"] == metadata(speech_id, 1_000)
+    started(play)
+    play.audio("1", end_ms=500.0)
+    assert interrupt(play, 9_999) == [on.Cancel("1", 500.0)]
+
+
+def test_flux_interrupt_beyond_a_turn_that_was_sent_whole_finds_all_played() -> None:
+    play = flux()
+    started(play)
+    flush(play)
+    play.audio("0", end_ms=1_000.0)
+    play.tell(on.Ended("0", audio_ms=1_000.0))
+    assert interrupt(play, 9_999) == [on.Recall("0", 1_000.0)]
+    assert play.tell(on.Recalled("0", "Hello. ", "", 1_000.0))[0]["code"] == "NO_ACTIVE_SPEECH"
 
 
 def test_flux_interruptions_drop_what_waits() -> None:
