@@ -21,7 +21,8 @@ from realtime.protocol.events import ErrorBody
 
 MAX_EVENT_ID_CHARS = 512
 IGNORED = ("input_audio_buffer.append", "input_audio_buffer.commit", "output_audio_buffer.clear")
-AUDIO_PART = {"type": "output_audio", "transcript": ""}
+AUDIO_PART = {"type": "audio", "transcript": ""}
+# Of ``response.content_part.*``; the content of an item names the same ``output_audio``.
 
 
 class OpenAIRealtime(on.Dialect):
@@ -124,7 +125,7 @@ class OpenAIRealtime(on.Dialect):
             yield on.Cancel(context, said.audio_end_ms)
         elif context is not None:
             yield on.Recall(context, said.audio_end_ms)
-        place = {"content_index": said.content_index, "audio_end_ms": said.audio_end_ms}
+        place = {"content_index": said.content_index, "audio_end_ms": round(said.audio_end_ms)}
         yield self._send("conversation.item.truncated", item_id=item_id, **place)
 
     def _create(self, asked: Asked) -> Iterator[on.Intent]:
@@ -134,10 +135,19 @@ class OpenAIRealtime(on.Dialect):
             raise RemoteProtocolError("conversation_already_has_active_response", message)
         wish = wish_of(self._session, asked)
         items = asked.input if asked.input is not None else self._conversation.unspoken(take=in_conversation)
+        text = " ".join(stripped for item in items if (stripped := item.text.strip()))
+        if not text:
+            raise self._no_text(asked)
         reply = self._conversation.begin(in_conversation, asked.metadata)
         yield from self._begin(reply, wish)
-        reply.text = " ".join(text for item in items if (text := item.text.strip()))
-        yield on.Append(reply.context, reply.text, last=True)
+        reply.text = text
+        yield on.Append(reply.context, text, last=True)
+
+    def _no_text(self, asked: Asked) -> RemoteProtocolError:
+        message = "the response has no text to speak: its input items, or the user's items, are empty"
+        if asked.instructions or self._session.get("instructions"):
+            message += "; instructions are for a language model, and this server has none"
+        return RemoteProtocolError("response_input_empty", message, "response.input")
 
     def _append(self, delta: str) -> Iterator[on.Intent]:
         reply = self._conversation.speaking

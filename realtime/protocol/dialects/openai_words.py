@@ -44,6 +44,7 @@ class Asked(Struct):
     """Of ``response.create``; what a session says about audio holds where it is silent."""
 
     input: list[Item] | None = None
+    instructions: str | None = None
     output_modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
+from typing import Any, get_args
 
 import openai
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from openai.types.realtime import RealtimeServerEvent
 
 from tests.fakes.engine import FakeScript
 from tests.realtime.live import WAIT_S, Live
@@ -17,6 +20,10 @@ from tests.realtime.live import WAIT_S, Live
 KEY = "a-key-of-enough-characters"
 TEXTS = ("Hello there, how are you?", "And this is another turn.")
 LONG = "This is one sentence of a very long story. " * 40
+PUBLISHED_TYPES: dict[str, type[openai.BaseModel]] = {
+    get_args(published.model_fields["type"].annotation)[0]: published
+    for published in get_args(get_args(RealtimeServerEvent)[0])
+}
 LEAST_BYTES = 2 * 24_000 * 0.04 * 0.9
 """Of one character."""
 
@@ -76,3 +83,45 @@ async def test_an_interruption_and_a_turn_after_it(live: Live, connection: Async
     assert (await hear(connection))[0] == "cancelled"
     await write(connection, TEXTS[0])
     assert (await hear(connection))[2].strip() == TEXTS[0]
+
+
+async def test_every_event_is_of_the_published_types(live: Live, connection: AsyncRealtimeConnection) -> None:
+    """The package builds its events unchecked; clients such as openai-agents check each against these types."""
+    live.engine.script = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
+    events = Events(connection)
+    await connection.session.update(session={"type": "realtime", "audio": {"output": {"voice": "marin"}}})
+    await events.until("session.updated")
+    await write(connection, TEXTS[0])
+    done = await events.until("response.done")
+    item_id = done["response"]["output"][0]["id"]
+    await connection.conversation.item.truncate(item_id=item_id, content_index=0, audio_end_ms=300)
+    await connection.conversation.item.retrieve(item_id=item_id)
+    await connection.conversation.item.delete(item_id=item_id)
+    await connection.input_audio_buffer.clear()
+    await write(connection, LONG)
+    await events.until("response.output_audio.delta")
+    await connection.response.cancel()
+    await events.until("response.done")
+    await connection.response.create(response={"instructions": "Greet the user."})
+    assert (await events.until("error"))["error"]["code"] == "response_input_empty"
+    live.engine.script_next(FakeScript(fail_at_frame=0))
+    await write(connection, TEXTS[1])
+    assert (await events.until("response.done"))["response"]["status"] == "failed"
+    assert len(events.kinds) == 18
+
+
+class Events:
+    """Reads raw events and checks each against the package's own types, as openai-agents does."""
+
+    def __init__(self, connection: AsyncRealtimeConnection) -> None:
+        self._connection = connection
+        self.kinds: set[str] = set()
+
+    async def until(self, kind: str) -> dict[str, Any]:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                event: dict[str, Any] = json.loads(await self._connection.recv_bytes())
+                PUBLISHED_TYPES[event["type"]].model_validate(event, strict=True)
+                self.kinds.add(event["type"])
+                if event["type"] == kind:
+                    return event

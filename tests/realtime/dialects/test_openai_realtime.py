@@ -137,6 +137,46 @@ def test_one_response_at_a_time_in_the_conversation_and_others_beside_it():
     assert told[-1].text == "Aside."
 
 
+def test_content_parts_are_of_type_audio_and_items_of_output_audio():
+    wire = play()
+    context, told = begun(wire)
+    ended = wire.tell(on.Ended(context, "completed", audio_ms=900))
+    parts = {one["type"]: one["part"] for one in (*told[:4], *ended) if "part" in one}
+    assert parts == {
+        "response.content_part.added": {"type": "audio", "transcript": ""},
+        "response.content_part.done": {"type": "audio", "transcript": "Hello there."},
+    }
+    done = next(one for one in ended if one["type"] == "response.output_item.done")
+    assert [part["type"] for part in done["item"]["content"]] == ["output_audio"]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {},
+        {"instructions": "Greet the user."},
+        {"instructions": "Greet the user.", "conversation": "none"},
+        {"input": []},
+        {"input": [user(" ")]},
+    ],
+)
+def test_response_without_text_is_an_error(response):
+    wire = play()
+    with pytest.raises(RemoteProtocolError) as refused:
+        wire.say(type="response.create", response=response)
+    assert (refused.value.code, refused.value.param) == ("response_input_empty", "response.input")
+    assert ("instructions" in str(refused.value)) == ("instructions" in response)
+    assert begun(wire)[1][-1].text == "Hello there."
+
+
+def test_session_instructions_alone_are_an_error():
+    wire = play()
+    wire.say(type="session.update", session={"instructions": "You are a pirate."})
+    with pytest.raises(RemoteProtocolError, match="instructions") as refused:
+        wire.say(type="response.create")
+    assert refused.value.code == "response_input_empty"
+
+
 def test_a_cancel_and_what_was_heard():
     wire = play()
     context, told = begun(wire, "Hello there.")
