@@ -9,6 +9,7 @@ import msgspec
 
 from engine.api import EngineInfo
 from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.speech_api.instructions import supported_instructions
 from realtime.speech_api.languages import known_language
 from sessions.audio.stretch import MAX_SPEED, MIN_SPEED
 from sessions.config import AudioFormat, Encoding, SpeechSettings
@@ -33,7 +34,7 @@ class Grantor:
         voice, voice_warning = self._voice(wish.voice)
         language, language_warning = self._language(wish.language)
         speed, speed_warning = self._speed(wish.speed)
-        instruct, instruct_warning = self._instruct(wish.instruct)
+        instruct, instruct_warning = supported_instructions(wish.instruct, self.info)
         settings = replace(
             self.base,
             voice=voice,
@@ -65,11 +66,6 @@ class Grantor:
         if ours is not None:
             return ours, ""
         return self.base.language, f"language {_shown(named)} is unknown, the default is taken"
-
-    def _instruct(self, asked: str) -> tuple[str, str]:
-        if asked and not self.info.takes_instruct:
-            return "", "this model takes no instructions, they are left out"
-        return asked, ""
 
     def _speed(self, asked: float) -> tuple[float, str]:
         speed = min(max(asked, MIN_SPEED), MAX_SPEED)

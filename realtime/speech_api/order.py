@@ -12,6 +12,7 @@ from realtime.errors import Refused
 from realtime.server import SpeechServer
 from realtime.speech_api.body import SpeechBody
 from realtime.speech_api.formats import Delivery, delivery, file_format
+from realtime.speech_api.instructions import supported_instructions
 from realtime.speech_api.settings import settings_of
 from realtime.speech_api.voice import Listener, check_reference, check_task, voice_of
 from sessions.checks import check_settings
@@ -49,7 +50,9 @@ async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller, liste
     voice = await voice_of(body, server, caller, listener or server.cloning)
     settings = replace(settings, voice=voice.name, clone=voice.clone)
     media_type = file_format(body).media_type
-    return Order(body.input, settings, how, media_type, voice.warning, voice.num_reference_frames)
+    _, instructions_warning = supported_instructions(body.instructions or "", server.engine.info)
+    warning = "; ".join(filter(None, (voice.warning, instructions_warning))) or None
+    return Order(body.input, settings, how, media_type, warning, voice.num_reference_frames)
 
 
 def begin(order: Order, session: Session) -> Response:

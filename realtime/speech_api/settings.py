@@ -12,6 +12,7 @@ from engine.api import CHUNK_FRAMES, InvalidRequest, SamplingParams, TextLayout,
 from realtime.server import SpeechServer
 from realtime.speech_api.body import SpeechBody
 from realtime.speech_api.formats import audio_format
+from realtime.speech_api.instructions import supported_instructions
 from realtime.speech_api.languages import known_language
 from sessions.config import SpeechSettings
 
@@ -26,10 +27,11 @@ OFFICIAL_NAMES = {
 def settings_of(body: SpeechBody, server: SpeechServer) -> SpeechSettings:
     """Raises ``Refused`` or ``InvalidRequest``; the ranges that sessions know are checked by them."""
     base = server.settings
+    instructions, _ = supported_instructions(body.instructions or "", server.engine.info)
     return replace(
         base,
         language=base.language if body.language is None else _language(body.language, server),
-        instruct=body.instructions or base.instruct,
+        instruct=instructions or base.instruct,
         format=audio_format(body),
         lead_ms=None,
         tells_heard=False,

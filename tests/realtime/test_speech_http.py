@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from realtime.transports.speech import VOICE_WARNING
 from sessions.audio.opus import OpusDecoder
-from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.live import Live, live_server, until
+from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
+from tests.realtime.live import QUICK, Live, live_server, until
 
 TEXT = "Hello there, this is a short reply."
 
@@ -111,6 +113,27 @@ async def test_an_unknown_voice_becomes_ours_with_a_warning(live: Live) -> None:
         assert "unknown" in headers[VOICE_WARNING.lower()]
     assert (await post(live, voice={"id": "ben"}))[0] == 200
     assert [request.voice for request in live.engine.requests] == [None, None, "ben"]
+
+
+@pytest.mark.parametrize("voice", ["ada", "alloy"])
+async def test_instructions_on_a_model_without_them_are_dropped_with_a_warning(voice: str) -> None:
+    plain = msgspec.structs.replace(FAKE_INFO, takes_instruct=False)
+    async with live_server(FakeSpeechEngine(QUICK, info=plain)) as live:
+        body = {"model": "gpt-4o-mini-tts", "voice": voice, "instructions": "Speak in a cheerful and positive tone."}
+        status, headers, _ = await post(live, **body)
+        assert status == 200
+        warnings = headers[VOICE_WARNING.lower()].split("; ")
+        assert warnings[-1] == "this model takes no instructions, they are left out"
+        assert len(warnings) == (1 if voice == "ada" else 2)
+        assert live.engine.requests[-1].instruct == ""
+        item = (await batch(live, items=[{"input": TEXT}], instructions="Whisper."))["results"][0]
+        assert (item["status"], item["warning"]) == ("success", warnings[-1])
+
+
+async def batch(live: Live, **body: object) -> dict[str, Any]:
+    async with live.http() as http:
+        answer: dict[str, Any] = (await http.post("/v1/audio/speech/batch", json=body)).json()
+    return answer
 
 
 @pytest.mark.parametrize(
