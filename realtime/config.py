@@ -132,6 +132,10 @@ class SpeechDefaults(Section, frozen=True):
         Literal["voip", "audio"],
         Meta(description="What Opus is tuned for: `audio` is a third of the work, and as good from 64,000 bits on."),
     ] = "voip"
+    response_format: Annotated[
+        Literal["mp3", "wav", "pcm", "opus", "aac", "flac"],
+        Meta(description="Format of `POST /v1/audio/speech` for requests without `response_format`."),
+    ] = "mp3"
     lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000
     avoid_dead_air: Annotated[bool, Meta(description="Close a segment early when text is late.")] = True
     aligner: Annotated[

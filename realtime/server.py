@@ -74,8 +74,14 @@ class SpeechServer:
         """Idempotent. Raises ``CheckpointError``."""
         if self._watch is not None:
             return
-        await self.engine.start()
-        await self.registry.warm_up()
+        warming = asyncio.create_task(self.registry.warm_up(), name="voicewire warm-up")
+        try:
+            await self.engine.start()
+        except BaseException:
+            await asyncio.wait([warming])
+            await self.registry.aclose()
+            raise
+        await warming
         self._watch = asyncio.create_task(self._keep_watch(), name="voicewire watch")
         log.info("ready", extra={"model": self.engine.info.model})
 

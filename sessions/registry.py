@@ -15,6 +15,7 @@ from sessions.admission import Admission
 from sessions.alignment.aligner import LetterAligner, MakeAligner
 from sessions.alignment.late import Backlog
 from sessions.alignment.spare import SpareMoments
+from sessions.audio.formats.codecs import warm_up_codecs
 from sessions.audio.opus_library import OpusUnavailable
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
@@ -118,10 +119,11 @@ class SessionRegistry:
         return RegistryStatistics(len(self._sessions), self._admission.num_active, self._num_ever, self._num_expired)
 
     async def warm_up(self) -> None:
-        """Encode a moment of silence for nobody: the first use of library and thread takes longer than ten others.
+        """Encode a moment of silence: the first use of libraries and thread takes longer than ten others.
 
         Without a libopus responses in Opus are refused, each when it comes.
         """
+        await self._encoders.run(warm_up_codecs)
         with contextlib.suppress(OpusUnavailable):
             voicing = Voicing(AudioFormat(), WARM_UP_RATE, self._encoders)
             await voicing.begin_segment()

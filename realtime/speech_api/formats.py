@@ -10,7 +10,6 @@ from realtime.speech_api.body import SpeechBody
 from sessions.config import AudioFormat, Encoding
 
 FILE_RATE = 24_000
-DEFAULT_FORMAT = "wav"
 
 
 class Delivery(Enum):
@@ -40,9 +39,9 @@ FILE_FORMATS = {
 """The header of a FLAC file tells its length, and many readers insist on it."""
 
 
-def file_format(body: SpeechBody) -> FileFormat:
-    """Raises ``Refused``."""
-    name = body.response_format or DEFAULT_FORMAT
+def file_format(body: SpeechBody, default: str) -> FileFormat:
+    """Return the format that the body names, or the default. Raises ``Refused``."""
+    name = body.response_format or default
     if name not in FILE_FORMATS:
         known = ", ".join(FILE_FORMATS)
         raise Refused(
@@ -51,24 +50,25 @@ def file_format(body: SpeechBody) -> FileFormat:
     return FILE_FORMATS[name]
 
 
-def audio_format(body: SpeechBody) -> AudioFormat:
+def audio_format(body: SpeechBody, default: str) -> AudioFormat:
     """Rate and bitrate are checked where the response begins. Raises ``Refused``."""
-    chosen = file_format(body)
+    chosen = file_format(body, default)
     sample_rate = FILE_RATE if body.sample_rate is None else body.sample_rate
     bitrate = chosen.default_bitrate if body.bitrate is None else body.bitrate
     return AudioFormat(encoding=chosen.encoding, sample_rate=sample_rate, bitrate=bitrate)
 
 
-def delivery(body: SpeechBody) -> Delivery:
+def delivery(body: SpeechBody, default: str) -> Delivery:
     """Raises ``Refused``."""
     asked, field = body.stream_format, "stream_format"
     if asked is None and body.stream:
         asked, field = "sse", "stream"
     if asked not in (None, "audio", "sse"):
         raise Refused("unsupported_format", f"stream_format must be audio or sse, is {asked[:40]!r}", "stream_format")
-    can_stream = file_format(body).can_stream
+    can_stream = file_format(body, default).can_stream
     if asked is not None and not can_stream:
-        raise Refused("unsupported_format", f"{body.response_format} cannot be streamed, it is sent as a whole", field)
+        name = body.response_format or default
+        raise Refused("unsupported_format", f"{name} cannot be streamed, it is sent as a whole", field)
     if asked is None and (body.stream is False or not can_stream):
         return Delivery.WHOLE
     return Delivery.EVENTS if asked == "sse" else Delivery.STREAM

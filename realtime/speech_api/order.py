@@ -41,7 +41,8 @@ async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller, liste
     Raises ``Refused``, ``SessionError`` or ``InvalidRequest``.
     """
     _check_text(body, server)
-    how = delivery(body)
+    default_format = server.config.speech.response_format
+    how = delivery(body, default_format)
     settings = settings_of(body, server)
     check_task(body, server.engine.info)
     check_reference(body)
@@ -49,7 +50,7 @@ async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller, liste
         check_settings(replace(settings, voice=None), server.engine.info, server.registry.limits.session)
     voice = await voice_of(body, server, caller, listener or server.cloning)
     settings = replace(settings, voice=voice.name, clone=voice.clone)
-    media_type = file_format(body).media_type
+    media_type = file_format(body, default_format).media_type
     _, instructions_warning = supported_instructions(body.instructions or "", server.engine.info)
     warning = "; ".join(filter(None, (voice.warning, instructions_warning))) or None
     return Order(body.input, settings, how, media_type, warning, voice.num_reference_frames)

@@ -32,7 +32,7 @@ def settings_of(body: SpeechBody, server: SpeechServer) -> SpeechSettings:
         base,
         language=base.language if body.language is None else _language(body.language, server),
         instruct=instructions or base.instruct,
-        format=audio_format(body),
+        format=audio_format(body, server.config.speech.response_format),
         lead_ms=None,
         tells_heard=False,
         speed=base.speed if body.speed is None else body.speed,

@@ -32,8 +32,30 @@ async def error_of(live: Live, **body: object) -> tuple[int, str, str | None]:
     return status, error["code"], error["param"]
 
 
-async def test_wav_is_the_default(live: Live) -> None:
-    status, headers, content = await post(live, model="tts-1", voice="ada")
+async def test_mp3_is_the_default_format(live: Live) -> None:
+    status, headers, content = await post(live, model="tts-1", voice="alloy")
+    assert (status, headers["content-type"]) == (200, "audio/mpeg")
+    assert content[0] == 0xFF
+    assert content[1] & 0xE0 == 0xE0
+    assert await post(live, model="tts-1", voice="alloy", response_format=None) == (status, headers, content)
+    (result,) = (await batch(live, items=[{"input": TEXT}]))["results"]
+    assert result["media_type"] == "audio/mpeg"
+
+
+@pytest.mark.parametrize(("name", "media_type"), [("wav", "audio/wav"), ("flac", "audio/flac")])
+async def test_default_format_is_a_setting(name: str, media_type: str) -> None:
+    async with live_server(speech__response_format=name) as live:
+        assert (await post(live))[1]["content-type"] == media_type
+        assert (await post(live, response_format="pcm"))[1]["content-type"] == "audio/pcm"
+        (result,) = (await batch(live, items=[{"input": TEXT}]))["results"]
+        assert result["media_type"] == media_type
+        if name == "flac":
+            status, code, param = await error_of(live, stream=True)
+            assert (status, code, param) == (400, "unsupported_format", "stream")
+
+
+async def test_wav_of_unknown_length_in_stream(live: Live) -> None:
+    status, headers, content = await post(live, model="tts-1", voice="ada", response_format="wav")
     assert (status, headers["content-type"]) == (200, "audio/wav")
     assert VOICE_WARNING.lower() not in headers
     assert (content[:4], content[8:12]) == (b"RIFF", b"WAVE")

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sessions.audio.framer import Framer
 from sessions.audio.pcm import S16, Pcm, float_to_s16, within_full_scale
@@ -25,6 +28,7 @@ MP3_MAX_BITRATES = {8_000: 64_000, 16_000: 160_000, 32_000: 320_000}
 AAC_MAX_BITS_PER_SAMPLE = 6
 LOSSLESS_BLOCKS_OF_27_MS = {"compression_level": "2"}
 """From level 3 on a block of FLAC is 105 ms long."""
+WARM_UP_RATE, WARM_UP_BITRATE = 24_000, 64_000
 
 
 class CodecStream:
@@ -122,6 +126,14 @@ class FlacStream(CodecStream):
         stream_info = context.extradata or b""
         is_last_and_stream_info = 0x80
         return b"fLaC" + bytes([is_last_and_stream_info]) + len(stream_info).to_bytes(3, "big") + stream_info
+
+
+@cache
+def warm_up_codecs() -> None:
+    """Load FFmpeg and encode a moment of silence, once in a process: without that the first listener waits for it."""
+    encoder = Mp3Stream(WARM_UP_RATE, WARM_UP_BITRATE)
+    encoder.push(np.zeros(WARM_UP_RATE // 10, np.float32))
+    encoder.finish()
 
 
 def adts_header(sample_rate: int, packet_bytes: int) -> bytes:

@@ -115,7 +115,7 @@ async def test_a_recording_for_all_is_heard_once(tmp_path: Path, audio: bytes) -
 async def test_what_a_batch_gives_has_a_limit_and_so_has_a_whole_file() -> None:
     """Of 30,000 bytes: each of the texts makes some 22,000."""
     async with live_server(limits__max_answer_bytes=30_000) as live:
-        item = {"input": "Twelve chars."}
+        item = {"input": "Twelve chars.", "response_format": "wav"}
         alone = await post(live, items=[item])
         assert 15_000 < len(base64.b64decode(alone[1]["results"][0]["audio_data"])) < 30_000
         status, told = await post(live, items=[item, item, item])

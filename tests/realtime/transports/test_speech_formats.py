@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 import soundfile
 
+from engine.api import CheckpointError
+from realtime.config import load_config
+from realtime.serve import create_app
+from sessions.audio.formats import codecs
 from sessions.config import Encoding
-from tests.fakes.engine import FakeScript
-from tests.realtime.live import Live, live_server, until
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.live import QUICK, Live, live_server, until
 from tests.sessions.audio.formats.decoding import decode
 
 TEXT = "Hello there, this is a short reply."
@@ -270,6 +274,42 @@ async def test_encoders_have_as_many_threads_as_the_setting_says(num_threads: in
 
 def encoder_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("voicewire-encoder")}
+
+
+class WaitsForMp3(FakeSpeechEngine):
+    """An engine whose start takes as long as something else has to happen beside it."""
+
+    def __init__(self, opened: list[str]) -> None:
+        super().__init__(QUICK)
+        self._opened = opened
+
+    async def start(self) -> None:
+        await until(lambda: "libmp3lame" in self._opened)
+        await super().start()
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+async def test_mp3_encoder_is_warmed_while_the_engine_starts(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    open_codec = codecs._open_codec
+    monkeypatch.setattr(codecs, "_open_codec", lambda stream: opened.append(stream.codec) or open_codec(stream))
+    codecs.warm_up_codecs.cache_clear()
+    async with live_server(WaitsForMp3(opened), limits__encoder_threads=num_threads) as live:
+        assert opened == ["libmp3lame"]
+        await live.freed()
+
+
+async def test_encoder_threads_end_with_an_engine_that_does_not_start() -> None:
+    before = encoder_threads()
+    app = create_app(load_config(flags={"listen.port": 0}), Broken())
+    with pytest.raises(CheckpointError):
+        await app.state.server.start()
+    await until(lambda: not encoder_threads() - before)
+
+
+class Broken(FakeSpeechEngine):
+    async def start(self) -> None:
+        raise CheckpointError("no such folder")
 
 
 async def test_mp3_begins_before_it_is_all_spoken() -> None:
