@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "realtime", "sessions")
@@ -21,6 +22,7 @@ TOP_LEVEL = {
     *PACKAGES,
     *("benchmarks", "docs", "examples", "tests", "training", "web_client"),
     *("CHANGELOG.md", "LICENSE", "NOTICE", "README.md", "pyproject.toml", "run"),
+    *("requirements-cpu.lock", "requirements-cuda.lock"),
 }
 OTHERS = ROOT / "tests" / "sdk" / "clients"
 """Programs that run in environments of their own (tests/sdk/requirements)."""
@@ -93,6 +95,55 @@ def test_every_requirement_has_a_tested_range(groups):
     for requirement in [requirement for requirements in groups.values() for requirement in requirements]:
         operators = {specifier.operator for specifier in Requirement(requirement).specifier}
         assert operators in ({"=="}, {">=", "<"}), requirement
+
+
+LOCKS = [ROOT / f"requirements-{kind}.lock" for kind in ("cpu", "cuda")]
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+UNHASHED = {"torch==2.13.0+cpu"}
+"""Its publisher's own index alone has this build."""
+
+
+def read_lock(path: Path) -> list[tuple[Requirement, list[str]]]:
+    """The locked packages of a file and their hashes."""
+    lines = path.read_text().replace(" \\\n    --hash=", " --hash=").splitlines()
+    entries = [re.split(" +--hash=", line) for line in lines if line and line.lstrip()[0] != "#"]
+    return [(Requirement(requirement), hashes) for requirement, *hashes in entries]
+
+
+def locked_versions(path: Path, python: str) -> dict[str, Version]:
+    """The versions that a lock has for Linux on x86-64 with this Python."""
+    machine = {"platform_machine": "x86_64", "sys_platform": "linux", "platform_python_implementation": "CPython"}
+    environment = machine | {"python_version": python, "python_full_version": f"{python}.0"}
+    chosen = [entry for entry, _ in read_lock(path) if entry.marker is None or entry.marker.evaluate(environment)]
+    versions = {canonicalize_name(entry.name): Version(next(iter(entry.specifier)).version) for entry in chosen}
+    assert len(versions) == len(chosen)
+    return versions
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("python", PYTHONS)
+def test_locks_hold_every_requirement_within_its_range(lock, python, groups):
+    versions = locked_versions(lock, python)
+    for requirement in map(Requirement, groups["dependencies"] + groups["test"]):
+        assert versions[canonicalize_name(requirement.name)] in requirement.specifier, f"{requirement}: run .ci/lock"
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.stem)
+def test_locks_pin_versions_and_hashes_and_name_no_address(lock):
+    entries = read_lock(lock)
+    unhashed = {f"{entry.name}{entry.specifier}" for entry, hashes in entries if not hashes}
+    assert unhashed == (UNHASHED if lock.stem.endswith("cpu") else set())
+    assert all(re.fullmatch("sha256:[0-9a-f]{64}.*", found) for _, hashes in entries for found in hashes)
+    assert "://" not in lock.read_text()
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_locks_differ_in_what_cuda_needs_alone(python):
+    cpu, cuda = (locked_versions(lock, python) for lock in LOCKS)
+    assert cpu.keys() - cuda.keys() == set()
+    assert all(name.startswith(("cuda-", "nvidia-", "triton")) for name in cuda.keys() - cpu.keys())
+    assert {name for name in cpu if cpu[name] != cuda[name]} == {"torch"}
+    assert cpu["torch"].public == str(cuda["torch"])
 
 
 WITH_TORCH = {"triton"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+LOCKS = ("requirements-cpu.lock", "requirements-cuda.lock")
+UV = re.search(r"^uv=(\S+)$", (ROOT / "run").read_text(), re.MULTILINE)[1]
 
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
     """A folder with the script and what it reads, and no environment."""
-    for name in ("run", "pyproject.toml"):
+    for name in ("run", "pyproject.toml", *LOCKS):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
@@ -26,8 +29,9 @@ def environment(checkout) -> Path:
     programs = checkout / ".venv" / "bin"
     programs.mkdir(parents=True)
     install(programs / "voicewire", 'echo "$PWD: $@ ($OMP_WAIT_POLICY)"')
-    install(programs / "python", 'echo "$@" >> $(dirname "$0")/../called; [ "$1 $2" = "-m uv" ]')
-    sums = subprocess.run(["cksum", checkout / "pyproject.toml", checkout / "run"], capture_output=True, check=True)
+    install(programs / "python", f'echo "$@" >> $(dirname "$0")/../called; [ "$1 $2" = "-m uv" ] && echo "uv {UV}"')
+    files = [checkout / name for name in ("pyproject.toml", "run", *LOCKS)]
+    sums = subprocess.run(["cksum", *files], capture_output=True, check=True)
     (checkout / ".venv" / ".set-up-app").write_bytes(sums.stdout)
     return checkout / ".venv"
 
@@ -58,7 +62,7 @@ def test_an_environment_that_is_up_to_date_is_used_as_it_is(checkout, environmen
     assert not (environment / "called").exists()
 
 
-@pytest.mark.parametrize("changed", ["run", "pyproject.toml"])
+@pytest.mark.parametrize("changed", ["run", "pyproject.toml", *LOCKS])
 def test_a_change_of_the_project_is_installed_before_it_runs(checkout, environment, changed):
     with (checkout / changed).open("a") as file:
         file.write("\n# changed\n")
@@ -69,15 +73,77 @@ def test_a_change_of_the_project_is_installed_before_it_runs(checkout, environme
     assert not (environment / "called").exists()
 
 
-def test_the_wheel_folder_that_pip_knows_is_handed_to_uv(checkout, environment):
+@pytest.fixture
+def uv_calls(checkout, environment) -> Path:
+    """Every installation in an environment that is not set up: what uv is given, a line each."""
     (environment / ".set-up-app").unlink()
+    calls = checkout / "uv-calls"
+    seen = "$UV_TORCH_BACKEND|$UV_FIND_LINKS|$UV_DEFAULT_INDEX|$UV_INDEX|$SSL_CERT_FILE"
+    script = f"""case "$*" in
+        *"pip config get :env:.$SETTING") echo "$VALUE" ;;
+        *"pip config get"*) exit 1 ;;
+        *"uv --version") echo "uv {UV} (a build)" ;;
+        *) echo "$@ {seen}" >> {calls}; case "$*" in *"$FAILS"*) exit 1 ;; esac ;;
+    esac"""
+    install(environment / "bin" / "python", script)
+    return calls
+
+
+NO_SETTINGS = dict.fromkeys(["UV_FIND_LINKS", "UV_DEFAULT_INDEX", "UV_INDEX", "SSL_CERT_FILE"], "")
+WITHOUT_PIP_SETTINGS = {"SETTING": "none", "VALUE": "", "FAILS": "never", **NO_SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "handed"),
+    [
+        ("find-links", "{wheels} /no/such/folder", "|{wheels}|||"),
+        ("index-url", "https://mirror.test/simple", "cpu||https://mirror.test/simple||"),
+        ("extra-index-url", "https://a.test https://b.test", "cpu|||https://a.test https://b.test|"),
+        ("cert", "/etc/mirror.pem", "cpu||||/etc/mirror.pem"),
+    ],
+)
+def test_pip_settings_are_handed_to_uv(checkout, uv_calls, without_gpu, setting, value, handed):
     wheels = checkout / "wheels"
     wheels.mkdir()
-    pip = f'*:env:*) echo "{wheels} /no/such/folder"'
-    uv = f'*uv*) echo "$UV_FIND_LINKS" >> {checkout}/links'
-    install(environment / "bin" / "python", f'case "$*" in {pip};; {uv};; esac')
-    assert run(checkout, "voices", UV_FIND_LINKS="").returncode == 0
-    assert (checkout / "links").read_text().splitlines()[-1] == str(wheels)
+    settings = WITHOUT_PIP_SETTINGS | {"SETTING": setting, "VALUE": value.format(wheels=wheels)}
+    assert run(checkout, "voices", **settings).returncode == 0
+    assert uv_calls.read_text().splitlines()[-1].endswith(" " + handed.format(wheels=wheels))
+
+
+@pytest.fixture
+def without_gpu() -> None:
+    if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
+        pytest.skip("this machine has an NVIDIA driver")
+
+
+def locks_of(uv_calls: Path) -> list[str]:
+    return re.findall(r"--constraint \S+/(\S+)", uv_calls.read_text())
+
+
+def test_locked_versions_are_installed_without_gpu(checkout, uv_calls, without_gpu):
+    assert run(checkout, "voices", **WITHOUT_PIP_SETTINGS).returncode == 0
+    assert locks_of(uv_calls) == ["requirements-cpu.lock"]
+    assert "--group" not in uv_calls.read_text()
+
+
+def test_locked_versions_are_installed_with_gpu(checkout, uv_calls):
+    install(checkout / "nvidia-smi", "true")
+    settings = WITHOUT_PIP_SETTINGS | {"PATH": f"{checkout}:{os.environ['PATH']}"}
+    assert run(checkout, "voices", **settings).returncode == 0
+    assert locks_of(uv_calls) == ["requirements-cuda.lock"]
+
+
+def test_missing_cpu_build_falls_back_to_default_build(checkout, uv_calls, without_gpu):
+    result = run(checkout, "voices", **WITHOUT_PIP_SETTINGS | {"FAILS": "requirements-cpu.lock"})
+    assert result.returncode == 0
+    assert "No CPU build of torch within reach" in result.stderr
+    assert locks_of(uv_calls)[-1] == "requirements-cuda.lock"
+
+
+def test_failed_installation_is_not_taken_for_done(checkout, uv_calls):
+    for _ in range(2):
+        assert run(checkout, "voices", **WITHOUT_PIP_SETTINGS | {"FAILS": "pip install"}).returncode != 0
+    assert not (checkout / ".venv" / ".set-up-app").exists()
 
 
 @pytest.mark.parametrize(("num_cores", "num_processes"), [(1, 2), (2, 2), (3, 3), (64, 4)])
