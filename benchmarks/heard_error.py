@@ -34,11 +34,11 @@ def segments_of(text: str) -> list[str]:
     script.push(text)
     script.end()
     found = []
-    script.read_on()
-    while script.waiting:
-        item = script.take()
+    while not script.exhausted:
+        while script.wants_text:
+            script.read(len(text))
+        item = script.take() if script.waiting else None
         found += [item.text.strip()] if isinstance(item, Segment) else []
-        script.read_on()
     return found
 
 

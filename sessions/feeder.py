@@ -13,6 +13,7 @@ from sessions.outbox import Outbox
 from sessions.script import FlushMark, Script, Segment
 from sessions.services import Services
 from sessions.text.dead_air import DeadAirSettings, should_close_early, should_open_next
+from sessions.text_budget import TextQueue
 
 MAX_BEGUN_FLUSHES = 50
 """Flushes are taken from the script when they are passed on; very many at once would hold up others."""
@@ -28,6 +29,7 @@ class Feeder:
         services: Services,
         script: Script,
         outbox: Outbox,
+        text_queue: TextQueue,
         on_look: Callable[[], None],
         on_error: Callable[[EngineError], None],
     ) -> None:
@@ -36,6 +38,7 @@ class Feeder:
         self._services = services
         self._script = script
         self._outbox = outbox
+        self._text_queue = text_queue
         self._on_look = on_look
         self._on_error = on_error
         self._dead_air = DeadAirSettings(enabled=settings.avoid_dead_air)
@@ -59,7 +62,9 @@ class Feeder:
         has_text = any(isinstance(item, Segment) and item.speakable for item in self._script.waiting)
         gathers = self._script.open is not None and self._script.open.gathers
         return (
-            not self._script.closed and (gathers or not has_text) and all(one.may_lack_text for one in self._generating)
+            not (self._script.closed or self._script.wants_text)
+            and (gathers or not has_text)
+            and all(one.may_lack_text for one in self._generating)
         )
 
     def advance(self) -> None:
@@ -83,6 +88,8 @@ class Feeder:
         """Fence the engine; idempotent."""
         self._stopped = True
         self._set_timer(None)
+        self._text_queue.leave(self)
+        self._script.stop()
         for stream in self._streams:
             stream.cancel()
 
@@ -98,7 +105,7 @@ class Feeder:
 
     def _look(self, now: float) -> None:
         left_ms = self._outbox.left_ms(now)
-        self._script.read_on()
+        self._read_text()
         if self._must_close_early(left_ms):
             self._script.close_early()
         while self._script.waiting and self._may_begin(self._script.waiting[0], left_ms):
@@ -106,19 +113,30 @@ class Feeder:
             if isinstance(item, Segment):
                 self._begin(item, now)
             self.begun.append(item)
-            self._script.read_on()
+            self._read_text()
         self._set_timer(self._next_look_s(left_ms, now))
+
+    def _read_text(self) -> None:
+        """Read on as far as needed; what this event loop iteration has no budget for is read in later ones."""
+        while self._script.wants_text and (max_chars := self._text_queue.allow(self)):
+            self._text_queue.spend(self._script.read(max_chars))
 
     def _must_close_early(self, left_ms: float) -> bool:
         segment = self._script.open
-        return segment is not None and segment.starved and should_close_early(segment.facts, left_ms, self._dead_air)
+        if segment is None or self._script.wants_text:
+            return False
+        return segment.starved and should_close_early(segment.facts, left_ms, self._dead_air)
 
     def _may_begin(self, item: Segment | FlushMark, left_ms: float) -> bool:
         if isinstance(item, FlushMark):
             return len(self.begun) < MAX_BEGUN_FLUSHES
         if not item.speakable or not self._has_room():
             return False
-        return item.closed or not item.gathers or should_open_next(item.facts, left_ms, self._dead_air)
+        if item.closed:
+            return True
+        if self._script.wants_text:  # its end may be there already
+            return False
+        return not item.gathers or should_open_next(item.facts, left_ms, self._dead_air)
 
     @property
     def _speaks(self) -> bool:

@@ -23,6 +23,7 @@ from sessions.script import Script
 from sessions.services import Services
 from sessions.speaker import Speaker
 from sessions.text.segmenter import SegmenterSettings
+from sessions.text_budget import TextQueue
 
 MAX_AT_ONCE_BYTES = 96_000
 """So much kept speech, a second at 24 kHz, is looked through on the event loop: 3 ms."""
@@ -52,6 +53,7 @@ class Response:
         request_prefix: str,
         settings: SpeechSettings,
         services: Services,
+        text_queue: TextQueue,
         on_end: Callable[[Response], None],
     ) -> None:
         info = services.engine.info
@@ -68,7 +70,7 @@ class Response:
         self._outbox = Outbox(response_id, pacer, self._count_underrun, services.limits.max_message_ms)
         self._reader = Alarm()
         self._speaker = Speaker(
-            request_prefix, settings, services, self._script, self._outbox, self._reader.ring, self._end_by
+            request_prefix, settings, services, self._script, self._outbox, text_queue, self._reader.ring, self._end_by
         )
         self._terminal: ResponseDone | None = None
         self._ended_at_samples = 0

@@ -16,7 +16,6 @@ from sessions.whole_words import WholeWords
 
 READ_AHEAD_SEGMENTS = 2
 """A long text is read only so far ahead of what is spoken, so that taking it in never holds up others."""
-READ_AT_ONCE_CHARS = 500
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +86,8 @@ class Script:
         self.closed = False
         self.told = told
         self._unread: deque[str | FlushMark | EndMark] = deque()
+        # Of the first unread text, if it is text.
+        self._num_chars_read = 0
         self._num_flushes = 0
         self._gather_next = False
         self._segmenter = Segmenter(segmenter)
@@ -100,7 +101,8 @@ class Script:
     def push(self, text: str) -> None:
         self.num_chars += len(text)
         self.told.write(text)
-        self._unread.extend(text[at : at + READ_AT_ONCE_CHARS] for at in range(0, len(text), READ_AT_ONCE_CHARS))
+        if text:
+            self._unread.append(text)
 
     def flush(self) -> int:
         self.num_chars += 1
@@ -113,14 +115,21 @@ class Script:
         self._unread.append(EndMark())
         self.closed = True
 
-    def read_on(self) -> None:
-        """Read until enough is waiting, or there is no more."""
-        while self._unread and len(self.waiting) <= READ_AHEAD_SEGMENTS:
-            part = self._unread.popleft()
-            if isinstance(part, str):
-                self._apply(self._segmenter.push(self._words.push(part)))
-            else:
-                self._finish_words(part)
+    @property
+    def wants_text(self) -> bool:
+        """There is unread text, and not enough of what was read waits to be spoken."""
+        return bool(self._unread) and len(self.waiting) <= READ_AHEAD_SEGMENTS
+
+    def read(self, max_chars: int) -> int:
+        """Read at most so many unread characters. Returns the characters processed, which may be more: what was held
+        back before counts again when it is normalized. A mark counts as one."""
+        num_held = self._words.num_chars_held
+        num_chars = self._read_text(max_chars) if isinstance(self._unread[0], str) else self._read_mark()
+        return num_chars + max(num_held - self._words.num_chars_held, 0)
+
+    def stop(self) -> None:
+        """Drop the unread text."""
+        self._unread.clear()
 
     def take(self) -> Segment | FlushMark:
         return self.waiting.popleft()
@@ -129,6 +138,26 @@ class Script:
         """End the open segment with what it has; what comes next gathers into another."""
         self._gather_next = True
         self._apply(self._segmenter.flush())
+
+    def _read_text(self, max_chars: int) -> int:
+        """Short texts in a row are read as one."""
+        texts: list[str] = []
+        num_chars = 0
+        while num_chars < max_chars and self._unread and isinstance(text := self._unread[0], str):
+            texts.append(text[self._num_chars_read : self._num_chars_read + max_chars - num_chars])
+            num_chars += len(texts[-1])
+            self._num_chars_read += len(texts[-1])
+            if self._num_chars_read == len(text):
+                self._unread.popleft()
+                self._num_chars_read = 0
+        self._apply(self._segmenter.push(self._words.push("".join(texts))))
+        return num_chars
+
+    def _read_mark(self) -> int:
+        mark = self._unread.popleft()
+        assert not isinstance(mark, str)
+        self._finish_words(mark)
+        return 1
 
     def _finish_words(self, mark: FlushMark | EndMark) -> None:
         self._apply(self._segmenter.push(self._words.flush()))

@@ -12,6 +12,7 @@ from sessions.checks import check_settings
 from sessions.config import SessionLimits, SpeechSettings
 from sessions.encoders import EncoderThreads
 from sessions.metrics import Metrics
+from sessions.text_budget import TextBudget
 from sessions.turns import Turns
 from sessions.voices.naming import with_stored_voice
 from sessions.voices.store import VoiceStore
@@ -35,6 +36,7 @@ class Services:
     """Where it catches up when somebody does."""
     turns: Turns = field(default_factory=Turns)
     """For chunks of speech: an engine gives those of many responses at once."""
+    text_budget: TextBudget = field(default_factory=TextBudget)
 
     def checked(self, settings: SpeechSettings, key: str) -> SpeechSettings:
         """The settings with the voice that they name, for a holder of ``key``. Raises what ``check_settings`` does."""

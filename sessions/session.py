@@ -40,6 +40,7 @@ class Session:
         self._on_detach = on_detach
         self._settings = settings
         self._key_limit = key_limit
+        self._text_queue = services.text_budget.create_queue()
         self._serial = itertools.count()
         self._responses: dict[str, Response] = {}
         """The active ones, and the last that ended."""
@@ -79,7 +80,8 @@ class Session:
         self._check_room(response_id)
         settings = self._services.checked(settings or self._settings, self.key)
         self._admission.enter(self.key, self._key_limit)
-        response = Response(response_id, f"{self.session_id}/{serial}", settings, self._services, self._note_end)
+        request_prefix = f"{self.session_id}/{serial}"
+        response = Response(response_id, request_prefix, settings, self._services, self._text_queue, self._note_end)
         self._active.add(response)
         self._responses[response_id] = response
         self._prefetch(settings)

@@ -16,6 +16,7 @@ from sessions.feeder import Feeder
 from sessions.outbox import Outbox, Packet
 from sessions.script import FlushMark, Script, Segment
 from sessions.services import Services
+from sessions.text_budget import TextQueue
 from sessions.voicing import Voicing
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Speaker:
         services: Services,
         script: Script,
         outbox: Outbox,
+        text_queue: TextQueue,
         on_ready: Callable[[], None],
         on_end: Callable[[Exception | None], None],
     ) -> None:
@@ -46,7 +48,7 @@ class Speaker:
         self._on_end = on_end
         self._engine_rate = services.engine.info.sample_rate
         self._told = script.told
-        self._feeder = Feeder(request_prefix, settings, services, script, outbox, self._go_on, on_end)
+        self._feeder = Feeder(request_prefix, settings, services, script, outbox, text_queue, self._go_on, on_end)
         self._current: Segment | None = None
         self._text_was_short = False
         self._alarm = Alarm()

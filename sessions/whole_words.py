@@ -24,6 +24,11 @@ class WholeWords:
         self._held = EMPTY
         self._num_chars = 0
 
+    @property
+    def num_chars_held(self) -> int:
+        """Characters of the word that is still being written."""
+        return len(self._held.text)
+
     def push(self, text: str) -> SpannedText:
         joined = SpannedText.join([self._held, SpannedText.of(text, self._num_chars)])
         self._num_chars += len(text)

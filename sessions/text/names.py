@@ -63,7 +63,7 @@ def say_word(word: str, previous_word: str = "") -> str:
 
 
 def _word_before(match: re.Match[str], previous_word: str) -> str:
-    before = match.string[: match.start()].split()
+    before = match.string[: match.start()].rsplit(None, 1)
     return before[-1] if before else previous_word
 
 

@@ -27,8 +27,10 @@ class JumpingSelector(selectors.DefaultSelector):
         super().__init__()
         self.now_s = 0.0
         self.num_jobs = 0
+        self.num_selects = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.num_selects += 1
         ready = super().select(0)
         if ready or timeout == 0:
             return ready
@@ -52,6 +54,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = JumpingSelector()
         super().__init__(self._jumping)
+
+    @property
+    def num_iterations(self) -> int:
+        """Event loop iterations so far: each polls once."""
+        return self._jumping.num_selects
 
     def time(self) -> float:
         return self._jumping.now_s

@@ -14,13 +14,18 @@ from sessions.whole_words import MAX_HELD_CHARS, WholeWords
 TEXT = st.text(st.sampled_from("ab ,.\n é🙂日本3$%"), max_size=400) | st.text(max_size=60)
 
 
+def read_on(script: Script, max_chars: int = 500) -> None:
+    while script.wants_text:
+        script.read(max_chars)
+
+
 def take_all(script: Script) -> list[Segment | FlushMark]:
     """As the speaker does: a segment once there is something in it to be spoken."""
     taken = []
-    script.read_on()
+    read_on(script)
     while script.waiting and (isinstance(script.waiting[0], FlushMark) or script.waiting[0].speakable):
         taken.append(script.take())
-        script.read_on()
+        read_on(script)
     return taken
 
 
@@ -66,11 +71,38 @@ def test_a_long_text_is_read_as_far_as_needed():
     script = Script(SpokenText(24_000), normalize=False)
     script.push("A sentence that is not long. " * 1_000)
     script.end()
-    script.read_on()
+    read_on(script)
     assert READ_AHEAD_SEGMENTS < len(script.waiting) <= READ_AHEAD_SEGMENTS + 5
     assert not script.exhausted
     assert sum(len(segment.text) for segment in take_all(script) if isinstance(segment, Segment)) > 28_000
     assert script.exhausted
+
+
+@given(TEXT, st.lists(st.integers(0, 1000), max_size=8), st.booleans(), st.integers(1, 9))
+def test_any_budget_gives_the_same_segments(text: str, places: list[int], normalize: bool, max_chars: int):
+    scripts = [Script(SpokenText(24_000), normalize) for _ in range(2)]
+    for script, num_chars in zip(scripts, (max_chars, 500), strict=True):
+        for piece in cuts(text, places):
+            script.push(piece)
+            script.flush()
+        script.end()
+        read_on(script, num_chars)
+    small, large = ([_summary(item) for item in script.waiting] for script in scripts)
+    assert small == large
+
+
+def _summary(item: Segment | FlushMark) -> tuple[object, ...]:
+    return (item.flush,) if isinstance(item, FlushMark) else (item.index, item.text, item.closed)
+
+
+def test_a_read_stays_within_its_budget():
+    script = Script(SpokenText(24_000), normalize=False)
+    for _ in range(5):
+        script.push("word ")
+    assert script.read(12) == 12
+    assert script.read(12) == 12
+    assert script.read(12) == len(" ") + len("word")
+    assert not script.wants_text
 
 
 def test_flushes_keep_their_place():
