@@ -81,6 +81,33 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
 
 
+def read_rope_theta(section: Section) -> float:
+    """Rope base of a transformer, from ``rope_parameters`` (transformers 5) or from ``rope_theta`` and
+    ``rope_scaling``. Raises ``CheckpointError`` for a scaled rope, and where the two disagree.
+    """
+    if section.values.get("rope_parameters") is None:
+        _check_rope(section.where, "rope_scaling", section.values.get("rope_scaling"))
+        return section.positive_number("rope_theta")
+    rope = section.section("rope_parameters")
+    _check_rope(section.where, "rope_parameters", rope.values)
+    theta = rope.positive_number("rope_theta")
+    stated = section.values.get("rope_theta")
+    if stated is not None and stated != theta:
+        raise CheckpointError(f"{section.where}: 'rope_theta' is {stated!r}; 'rope_parameters' has {theta:g}")
+    return theta
+
+
+def _check_rope(where: str, key: str, scaling: object) -> None:
+    """Accept plain rope alone: one row of positions turns all axes of ``mrope`` alike, so that is plain, too
+    (specs/qwen3-tts.md 2.5).
+    """
+    if scaling is None:
+        return
+    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, Mapping) else scaling
+    if kind not in ("default", "mrope"):
+        raise CheckpointError(f"{where}: {key!r} is of type {kind!r}; what is built here: 'default'")
+
+
 def read_json(path: Path) -> Section:
     """Raises ``CheckpointError`` naming the file when it is missing or no JSON."""
     try:

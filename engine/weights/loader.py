@@ -20,6 +20,7 @@ from engine.errors import CheckpointError
 INDEX_SUFFIX = ".index.json"
 VALUE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 """Quantized weights would need their scales."""
+DERIVED_SUFFIX = "rotary_emb.inv_freq"  # some files hold it; it is computed from the configuration
 TOLD_EVERY_BYTES = 256 * 2**20
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def check_weights(module: nn.Module, folder: Path, prefix: str, passed_over: str
     num_bytes = 0
     for name, shape, kind in iterate_shapes(folder, prefix):
         if name not in expected:
-            if passed_over is None or not name.startswith(passed_over):
+            if not _is_unused(name, passed_over):
                 raise CheckpointError(f"{folder}: unknown tensor {prefix}{name}")
             continue
         if shape != list(expected[name].shape):
@@ -140,6 +141,10 @@ def check_weights(module: nn.Module, folder: Path, prefix: str, passed_over: str
     if missing:
         raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, first {prefix}{missing[0]}")
     return num_bytes
+
+
+def _is_unused(name: str, passed_over: str | None) -> bool:
+    return name.endswith(DERIVED_SUFFIX) or (passed_over is not None and name.startswith(passed_over))
 
 
 def load_weights(

@@ -15,7 +15,7 @@ from typing import Any
 from engine.api import SAMPLING_RANGES
 from engine.errors import CheckpointError
 from engine.layers.transformer import TransformerConfig
-from engine.models.config_file import Section, read_json
+from engine.models.config_file import Section, read_json, read_rope_theta
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs, read_codec_encoder, read_speaker_encoder
 
 MODEL_TYPE = "qwen3_tts"
@@ -27,7 +27,6 @@ NUM_CONTROL_IDS = 1024
 def read_transformer(section: Section, **extra: bool) -> TransformerConfig:
     for key, known in FIXED_VALUES.items():
         section.fixed(key, *known)
-    _check_rope(section)
     heads, kv_heads = section.count("num_attention_heads"), section.count("num_key_value_heads")
     if heads % kv_heads:
         raise CheckpointError(f"{section.where}: {heads} heads cannot share {kv_heads} key-value heads")
@@ -39,7 +38,7 @@ def read_transformer(section: Section, **extra: bool) -> TransformerConfig:
         num_key_value_heads=kv_heads,
         head_dim=section.positive("head_dim"),
         rms_norm_eps=section.positive_number("rms_norm_eps"),
-        rope_theta=section.positive_number("rope_theta"),
+        rope_theta=read_rope_theta(section),
         **extra,
     )
 
@@ -136,6 +135,21 @@ FIXED_VALUES: dict[str, tuple[object, ...]] = {
 }
 """Keys of a transformer that may be there, and the values that are built."""
 WHOLE_NUMBERS = ("top_k", "predictor_top_k", "max_new_tokens")
+# transformers skips a logits step whose value is null; these values do the same.
+NULL_VALUES: dict[str, bool | float] = {
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "predictor_do_sample": False,
+    "predictor_temperature": 1.0,
+    "predictor_top_k": 0,
+    "predictor_top_p": 1.0,
+}
+# Checkpoint defaults that transformers accepts and a request may not ask for.
+CHECKPOINT_RANGES = {"top_p": (0.0, 1.0), "predictor_top_p": (0.0, 1.0), "repetition_penalty": (0.01, 2.0)}
+DEFAULT_SLIDING_WINDOW = 72  # of the official decoder configuration class
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +261,17 @@ def read_talker(section: Section) -> TalkerConfig:
     return config
 
 
+def _decoder_section(file: Section) -> Section:
+    """The codec decoder's section, with the two values that the official class derives where the file has none."""
+    given = file.section("decoder_config")
+    derived = {"sliding_window": DEFAULT_SLIDING_WINDOW}
+    if "head_dim" not in given.values:
+        derived["head_dim"] = given.positive("hidden_size") // given.count("num_attention_heads")
+    return Section({**derived, **given.values}, given.where)
+
+
 def read_codec(file: Section) -> CodecDecoderConfig:
-    section = file.section("decoder_config")
+    section = _decoder_section(file)
     config = CodecDecoderConfig(
         transformer=read_transformer(section, qk_norm=False, layer_scale=True),
         codebook_size=section.positive("codebook_size"),
@@ -275,25 +298,23 @@ def read_generation(folder: Path) -> GenerationDefaults:
     values: dict[str, Any] = {}
     for name in GenerationDefaults.__slots__:
         key = GENERATION_KEYS.get(name, name)
-        if key in file.values and name.endswith("do_sample"):
-            values[name] = file.get(key, bool)
-        elif key in file.values:
-            low, high = SAMPLING_RANGES.get(name, (1, math.inf))
-            value = file.number(key)
-            if not low <= value <= high:
-                raise CheckpointError(f"{file.where}: {key!r} is {value:g}; it must lie in {low:g}..{high:g}")
-            values[name] = int(value) if name in WHOLE_NUMBERS else value
+        if file.values.get(key) is not None:
+            values[name] = _read_sampling_default(file, name, key)
+        elif key in file.values and name in NULL_VALUES:
+            values[name] = NULL_VALUES[name]
     return GenerationDefaults(**values)
 
 
-def _check_rope(section: Section) -> None:
-    """One row of positions turns all axes alike, so that any split of them is plain RoPE (spec 2.5)."""
-    scaling = section.values.get("rope_scaling")
-    if scaling is None:
-        return
-    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, Mapping) else scaling
-    if kind not in ("default", "mrope"):
-        raise CheckpointError(f"{section.where}: 'rope_scaling' is of type {kind!r}; what is built here: 'default'")
+def _read_sampling_default(file: Section, name: str, key: str) -> bool | float:
+    if name.endswith("do_sample"):
+        return bool(file.get(key, bool))
+    low, high = CHECKPOINT_RANGES.get(name) or SAMPLING_RANGES.get(name, (1, math.inf))
+    value = file.number(key)
+    if not low <= value <= high:
+        raise CheckpointError(f"{file.where}: {key!r} is {value:g}; it must lie in {low:g}..{high:g}")
+    # A top_p of 0 keeps the likeliest id alone, and so does the least that requests may ask for.
+    value = max(value, SAMPLING_RANGES[name][0]) if name.endswith("top_p") else value
+    return int(value) if name in WHOLE_NUMBERS else value
 
 
 def _check_family(file: Section, expected: str) -> None:
@@ -312,10 +333,11 @@ def read_config(folder: Path) -> Qwen3TTSConfig:
     file.get("tts_model_type", str)
     file.fixed("tts_model_type", *TASKS)
     file.fixed("tokenizer_type", CODEC_MODEL_TYPE)
+    talker = read_talker(file.section("talker_config"))
     config = Qwen3TTSConfig(
         task=file.get("tts_model_type", str),
-        size=file.get("tts_model_size", str),
-        talker=read_talker(file.section("talker_config")),
+        size=_read_size(file, talker),
+        talker=talker,
         codec=read_codec(codec_file),
         text=TextIds(
             im_start=file.get("im_start_token_id", int),
@@ -330,6 +352,13 @@ def read_config(folder: Path) -> Qwen3TTSConfig:
     )
     _check_stages_agree(config)
     return config
+
+
+def _read_size(file: Section, talker: TalkerConfig) -> str:
+    """``tts_model_size``; where a fine-tuned checkpoint lacks it, the size that has the same code predictor input."""
+    if file.values.get("tts_model_size") is None:
+        return "1b7" if talker.code_predictor.projected else "0b6"
+    return str(file.get("tts_model_size", str))
 
 
 def _read_encoders(file: Section, codec_file: Section) -> EncoderConfigs | None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import CheckpointError
-from engine.models.config_file import Section
+from engine.models.config_file import Section, read_rope_theta
 
 MIMI: dict[str, object] = {
     "audio_channels": 1,
@@ -109,7 +109,10 @@ class EncoderConfigs:
 
 def read_codec_encoder(file: Section) -> CodecEncoderConfig:
     given = file.section("encoder_config")
-    section = Section({**MIMI, **given.values}, given.where)
+    defaults = {
+        key: value for key, value in MIMI.items() if key != "rope_theta" or "rope_parameters" not in given.values
+    }
+    section = Section({**defaults, **given.values}, given.where)
     for key in MIMI_FIXED:
         section.fixed(key, MIMI[key])
     config = CodecEncoderConfig(
@@ -127,7 +130,7 @@ def read_codec_encoder(file: Section) -> CodecEncoderConfig:
         head_dim=section.positive("head_dim"),
         intermediate_size=section.positive("intermediate_size"),
         norm_eps=section.positive_number("norm_eps"),
-        rope_theta=section.positive_number("rope_theta"),
+        rope_theta=read_rope_theta(section),
         codebook_size=section.positive("codebook_size"),
         codebook_dim=section.positive("codebook_dim"),
         num_used_books=file.count("encoder_valid_num_quantizers"),

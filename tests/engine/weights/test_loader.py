@@ -117,6 +117,11 @@ def test_an_unknown_tensor_is_named(folder: Path) -> None:
     assert "unknown tensor model.2.weight" in refusal(folder)
 
 
+def test_stored_rope_frequencies_are_not_needed(folder: Path) -> None:
+    write(folder, tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
+    check_loaded(load(folder))
+
+
 def test_a_missing_shard_is_named(folder: Path) -> None:
     write_shards(folder)
     (folder / "b.safetensors").unlink()

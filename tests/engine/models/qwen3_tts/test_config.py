@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.api import SAMPLING_RANGES
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.models.qwen3_tts.config import read_config
@@ -57,7 +58,7 @@ def refusal(folder: Path) -> str:
 def keys_of(section: str = "") -> list[str]:
     """Keys of the main file that must be there."""
     needed = {
-        "": "model_type tts_model_type tts_model_size im_start_token_id im_end_token_id assistant_token_id "
+        "": "model_type tts_model_type im_start_token_id im_end_token_id assistant_token_id "
         "tts_pad_token_id tts_bos_token_id tts_eos_token_id talker_config",
         "talker_config": "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
         "head_dim rms_norm_eps rope_theta text_hidden_size text_vocab_size vocab_size num_code_groups "
@@ -82,8 +83,8 @@ def test_a_missing_key_of_the_talker_is_named(folder: Path, key: str) -> None:
 
 
 CODEC_KEYS = (
-    "hidden_size num_hidden_layers head_dim codebook_size codebook_dim num_quantizers latent_dim decoder_dim "
-    "sliding_window upsample_rates upsampling_ratios"
+    "hidden_size num_hidden_layers codebook_size codebook_dim num_quantizers latent_dim decoder_dim "
+    "upsample_rates upsampling_ratios"
 ).split()
 
 
@@ -159,9 +160,9 @@ def test_a_wrong_value_of_the_codec_is_told(folder: Path, change: Change, parts:
 GENERATION = [
     ({"temperature": "hot"}, ["temperature", "'hot'"]),
     ({"temperature": -1.0}, ["temperature", "-1", "0..2"]),
-    ({"top_p": 0}, ["top_p", "0"]),
+    ({"top_p": -0.1}, ["top_p", "-0.1", "0..1"]),
     ({"subtalker_top_k": -5}, ["subtalker_top_k", "-5"]),
-    ({"repetition_penalty": 0.5}, ["repetition_penalty", "0.5", "1..2"]),
+    ({"repetition_penalty": 0}, ["repetition_penalty", "0", "0.01..2"]),
 ]
 
 
@@ -178,6 +179,71 @@ def test_sampling_defaults_are_the_files_where_it_has_them(folder: Path) -> None
     found = read_config(folder).generation
     assert (found.temperature, found.predictor_top_k, found.max_new_tokens) == (0.7, 20, 100)
     assert (found.top_k, found.repetition_penalty) == (50, 1.05)
+
+
+NULL_GENERATION = [
+    ("top_k", "top_k", 0),
+    ("top_p", "top_p", 1.0),
+    ("temperature", "temperature", 1.0),
+    ("repetition_penalty", "repetition_penalty", 1.0),
+    ("do_sample", "do_sample", False),
+    ("subtalker_top_k", "predictor_top_k", 0),
+    ("max_new_tokens", "max_new_tokens", 8192),
+]
+
+
+@pytest.mark.parametrize(("key", "name", "expected"), NULL_GENERATION)
+def test_null_sampling_default_switches_the_step_off(folder: Path, key: str, name: str, expected: object) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({key: None}), encoding="utf-8")
+    assert getattr(read_config(folder).generation, name) == expected
+
+
+def test_zero_top_p_and_low_penalty_of_a_checkpoint_load(folder: Path) -> None:
+    values = {"top_p": 0, "subtalker_top_p": 0.0, "repetition_penalty": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(values), encoding="utf-8")
+    found = read_config(folder).generation
+    least = SAMPLING_RANGES["top_p"][0]
+    assert (found.top_p, found.predictor_top_p, found.repetition_penalty) == (least, least, 0.9)
+
+
+def test_missing_model_size_follows_from_the_shapes(folder: Path) -> None:
+    edit(folder / "config.json", lambda c: c.pop("tts_model_size"))
+    assert read_config(folder).size == "0b6"
+
+
+def test_missing_decoder_defaults_are_the_official_ones(folder: Path) -> None:
+    def leave_out(content: dict[str, Any]) -> None:
+        decoder = content["decoder_config"]
+        for key in ("head_dim", "sliding_window"):
+            decoder.pop(key)
+
+    edit(folder / "speech_tokenizer" / "config.json", leave_out)
+    codec = read_config(folder).codec
+    heads = codec.transformer.num_attention_heads
+    assert (codec.transformer.head_dim, codec.sliding_window) == (codec.transformer.hidden_size // heads, 72)
+
+
+def use_rope_parameters(section: dict[str, Any], **extra: object) -> None:
+    """Write the rope base as transformers 5 does."""
+    theta = section.pop("rope_theta")
+    section.pop("rope_scaling", None)
+    section["rope_parameters"] = {"rope_type": "default", "rope_theta": theta, **extra}
+
+
+def test_rope_parameters_replace_rope_theta(folder: Path) -> None:
+    before = read_config(folder)
+    edit(folder / "config.json", lambda c: use_rope_parameters(c["talker_config"], mrope_section=[2, 1, 1]))
+    edit(folder / "config.json", lambda c: use_rope_parameters(c["talker_config"]["code_predictor_config"]))
+    edit(folder / "speech_tokenizer" / "config.json", lambda c: use_rope_parameters(c["decoder_config"]))
+    assert read_config(folder) == before
+
+
+def test_rope_parameters_that_scale_or_disagree_are_refused(folder: Path) -> None:
+    edit(folder / "config.json", lambda c: use_rope_parameters(c["talker_config"], rope_type="yarn"))
+    assert "'yarn'" in refusal(folder)
+    edit(folder / "config.json", lambda c: c["talker_config"]["rope_parameters"].update(rope_type="default"))
+    edit(folder / "config.json", lambda c: c["talker_config"].update(rope_theta=5.0))
+    assert "'rope_theta' is 5.0" in refusal(folder)
 
 
 def test_sizes_come_from_the_file(folder: Path) -> None:
