@@ -16,6 +16,7 @@ from sessions.voices.naming import find_voice, is_built_in
 from sessions.voices.voice import StoredVoice
 
 TASKS = {"customvoice": "custom_voice", "voicedesign": "voice_design", "base": "base"}
+BROUGHT_VOICE = "the request brings a voice of its own, the named one is left out"
 UNKNOWN_VOICE = "the voice asked for is unknown, the default one spoke"
 BYTES_PER_CODE = 2
 
@@ -41,6 +42,7 @@ async def voice_of(body: SpeechBody, server: SpeechServer, caller: Caller, liste
     name, warning = _voice_name(body, server, caller)
     is_ours = name is None or is_built_in(name, server.engine.info)
     stored = None if name is None or is_ours else find_voice(server.voices, caller.name, name)
+    _check_in_context(body, stored)
     clone = await _clone(body, server, listener) or _by_embedding_alone(body, stored, server.engine.info)
     heard = clone or (None if stored is None else stored.clone)
     return Voice(name, clone, _num_frames(heard), warning)
@@ -89,10 +91,19 @@ def _by_embedding_alone(body: SpeechBody, stored: StoredVoice | None, info: Engi
     return msgspec.structs.replace(stored.clone, codes=b"", num_codebooks=0, transcript="")
 
 
+def _check_in_context(body: SpeechBody, stored: StoredVoice | None) -> None:
+    """Raises ``InvalidRequest`` for cloning in context by a stored voice that has no transcript."""
+    if body.x_vector_only_mode is False and stored is not None and not stored.clone.transcript:
+        found = f"voice {stored.manifest.name!r} was stored without what is said in its recording"
+        raise InvalidRequest(f"{found}; x_vector_only_mode false needs that", "x_vector_only_mode")
+
+
 def _voice_name(body: SpeechBody, server: SpeechServer, caller: Caller) -> tuple[str | None, str | None]:
     """And a warning. OpenAI's clients insist on OpenAI's voices: an unknown one becomes ours."""
     name, info = body.voice_name, server.engine.info
-    if name is None or body.ref_audio is not None or body.speaker_embedding is not None:
+    if body.ref_audio is not None or body.speaker_embedding is not None:
+        return server.settings.voice, None if name is None else BROUGHT_VOICE
+    if name is None:
         return server.settings.voice, None
     for voice in info.voices:
         if voice.name.lower() == name.lower():

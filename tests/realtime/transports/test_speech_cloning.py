@@ -163,6 +163,25 @@ async def test_a_stored_voice_in_context_and_by_its_embedding_alone(live: Live, 
     assert with_frames - int(headers["x-voicewire-input-tokens"]) == 25
 
 
+async def test_stored_voice_without_transcript_is_refused_in_context(live: Live, tmp_path: Path) -> None:
+    stored = voice("ann", owner="local")
+    clone = msgspec.structs.replace(stored.clone, embedding=bytes(4 * EMBEDDING_SIZE), transcript="", codes=b"")
+    VoiceStore(tmp_path).add(StoredVoice(stored.manifest, clone))
+    assert (await speak(live, voice="ann", x_vector_only_mode=True))[0] == 200
+    status, error = await speak(live, voice="ann", x_vector_only_mode=False)
+    assert (status, error["code"], error["param"]) == (400, "invalid_request", "x_vector_only_mode")
+    assert "'ann'" in error["message"]
+
+
+@pytest.mark.parametrize("brought", [{"speaker_embedding": [0.0] * EMBEDDING_SIZE}, {"ref_audio": data_uri(WAV)}])
+async def test_voice_beside_a_brought_one_is_left_out_with_a_warning(live: Live, brought: dict) -> None:
+    _, headers = await speak(live, **brought)
+    assert "x-voicewire-warning" not in headers
+    status, headers = await speak(live, voice="nobody", **brought)
+    assert status == 200
+    assert "left out" in headers["x-voicewire-warning"]
+
+
 async def test_a_body_without_room_for_recordings(tmp_path: Path) -> None:
     engine = cloning_engine(can_encode=False)
     async with live_server(engine, voices__folder=str(tmp_path), limits__max_message_bytes=5_000) as live:
