@@ -262,6 +262,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
 
 
+TABLE = "a table"
+
+
 class Given(NamedTuple):
     """One setting as it came."""
 
@@ -281,9 +284,10 @@ def load_config(
     """
     given = [*_from_file(file), *_from_environment(environment or {}), *_from_flags(flags or {})]
     sections: dict[str, dict[str, object]] = {}
-    for setting in given:
+    for setting in map(_as_table, given):
         section, _, field = setting.name.partition(".")
-        sections.setdefault(section, {})[field] = _convert(setting)
+        values = sections.setdefault(section, {})
+        values[field] = _merge(values.get(field), _convert(setting))
     kinds = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
     return ServerConfig(**{name: kinds[name](**values) for name, values in sections.items()})
 
@@ -324,6 +328,44 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[Given]:
     return (Given(name, value, "command line") for name, value in flags.items())
 
 
+@cache
+def _tables() -> frozenset[str]:
+    """Names of the settings that are tables, whose entries may be given one by one."""
+    return frozenset(name for name, field in settings().items() if allowed(field) == TABLE)
+
+
+def _as_table(setting: Given) -> Given:
+    """The setting itself, or for an entry of a table, such as ``engine.options.max_batch``, the table with it alone.
+
+    Text becomes a TOML value where it is one: ``8``, ``false``, ``[1, 2]``, ``"text"``; else it stays text.
+    """
+    if not setting.is_text:
+        return setting
+    if setting.name in _tables():
+        return setting._replace(value=_toml_value(str(setting.value)), is_text=False)
+    table = next((name for name in _tables() if setting.name.startswith(name + ".")), None)
+    if table is None:
+        return setting
+    value = _toml_value(str(setting.value))
+    for key in reversed(setting.name[len(table) + 1 :].split(".")):
+        value = {key: value}
+    return setting._replace(name=table, value=value, is_text=False)
+
+
+def _toml_value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(former: object, value: object) -> object:
+    """A table's entries replace those of the same name; any other value replaces the former."""
+    if not isinstance(former, dict) or not isinstance(value, dict):
+        return value
+    return former | {key: _merge(former.get(key), entry) for key, entry in value.items()}
+
+
 def _convert(setting: Given) -> object:
     """The value in its field's type."""
     field = settings().get(setting.name)
@@ -350,6 +392,6 @@ def allowed(field: msgspec.structs.FieldInfo) -> str:
         case msgspec.inspect.BoolType():
             return "true or false"
         case msgspec.inspect.DictType():
-            return "a table"
+            return TABLE
         case _:
             return "a text"

@@ -95,3 +95,31 @@ def write_page_rows() -> str:
 
 def test_names_in_the_environment() -> None:
     assert environment_name("limits.max_errors") == "VOICEWIRE_LIMITS_MAX_ERRORS"
+
+
+def test_entries_of_a_table_are_set_one_by_one(tmp_path: Path) -> None:
+    file = tmp_path / "voicewire.toml"
+    file.write_text("[engine.options]\nmax_batch = 4\ndevice = 'cpu'\n")
+    flags = {
+        "engine.options.max_batch": "8",
+        "engine.options.graphs": "false",
+        "engine.options.decode_device": "cuda:1",
+        "engine.options.cosyvoice3.talker.graphs": "true",
+        "wires.voices.abc": "clara",
+    }
+    config = load_config(file, flags=flags)
+    assert config.engine.options == {
+        "max_batch": 8,
+        "device": "cpu",
+        "graphs": False,
+        "decode_device": "cuda:1",
+        "cosyvoice3": {"talker": {"graphs": True}},
+    }
+    assert config.wires.voices == {"abc": "clara"}
+
+
+def test_table_in_the_environment_is_an_inline_table() -> None:
+    config = load_config(environment={"VOICEWIRE_ENGINE_OPTIONS": "{max_batch = 2}"})
+    assert config.engine.options == {"max_batch": 2}
+    with pytest.raises(ConfigError, match=r"engine\.options.*expected a table"):
+        load_config(environment={"VOICEWIRE_ENGINE_OPTIONS": "2"})
