@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from starlette.responses import JSONResponse
 
@@ -21,6 +21,7 @@ from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.registry import Wire
 from realtime.protocol.errors import ProtocolError
 from realtime.server import SpeechServer
+from realtime.speech_api.overrides import merge_fields, override_settings
 from realtime.transports.body import BrokenOff, HttpLink
 from realtime.transports.http import refusal_headers
 from realtime.transports.link import Link
@@ -34,7 +35,7 @@ from sessions.voices.naming import find_voice
 
 log = logging.getLogger("voicewire.wire")
 
-OtherIntent = on.Close | on.Abort | on.Authenticate | on.Recall | ContextIntent
+OtherIntent = on.Close | on.Abort | on.Authenticate | on.Configure | on.Recall | ContextIntent
 LAST_WORDS_S = 0.5
 """A connection that is closed waits at most so long until each context was told its end."""
 VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
@@ -64,6 +65,7 @@ class WireConnection:
         """There with the session: once it is known whose connection this is."""
         self._link: Link
         self._warnings: tuple[str, ...] = ()
+        self._speech_fields: dict[str, Any] = {}
         self._num_errors = 0
         self._opened_s = now_s()
         self._ending = True
@@ -185,6 +187,8 @@ class WireConnection:
                     await self._abort(intent)
                 case on.Authenticate():
                     self._authenticate(intent.key)
+                case on.Configure():
+                    await self._configure(intent.fields)
                 case _:
                     for event in await self._answers(intent):
                         await self._tell(event)
@@ -275,6 +279,15 @@ class WireConnection:
         self._server.check_key(caller)
         self._open_session(caller)
         self._entered.enter_context(self._server.connected(self, caller))
+
+    async def _configure(self, given: Mapping[str, Any]) -> None:
+        """Raises what ``override_settings`` does; then what was configured before goes on to hold."""
+        if self._session is None:
+            raise Refused("unauthorized", UNKNOWN_KEY)
+        fields = merge_fields(self._speech_fields, given)
+        base = await override_settings(self._grantor.base, fields, self._server, self._caller)
+        self._speech_fields = fields
+        self._contexts.grantor = replace(self._grantor, base=base)
 
     def _open_session(self, caller: Caller) -> None:
         self._caller = caller

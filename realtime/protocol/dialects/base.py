@@ -81,6 +81,13 @@ class Authenticate:
 
 
 @dataclass(frozen=True, slots=True)
+class Configure:
+    """Fields of ``POST /v1/audio/speech`` that hold for the contexts opened from now on, over those given before."""
+
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """A context begins; its id is free again once it has ``Ended``. It takes a place only with its first text."""
 
@@ -148,7 +155,7 @@ class Abort:
     error: ErrorBody
 
 
-Intent = Send | Authenticate | Open | Append | Flush | End | Cancel | Recall | Finish | Close | Abort
+Intent = Send | Authenticate | Configure | Open | Append | Flush | End | Cancel | Recall | Finish | Close | Abort
 
 
 # --- what a dialect is told

@@ -22,6 +22,13 @@ from realtime.protocol.events import ErrorBody
 SAMPLE_RATE = 24_000
 MAX_HELD_CHARS = 10_000
 """Of an utterance whose text is gathered first, or whose audio is: ten minutes of it are 30 MB."""
+# Fields of the speech API that hold as they do there; "voice" beside them says whose recording is meant.
+SPEECH_FIELDS = frozenset(
+    "task_type ref_audio ref_text x_vector_only_mode speaker_embedding do_sample temperature top_k top_p "
+    "repetition_penalty repetition_window min_new_tokens predictor_do_sample predictor_temperature predictor_top_k "
+    "predictor_top_p subtalker_dosample subtalker_temperature subtalker_top_k subtalker_top_p max_new_tokens "
+    "max_frames chunk_frames initial_codec_chunk_frames text_layout non_streaming_mode".split()
+)
 ENCODINGS = {
     "wav": "pcm_s16le",
     "pcm": "pcm_s16le",
@@ -120,6 +127,7 @@ class VllmOmni(on.Dialect):
         match said.type:
             case "session.config":
                 self._configure(said)
+                yield from _speech_fields(said, parse_json(message, dict[str, Any]))
             case "input.text":
                 yield from self._write(said.text)
             case "input.done":
@@ -243,6 +251,15 @@ class VllmOmni(on.Dialect):
 
     def _send(self, kind: str, **fields: Any) -> on.Send:
         return on.Send(dump(type=kind, **fields))
+
+
+def _speech_fields(said: Said, given: dict[str, Any]) -> Iterator[on.Intent]:
+    """What the message says in fields of the speech API."""
+    fields = {name: given[name] for name in SPEECH_FIELDS & given.keys() if given[name] is not None}
+    if said.voice:
+        fields["voice"] = said.voice
+    if fields:
+        yield on.Configure(fields)
 
 
 def _file(utterance: Utterance) -> bytes:

@@ -28,7 +28,9 @@ def types(told: list) -> list:
 
 
 def test_a_file_for_each_utterance_is_the_default():
-    wire = play(type="session.config", voice="vivian", language="English", instructions="calm", seed=3)
+    wire = play()
+    config = {"voice": "vivian", "language": "English", "instructions": "calm", "seed": 3}
+    assert wire.say(type="session.config", **config) == [on.Configure({"voice": "vivian"})]
     wish = on.Wish("vivian", "English", on.WireFormat("pcm_s16le", 24_000), 3, instruct="calm", at_once=True)
     assert wire.say(type="input.text", text="Hello ") == [on.Open("0", wish)]
     assert wire.say(type="input.text", text="there.") == []
@@ -59,6 +61,13 @@ def test_audio_streamed_while_the_text_is_written():
     assert wire.audio("0", b"\3\4") == [b"\3\4"]
     assert wire.say(type="input.done") == [on.End("0")]
     assert types(wire.tell(on.Ended("0"))) == ["audio.done", "session.done"]
+
+
+def test_fields_of_the_speech_api_are_configured():
+    wire = play()
+    fields = {"ref_audio": "data:audio/wav;base64,AAAA", "ref_text": "Hi.", "top_k": 5, "x_vector_only_mode": False}
+    said = {"type": "session.config", "speaker": "ann", "temperature": None, "unknown": 1, **fields}
+    assert wire.say(**said) == [on.Configure({**fields, "voice": "ann"})]
 
 
 def test_times_of_words():
