@@ -31,6 +31,7 @@ from realtime.transports.phones import owner_of_lines, phone_routes
 from realtime.transports.speech import speech
 from realtime.transports.speech_batch import speech_batch
 from realtime.transports.tokens import token_routes
+from realtime.transports.vendor_voices import VENDOR_VOICE_ROUTES, open_webui_routes
 from realtime.transports.voices import VOICE_ROUTES
 from realtime.transports.websocket import SpeechEndpoint
 from realtime.transports.wires import wire_routes
@@ -91,20 +92,21 @@ def create_app(
 
 
 def _routes(server: SpeechServer, switchboard: Switchboard, devices: Devices) -> list[BaseRoute]:
-    return [
+    api: list[BaseRoute] = [
         WebSocketRoute(PATH, SpeechEndpoint(server)),
         *wire_routes(server),
         *token_routes(),
         *phone_routes(server, switchboard),
         *call_routes(server, switchboard),
         *device_routes(devices),
-        WebSocketRoute("/{path:path}", refuse_socket),
         Route("/v1/audio/speech", speech, methods=["POST"]),
         Route("/v1/audio/speech/batch", speech_batch, methods=["POST"]),
         *VOICE_ROUTES,
+        *VENDOR_VOICE_ROUTES,
         *INFORMATION_ROUTES,
-        *page_routes(server),
+        WebSocketRoute("/{path:path}", refuse_socket),
     ]
+    return [*open_webui_routes(api), *api, *page_routes(server)]
 
 
 def keep_for_good() -> None:

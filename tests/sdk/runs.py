@@ -77,8 +77,8 @@ CLIENTS = {
         "sdks",
         "vendor_client.py",
         {
-            "elevenlabs": ("realtime", "realtime_mp3", "stream", "convert", "timestamps"),
-            "cartesia": ("websocket", "flush", "cancel", "contexts", "bytes", "sse", "float"),
+            "elevenlabs": ("realtime", "realtime_mp3", "stream", "convert", "timestamps", "timestamps_whole", "voices"),
+            "cartesia": ("websocket", "flush", "cancel", "contexts", "bytes", "sse", "float", "voices"),
             "deepgram": ("v1", "clear", "http", "v2", "v2_interrupt"),
         },
     ),
@@ -132,7 +132,7 @@ TIMED = {
     ("livekit-js", "cartesia"),
     ("livekit-js", "inworld"),
 }
-TIMED_MODES = {"websocket", "flush", "cancel", "contexts", "timestamps"}
+TIMED_MODES = {"websocket", "flush", "cancel", "contexts", "timestamps", "timestamps_whole"}
 
 
 class Run(NamedTuple):

@@ -129,10 +129,40 @@ class StreamWithTimestamps(Stream):
                 yield from super().tell(event)
 
     def _line(self, audio: bytes) -> on.Send:
-        words, self._words = self._words, []
-        line = dump(
-            audio_base64=base64.b64encode(audio).decode(),
-            alignment=alignment_s(characters(words)),
-            normalized_alignment=alignment_s(characters(words, spoken=True)),
-        )
+        line = dump(audio_base64=base64.b64encode(audio).decode(), **self._pop_times())
         return on.Send(line + "\n")
+
+    def _pop_times(self) -> dict[str, Any]:
+        words, self._words = self._words, []
+        return {
+            "alignment": alignment_s(characters(words)),
+            "normalized_alignment": alignment_s(characters(words, spoken=True)),
+        }
+
+
+class WithTimestamps(StreamWithTimestamps):
+    """``.../with-timestamps``: one JSON document. It is sent as it is spoken, the times last, so that none is held."""
+
+    def __init__(self, handshake: on.Handshake) -> None:
+        super().__init__(handshake)
+        self.media_type = "application/json"
+        self._head = '{"audio_base64":"'
+        self._remainder = b""
+        # Bytes that do not fill three, of which base64 makes four characters.
+
+    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+        if isinstance(event, on.Ended) and event.error is None:
+            last = base64.b64encode(self._remainder).decode()
+            times = dump(**self._pop_times()).removeprefix("{")
+            yield on.Send(f'{self._pop_head()}{last}",{times}')
+        yield from super().tell(event)
+
+    def _line(self, audio: bytes) -> on.Send:
+        audio = self._remainder + audio
+        whole = len(audio) - len(audio) % 3
+        self._remainder = audio[whole:]
+        return on.Send(self._pop_head() + base64.b64encode(audio[:whole]).decode())
+
+    def _pop_head(self) -> str:
+        head, self._head = self._head, ""
+        return head

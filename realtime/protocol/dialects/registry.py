@@ -41,6 +41,7 @@ WIRES: tuple[Wire, ...] = (
     Wire("/v1/text-to-dialogue/stream-input", elevenlabs_dialogue.SingleDialogue, late_key=True),
     Wire("/v1/text-to-speech/{voice_id}", elevenlabs_http.Stream, "http"),
     Wire("/v1/text-to-speech/{voice_id}/stream", elevenlabs_http.Stream, "http"),
+    Wire("/v1/text-to-speech/{voice_id}/with-timestamps", elevenlabs_http.WithTimestamps, "http"),
     Wire("/v1/text-to-speech/{voice_id}/stream/with-timestamps", elevenlabs_http.StreamWithTimestamps, "http"),
     Wire("/v1/text-to-dialogue", elevenlabs_http.DialogueStream, "http", serial=True),
     Wire("/v1/text-to-dialogue/stream", elevenlabs_http.DialogueStream, "http", serial=True),

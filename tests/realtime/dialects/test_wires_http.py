@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ HTTP = [
     ("/v1/text-to-speech/zoe/stream", {"text": TEXT, "model_id": "eleven_flash_v2_5"}, "audio/mpeg"),
     ("/v1/text-to-speech/zoe/stream?output_format=opus_48000_32", {"text": TEXT}, "audio/ogg"),
     ("/v1/text-to-speech/zoe/stream/with-timestamps?output_format=pcm_16000", {"text": TEXT}, "application/x-ndjson"),
+    ("/v1/text-to-speech/zoe/with-timestamps?output_format=pcm_16000", {"text": TEXT}, "application/json"),
     ("/v1/text-to-dialogue/stream?output_format=wav_24000", {"inputs": [{"text": TEXT}]}, "audio/wav"),
     ("/tts/bytes", {"transcript": TEXT, "output_format": RAW, "voice": {"id": "zoe"}}, "audio/pcm"),
     ("/tts/bytes", {"transcript": TEXT, "output_format": {"container": "mp3", "sample_rate": 44_100}}, "audio/mpeg"),
@@ -108,6 +110,37 @@ async def test_a_body_that_breaks_off(live: Live, caplog: pytest.LogCaptureFixtu
     writer.close()
     await live.freed()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("output_format", ["pcm_16000", "mp3_44100_128"])
+async def test_timestamps_as_one_document_are_those_of_the_stream(live: Live, output_format: str) -> None:
+    asked = {"json": {"text": TEXT, "seed": 1}, "headers": {"xi-api-key": KEY}}
+    query = f"?output_format={output_format}"
+    async with live.http() as http:
+        answer = await http.post(f"/v1/text-to-speech/ada/with-timestamps{query}", **asked)
+        stream = await http.post(f"/v1/text-to-speech/ada/stream/with-timestamps{query}", **asked)
+    told, lines = answer.json(), [json.loads(line) for line in stream.text.splitlines()]
+    audio = base64.b64decode(told["audio_base64"], validate=True)
+    assert audio == b"".join(base64.b64decode(line["audio_base64"]) for line in lines)
+    assert len(audio) > 5_000
+    for name in ("alignment", "normalized_alignment"):
+        times = [line[name] for line in lines if line[name]]
+        assert told[name] == {field: [value for each in times for value in each[field]] for field in times[0]}
+
+
+async def test_timestamps_of_a_text_of_signs_are_a_document_too(live: Live) -> None:
+    async with live.http() as http:
+        path = "/v1/text-to-speech/ada/with-timestamps?output_format=pcm_16000"
+        answer = await http.post(path, json={"text": "--- ***"}, headers={"xi-api-key": KEY})
+    assert answer.json() == {"audio_base64": "", "alignment": None, "normalized_alignment": None}
+
+
+async def test_failure_before_audio_with_timestamps_has_a_status(live: Live) -> None:
+    live.engine.script_next(FakeScript(fail_at_frame=0))
+    async with live.http() as http:
+        path = "/v1/text-to-speech/ada/with-timestamps"
+        answer = await http.post(path, json={"text": TEXT}, headers={"xi-api-key": KEY})
+    assert (answer.status_code, answer.json()["detail"]["status"]) == (500, "engine_error")
 
 
 async def test_timestamps_as_json_lines_and_as_events(live: Live) -> None:

@@ -75,7 +75,31 @@ def elevenlabs(url: str, mode: str) -> list[dict[str, object]]:
                 timestamped(text, speech.stream_with_timestamps("zoe", text=text, output_format="pcm_24000"))
                 for text in TURNS
             ]
+        case "timestamps_whole":
+            convert = speech.convert_with_timestamps
+            return [timestamped(text, [convert("zoe", text=text, output_format="pcm_24000")]) for text in TURNS]
+        case "voices":
+            convert = speech.convert
+            return [
+                played(text, b"".join(convert(voice, text=text, output_format="pcm_24000")), RATE)
+                for text, voice in zip(TURNS, elevenlabs_voices(client), strict=False)
+            ]
     raise ValueError(mode)
+
+
+def elevenlabs_voices(client: object) -> list[str]:
+    """All voices, by pages of one, each checked against the package's own type, which it does not do by itself."""
+    found, token = [], None
+    while True:
+        page = client.voices.search(page_size=1, next_page_token=token, include_total_count=True)
+        type(page).model_validate(page.model_dump(mode="json", by_alias=True))
+        found += [voice.voice_id for voice in page.voices]
+        if not page.has_more:
+            break
+        token = page.next_page_token
+    assert len(found) == page.total_count >= len(TURNS), found
+    assert [voice.voice_id for voice in client.voices.search(search=found[-1]).voices] == found[-1:]
+    return found
 
 
 def timestamped(text: str, chunks: Iterable[object]) -> dict[str, object]:
@@ -107,6 +131,12 @@ def cartesia(url: str, mode: str) -> list[dict[str, object]]:
                 played(text, b"".join(client.tts.generate(transcript=text, **common).iter_bytes()), RATE)
                 for text in TURNS
             ]
+        case "voices":
+            generate = client.tts.generate
+            return [
+                played(text, b"".join(generate(transcript=text, **common | {"voice": voice}).iter_bytes()), RATE)
+                for text, voice in zip(TURNS, cartesia_voices(client), strict=False)
+            ]
         case "sse":
             return [of_cartesia(text, client.tts.generate_sse(transcript=text, **common)) for text in TURNS]
         case "float":
@@ -134,6 +164,17 @@ def cartesia(url: str, mode: str) -> list[dict[str, object]]:
             context.no_more_inputs()
             turns.append(of_cartesia(text, of_context(name, context.receive())))
         return turns
+
+
+def cartesia_voices(client: object) -> list[dict[str, str]]:
+    """All voices, by pages of one, each checked against the package's own type, which it does not do by itself."""
+    found = []
+    for voice in client.voices.list(limit=1):
+        type(voice).model_validate(voice.model_dump(mode="json"))
+        found.append(voice.id)
+    assert len(found) == len(set(found)) >= len(TURNS), found
+    assert [voice.id for voice in client.voices.list(q=found[-1])] == found[-1:]
+    return [{"mode": "id", "id": name} for name in found]
 
 
 def of_context(name: str, events: Iterable[object]) -> Iterator[object]:
