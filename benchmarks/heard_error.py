@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from realtime.bench.deltas import CORPUS
 from sessions.alignment.aligner import LetterAligner, MakeAligner, Pcm
 from sessions.alignment.even import EvenAligner
 from sessions.heard import SpokenText
@@ -25,7 +26,6 @@ from sessions.script import Script, Segment
 from sessions.text.spans import SpannedText
 from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, synthesize
 
-CORPUS = Path(__file__).parent / "corpus.txt"
 VOICES = ("slt", "rms")
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import wave
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.realtime.processes import wire_address
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("engine", "realtime", "sessions", "web_client", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
@@ -67,14 +75,63 @@ def test_the_page_is_found_where_the_wheel_puts_it(wheel, tmp_path):
     assert found.stdout.decode().strip() == str(tmp_path / "web_client")
 
 
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """Programs of an environment that holds the wheel, and finds its dependencies by their folder."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet", "--no-deps", wheel]
+    subprocess.run(pip, env=outside(), check=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("platlib"))
+    return folder / "bin"
+
+
+def outside() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@contextmanager
+def serving(program: Path, folder: Path) -> Iterator[str]:
+    """The address of a server of the installed program."""
+    command = [program, "serve", "--set", "listen.port=0"]
+    with subprocess.Popen(command, cwd=folder, env=outside(), stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            yield wire_address(server.stdout)
+        finally:
+            server.terminate()
+
+
+@pytest.mark.timeout(240)
+def test_every_command_runs_from_an_installed_wheel(installed, tmp_path):
+    def run(*arguments: str) -> str:
+        command = [installed / "voicewire", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=outside(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+        return done.stdout
+
+    place = [installed / "python", "-c", "import realtime; print(realtime.__file__)"]
+    found = subprocess.run(place, cwd=tmp_path, env=outside(), capture_output=True, text=True, check=True).stdout
+    assert Path(found.strip()).is_relative_to(installed.parent)
+
+    assert re.findall(r"^    (\w+) ", run("--help"), re.MULTILINE) == ["say", "serve", "bench", "voices", "doctor"]
+    assert "ok      checkpoint: " in run("doctor")
+    assert "clara" in run("voices")
+    run("say", "Hello there.", "-o", "hello.wav", "--seed", "1")
+    with wave.open(str(tmp_path / "hello.wav")) as speech:
+        assert 0.3 < speech.getnframes() / speech.getframerate() < 5
+    with serving(installed / "voicewire", tmp_path) as address:
+        report = run("bench", "--url", address, "--responses", "1", "--no-cancel", "--burst", "--json")
+    assert json.loads(report)["responses"] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_speaks_from_an_empty_environment(wheel, tmp_path):
     programs = tmp_path / "environment" / "bin"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-m", "venv", programs.parent], check=True)
-    subprocess.run([programs / "pip", "install", "--quiet", wheel], env=environment, check=True)
+    subprocess.run([programs / "pip", "install", "--quiet", wheel], env=outside(), check=True)
     say = [programs / "voicewire", "say", "Hello there.", "-o", "hello.wav", "--seed", "1"]
-    subprocess.run(say, cwd=tmp_path, env=environment, check=True)
-    with wave.open(str(tmp_path / "hello.wav")) as speech:
-        assert 0.3 < speech.getnframes() / speech.getframerate() < 5
+    subprocess.run(say, cwd=tmp_path, env=outside(), check=True)
+    assert (tmp_path / "hello.wav").stat().st_size > 1_000

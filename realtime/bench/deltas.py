@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-CORPUS = Path(__file__).parents[2] / "benchmarks" / "corpus.txt"
+CORPUS = Path(__file__).with_name("corpus.txt")
 MAX_PIECE_CHARS = 4
 
 
