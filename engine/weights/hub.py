@@ -25,12 +25,17 @@ def resolve_folder(model: Path) -> Path:
     named = HUB_ID.fullmatch(str(model))
     if model.exists() or named is None:
         return model
+    repo = named["repo"]
     log.info("%s is no folder here; asking the hub for it", model)
     try:
-        return _fetch(named["repo"], named["revision"])
+        folder = _fetch(repo, named["revision"])
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}"
         raise CheckpointError(f"{model} is no folder here, and the hub did not give it: {reason}") from None
+    if named["revision"] is None:
+        commit = folder.name  # the hub's client names the folder of a snapshot after its commit
+        log.warning("%s is not pinned to a revision; the hub gave commit %s, pin it with %s@%s", repo, commit, repo, commit)
+    return folder
 
 
 def _fetch(repo: str, revision: str | None) -> Path:

@@ -19,7 +19,7 @@ from tests.fakes.checkpoints import write_checkpoint
 
 REPO = "owner/small-voice"
 COMMIT = hashlib.sha1(b"a commit").hexdigest()
-REVISION = f"/api/models/{REPO}/revision/main"
+REVISIONS = [f"/api/models/{REPO}/revision/{name}" for name in ("main", COMMIT)]
 TREE = f"/api/models/{REPO}/tree/{COMMIT}"
 FILES = f"/{REPO}/resolve/{COMMIT}/"
 
@@ -47,7 +47,7 @@ class Pages(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         name = path.removeprefix(FILES)
-        if path == REVISION:
+        if path in REVISIONS:
             listing = {"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": name} for name in self.server.names]}
             self.answer(json.dumps(listing).encode(), "application/json")
         elif path == TREE:
@@ -120,6 +120,13 @@ def test_a_model_of_the_hub_is_downloaded_once_and_read(hub: Hub, tmp_path: Path
     hub.fetched.clear()
     assert Path(resolved(hub, tmp_path / "cache", REPO).stdout.strip()) == folder
     assert hub.fetched == []
+
+
+def test_model_without_revision_prints_its_commit(hub: Hub, tmp_path: Path) -> None:
+    named = f"{REPO} is not pinned to a revision; the hub gave commit {COMMIT}, pin it with {REPO}@{COMMIT}"
+    for _ in range(2):
+        assert named in resolved(hub, tmp_path / "cache", REPO).stderr
+    assert "not pinned" not in resolved(hub, tmp_path / "cache", f"{REPO}@{COMMIT}").stderr
 
 
 def test_a_model_the_hub_does_not_have_is_told_by_its_name(hub: Hub, tmp_path: Path) -> None:
