@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,30 @@ def test_describe_gives_path_and_version() -> None:
     library = describe()
     assert Path(library.path).name.startswith("libopus")
     assert library.version.startswith("libopus")
+
+
+ROUND_TRIP = """
+import numpy as np
+from sessions.audio.opus import OpusEncoder, OpusSettings, decode_all
+from sessions.audio.opus_library import describe
+
+samples = 0.5 * np.sin(np.arange(24_000) * 2 * np.pi * 440 / 24_000).astype(np.float32)
+encoder = OpusEncoder(OpusSettings())
+decoded = decode_all([*encoder.push(samples), *encoder.flush()], encoder.settings)
+print(describe().path, decoded.size, np.corrcoef(samples, decoded)[0, 1])
+"""
+
+
+def test_system_library_is_chosen_by_environment() -> None:
+    if find_library("opus") is None:
+        pytest.skip("no system libopus here; on Debian: apt install libopus0")
+    environment = os.environ | {USE_SYSTEM_LIBRARY: "1"}
+    command = [sys.executable, "-c", ROUND_TRIP]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    path, num_samples, likeness = shown.split()
+    assert path == find_library("opus")
+    assert int(num_samples) == 24_000
+    assert float(likeness) > 0.9
 
 
 def test_falls_back_to_the_system_library(fresh_load: None, monkeypatch: pytest.MonkeyPatch) -> None:
