@@ -58,6 +58,8 @@ def test_it_holds_the_packages_the_licence_and_the_command(wheel):
 
 
 def test_every_module_and_data_file_of_the_packages_is_in_it(wheel):
+    if shutil.which("git") is None:
+        pytest.skip("no git here")
     command = ["git", "ls-files", "engine", "realtime", "sessions", "web_client"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     if listing.returncode:

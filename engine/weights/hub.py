@@ -34,7 +34,9 @@ def resolve_folder(model: Path) -> Path:
         raise CheckpointError(f"{model} is no folder here, and the hub did not give it: {reason}") from None
     if named["revision"] is None:
         commit = folder.name  # the hub's client names the folder of a snapshot after its commit
-        log.warning("%s is not pinned to a revision; the hub gave commit %s, pin it with %s@%s", repo, commit, repo, commit)
+        log.warning(
+            "%s is not pinned to a revision; the hub gave commit %s, pin it with %s@%s", repo, commit, repo, commit
+        )
     return folder
 
 

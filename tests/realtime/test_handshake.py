@@ -6,7 +6,6 @@ import asyncio
 import re
 import socket
 import ssl
-import subprocess
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from realtime.protocol import events as ev
 from realtime.protocol.native import SUBPROTOCOL
 from realtime.transports.listener import READ_BYTES, TCP_NOTSENT_LOWAT, SpeechSocketProtocol, listening_sockets
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.certificates import self_signed
 from tests.realtime.live import Live, live_server, next_of, speak, until
 
 KEY = "a-key-of-enough-characters"
@@ -234,13 +234,7 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate of our own for 127.0.0.1, its key beside it."""
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=voicewire"
-    paths = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
-    try:
-        subprocess.run([*command.split(), *paths], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return tmp_path / "cert.pem"
+    return self_signed(tmp_path)[0]
 
 
 async def test_tls_by_certificate_files(certificate: Path) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import httpx2 as httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from tests.realtime.certificates import self_signed
 from tests.realtime.processes import Server, server
 from tests.sdk.runs import KEY, RUN_TIMEOUT_S, Run, all_runs
 
@@ -115,11 +115,3 @@ def leave_after_a_refusal(started: Server, holder: ClientConnection) -> None:
             break
         time.sleep(0.1)
     holder.close()
-
-
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=voicewire"
-    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *where], check=True, capture_output=True)
-    return certificate, key

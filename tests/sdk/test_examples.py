@@ -13,9 +13,10 @@ import pytest
 
 from sessions.audio.pcm import s16_to_float
 from sessions.audio.recordings.decode import decode_recording
+from tests.realtime.certificates import self_signed
 from tests.realtime.processes import Server, server
 from tests.sdk.runs import ENVIRONMENTS, ROOT, RUN_TIMEOUT_S, node_folder
-from tests.sdk.test_clients import SCRIPT, self_signed
+from tests.sdk.test_clients import SCRIPT
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 

@@ -28,10 +28,11 @@ import pytest
 pytest.importorskip("pocketsphinx", reason="the dependency group training is not installed")
 pytest.importorskip("jiwer", reason="the dependency group training is not installed")
 
+from tests.realtime.certificates import self_signed
 from tests.realtime.processes import Server, wire_address
 from tests.sdk.clients.turns import LONG, TURNS
 from tests.sdk.runs import KEY, Run, all_runs
-from tests.sdk.test_clients import named, seconds, self_signed
+from tests.sdk.test_clients import named, seconds
 from training.heldout import read_sentences, words_of
 from training.judge import GROUP_SENTENCES, Heard, Recognizer, Signal, compare, to_16k
 

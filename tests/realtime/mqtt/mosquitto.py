@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import os
 import shutil
 import signal
 import socket
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 READY_S = 10.0
 
 
 def program() -> str:
     """Skips the test where there is none."""
-    found = shutil.which("mosquitto") or shutil.which("mosquitto", path=FOLDERS)
+    folders = [Path(folder) for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    # Debian installs it into sbin, which is on the PATH of root alone.
+    places = [place for folder in folders for place in (folder, folder.with_name("sbin"))]
+    found = shutil.which("mosquitto", path=os.pathsep.join(map(str, places)))
     if found is None:
         pytest.skip("no mosquitto here; on Debian: apt install mosquitto")
     return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import subprocess
+import os
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from realtime.mqtt.client import SessionRefused, open_session
 from realtime.mqtt.line import BrokerLost
 from realtime.protocol.mqtt.messages import Open
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.certificates import self_signed
 from tests.realtime.live import Live, live_server, until
 from tests.realtime.mqtt.agents import Client, Session, bridge_of, bridged, client, ready
 from tests.realtime.mqtt.mosquitto import Mosquitto, free_port, running
@@ -25,6 +28,7 @@ from tests.realtime.mqtt.mosquitto import Mosquitto, free_port, running
 TEXT = "Hello there, how are you today? " * 20
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.4)
 NUM_SESSIONS = 8
+HASH_ROUNDS = 101  # the default of mosquitto_passwd
 
 
 @asynccontextmanager
@@ -150,10 +154,16 @@ def strict(folder: Path) -> tuple[str, str]:
     """Settings by which everybody needs a password and may do what the ACL says."""
     passwords, acl = folder / "passwords", folder / "acl"
     passwords.touch(mode=0o600)
-    for name in ("speech", "agent"):
-        subprocess.run(["mosquitto_passwd", "-b", str(passwords), name, f"{name}-secret"], check=True)
+    passwords.write_text("".join(password_line(name, f"{name}-secret") for name in ("speech", "agent")))
     acl.write_text(ACL)
     return f"password_file {passwords}", f"acl_file {acl}"
+
+
+def password_line(name: str, password: str) -> str:
+    """A line as ``mosquitto_passwd`` writes it: PBKDF2 with SHA-512."""
+    salt = os.urandom(12)
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, HASH_ROUNDS)
+    return f"{name}:$7${HASH_ROUNDS}${b64encode(salt).decode()}${b64encode(digest).decode()}\n"
 
 
 ACL = """\
@@ -226,15 +236,6 @@ async def test_tls(tmp_path: Path) -> None:
         with pytest.raises(BrokerLost, match="certificate verify failed"):
             async with Broker(MqttSettings(host="127.0.0.1", port=port, tls=True), "stranger").connected():
                 pass
-
-
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=broker"
-    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *where], check=True, capture_output=True)
-    key.chmod(0o644)
-    return certificate, key
 
 
 def test_files_that_are_not_there_are_named() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from engine.api import InvalidRequest
 from realtime.crumbs import CrumblessConnection
 from realtime.references.addresses import parse_url
 from realtime.references.fetch import Fetcher, FetchRules
+from tests.realtime.certificates import self_signed
 from tests.realtime.references.hosts import LOOPBACK, PUBLIC, Names, NoConnection, answer, web_server
 
 HOSTILE = """
@@ -271,12 +271,4 @@ def tls(certificate: Path) -> ssl.SSLContext:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For good.test alone, its key beside it."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=good.test"
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    try:
-        extension = ["-addext", "subjectAltName=DNS:good.test"]
-        subprocess.run([*command.split(), *extension, *files], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return folder / "cert.pem"
+    return self_signed(tmp_path_factory.mktemp("tls"), "good.test")[0]
