@@ -339,14 +339,14 @@ def _as_table(setting: Given) -> Given:
 
     Text becomes a TOML value where it is one: ``8``, ``false``, ``[1, 2]``, ``"text"``; else it stays text.
     """
-    if not setting.is_text:
+    if not setting.is_text or not isinstance(setting.value, str):
         return setting
     if setting.name in _tables():
-        return setting._replace(value=_toml_value(str(setting.value)), is_text=False)
+        return setting._replace(value=_toml_value(setting.value), is_text=False)
     table = next((name for name in _tables() if setting.name.startswith(name + ".")), None)
     if table is None:
         return setting
-    value = _toml_value(str(setting.value))
+    value = _toml_value(setting.value)
     for key in reversed(setting.name[len(table) + 1 :].split(".")):
         value = {key: value}
     return setting._replace(name=table, value=value, is_text=False)
