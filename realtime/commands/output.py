@@ -1,14 +1,22 @@
-"""Where a command's speech goes: a WAV file, or whatever player the machine has. Mono 16-bit PCM."""
+"""Where a command's speech goes: a file, standard output, or a player of the machine. Takes mono 16-bit PCM."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
 import shutil
+import sys
 from asyncio.subprocess import PIPE, Process
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from sessions.audio.wav import BYTES_PER_SAMPLE, wav_header
+from sessions.audio.formats.encoders import stream_encoder
+from sessions.audio.formats.whole import whole_file
+from sessions.audio.pcm import s16le_to_pcm
+from sessions.audio.wav import BYTES_PER_SAMPLE, HEADER_BYTES
+from sessions.config import AudioFormat, Encoding
 
 PLAYERS = {
     "aplay": "-q -t raw -f S16_LE -r {rate} -c 1 -",
@@ -16,6 +24,24 @@ PLAYERS = {
     "ffplay": "-nodisp -autoexit -loglevel error -f s16le -ar {rate} -i -",
 }
 """Program -> arguments that make it play from standard input."""
+FORMATS = {
+    ".wav": AudioFormat(encoding=Encoding.WAV),
+    ".mp3": AudioFormat(encoding=Encoding.MP3, bitrate=64_000),
+    ".opus": AudioFormat(encoding=Encoding.OGG_OPUS),
+    ".flac": AudioFormat(encoding=Encoding.FLAC),
+    ".pcm": AudioFormat(encoding=Encoding.PCM_S16LE),
+}
+"""By the suffix of a file."""
+STANDARD_OUTPUT = Path("-")
+
+
+def output_path(name: str) -> Path:
+    """Parse the value of ``-o``. Raises ``ArgumentTypeError`` for a suffix without a format."""
+    path = Path(name)
+    if path != STANDARD_OUTPUT and path.suffix.lower() not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise argparse.ArgumentTypeError(f"{name}: the suffix must be one of {known}, is {path.suffix!r}")
+    return path
 
 
 class Output(Protocol):
@@ -34,35 +60,70 @@ def find_player() -> str | None:
     return next((path for name in PLAYERS if (path := shutil.which(name))), None)
 
 
-class WavFile:
-    """Begins with the first speech: without any there is no file, and one that was there stays as it is.
+async def open_output(path: Path | None, sample_rate: int) -> Output:
+    """Where speech goes: the file, standard output for ``-``, or a player."""
+    if path == STANDARD_OUTPUT:
+        return StandardOutput(sample_rate)
+    if path is not None:
+        return AudioFile(path, sample_rate)
+    return await Player.start(find_player() or next(iter(PLAYERS)), sample_rate)
 
-    Readable at any time; its length is right once it is closed.
+
+class AudioFile:
+    """Writes a file in the format of its suffix.
+
+    Begins with the first speech: without any there is no file, and one that was there stays as it is. The length in a
+    header is right once the file is closed.
     """
 
     def __init__(self, path: Path, sample_rate: int) -> None:
         self._path = path
-        self._sample_rate = sample_rate
+        self._format = replace(FORMATS[path.suffix.lower()], sample_rate=sample_rate)
+        self._encoder = stream_encoder(self._format)
         self._num_samples = 0
         self._file: BinaryIO | None = None
 
     async def write(self, pcm: bytes) -> None:
         if self._file is None:
-            self._file = self._path.open("wb")
-            self._file.write(wav_header(self._sample_rate))
-        self._file.write(pcm)
+            self._file = self._path.open("w+b")
+        self._file.write(self._encoder.push(s16le_to_pcm(pcm)))
         self._num_samples += len(pcm) // BYTES_PER_SAMPLE
 
     async def finish(self) -> None:
         if self._file is None:
             return
-        with self._file:
-            self._file.seek(0)
-            self._file.write(wav_header(self._sample_rate, self._num_samples))
+        with self._file as file:
+            file.write(self._encoder.finish())
+            file.seek(0)
+            header = whole_file(file.read(HEADER_BYTES), self._format, self._num_samples)
+            file.seek(0)
+            file.write(header)
 
     async def abort(self) -> None:
         if self._file is not None and not self._file.closed:
             await self.finish()
+
+
+class StandardOutput:
+    """Writes WAV whose header leaves the length open, as the speech arrives."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._encoder = stream_encoder(replace(FORMATS[".wav"], sample_rate=sample_rate))
+        self._file = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+
+    async def write(self, pcm: bytes) -> None:
+        # In a thread: a slow reader must not stop the event loop, which answers the server and Ctrl-C.
+        await asyncio.to_thread(self._write, self._encoder.push(s16le_to_pcm(pcm)))
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._file.flush()
+
+    async def finish(self) -> None:
+        self._file.close()
+
+    async def abort(self) -> None:
+        self._file.close()
 
 
 class Player:

@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from pathlib import Path
 
 from engine.api import SamplingParams, SpeechEngine
 from realtime.commands.input import arriving_text
-from realtime.commands.output import PLAYERS, Output, Player, WavFile, find_player
+from realtime.commands.output import FORMATS, PLAYERS, Output, find_player, open_output, output_path
 from realtime.config import ConfigError, load_config
 from realtime.local_engine import add_model_argument, local_engine
 from realtime.protocol.events import ResponseDone as WireResponseDone
@@ -39,7 +38,11 @@ LOOK_EVERY_S = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", help='what to say; "-" reads standard input and speaks while it arrives')
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a WAV file instead of playing")
+    suffixes = ", ".join(FORMATS)
+    output_help = (
+        f'write a file instead of playing, in the format of its suffix ({suffixes}); "-" writes WAV to standard output'
+    )
+    parser.add_argument("-o", "--output", type=output_path, metavar="FILE", help=output_help)
     parser.add_argument("--voice", help="one of `voicewire voices` (default: the first)")
     parser.add_argument("--language", default="auto", help="language of the text (default: auto)")
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech (default: a random one)")
@@ -114,12 +117,6 @@ def settings(args: argparse.Namespace, sample_rate: int) -> SpeechSettings:
     )
 
 
-async def open_output(path: Path | None, sample_rate: int) -> Output:
-    if path is not None:
-        return WavFile(path, sample_rate)
-    return await Player.start(find_player() or next(iter(PLAYERS)), sample_rate)
-
-
 @asynccontextmanager
 async def typed_in(response: Response, descriptor: int) -> AsyncIterator[None]:
     """While this lasts, what arrives on the descriptor becomes the response's text."""
@@ -157,8 +154,7 @@ async def hand_over(response: Response, output: Output, progress: Progress) -> R
     async for event in response:
         match event:
             case ResponseAudio():
-                for packet in event.packets:
-                    await output.write(packet)
+                await output.write(b"".join(event.packets))
                 progress.add(event.num_samples)
             case ResponseDone():
                 return event

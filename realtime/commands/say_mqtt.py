@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from realtime.commands.input import arriving_text
-from realtime.commands.output import Output
-from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, Progress, open_output
+from realtime.commands.output import Output, open_output
+from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, Progress
 from realtime.commands.say_remote import BYTES_PER_SAMPLE, SAMPLE_RATE, ServerError
 from realtime.mqtt.client import BrokerSession, Sound, open_session, settings_of
 from realtime.mqtt.line import BrokerLost

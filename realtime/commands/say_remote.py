@@ -13,8 +13,8 @@ from websockets.exceptions import InvalidHandshake
 
 from realtime.client import SpeechClient, open_session
 from realtime.commands.input import arriving_text
-from realtime.commands.output import Output
-from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, Progress, open_output
+from realtime.commands.output import Output, open_output
+from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, Progress
 from realtime.protocol import events as ev
 from sessions.config import Encoding
 from sessions.events import ResponseStatus
@@ -85,8 +85,7 @@ async def hand_over(client: SpeechClient, output: Output, progress: Progress) ->
     async for message in client:
         match message:
             case ev.AudioMessage():
-                for packet in message.packets:
-                    await output.write(packet)
+                await output.write(b"".join(message.packets))
                 progress.add(sum(map(len, message.packets)) // BYTES_PER_SAMPLE)
             case ev.ResponseDone():
                 return message

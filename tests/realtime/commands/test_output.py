@@ -1,15 +1,26 @@
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import wave
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
-from realtime.commands.output import PLAYERS, Player, WavFile, find_player
+from realtime.commands.output import PLAYERS, AudioFile, Player, StandardOutput, find_player, output_path
 
 PCM = bytes(range(200)) * 10
+RATE = 24_000
+SPEECH = (16_000 * np.sin(np.arange(RATE) * 2 * np.pi * 300 / RATE)).astype("<i2").tobytes()
+FORMATS = {
+    "wav": ("WAV", "PCM_16"),
+    "flac": ("FLAC", "PCM_16"),
+    "mp3": ("MP3", "MPEG_LAYER_III"),
+    "opus": ("OGG", "OPUS"),
+}
 
 
 @pytest.fixture
@@ -29,7 +40,7 @@ def player_program(tmp_path, monkeypatch):
 
 
 async def test_a_wav_file_holds_what_was_written(tmp_path):
-    output = WavFile(tmp_path / "a.wav", 24_000)
+    output = AudioFile(tmp_path / "a.wav", 24_000)
     await output.write(PCM[:500])
     await output.write(PCM[500:])
     await output.finish()
@@ -39,19 +50,58 @@ async def test_a_wav_file_holds_what_was_written(tmp_path):
 
 
 async def test_an_aborted_wav_file_is_whole(tmp_path):
-    output = WavFile(tmp_path / "a.wav", 24_000)
+    output = AudioFile(tmp_path / "a.wav", 24_000)
     await output.write(PCM[:500])
     await output.abort()
     with wave.open(str(tmp_path / "a.wav")) as file:
         assert file.readframes(len(PCM)) == PCM[:500]
 
 
-@pytest.mark.parametrize("end", [WavFile.finish, WavFile.abort])
+@pytest.mark.parametrize("end", [AudioFile.finish, AudioFile.abort])
 async def test_without_speech_a_file_stays_as_it_was(tmp_path, end):
     (tmp_path / "old.wav").write_bytes(b"an old one")
     for name in ("new.wav", "old.wav"):
-        await end(WavFile(tmp_path / name, 24_000))
+        await end(AudioFile(tmp_path / name, 24_000))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"old.wav": b"an old one"}
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+async def test_file_has_the_format_of_its_suffix(tmp_path, suffix):
+    path = tmp_path / f"speech.{suffix.upper()}"
+    output = AudioFile(path, RATE)
+    for start in range(0, len(SPEECH), 960):
+        await output.write(SPEECH[start : start + 960])
+    await output.finish()
+    with soundfile.SoundFile(path) as file:
+        assert (file.format, file.subtype) == FORMATS[suffix]
+        decoded = file.read()
+        assert file.frames == len(decoded)
+    played_s = len(decoded) * RATE / file.samplerate / RATE
+    assert played_s == pytest.approx(1.0, abs=0.1)
+    assert np.abs(decoded).max() == pytest.approx(0.49, abs=0.05)
+
+
+async def test_pcm_file_holds_bare_samples(tmp_path):
+    output = AudioFile(tmp_path / "speech.pcm", RATE)
+    await output.write(PCM)
+    await output.finish()
+    assert (tmp_path / "speech.pcm").read_bytes() == PCM
+
+
+@pytest.mark.parametrize("name", ["speech", "speech.ogg", "speech.wav.txt", ".wav"])
+def test_unknown_suffix_is_refused(name):
+    with pytest.raises(argparse.ArgumentTypeError, match=rf"{name}.*suffix.*\.wav, \.mp3, \.opus, \.flac, \.pcm"):
+        output_path(name)
+
+
+async def test_standard_output_gets_a_wav_stream(capfdbinary):
+    output = StandardOutput(RATE)
+    await output.write(PCM)
+    await output.finish()
+    await output.abort()
+    written = capfdbinary.readouterr().out
+    assert written[:4] == b"RIFF"
+    assert written[44:] == PCM
 
 
 @pytest.mark.parametrize("name", PLAYERS)

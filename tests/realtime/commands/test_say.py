@@ -116,6 +116,22 @@ def test_a_file_that_cannot_be_written_is_told(fake_engine, tmp_path, capsys):
     assert "such.wav" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("way", [[], ["--url", "ws://127.0.0.1:9"], ["--mqtt", "mqtt://127.0.0.1:9"]])
+def test_unknown_suffix_is_refused_before_synthesis(fake_engine, tmp_path, way, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["say", TEXT, "-o", str(tmp_path / "speech.docx"), *way])
+    assert ended.value.code == 2
+    assert "the suffix must be one of .wav, .mp3, .opus, .flac, .pcm" in capsys.readouterr().err
+    assert not fake_engine.requests
+    assert not list(tmp_path.iterdir())
+
+
+def test_standard_output_holds_nothing_but_speech(fake_engine, wav, capfdbinary):
+    assert main(["say", TEXT, "-o", str(wav), "--seed", "5"]) == 0
+    assert main(["say", TEXT, "-o", "-", "--seed", "5"]) == 0
+    assert capfdbinary.readouterr().out[44:] == wav.read_bytes()[44:]
+
+
 def test_without_player_and_file_it_says_what_to_do(fake_engine, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert main(["say", TEXT]) == 1

@@ -9,6 +9,7 @@ import wave
 from pathlib import Path
 
 import pytest
+import soundfile
 
 from realtime.cli import main
 from tests.realtime.processes import server
@@ -50,6 +51,14 @@ def test_text_from_standard_input_speaks_before_it_has_ended(tmp_path: Path) -> 
         speaking.stdin.close()
         assert speaking.wait(10) == 0
     assert seconds_in(wav) > 1
+
+
+@pytest.mark.parametrize("suffix", ["mp3", "opus"])
+def test_server_speech_is_written_in_the_format_of_the_suffix(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"speech.{suffix}"
+    with server({"first_chunk_s": 0.01, "real_time_factor": 0.01}) as running:
+        assert main(["say", TEXT, "-o", str(path), "--url", running.url]) == 0
+    assert soundfile.info(path).duration > 1
 
 
 def test_ctrl_c_cancels_and_keeps_what_was_written(tmp_path: Path) -> None:
