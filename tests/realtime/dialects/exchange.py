@@ -1,0 +1,144 @@
+"""Exchanges of dialects as data: recorded at a connection, and replayed against the dialect alone.
+
+One exchange is a JSONL file. Its first line is the handshake; each further line is one call of the dialect with the
+intents that it gave: ``begin``, ``receive`` of a client's message, an ``event`` of a context, or ``fail``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from realtime.protocol.dialects import base
+from realtime.protocol.dialects.registry import WIRES, Wire
+from realtime.protocol.errors import ProtocolError
+from realtime.protocol.events import ErrorBody
+
+MAX_EXCHANGE_CHARS = 48_000  # a recording ends before the step that would exceed it; a prefix is an exchange, too
+SECRET_HEADERS = ("authorization", "cookie", "sec-websocket-key", "user-agent")
+SECRET_WORDS = ("key", "auth", "token")
+
+
+def encode(value: Any) -> Any:
+    """JSON of a message, an intent or an event. Bytes become ``{"base64": ...}``."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, base.Send):
+        return ["Send", encode(value.message)]
+    if isinstance(value, str):
+        return value
+    return [type(value).__name__, msgspec.to_builtins(value)]
+
+
+def decode_message(value: Any) -> str | bytes:
+    return base64.b64decode(value["base64"]) if isinstance(value, dict) else str(value)
+
+
+def decode_event(value: list[Any]) -> base.Event:
+    name, fields = value
+    return msgspec.convert(fields, type=getattr(base, name))
+
+
+def call(dialect: base.Dialect, step: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one step; the step with what the dialect gave."""
+    try:
+        intents = list(_intents(dialect, step))
+    except ProtocolError as error:
+        return _input_of(step) | {"raises": [error.code, error.param]}
+    return _input_of(step) | {"intents": [encode(intent) for intent in intents]}
+
+
+def _intents(dialect: base.Dialect, step: dict[str, Any]) -> Iterable[base.Intent]:
+    match step:
+        case {"begin": _}:
+            return dialect.begin()
+        case {"receive": message}:
+            return dialect.receive(decode_message(message))
+        case {"event": event}:
+            return dialect.tell(decode_event(event))
+        case {"fail": error, "close": close}:
+            return dialect.fail(msgspec.convert(error, type=ErrorBody), close)
+    raise ValueError(f"no step has the keys {sorted(step)}")
+
+
+def _input_of(step: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in step.items() if name not in ("intents", "raises")}
+
+
+def wire_of(head: dict[str, Any]) -> Wire:
+    return next(wire for wire in WIRES if (wire.path, wire.carrier) == (head["wire"], head["carrier"]))
+
+
+def read_exchange(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def replay(exchange: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each recorded step beside what the dialect of today makes of it."""
+    head, *steps = exchange
+    dialect = wire_of(head).dialect(msgspec.convert(head["handshake"], type=base.Handshake))
+    for step in steps:
+        yield step, json.loads(json.dumps(call(dialect, step)))
+
+
+class RecordingDialect:
+    """Stands in a connection for a dialect, and records what passes."""
+
+    def __init__(self, dialect: base.Dialect, wire: Wire, path: Path) -> None:
+        self._dialect = dialect
+        handshake = clean(dialect.handshake)
+        self._lines = [json.dumps({"wire": wire.path, "carrier": wire.carrier, "handshake": handshake})]
+        self._num_chars = 0
+        self._is_full = False
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dialect, name)
+
+    def begin(self) -> list[base.Intent]:
+        return self._record({"begin": True}, self._dialect.begin)
+
+    def receive(self, message: base.Message) -> list[base.Intent]:
+        return self._record({"receive": encode(message)}, lambda: self._dialect.receive(message))
+
+    def tell(self, event: base.Event) -> list[base.Intent]:
+        return self._record({"event": encode(event)}, lambda: self._dialect.tell(event))
+
+    def fail(self, error: ErrorBody, close: int | None) -> list[base.Intent]:
+        step = {"fail": msgspec.to_builtins(error), "close": close}
+        return self._record(step, lambda: self._dialect.fail(error, close))
+
+    def _record(self, step: dict[str, Any], carry_out: Any) -> list[base.Intent]:
+        try:
+            intents = list(carry_out())
+        except ProtocolError as error:
+            self._add(step | {"raises": [error.code, error.param]})
+            raise
+        self._add(step | {"intents": [encode(intent) for intent in intents]})
+        return intents
+
+    def _add(self, step: dict[str, Any]) -> None:
+        line = json.dumps(step)
+        self._num_chars += len(line)
+        self._is_full = self._is_full or self._num_chars > MAX_EXCHANGE_CHARS
+        if not self._is_full:
+            self._lines.append(line)
+            self._path.write_text("\n".join(self._lines) + "\n", encoding="utf-8")
+
+
+def clean(handshake: base.Handshake) -> Any:
+    """The handshake without credentials and what only names a client's version."""
+    fields = msgspec.to_builtins(handshake)
+    fields["headers"] = {
+        name: value
+        for name, value in fields["headers"].items()
+        if name not in SECRET_HEADERS and not any(word in name for word in SECRET_WORDS)
+    }
+    fields["query"] = {name: value for name, value in fields["query"].items() if "key" not in name}
+    fields["subprotocols"] = [name for name in fields["subprotocols"] if "key" not in name]
+    return fields

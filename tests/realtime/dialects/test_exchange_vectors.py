@@ -1,0 +1,41 @@
+"""Recorded exchanges, replayed against each dialect alone: every message and intent is as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from realtime.protocol.dialects.base import Dialect, Event, Intent
+from realtime.protocol.dialects.registry import WIRES, Wire
+from tests.realtime.dialects.exchange import read_exchange, replay, wire_of
+
+VECTORS = sorted((Path(__file__).parents[2] / "vectors" / "exchanges").rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", VECTORS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_exchange_replays_equal(path: Path) -> None:
+    for number, (recorded, replayed) in enumerate(replay(read_exchange(path)), 2):
+        assert replayed == recorded, f"line {number} of {path.name}"
+
+
+def test_every_dialect_has_an_exchange_with_audio() -> None:
+    with_audio = set()
+    for path in VECTORS:
+        head, *steps = read_exchange(path)
+        if any(step.get("event", [""])[0] == "Audio" and step["intents"] for step in steps):
+            with_audio.add(wire_of(head).dialect)
+    assert with_audio == {wire.dialect for wire in WIRES}
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: f"{wire.path} {wire.carrier}")
+def test_changed_dialect_does_not_replay_equal(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dialect that leaves out the first message of every event is caught by its vectors."""
+    event_handler = wire.dialect.tell
+
+    def leave_out(self: Dialect, event: Event) -> list[Intent]:
+        return list(event_handler(self, event))[1:]
+
+    monkeypatch.setattr(wire.dialect, "tell", leave_out)
+    exchanges = [exchange for path in VECTORS if wire_of((exchange := read_exchange(path))[0]).dialect is wire.dialect]
+    assert any(replayed != recorded for exchange in exchanges for recorded, replayed in replay(exchange))
