@@ -8,10 +8,11 @@ import hashlib
 import hmac
 import ipaddress
 import itertools
+import re
 import secrets
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -21,9 +22,10 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import HTTPConnection
 
-from realtime.config import AuthSettings, ConfigError
+from realtime.config import AuthSettings, ConfigError, WireSettings
 from realtime.errors import Refused
-from realtime.tokens import mint, read
+from realtime.token_secret import load_token_secret
+from realtime.tokens import Scope, mint, read, signing_key
 
 MIN_KEY_CHARS = 16
 KEY_SUBPROTOCOL = "voicewire.key."
@@ -36,6 +38,16 @@ KEY_QUERIES = ("api_key", "access_token", "authorization", "single_use_token", "
 SCHEMES = ("bearer", "token")
 MAX_KEYS_TRIED = 8
 """Of one request, which may show several."""
+PROXY_HEADER = re.compile(
+    r"via|cdn-loop|x-scheme"
+    r"|.*forwarded.*"
+    r"|.*(-|client|socket)ip|.*(remote|client|external|viewer)-?addr(ess)?"
+    r"|(cf|fly|fastly|cloudfront|akamai|tailscale)-.*"
+    r"|x-(original|rewrite|envoy|azure|appengine|amzn|amz-cf|vercel|nf)-.*",
+    re.IGNORECASE,
+)
+"""Headers that proxies, load balancers and content networks add to what they pass on."""
+NO_KEYS = "this server has no API keys, so it answers its own machine only"
 UNKNOWN_KEY = "an API key is needed, and this one is not known"
 
 Limit = Annotated[int, Meta(ge=0)]
@@ -63,12 +75,20 @@ class Caller:
     """Empty while the key is still to come."""
     max_connections: int | None = None
     max_active_responses: int | None = None
-    by_token: bool = False
-    """Showed a token and not the key."""
+    scopes: frozenset[Scope] | None = None
+    """Of the token that was shown; ``None``: the key itself was."""
 
     @property
     def is_known(self) -> bool:
         return bool(self.name)
+
+    @property
+    def by_token(self) -> bool:
+        return self.scopes is not None
+
+    def has_scope(self, scope: Scope | None) -> bool:
+        """No token has the scope ``None``."""
+        return self.scopes is None or scope in self.scopes
 
 
 LOCAL = Caller("local")
@@ -77,8 +97,18 @@ LOCAL = Caller("local")
 class Gatekeeper:
     """Tells who makes a request, or refuses it."""
 
-    def __init__(self, keys: Sequence[tuple[bytes, Caller]]) -> None:
+    def __init__(
+        self,
+        keys: Sequence[tuple[bytes, Caller]],
+        token_secret: bytes | None = None,
+        max_token_ttl_s: int = WireSettings().token_ttl_s,
+    ) -> None:
+        """Without a secret, tokens are good for this object alone."""
         self._keys = tuple(keys)
+        self._max_token_ttl_s = max_token_ttl_s
+        secret = token_secret or secrets.token_bytes()
+        self._signing_keys = {caller.name: signing_key(secret, digest) for digest, caller in self._keys}
+        self._signing_keys = self._signing_keys or {LOCAL.name: secret}
 
     @property
     def has_keys(self) -> bool:
@@ -89,33 +119,36 @@ class Gatekeeper:
         """Of every caller there can be."""
         return [caller.name for _, caller in self._keys] or [LOCAL.name]
 
-    def admit(self, request: HTTPConnection) -> Caller:
-        """Raises ``Refused``."""
-        return self.admit_late(request) or self.caller_of("")
+    def admit(self, request: HTTPConnection, scope: Scope = Scope.SPEECH) -> Caller:
+        """Whose request this is. A token must have the scope. Raises ``Refused``."""
+        return self.admit_late(request, scope) or self.caller_of("", scope)
 
     def admit_holder(self, request: HTTPConnection) -> Caller:
-        """Who shows the key itself: a token speaks, and does nothing else. Raises ``Refused``."""
-        caller = self.admit(request)
-        if caller.by_token:
-            raise Refused("unauthorized", "a token lets nobody in here, an API key is needed")
-        return caller
+        """Whose key the request shows, where no token will do. Raises ``Refused``."""
+        return self._admit(request, None) or self.caller_of("")
 
-    def admit_late(self, request: HTTPConnection) -> Caller | None:
+    def admit_late(self, request: HTTPConnection, scope: Scope = Scope.SPEECH) -> Caller | None:
         """``None`` if the request shows no key at all and may show it later. Raises ``Refused``."""
+        return self._admit(request, scope)
+
+    def caller_of(self, key: str, scope: Scope = Scope.SPEECH) -> Caller:
+        """Whose key or token this is. Raises ``Refused``."""
+        if (found := self._find(key) if self._keys else LOCAL) is None:
+            raise Refused("unauthorized", UNKNOWN_KEY)
+        return _require_scope(found, scope)
+
+    def _admit(self, request: HTTPConnection, scope: Scope | None) -> Caller | None:
+        """Of several keys and tokens, the first that will do counts."""
         if not self._keys:
             _require_loopback(request)
             return LOCAL
         shown = list(itertools.islice(filter(None, _shown_keys(request)), MAX_KEYS_TRIED))
         if not shown:
             return None
-        found = next(filter(None, map(self._find, shown)), None)
-        return found or self.caller_of("")
-
-    def caller_of(self, key: str) -> Caller:
-        """Whose key or token this is. Raises ``Refused``."""
-        if (found := self._find(key) if self._keys else LOCAL) is None:
+        found = [caller for key in shown if (caller := self._find(key)) is not None]
+        if not found:
             raise Refused("unauthorized", UNKNOWN_KEY)
-        return found
+        return next((caller for caller in found if caller.has_scope(scope)), None) or _require_scope(found[0], scope)
 
     def caller_named(self, name: str | None) -> Caller | None:
         """Whose key has this name; of the first key without a name, of this machine without keys."""
@@ -123,23 +156,28 @@ class Gatekeeper:
             return LOCAL if name is None else None
         return next((caller for _, caller in self._keys if name in (None, caller.name)), None)
 
-    def mint(self, caller: Caller, ttl_s: int) -> tuple[str, int]:
-        """A token that speaks for the caller, and when it expires."""
+    def mint(self, caller: Caller, ttl_s: int, scopes: Iterable[Scope] = (Scope.SPEECH,)) -> tuple[str, int]:
+        """A token that stands for the caller, and when it expires."""
         expires_s = int(time.time()) + ttl_s
-        secret = next((digest for digest, known in self._keys if known == caller), None)
-        return mint(caller.name, expires_s, secret or secrets.token_bytes()), expires_s
+        return mint(caller.name, expires_s, self._signing_keys[caller.name], scopes), expires_s
 
     def _find(self, key: str) -> Caller | None:
-        if (token := read(key)) is not None:
-            known = (caller for digest, caller in self._keys if token.is_genuine(digest))
-            caller = next((caller for caller in known if caller.name == token.key_name), None)
-            return replace(caller, by_token=True) if caller and token.expires_s > time.time() else None
         digest = _digest(key)
         found = [caller for known, caller in self._keys if hmac.compare_digest(known, digest)]
-        return found[0] if found else None
+        return found[0] if found else self._find_by_token(key)
+
+    def _find_by_token(self, text: str) -> Caller | None:
+        token = read(text)
+        secret = self._signing_keys.get(token.key_name) if token else None
+        if token is None or secret is None or not token.is_genuine(secret):
+            return None
+        if not 0 < token.expires_s - time.time() <= self._max_token_ttl_s:
+            return None
+        caller = next(caller for _, caller in self._keys if caller.name == token.key_name)
+        return replace(caller, scopes=token.scopes)
 
 
-def load_gatekeeper(settings: AuthSettings) -> Gatekeeper:
+def load_gatekeeper(settings: AuthSettings, max_token_ttl_s: int = WireSettings().token_ttl_s) -> Gatekeeper:
     """Raises ``ConfigError``; its message names the entry and never the key."""
     keys = [*_from_file(settings.keys_file), *_from_text(settings.api_keys)]
     given = settings.keys_file is not None or settings.api_keys is not None
@@ -148,7 +186,7 @@ def load_gatekeeper(settings: AuthSettings) -> Gatekeeper:
     names = [caller.name for _, caller in keys]
     if len(set(names)) < len(names):
         raise ConfigError("auth: two API keys have the same name")
-    return Gatekeeper(keys)
+    return Gatekeeper(keys, load_token_secret(settings.token_secret) if keys else None, max_token_ttl_s)
 
 
 def _from_file(path: str | None) -> Iterator[tuple[bytes, Caller]]:
@@ -196,6 +234,13 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
+def _require_scope(caller: Caller, scope: Scope | None) -> Caller:
+    if not caller.has_scope(scope):
+        needed = "an API key is needed here" if scope is None else f"scope {scope.value!r} is needed here"
+        raise Refused("insufficient_scope", f"a token was shown; {needed}")
+    return caller
+
+
 def _shown_keys(request: HTTPConnection) -> Iterator[str]:
     """Every key that a request shows, wherever any client puts it."""
     yield from _authorization_keys(request.headers.get("authorization", ""))
@@ -236,9 +281,11 @@ def _subprotocol_keys(offered: Sequence[str]) -> Iterator[str]:
 
 def _require_loopback(request: HTTPConnection) -> None:
     """Let in what this machine itself asks for: no page of another site, no re-bound name, nothing forwarded."""
-    forwarded = "forwarded" in request.headers or "x-forwarded-for" in request.headers
-    if forwarded or request.client is None or not _is_loopback(request.client.host):
-        raise Refused("not_loopback", "this server has no API keys, so it answers its own machine only")
+    if request.client is None or not _is_loopback(request.client.host):
+        raise Refused("not_loopback", NO_KEYS)
+    proxy_header = next(filter(PROXY_HEADER.fullmatch, request.headers.keys()), None)
+    if proxy_header is not None:
+        raise Refused("not_loopback", f"{NO_KEYS}; {proxy_header} shows that this request was passed on")
     host = request.headers.get("host", "").lower()
     if not _is_loopback(_hostname(f"//{host}")):
         raise Refused("forbidden_host", "the Host header names no loopback address")

@@ -19,7 +19,7 @@ from realtime.config_section import Section
 from realtime.device_config import MqttSettings, WyomingSettings, XiaozhiSettings
 
 ENVIRONMENT_PREFIX = "VOICEWIRE_"
-SECRETS = frozenset({"auth.api_keys", "calls.twilio_auth_token", "mqtt.password"})
+SECRETS = frozenset({"auth.api_keys", "auth.token_secret", "calls.twilio_auth_token", "mqtt.password"})
 
 
 class ConfigError(Exception):
@@ -157,6 +157,10 @@ class AuthSettings(Section, frozen=True):
     api_keys: Annotated[str | None, Meta(description="API keys as `name:key,name:key`; best in the environment.")] = (
         None
     )
+    token_secret: Annotated[
+        str | None,
+        Meta(description="Secret that signs browser tokens, best in the environment; by default one in a file."),
+    ] = None
 
 
 class WireSettings(Section, frozen=True):

@@ -60,6 +60,7 @@ RULES: dict[str, Rule] = {
     "slow_reader": Rule(C, 408, None, "audio was due for `reader_timeout_s` and was not taken"),
     "text_timeout": Rule(C, 408, None, "no text came for `text_timeout_s`, and nothing was left to play"),
     "unauthorized": Rule(C, 401, CloseCode.POLICY_VIOLATION, "no API key, or a wrong one"),
+    "insufficient_scope": Rule(C, 403, CloseCode.POLICY_VIOLATION, "a token that is not meant for this"),
     "not_loopback": Rule(C, 403, CloseCode.POLICY_VIOLATION, "a server without keys serves its own machine only"),
     "forbidden_host": Rule(C, 403, CloseCode.POLICY_VIOLATION, "without keys: the Host header is no loopback name"),
     "forbidden_origin": Rule(C, 403, CloseCode.POLICY_VIOLATION, "without keys: a page of another origin"),

@@ -59,7 +59,7 @@ def create_app(
     if engine is None:
         options = {"process": True} | config.engine.options
         engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
-    server = SpeechServer(config, engine, load_gatekeeper(config.auth), tally)
+    server = SpeechServer(config, engine, load_gatekeeper(config.auth, config.wires.token_ttl_s), tally)
     switchboard = Switchboard(config.calls.max_events)
     relay = Relay(switchboard, exchange, config.calls.answer_timeout_s)
     audiosocket = AudioSocketPort(server, switchboard, owner_of_lines(server))

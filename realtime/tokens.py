@@ -1,5 +1,6 @@
-"""Short-lived tokens for browsers: signed with the digest of an API key, so that nothing is stored and every process
-of a server knows them. A token speaks for its key until it expires, and dies with it.
+"""Short-lived tokens for browsers: nothing is stored, and every process that has the server's secret can check them.
+
+A token names its API key, what it may be used for and when it expires. It ends with its key.
 """
 
 from __future__ import annotations
@@ -8,15 +9,25 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import Iterable
+from enum import StrEnum
 from typing import NamedTuple
 
-PREFIX = "vwt1"
+PREFIX = "vwt2"
+
+
+class Scope(StrEnum):
+    """What a token may be used for. An API key is good for all of it, and for what no token can do."""
+
+    SPEECH = "speech"
+    CALLS = "calls"
 
 
 class Token(NamedTuple):
     key_name: str
     expires_s: int
     """Unix time."""
+    scopes: frozenset[Scope]
     signed: str
     signature: str
 
@@ -24,9 +35,17 @@ class Token(NamedTuple):
         return hmac.compare_digest(self.signature, _signature(self.signed, secret))
 
 
-def mint(key_name: str, expires_s: int, secret: bytes) -> str:
+def signing_key(server_secret: bytes, key_digest: bytes) -> bytes:
+    """Derive the secret that signs the tokens of one API key.
+
+    The stored digest of a key is no secret by itself: whoever reads the keys file must not be able to sign.
+    """
+    return hmac.digest(server_secret, b"voicewire browser token" + key_digest, hashlib.sha256)
+
+
+def mint(key_name: str, expires_s: int, secret: bytes, scopes: Iterable[Scope] = (Scope.SPEECH,)) -> str:
     """Letters, digits, ``_ - .`` only, so that it can stand in a URL and in a sub-protocol."""
-    signed = f"{PREFIX}.{_encode(key_name.encode())}.{expires_s}"
+    signed = f"{PREFIX}.{_encode(key_name.encode())}.{expires_s}.{'-'.join(sorted(scopes))}"
     return f"{signed}.{_signature(signed, secret)}"
 
 
@@ -34,11 +53,12 @@ def read(text: str) -> Token | None:
     """What a token claims; ``None`` if it is none. Whether it is true, ``is_genuine`` tells."""
     signed, _, signature = text.rpartition(".")
     parts = signed.split(".")
-    if len(parts) != 3 or parts[0] != PREFIX or not (parts[2].isascii() and parts[2].isdigit()):
+    if len(parts) != 4 or parts[0] != PREFIX or not (parts[2].isascii() and parts[2].isdigit()):
         return None
     try:
         name = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)).decode()
-        return Token(name, int(parts[2]), signed, signature) if signature.isascii() else None
+        scopes = frozenset(map(Scope, parts[3].split("-")))
+        return Token(name, int(parts[2]), scopes, signed, signature) if signature.isascii() else None
     except (binascii.Error, ValueError):
         return None
 

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from realtime.errors import Refused
 from realtime.protocol.native import field_at_fault
+from realtime.tokens import Scope
 from realtime.transports.body import bounded_body
 from realtime.transports.http import server_of
 
@@ -31,10 +32,12 @@ class Mint(NamedTuple):
     """Where the body may say it; a dot leads into an object."""
     default_ttl_s: int
     answer: Callable[[Minted], dict[str, Any]]
+    scopes_field: str | None = None
+    """Where the body may list scopes; without it a token speaks, and does nothing else."""
 
 
 MINTS = (
-    Mint("/v1/tokens", "ttl_s", 60, lambda minted: {"token": minted.token, "expires_at": minted.expires_s}),
+    Mint("/v1/tokens", "ttl_s", 60, lambda minted: {"token": minted.token, "expires_at": minted.expires_s}, "scopes"),
     Mint("/v1/single-use-token/{kind}", None, 900, lambda minted: {"token": minted.token}),
     Mint("/access-token", "expires_in", 60, lambda minted: {"token": minted.token}),
     Mint(
@@ -62,8 +65,9 @@ class MintEndpoint:
         server = server_of(request)
         caller = server.gatekeeper.admit_holder(request)
         longest_s = server.config.wires.token_ttl_s
-        ttl_s = self._ttl_s(await read_object(request), longest_s)
-        token, expires_s = server.gatekeeper.mint(caller, ttl_s)
+        body = await read_object(request)
+        ttl_s, scopes = self._ttl_s(body, longest_s), self._scopes(body)
+        token, expires_s = server.gatekeeper.mint(caller, ttl_s, scopes)
         answer = self._mint.answer(Minted(token, expires_s, ttl_s))
         return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 
@@ -75,6 +79,15 @@ class MintEndpoint:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= longest_s:
             raise Refused("invalid_request", f"{name} must be 1 to {longest_s} (wires.token_ttl_s)", name)
         return asked
+
+
+    def _scopes(self, body: Mapping[str, Any]) -> frozenset[Scope]:
+        if self._mint.scopes_field is None or (asked := body.get(self._mint.scopes_field)) is None:
+            return frozenset({Scope.SPEECH})
+        known = [scope.value for scope in Scope]
+        if not isinstance(asked, list) or not asked or any(one not in known for one in asked):
+            raise Refused("invalid_request", f"scopes must be a list of {' or '.join(known)}", "scopes")
+        return frozenset(map(Scope, asked))
 
 
 def _found(body: Any, name: str) -> Any:

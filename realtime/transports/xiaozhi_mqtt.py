@@ -14,12 +14,13 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from engine.api import EngineError
-from realtime.auth import Caller
+from realtime.auth import NO_KEYS, Caller
 from realtime.config import ConfigError
 from realtime.errors import Refused, describe
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.mqtt311 import packets as mqtt
 from realtime.protocol.phones.xiaozhi import Xiaozhi
+from realtime.tokens import Scope
 from realtime.transports.tcp_port import StreamLink, listening, stream_link, until_closed
 from realtime.transports.xiaozhi import Devices
 from realtime.xiaozhi.mqtt_line import MqttLine
@@ -150,8 +151,8 @@ class DevicePorts:
             code = mqtt.WRONG_KEY
             gatekeeper = self._server.gatekeeper
             if not gatekeeper.has_keys and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
-                raise Refused("not_loopback", "this server has no API keys, so it answers its own machine only")
-            caller = gatekeeper.caller_of(connect.password)
+                raise Refused("not_loopback", NO_KEYS)
+            caller = gatekeeper.caller_of(connect.password, Scope.CALLS)
             code = mqtt.BUSY
             self._server.check_room(caller)
             if self._num_devices >= self._settings.max_devices:

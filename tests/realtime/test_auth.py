@@ -13,6 +13,12 @@ from realtime.errors import Refused
 
 KEY = "k" * 16
 OTHER_KEY = "o" * 32
+PROXY_HEADERS = """x-forwarded-proto x-forwarded-host x-forwarded-server x-forwarded x-real-ip via cf-connecting-ip cf-ray
+    cf-visitor true-client-ip x-client-ip x-cluster-client-ip x-original-forwarded-for client-ip x-remote-ip x-remote-addr
+    x-originating-ip x-original-url x-original-host fly-client-ip fly-forwarded-port fastly-client-ip fastly-ff cdn-loop
+    x-envoy-external-address x-azure-clientip x-azure-socketip x-appengine-user-ip x-amzn-trace-id x-amz-cf-id
+    cloudfront-viewer-address x-vercel-forwarded-for x-nf-client-connection-ip do-connecting-ip akamai-origin-hop
+    tailscale-user-login x-proxyuser-ip x-rewrite-url x-scheme forwarded-for x-cdn-src-ip x-sucuri-clientip""".split()
 
 
 def request(
@@ -101,6 +107,7 @@ def test_a_wrong_key_is_refused_even_from_here(gatekeeper: Gatekeeper, shown: HT
         request(client="::ffff:127.0.0.1"),
         request({"origin": "http://localhost:8765"}),
         request({"origin": "https://LOCALHOST:8765"}),
+        request({"x-request-id": "1", "x-api-key": KEY, "traceparent": "00-1-1-00", "x-description": "1", "ip": "1"}),
     ],
 )
 def test_without_keys_this_machine_is_let_in(shown: HTTPConnection) -> None:
@@ -114,6 +121,7 @@ def test_without_keys_this_machine_is_let_in(shown: HTTPConnection) -> None:
         (request(client=None), "not_loopback"),
         (request({"x-forwarded-for": "127.0.0.1"}), "not_loopback"),
         (request({"forwarded": "for=127.0.0.1"}), "not_loopback"),
+        *((request({name: "1"}), "not_loopback") for name in PROXY_HEADERS),
         (request({"host": "evil.example"}), "forbidden_host"),
         (request({"host": "localhost.evil.example:8765"}), "forbidden_host"),
         (request({"host": "[::1"}), "forbidden_host"),

@@ -43,11 +43,17 @@ async def refusal(url: str, **options: object) -> tuple[int, str, str | None]:
         ({"Origin": "http://evil.example"}, "forbidden_origin"),
         ({"Origin": "null"}, "forbidden_origin"),
         ({"X-Forwarded-For": "10.0.0.1"}, "not_loopback"),
+        ({"X-Real-IP": "10.0.0.1"}, "not_loopback"),
+        ({"VIA": "1.1 proxy"}, "not_loopback"),
     ],
 )
 async def test_a_page_of_another_origin_is_refused(live: Live, headers: dict[str, str], code: str) -> None:
     assert await refusal(live.url + "/v1/speech", additional_headers=headers) == (403, code, None)
+    for path in ("/tts/websocket", "/v1/realtime", "/v1/text-to-speech/zoe/stream-input", "/v1/calls", "/v1/calls/telnyx"):
+        assert (await refusal(live.url + path, additional_headers=headers))[0] == 403
     async with live.http() as http:
+        for path in ("/tts/bytes", "/v1/audio/speech", "/v1/tokens"):
+            assert (await http.post(path, headers=headers, json={})).status_code == 403
         for path in ("/v1/voices", "/metrics"):
             answer = await http.get(path, headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, code)

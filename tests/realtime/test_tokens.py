@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
+import hmac
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +17,12 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from realtime import auth
-from realtime.auth import load_gatekeeper
-from realtime.config import AuthSettings
+from realtime.auth import Caller, load_gatekeeper
+from realtime.config import AuthSettings, ConfigError
 from realtime.errors import Refused
-from realtime.tokens import mint, read
+from realtime.protocol.mqtt311 import packets as mqtt
+from realtime.token_secret import load_token_secret
+from realtime.tokens import Scope, mint, read
 from tests.realtime.live import live_server
 
 KEY, OTHER = "a-key-of-enough-characters", "another-key-of-enough-characters"
@@ -27,10 +35,11 @@ def test_a_token_is_read_as_it_was_minted_and_no_other_way(name: str, expires_s:
     token = read(text)
     assert token is not None
     assert (token.key_name, token.expires_s, token.is_genuine(SECRET)) == (name, expires_s, True)
+    assert token.scopes == {Scope.SPEECH}
     assert not token.is_genuine(b"other secret")
 
 
-@given(st.text(max_size=80) | st.from_regex(r"vwt1\.[\w-]{0,9}\.\d{0,9}\.[\w-]{0,9}", fullmatch=True))
+@given(st.text(max_size=80) | st.from_regex(r"vwt2\.[\w-]{0,9}\.\d{0,9}\.(speech|calls)\.[\w-]{0,9}", fullmatch=True))
 def test_any_text_is_no_token_or_a_false_one(text: str) -> None:
     token = read(text)
     assert token is None or not token.is_genuine(SECRET)
@@ -56,8 +65,11 @@ def test_a_token_speaks_for_its_key_until_it_expires(monkeypatch: pytest.MonkeyP
     token, expires_s = gatekeeper.mint(gatekeeper.admit(shows(KEY)), 60)
     caller = gatekeeper.admit(shows(token))
     assert (caller.name, caller.by_token, expires_s) == ("agent", True, 1_060)
-    with pytest.raises(Refused, match="an API key is needed"):
+    with pytest.raises(Refused, match="an API key is needed here"):
         gatekeeper.admit_holder(shows(token))
+    late = load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}"), max_token_ttl_s=59)
+    with pytest.raises(Refused, match="an API key is needed"):
+        late.admit(shows(token))
     monkeypatch.setattr(auth.time, "time", lambda: 1_060.0)
     with pytest.raises(Refused, match="an API key is needed"):
         gatekeeper.admit(shows(token))
@@ -99,7 +111,7 @@ async def test_tokens_in_every_shape_open_sockets(path: str, body: dict[str, Any
         ):
             async with connect(live.url + address, compression=None, proxy=None, **options):  # type: ignore[arg-type]
                 pass
-        assert (await http.post(path, headers={"X-API-Key": token})).status_code == 401
+        assert (await http.post(path, headers={"X-API-Key": token})).status_code == 403
         assert (await http.post(path)).status_code == 401
         with pytest.raises(InvalidStatus):
             await connect(f"{live.url}/tts/websocket?access_token={token}x", compression=None, proxy=None)
@@ -128,12 +140,129 @@ async def test_a_token_speaks_and_does_nothing_else() -> None:
         assert (await http.post("/v1/text-to-speech/zoe", json={"text": "Hello."}, headers=shown)).status_code == 200
         assert (await http.get("/v1/voices", headers=shown)).status_code == 200
         for method, path in (("POST", "/v1/audio/voices"), ("DELETE", "/v1/audio/voices/zoe"), ("GET", "/metrics")):
-            assert (await http.request(method, path, headers=shown)).status_code == 401
-            assert (await http.request(method, path, headers={"X-API-Key": KEY})).status_code != 401
+            assert (await http.request(method, path, headers=shown)).status_code == 403
+            assert (await http.request(method, path, headers={"X-API-Key": KEY})).status_code not in (401, 403)
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{", b'{"ttl_s": 0}', b'{"ttl_s": true}', b'{"ttl_s": 9999999}'])
+@pytest.mark.parametrize("content", [b"[]", b"{", b'{"ttl_s": 0}', b'{"ttl_s": true}', b'{"ttl_s": 9999999}', b'{"scopes": []}', b'{"scopes": "calls"}', b'{"scopes": ["agents"]}', b'{"scopes": [{}]}'])
 async def test_bad_wishes_for_tokens(content: bytes) -> None:
     async with live_server(auth__api_keys=f"agent:{KEY}") as live, live.http() as http:
         answer = await http.post("/v1/tokens", content=content, headers={"X-API-Key": KEY})
         assert answer.status_code == 400
+
+
+def signed_with_stored_sum(version: str, *claims: str) -> str:
+    """The best token that a reader of the keys file can make, which holds the key's SHA-256 sum."""
+    name = base64.urlsafe_b64encode(b"agent").rstrip(b"=").decode()
+    signed = ".".join((version, name, str(int(time.time()) + 60), *claims))
+    signature = hmac.digest(hashlib.sha256(KEY.encode()).digest(), signed.encode(), hashlib.sha256)
+    return f"{signed}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
+
+
+@pytest.mark.parametrize("claims", [("vwt1",), ("vwt2", "speech")])
+async def test_keys_file_alone_makes_no_token(tmp_path: Path, claims: tuple[str, ...]) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[keys]]\nname = "agent"\nsha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"')
+    async with live_server(auth__keys_file=str(keys)) as live, live.http() as http:
+        forged = signed_with_stored_sum(*claims)
+        assert (await http.get("/v1/voices", headers={"X-API-Key": KEY})).status_code == 200
+        assert (await http.get("/v1/voices", headers={"X-API-Key": forged})).status_code == 401
+
+
+LINES = ("/v1/calls/telnyx", "/v1/calls/plivo", "/v1/calls/vonage", "/v1/calls/asterisk", "/xiaozhi/v1/")
+
+
+async def test_speech_token_opens_no_line_and_calls_token_only_lines() -> None:
+    async with live_server(auth__api_keys=f"agent:{KEY}") as live, live.http() as http:
+        speech = (await http.post("/v1/tokens", headers={"X-API-Key": KEY})).json()["token"]
+        body = {"scopes": ["calls"]}
+        calls = (await http.post("/v1/tokens", json=body, headers={"X-API-Key": KEY})).json()["token"]
+        for path in LINES:
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(f"{live.url}{path}?token={speech}", compression=None, proxy=None)
+            assert refused.value.response.status_code == 403
+            assert b"insufficient_scope" in (refused.value.response.body or b"")
+            async with connect(f"{live.url}{path}?token={calls}", compression=None, proxy=None):
+                pass
+        for path in ("/v1/speech", "/tts/websocket", "/v1/realtime", "/v1/calls"):
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(f"{live.url}{path}?token={calls}", compression=None, proxy=None)
+            assert refused.value.response.status_code == 403
+
+
+async def test_lines_for_devices_by_mqtt_need_the_calls_scope() -> None:
+    flags = {"xiaozhi__mqtt": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0}
+    async with live_server(auth__api_keys=f"agent:{KEY}", **flags) as live, live.http() as http:
+        for scope, code in (("speech", mqtt.WRONG_KEY), ("calls", mqtt.ACCEPTED)):
+            answer = await http.post("/v1/tokens", json={"scopes": [scope]}, headers={"X-API-Key": KEY})
+            reader, writer = await asyncio.open_connection("127.0.0.1", live.uvicorn.config.app.state.device_ports.port)
+            writer.write(connect_packet(answer.json()["token"]))
+            assert (await reader.readexactly(4))[3] == code
+            writer.close()
+            await writer.wait_closed()
+
+
+def connect_packet(password: str) -> bytes:
+    """CONNECT of MQTT 3.1.1 with a client id, a user name and a password."""
+    fields = b"".join(len(text).to_bytes(2, "big") + text for text in (b"device", b"user", password.encode()))
+    body = b"\x00\x04MQTT\x04\xc2\x00\x3c" + fields
+    return b"\x10" + bytes([len(body) % 128 | 128, len(body) // 128]) + body  # the length in two bytes
+
+
+@pytest.fixture
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_secret_is_created_once_for_this_user_alone(data_home: Path) -> None:
+    with ThreadPoolExecutor(8, thread_name_prefix="voicewire test") as threads:
+        found = set(threads.map(lambda _: load_token_secret(None), range(32)))
+    [file] = (data_home / "voicewire").iterdir()
+    assert found == {file.read_bytes().strip()}
+    assert (file.stat().st_mode & 0o777, len(file.read_bytes())) == (0o600, 65)
+
+
+def test_deleted_secret_ends_all_tokens(data_home: Path) -> None:
+    here = load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))
+    token, _ = here.mint(here.admit(shows(KEY)), 60)
+    assert load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token)).name == "agent"
+    (data_home / "voicewire" / "token-secret").unlink()
+    with pytest.raises(Refused):
+        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token))
+
+
+def test_configured_secret_signs_and_no_file_is_made(data_home: Path) -> None:
+    first, second = (AuthSettings(api_keys=f"agent:{KEY}", token_secret=letter * 32) for letter in "ab")
+    token, _ = load_gatekeeper(first).mint(Caller("agent"), 60)
+    assert load_gatekeeper(first).admit(shows(token)).name == "agent"
+    with pytest.raises(Refused):
+        load_gatekeeper(second).admit(shows(token))
+    assert not list(data_home.iterdir())
+
+
+def test_server_without_keys_makes_no_secret(data_home: Path) -> None:
+    load_gatekeeper(AuthSettings())
+    assert not list(data_home.iterdir())
+
+
+@pytest.mark.parametrize(("mode", "content"), [(0o640, "a" * 64), (0o604, "a" * 64), (0o600, "short"), (0o600, "")])
+def test_unsafe_secret_file_is_refused_by_name(data_home: Path, mode: int, content: str) -> None:
+    (file := data_home / "voicewire" / "token-secret").parent.mkdir()
+    file.write_text(content)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match="token-secret") as error:
+        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))
+    assert "aaa" not in str(error.value)
+
+
+def test_short_secret_is_refused_without_showing_it() -> None:
+    with pytest.raises(ConfigError, match=r"auth\.token_secret has 9 characters, at least 32") as error:
+        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}", token_secret="not-shown"))
+    assert "not-shown" not in str(error.value)
+
+
+def test_data_folder_that_cannot_be_written_names_the_setting(data_home: Path) -> None:
+    (data_home / "voicewire").write_text("a file where the folder should be")
+    with pytest.raises(ConfigError, match=r"auth\.token_secret"):
+        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))

@@ -7,6 +7,7 @@ from realtime.protocol.events import ErrorBody
 BAD_REQUEST = 400
 STATUSES = {
     "unauthorized": 401,
+    "insufficient_scope": 403,
     "not_loopback": 403,
     "forbidden_host": 403,
     "forbidden_origin": 403,
