@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import HTTPConnection
+from starlette.routing import WebSocketRoute
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
@@ -20,6 +22,7 @@ from realtime import auth
 from realtime.auth import Caller, load_gatekeeper
 from realtime.config import AuthSettings, ConfigError
 from realtime.errors import Refused
+from realtime.protocol.dialects.registry import WIRES
 from realtime.protocol.mqtt311 import packets as mqtt
 from realtime.token_secret import load_token_secret
 from realtime.tokens import Scope, mint, read
@@ -266,3 +269,36 @@ def test_data_folder_that_cannot_be_written_names_the_setting(data_home: Path) -
     (data_home / "voicewire").write_text("a file where the folder should be")
     with pytest.raises(ConfigError, match=r"auth\.token_secret"):
         load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))
+
+
+FOR_SPEECH = {f"{'WS' if wire.carrier == 'socket' else 'POST'} {wire.path}" for wire in WIRES} | {
+    *("WS /v1/speech", "POST /v1/audio/speech", "POST /v1/audio/speech/batch"),
+    *("GET /v1/models", "GET /v1/voices", "GET /v1/audio/voices", "GET /v1/audio/voices/{name}"),
+}
+FOR_CALLS = {f"WS {path}" for path in ("/v1/calls/twilio", *LINES, "/xiaozhi/v1")}
+FOR_ANYONE = {"GET /healthz", "GET /readyz"}
+
+
+async def test_tokens_open_only_what_is_listed() -> None:
+    """A new address is for holders of a key unless it is added to a list here."""
+    async with live_server(auth__api_keys=f"agent:{KEY}") as live, live.http() as http:
+        routes = [route for route in live.uvicorn.config.app.routes if not route.path.endswith("{path:path}")]
+        for scope, listed in (("speech", FOR_SPEECH), ("calls", FOR_CALLS)):
+            answer = await http.post("/v1/tokens", json={"scopes": [scope]}, headers={"X-API-Key": KEY})
+            shown, opened = {"X-API-Key": answer.json()["token"]}, set()
+            for route in routes:
+                path = re.sub(r"{.+?}", "x", route.path)
+                if isinstance(route, WebSocketRoute) and await handshake_status(live.url + path, shown) != 403:
+                    opened.add(f"WS {route.path}")
+                for method in set(getattr(route, "methods", None) or ()) - {"HEAD"}:
+                    if (await http.request(method, path, headers=shown)).status_code != 403:
+                        opened.add(f"{method} {route.path}")
+            assert opened == listed | FOR_ANYONE
+
+
+async def handshake_status(url: str, headers: dict[str, str]) -> int:
+    try:
+        async with connect(url, additional_headers=headers, compression=None, proxy=None):
+            return 101
+    except InvalidStatus as refused:
+        return refused.response.status_code
