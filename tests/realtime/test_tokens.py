@@ -273,7 +273,8 @@ def test_data_folder_that_cannot_be_written_names_the_setting(data_home: Path) -
 
 FOR_SPEECH = {f"{'WS' if wire.carrier == 'socket' else 'POST'} {wire.path}" for wire in WIRES} | {
     *("WS /v1/speech", "POST /v1/audio/speech", "POST /v1/audio/speech/batch"),
-    *("GET /v1/models", "GET /v1/voices", "GET /v1/audio/voices", "GET /v1/audio/voices/{name}"),
+    *("GET /v1/models", "GET /v1/voices", "GET /v2/voices", "GET /voices"),
+    *("GET /v1/audio/voices", "GET /v1/audio/voices/{name}"),
 }
 FOR_CALLS = {f"WS {path}" for path in ("/v1/calls/twilio", *LINES, "/xiaozhi/v1")}
 FOR_ANYONE = {"GET /healthz", "GET /readyz"}
