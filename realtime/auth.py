@@ -25,7 +25,7 @@ from starlette.requests import HTTPConnection
 from realtime.config import AuthSettings, ConfigError, WireSettings
 from realtime.errors import Refused
 from realtime.token_secret import load_token_secret
-from realtime.tokens import Scope, mint, read, signing_key
+from realtime.tokens import TokenScope, mint, read, signing_key
 
 MIN_KEY_CHARS = 16
 KEY_SUBPROTOCOL = "voicewire.key."
@@ -75,7 +75,7 @@ class Caller:
     """Empty while the key is still to come."""
     max_connections: int | None = None
     max_active_responses: int | None = None
-    scopes: frozenset[Scope] | None = None
+    scopes: frozenset[TokenScope] | None = None
     """Of the token that was shown; ``None``: the key itself was."""
 
     @property
@@ -86,7 +86,7 @@ class Caller:
     def by_token(self) -> bool:
         return self.scopes is not None
 
-    def has_scope(self, scope: Scope | None) -> bool:
+    def has_scope(self, scope: TokenScope | None) -> bool:
         """No token has the scope ``None``."""
         return self.scopes is None or scope in self.scopes
 
@@ -119,7 +119,7 @@ class Gatekeeper:
         """Of every caller there can be."""
         return [caller.name for _, caller in self._keys] or [LOCAL.name]
 
-    def admit(self, request: HTTPConnection, scope: Scope = Scope.SPEECH) -> Caller:
+    def admit(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Caller:
         """Whose request this is. A token must have the scope. Raises ``Refused``."""
         return self.admit_late(request, scope) or self.caller_of("", scope)
 
@@ -127,17 +127,17 @@ class Gatekeeper:
         """Whose key the request shows, where no token will do. Raises ``Refused``."""
         return self._admit(request, None) or self.caller_of("")
 
-    def admit_late(self, request: HTTPConnection, scope: Scope = Scope.SPEECH) -> Caller | None:
+    def admit_late(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Caller | None:
         """``None`` if the request shows no key at all and may show it later. Raises ``Refused``."""
         return self._admit(request, scope)
 
-    def caller_of(self, key: str, scope: Scope = Scope.SPEECH) -> Caller:
+    def caller_of(self, key: str, scope: TokenScope = TokenScope.SPEECH) -> Caller:
         """Whose key or token this is. Raises ``Refused``."""
         if (found := self._find(key) if self._keys else LOCAL) is None:
             raise Refused("unauthorized", UNKNOWN_KEY)
         return _require_scope(found, scope)
 
-    def _admit(self, request: HTTPConnection, scope: Scope | None) -> Caller | None:
+    def _admit(self, request: HTTPConnection, scope: TokenScope | None) -> Caller | None:
         """Of several keys and tokens, the first that will do counts."""
         if not self._keys:
             _require_loopback(request)
@@ -156,7 +156,7 @@ class Gatekeeper:
             return LOCAL if name is None else None
         return next((caller for _, caller in self._keys if name in (None, caller.name)), None)
 
-    def mint(self, caller: Caller, ttl_s: int, scopes: Iterable[Scope] = (Scope.SPEECH,)) -> tuple[str, int]:
+    def mint(self, caller: Caller, ttl_s: int, scopes: Iterable[TokenScope] = (TokenScope.SPEECH,)) -> tuple[str, int]:
         """A token that stands for the caller, and when it expires."""
         expires_s = int(time.time()) + ttl_s
         return mint(caller.name, expires_s, self._signing_keys[caller.name], scopes), expires_s
@@ -234,7 +234,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _require_scope(caller: Caller, scope: Scope | None) -> Caller:
+def _require_scope(caller: Caller, scope: TokenScope | None) -> Caller:
     if not caller.has_scope(scope):
         needed = "an API key is needed here" if scope is None else f"scope {scope.value!r} is needed here"
         raise Refused("insufficient_scope", f"a token was shown; {needed}")

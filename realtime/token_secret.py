@@ -44,7 +44,7 @@ def _create(path: Path) -> None:
             os.fsync(file.fileno())
         os.link(temporary, path)
     finally:
-        os.unlink(temporary)
+        Path(temporary).unlink()
 
 
 def _checked(secret: str, origin: str) -> bytes:

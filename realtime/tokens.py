@@ -16,7 +16,7 @@ from typing import NamedTuple
 PREFIX = "vwt2"
 
 
-class Scope(StrEnum):
+class TokenScope(StrEnum):
     """What a token may be used for. An API key is good for all of it, and for what no token can do."""
 
     SPEECH = "speech"
@@ -27,7 +27,7 @@ class Token(NamedTuple):
     key_name: str
     expires_s: int
     """Unix time."""
-    scopes: frozenset[Scope]
+    scopes: frozenset[TokenScope]
     signed: str
     signature: str
 
@@ -43,7 +43,7 @@ def signing_key(server_secret: bytes, key_digest: bytes) -> bytes:
     return hmac.digest(server_secret, b"voicewire browser token" + key_digest, hashlib.sha256)
 
 
-def mint(key_name: str, expires_s: int, secret: bytes, scopes: Iterable[Scope] = (Scope.SPEECH,)) -> str:
+def mint(key_name: str, expires_s: int, secret: bytes, scopes: Iterable[TokenScope] = (TokenScope.SPEECH,)) -> str:
     """Letters, digits, ``_ - .`` only, so that it can stand in a URL and in a sub-protocol."""
     signed = f"{PREFIX}.{_encode(key_name.encode())}.{expires_s}.{'-'.join(sorted(scopes))}"
     return f"{signed}.{_signature(signed, secret)}"
@@ -57,7 +57,7 @@ def read(text: str) -> Token | None:
         return None
     try:
         name = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)).decode()
-        scopes = frozenset(map(Scope, parts[3].split("-")))
+        scopes = frozenset(map(TokenScope, parts[3].split("-")))
         return Token(name, int(parts[2]), scopes, signed, signature) if signature.isascii() else None
     except (binascii.Error, ValueError):
         return None

@@ -20,7 +20,7 @@ from realtime.errors import Refused, describe
 from realtime.protocol.phones.registry import PHONES, Phone
 from realtime.protocol.phones.signature import is_signed
 from realtime.server import SpeechServer
-from realtime.tokens import Scope
+from realtime.tokens import TokenScope
 from realtime.transports.http import refusal_response
 from realtime.transports.link import WRITE_GRACE_S, AsgiLink
 from sessions.errors import SessionError
@@ -62,7 +62,7 @@ class PhoneEndpoint:
         """Raises ``Refused``."""
         calls = self._server.config.calls
         if not self._phone.signed or calls.twilio_auth_token is None:
-            return self._server.gatekeeper.admit(request, Scope.CALLS)
+            return self._server.gatekeeper.admit(request, TokenScope.CALLS)
         if not is_signed(calls.twilio_auth_token, called(request, calls), request.headers.get(SIGNATURE, "")):
             raise Refused("unauthorized", "X-Twilio-Signature is missing or wrong for this address", SIGNATURE)
         return owner_of_lines(self._server)

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from realtime.errors import Refused
 from realtime.protocol.native import field_at_fault
-from realtime.tokens import Scope
+from realtime.tokens import TokenScope
 from realtime.transports.body import bounded_body
 from realtime.transports.http import server_of
 
@@ -80,14 +80,13 @@ class MintEndpoint:
             raise Refused("invalid_request", f"{name} must be 1 to {longest_s} (wires.token_ttl_s)", name)
         return asked
 
-
-    def _scopes(self, body: Mapping[str, Any]) -> frozenset[Scope]:
+    def _scopes(self, body: Mapping[str, Any]) -> frozenset[TokenScope]:
         if self._mint.scopes_field is None or (asked := body.get(self._mint.scopes_field)) is None:
-            return frozenset({Scope.SPEECH})
-        known = [scope.value for scope in Scope]
+            return frozenset({TokenScope.SPEECH})
+        known = [scope.value for scope in TokenScope]
         if not isinstance(asked, list) or not asked or any(one not in known for one in asked):
             raise Refused("invalid_request", f"scopes must be a list of {' or '.join(known)}", "scopes")
-        return frozenset(map(Scope, asked))
+        return frozenset(map(TokenScope, asked))
 
 
 def _found(body: Any, name: str) -> Any:

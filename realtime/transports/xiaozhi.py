@@ -18,7 +18,7 @@ from realtime.calls.switchboard import Switchboard
 from realtime.errors import Refused, describe
 from realtime.protocol.phones.xiaozhi import VERSIONS, Xiaozhi
 from realtime.server import SpeechServer
-from realtime.tokens import Scope
+from realtime.tokens import TokenScope
 from realtime.transports.http import refusal_response
 from realtime.transports.link import WRITE_GRACE_S, AsgiLink, Link
 from realtime.xiaozhi.link import DeviceLink
@@ -81,7 +81,7 @@ class DeviceEndpoint:
         websocket = WebSocket(scope, receive, send)
         link = AsgiLink(scope, receive, send, self._server.config.limits.reader_timeout_s + WRITE_GRACE_S)
         try:
-            caller = self._server.gatekeeper.admit(websocket, Scope.CALLS)
+            caller = self._server.gatekeeper.admit(websocket, TokenScope.CALLS)
             version = version_of(websocket.headers.get("protocol-version", "1"))
             dialect = Xiaozhi(f"device-{secrets.token_hex(8)}", shown(websocket))
             await self._devices.converse(link, dialect, caller, version, websocket.accept)

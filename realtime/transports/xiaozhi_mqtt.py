@@ -20,7 +20,7 @@ from realtime.errors import Refused, describe
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.mqtt311 import packets as mqtt
 from realtime.protocol.phones.xiaozhi import Xiaozhi
-from realtime.tokens import Scope
+from realtime.tokens import TokenScope
 from realtime.transports.tcp_port import StreamLink, listening, stream_link, until_closed
 from realtime.transports.xiaozhi import Devices
 from realtime.xiaozhi.mqtt_line import MqttLine
@@ -152,7 +152,7 @@ class DevicePorts:
             gatekeeper = self._server.gatekeeper
             if not gatekeeper.has_keys and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
                 raise Refused("not_loopback", NO_KEYS)
-            caller = gatekeeper.caller_of(connect.password, Scope.CALLS)
+            caller = gatekeeper.caller_of(connect.password, TokenScope.CALLS)
             code = mqtt.BUSY
             self._server.check_room(caller)
             if self._num_devices >= self._settings.max_devices:

@@ -13,12 +13,14 @@ from realtime.errors import Refused
 
 KEY = "k" * 16
 OTHER_KEY = "o" * 32
-PROXY_HEADERS = """x-forwarded-proto x-forwarded-host x-forwarded-server x-forwarded x-real-ip via cf-connecting-ip cf-ray
-    cf-visitor true-client-ip x-client-ip x-cluster-client-ip x-original-forwarded-for client-ip x-remote-ip x-remote-addr
-    x-originating-ip x-original-url x-original-host fly-client-ip fly-forwarded-port fastly-client-ip fastly-ff cdn-loop
-    x-envoy-external-address x-azure-clientip x-azure-socketip x-appengine-user-ip x-amzn-trace-id x-amz-cf-id
-    cloudfront-viewer-address x-vercel-forwarded-for x-nf-client-connection-ip do-connecting-ip akamai-origin-hop
-    tailscale-user-login x-proxyuser-ip x-rewrite-url x-scheme forwarded-for x-cdn-src-ip x-sucuri-clientip""".split()
+PROXY_HEADERS = """x-forwarded-proto x-forwarded-host x-forwarded-server x-forwarded x-real-ip via cf-connecting-ip
+    cf-ray cf-visitor true-client-ip x-client-ip x-cluster-client-ip x-original-forwarded-for
+    client-ip x-remote-ip x-remote-addr x-originating-ip x-original-url x-original-host
+    fly-client-ip fly-forwarded-port fastly-client-ip fastly-ff cdn-loop x-envoy-external-address
+    x-azure-clientip x-azure-socketip x-appengine-user-ip x-amzn-trace-id x-amz-cf-id
+    cloudfront-viewer-address x-vercel-forwarded-for x-nf-client-connection-ip do-connecting-ip
+    akamai-origin-hop tailscale-user-login x-proxyuser-ip x-rewrite-url x-scheme forwarded-for
+    x-cdn-src-ip x-sucuri-clientip""".split()
 
 
 def request(

@@ -49,7 +49,13 @@ async def refusal(url: str, **options: object) -> tuple[int, str, str | None]:
 )
 async def test_a_page_of_another_origin_is_refused(live: Live, headers: dict[str, str], code: str) -> None:
     assert await refusal(live.url + "/v1/speech", additional_headers=headers) == (403, code, None)
-    for path in ("/tts/websocket", "/v1/realtime", "/v1/text-to-speech/zoe/stream-input", "/v1/calls", "/v1/calls/telnyx"):
+    for path in (
+        "/tts/websocket",
+        "/v1/realtime",
+        "/v1/text-to-speech/zoe/stream-input",
+        "/v1/calls",
+        "/v1/calls/telnyx",
+    ):
         assert (await refusal(live.url + path, additional_headers=headers))[0] == 403
     async with live.http() as http:
         for path in ("/tts/bytes", "/v1/audio/speech", "/v1/tokens"):

@@ -25,7 +25,7 @@ from realtime.errors import Refused
 from realtime.protocol.dialects.registry import WIRES
 from realtime.protocol.mqtt311 import packets as mqtt
 from realtime.token_secret import load_token_secret
-from realtime.tokens import Scope, mint, read
+from realtime.tokens import TokenScope, mint, read
 from tests.realtime.live import live_server
 
 KEY, OTHER = "a-key-of-enough-characters", "another-key-of-enough-characters"
@@ -38,7 +38,7 @@ def test_a_token_is_read_as_it_was_minted_and_no_other_way(name: str, expires_s:
     token = read(text)
     assert token is not None
     assert (token.key_name, token.expires_s, token.is_genuine(SECRET)) == (name, expires_s, True)
-    assert token.scopes == {Scope.SPEECH}
+    assert token.scopes == {TokenScope.SPEECH}
     assert not token.is_genuine(b"other secret")
 
 
@@ -147,7 +147,20 @@ async def test_a_token_speaks_and_does_nothing_else() -> None:
             assert (await http.request(method, path, headers={"X-API-Key": KEY})).status_code not in (401, 403)
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{", b'{"ttl_s": 0}', b'{"ttl_s": true}', b'{"ttl_s": 9999999}', b'{"scopes": []}', b'{"scopes": "calls"}', b'{"scopes": ["agents"]}', b'{"scopes": [{}]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"{",
+        b'{"ttl_s": 0}',
+        b'{"ttl_s": true}',
+        b'{"ttl_s": 9999999}',
+        b'{"scopes": []}',
+        b'{"scopes": "calls"}',
+        b'{"scopes": ["agents"]}',
+        b'{"scopes": [{}]}',
+    ],
+)
 async def test_bad_wishes_for_tokens(content: bytes) -> None:
     async with live_server(auth__api_keys=f"agent:{KEY}") as live, live.http() as http:
         answer = await http.post("/v1/tokens", content=content, headers={"X-API-Key": KEY})
