@@ -185,9 +185,12 @@ class SpeechServer:
             _shielded(self._watch_load, now_s)
             _shielded(self.metrics.sample)
             _shielded(self.registry.expire)
-            for connection in list(self._connections):
-                _shielded(connection.tick, now_s)
+            self._tick_connections(now_s)
             self._note_drained()
+
+    def _tick_connections(self, now_s: float) -> None:
+        for connection in list(self._connections):
+            _shielded(connection.tick, now_s)
 
     def _note_drained(self) -> None:
         if self.draining and not self.num_active_responses and not self._connections:

@@ -77,6 +77,21 @@ class SpokenSegment:
         return self.words.place(max(reached, 0))
 
 
+class RawText:
+    """All that the client has written of a response."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def write(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def read(self) -> str:
+        text = "".join(self._pieces)
+        self._pieces = [text]
+        return text
+
+
 class SpokenText:
     """Keeps the client's text beside the audio made of it. Samples are at ``sample_rate``, which is the engine's;
     played at another ``speed`` they take another time."""
@@ -93,7 +108,7 @@ class SpokenText:
         self._played_rate = sample_rate * speed
         self._make_aligner = make_aligner
         self._backlog = backlog or Backlog()
-        self._raw: list[str] = []
+        self._raw = RawText()
         self.segments: list[SpokenSegment] = []
         self._num_told = 0
         """Segments all of whose words were told."""
@@ -102,17 +117,15 @@ class SpokenText:
 
     def raw(self) -> str:
         """All that the client has written."""
-        text = "".join(self._raw)
-        self._raw = [text]
-        return text
+        return self._raw.read()
 
     def write(self, raw: str) -> None:
         """The client's text grows."""
-        self._raw.append(raw)
+        self._raw.write(raw)
 
     def begin_segment(self, raw_start: int) -> SpokenSegment:
         aligner = LateAligner(partial(self._make_aligner, self._sample_rate), self._backlog)
-        segment = SpokenSegment(len(self.segments), raw_start, self.raw, aligner, self._sample_rate)
+        segment = SpokenSegment(len(self.segments), raw_start, self._raw.read, aligner, self._sample_rate)
         self.segments.append(segment)
         return segment
 

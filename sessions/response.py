@@ -24,6 +24,7 @@ from sessions.services import Services
 from sessions.speaker import Speaker
 from sessions.text.segmenter import SegmenterSettings
 from sessions.text_budget import TextQueue
+from sessions.weak import weak_method
 
 MAX_AT_ONCE_BYTES = 96_000
 """So much kept speech, a second at 24 kHz, is looked through on the event loop: 3 ms."""
@@ -67,10 +68,17 @@ class Response:
         make_aligner = services.make_aligner if is_asked else EvenAligner
         self._told = SpokenText(info.sample_rate, make_aligner, settings.speed, backlog_for(settings, services))
         self._script = Script(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
-        self._outbox = Outbox(response_id, pacer, self._count_underrun, services.limits.max_message_ms)
+        self._outbox = Outbox(response_id, pacer, weak_method(self._count_underrun), services.limits.max_message_ms)
         self._reader = Alarm()
         self._speaker = Speaker(
-            request_prefix, settings, services, self._script, self._outbox, text_queue, self._reader.ring, self._end_by
+            request_prefix,
+            settings,
+            services,
+            self._script,
+            self._outbox,
+            text_queue,
+            self._reader.ring,
+            weak_method(self._end_by),
         )
         self._terminal: ResponseDone | None = None
         self._ended_at_samples = 0

@@ -14,6 +14,7 @@ from sessions.config import SpeechSettings
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse
 from sessions.response import Response
 from sessions.services import Services
+from sessions.weak import weak_method
 
 
 class Session:
@@ -81,7 +82,9 @@ class Session:
         settings = self._services.checked(settings or self._settings, self.key)
         self._admission.enter(self.key, self._key_limit)
         request_prefix = f"{self.session_id}/{serial}"
-        response = Response(response_id, request_prefix, settings, self._services, self._text_queue, self._note_end)
+        response = Response(
+            response_id, request_prefix, settings, self._services, self._text_queue, weak_method(self._note_end)
+        )
         self._active.add(response)
         self._responses[response_id] = response
         self._prefetch(settings)

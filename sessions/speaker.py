@@ -18,6 +18,7 @@ from sessions.script import FlushMark, Script, Segment
 from sessions.services import Services
 from sessions.text_budget import TextQueue
 from sessions.voicing import Voicing
+from sessions.weak import weak_method
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,9 @@ class Speaker:
         self._on_end = on_end
         self._engine_rate = services.engine.info.sample_rate
         self._told = script.told
-        self._feeder = Feeder(request_prefix, settings, services, script, outbox, text_queue, self._go_on, on_end)
+        self._feeder = Feeder(
+            request_prefix, settings, services, script, outbox, text_queue, weak_method(self._go_on), on_end
+        )
         self._current: Segment | None = None
         self._text_was_short = False
         self._alarm = Alarm()

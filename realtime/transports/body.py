@@ -52,9 +52,10 @@ class HttpLink:
         return await bounded_body(self._request, max_bytes, timeout_s)
 
     async def receive(self) -> None:
-        """Returns when the client has left, or has all of the answer."""
+        """Returns when the client has left, or has all of the answer. Nothing is sent from then on."""
         while (await self._raw_receive())["type"] != "http.disconnect":
             pass
+        self._ended = True
 
     async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
         if self._ended or (wanted is not None and not wanted()):

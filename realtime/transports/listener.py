@@ -7,12 +7,14 @@ import ipaddress
 import logging
 import socket
 import ssl
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
 
 import h11
 import uvicorn
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame, Opcode
@@ -24,6 +26,7 @@ from realtime.crumbs import CrumblessConnection
 from realtime.server import SpeechServer
 from realtime.transports.frames import FIN, OPCODE, WHOLE, FrameCutter, payload
 from realtime.transports.link import EXTENSION, WRITE_GRACE_S, Line
+from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.listener")
 
@@ -81,8 +84,13 @@ class SpeechHttpProtocol(H11Protocol):
     nothing of an answer; so many may be open."""
 
     config: ListenConfig
+    app: ASGI3Application
     _deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.app = FencedApp(self.app, weakref.ref(self))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.conn = CrumblessConnection(h11.SERVER)
@@ -98,6 +106,13 @@ class SpeechHttpProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
         super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]  # it refers to this object
+
+    def fence(self) -> bool:
+        """Whether the line is closing; what is sent then is dropped."""
+        if self.transport.is_closing() and self.cycle is not None:
+            self.cycle.disconnected = True
+        return self.transport.is_closing()
 
     def handle_websocket_upgrade(self, event: Any) -> None:
         self._leave()
@@ -147,6 +162,23 @@ class SpeechHttpProtocol(H11Protocol):
         _cancel(self._write_deadline)
 
 
+class FencedApp:
+    """An application whose answers are dropped once the line is closing: asyncio warns of each write after that."""
+
+    def __init__(self, app: ASGI3Application, protocol: weakref.ref[SpeechHttpProtocol]) -> None:
+        self._app = app
+        self._protocol = protocol
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        protocol = self._protocol()
+
+        async def fenced_send(message: Any) -> None:
+            if protocol is None or not protocol.fence():
+                await send(message)
+
+        await self._app(scope, receive, fenced_send)
+
+
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
@@ -191,7 +223,7 @@ class SpeechSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
-            line = Line(writable=self.writable, abort=self.transport.abort, ended=self._has_ended)
+            line = Line(writable=self.writable, abort=self.transport.abort, ended=weak_method(self._has_ended))
             cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = line
 
     def handle_cont(self, event: Frame) -> None:
@@ -222,7 +254,11 @@ class SpeechSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     def _has_ended(self) -> bool:
-        return self.close_sent or self.disconnected
+        return self.close_sent or self.disconnected or self.transport.is_closing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.conn.parser.close()  # a generator that refers to the object that holds it
 
     async def send(self, message: Any) -> None:
         await super().send(message)

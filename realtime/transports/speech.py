@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -20,7 +20,7 @@ from realtime.speech_api.formats import Delivery
 from realtime.speech_api.order import Order, begin, order_of
 from realtime.speech_api.usage import usage, usage_headers
 from realtime.transports.http import server_of
-from realtime.transports.staying import client_left, unless_it_leaves
+from realtime.transports.staying import ClientLeft, client_left, unless_it_leaves
 from sessions.audio.formats.encoders import stream_encoder
 from sessions.audio.formats.whole import whole_file
 from sessions.errors import ErrorInfo, LimitExceeded
@@ -42,7 +42,8 @@ class SpokenFile(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            with suppress(ClientLeft):
+                await unless_it_leaves(Request(scope, receive), self.stream_response(send))
         finally:
             self._session.detach()
 

@@ -29,10 +29,15 @@ async def unless_it_leaves(request: Request, work: Coroutine[Any, Any, Result]) 
         working.cancel()
         leaving.cancel()
         await asyncio.wait([working, leaving])
+        del working, leaving  # the error that a task holds would hold the task
 
 
-def client_left() -> Refused:
-    return Refused("session_closed", "the client has left")
+class ClientLeft(Refused):
+    """The client closed the connection before its answer was complete."""
+
+
+def client_left() -> ClientLeft:
+    return ClientLeft("session_closed", "the client has left")
 
 
 async def _until_it_leaves(request: Request) -> None:

@@ -23,6 +23,7 @@ from realtime.version import VERSION
 from sessions.errors import ErrorInfo, SessionError
 from sessions.session import Session
 from sessions.voices.naming import voices_for
+from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.connection")
 
@@ -83,7 +84,7 @@ class SpeechConnection:
             link,
             self._tasks,
             may_speak=server.may_speak,
-            on_silent=self._fall_silent,
+            on_silent=weak_method(self._fall_silent),
             default_lead_ms=server.config.speech.lead_ms,
             max_remembered_responses=self._limits.max_remembered_responses,
         )

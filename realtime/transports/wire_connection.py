@@ -32,6 +32,7 @@ from sessions.clock import now_s
 from sessions.errors import ErrorInfo, SessionError
 from sessions.session import Session
 from sessions.voices.naming import find_voice
+from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.wire")
 
@@ -58,7 +59,7 @@ class WireConnection:
             replace(server.settings, lead_ms=self._lead_ms),
             server.engine.info,
             server.config.wires.voices,
-            lambda name: find_voice(server.voices, self._caller.name, name) is not None,
+            weak_method(self._has_stored_voice),
         )
         self._session: Session | None = None
         self._contexts: Contexts
@@ -192,6 +193,7 @@ class WireConnection:
                 case _:
                     for event in await self._answers(intent):
                         await self._tell(event)
+                        await self._count_refusal(event)
 
     async def _answers(self, intent: ContextIntent | on.Recall) -> list[on.Event]:
         if self._session is None:
@@ -205,6 +207,22 @@ class WireConnection:
             log.info("context ended", extra=self._facts(event))
             self._server.metrics.inc("wire_contexts_total", wire=self._wire.path, status=event.status)
         await self._carry_out(self._dialect.tell(event), wanted)
+
+    async def _count_refusal(self, event: on.Event) -> None:
+        """A context that fails in answer to a message counts as an error of the connection."""
+        if not isinstance(event, on.Ended) or event.error is None:
+            return
+        self._server.metrics.refused(event.error.code)
+        if self._is_one_error_too_many():
+            await self._fail_by_errors()
+
+    def _is_one_error_too_many(self) -> bool:
+        self._num_errors += 1
+        return self._num_errors >= self._limits.max_errors and not self._closing
+
+    async def _fail_by_errors(self) -> None:
+        info = ErrorInfo("too_many_errors", f"max_errors is {self._limits.max_errors}")
+        await self._fail(info, CloseCode.POLICY_VIOLATION)
 
     def _note_warnings(self, warnings: tuple[str, ...]) -> None:
         if warnings:
@@ -226,10 +244,8 @@ class WireConnection:
         info = describe(error)
         self._server.metrics.refused(info.code)
         log.info("refused a message", extra={"wire": self._wire.path, "code": info.code})
-        self._num_errors += 1
-        if self._num_errors >= self._limits.max_errors:
-            info = ErrorInfo("too_many_errors", f"max_errors is {self._limits.max_errors}")
-            await self._fail(info, CloseCode.POLICY_VIOLATION)
+        if self._is_one_error_too_many():
+            await self._fail_by_errors()
         else:
             await self._fail(info, self._close_after(error, info.code))
 
@@ -296,7 +312,7 @@ class WireConnection:
             self._session,
             self._grantor,
             self._tasks,
-            self._tell,
+            weak_method(self._tell),
             self._server.may_speak,
             ContextLimits(
                 max_contexts=self._server.config.wires.max_contexts,
@@ -306,6 +322,9 @@ class WireConnection:
             serial=self._wire.serial,
             tells_heard=self._dialect.tells_heard,
         )
+
+    def _has_stored_voice(self, name: str) -> bool:
+        return find_voice(self._server.voices, self._caller.name, name) is not None
 
     def _detach(self) -> None:
         if self._session is not None:

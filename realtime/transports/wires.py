@@ -21,6 +21,7 @@ from realtime.transports.body import HttpLink
 from realtime.transports.link import WRITE_GRACE_S, AsgiLink
 from realtime.transports.wire_connection import WireConnection, refusal
 from sessions.errors import SessionError
+from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.wire")
 
@@ -67,7 +68,7 @@ class WireEndpoint:
         await connection.converse(AsgiLink(scope, receive, send, timeout_s))
 
     async def _serve_http(self, connection: WireConnection, scope: Scope, receive: Receive, send: Send) -> None:
-        link = HttpLink(scope, receive, send, connection.head)
+        link = HttpLink(scope, receive, send, weak_method(connection.head))
         try:
             limit = self._server.config.limits.max_message_bytes
             body = await link.read_body(limit, self._server.config.listen.handshake_timeout_s)

@@ -11,8 +11,11 @@ from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
 MAX_ITEMS = 256
+# Of one item; more are refused.
+MAX_PARTS = 256
+# Of all items together; beyond them the oldest items are forgotten.
 MAX_CHARS = 200_000
-"""Of all items together. Older ones are forgotten."""
+MAX_TOTAL_PARTS = 2_048
 
 
 @dataclass(slots=True)
@@ -62,10 +65,50 @@ def _usage(num_chars: int) -> dict[str, Any]:
     return {"total_tokens": 2 * num_chars, "input_tokens": num_chars, "output_tokens": num_chars}
 
 
+def check_parts(item: Item, field: str) -> None:
+    """Raise ``RemoteProtocolError`` for an item of too many parts."""
+    if len(item.content) > MAX_PARTS:
+        message = f"{field} has {len(item.content)} parts, at most {MAX_PARTS}"
+        raise RemoteProtocolError("invalid_event", message, field)
+
+
+def check_items(items: list[Item], field: str) -> None:
+    """Raise ``RemoteProtocolError`` for too many items, or an item of too many parts."""
+    if len(items) > MAX_ITEMS:
+        raise RemoteProtocolError("invalid_event", f"{field} has {len(items)} items, at most {MAX_ITEMS}", field)
+    for item in items:
+        check_parts(item, f"{field}.content")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What an item, or all items, hold."""
+
+    num_chars: int
+    num_parts: int
+
+    @classmethod
+    def from_item(cls, item: dict[str, Any]) -> Size:
+        texts = (value for part in (item, *item["content"]) for value in part.values() if isinstance(value, str))
+        return cls(sum(map(len, texts)), len(item["content"]))
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.num_chars > MAX_CHARS or self.num_parts > MAX_TOTAL_PARTS
+
+    def plus(self, other: Size) -> Size:
+        return Size(self.num_chars + other.num_chars, self.num_parts + other.num_parts)
+
+    def minus(self, other: Size) -> Size:
+        return Size(self.num_chars - other.num_chars, self.num_parts - other.num_parts)
+
+
 class Conversation:
     def __init__(self, seed: str) -> None:
         self._seed = seed[:16]
         self._items: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._sizes: dict[str, Size] = {}
+        self._total = Size(0, 0)
         self._unspoken: dict[str, Item] = {}
         """The user's, since the last response."""
         self._replies: dict[str, Reply] = {}
@@ -94,6 +137,7 @@ class Conversation:
             raise RemoteProtocolError("item_already_exists", f"item {item_id[:40]!r} exists already", "item.id")
         if previous_item_id not in (None, "root"):
             self.item(previous_item_id or "")
+        check_parts(item, "item.content")
         content = [{"type": part.type, "text": part.text} for part in item.content]
         about = {"id": item_id, "object": "realtime.item", "type": item.type, "status": "completed"}
         before = self._keep(item_id, {**about, "role": item.role, "content": content})
@@ -110,6 +154,7 @@ class Conversation:
 
     def delete(self, item_id: str) -> None:
         del self._items[item_id]
+        self._total = self._total.minus(self._sizes.pop(item_id))
         self._unspoken.pop(item_id, None)
         self._contexts.pop(item_id, None)
 
@@ -134,7 +179,7 @@ class Conversation:
 
     def update(self, reply: Reply, item: dict[str, Any]) -> None:
         if reply.item_id in self._items:
-            self._items[reply.item_id] = item
+            self._store(reply.item_id, item)
 
     def context_of(self, item_id: str) -> str | None:
         return self._contexts.get(item_id)
@@ -142,22 +187,21 @@ class Conversation:
     def note_heard(self, context: str, heard: str) -> None:
         for item_id, other in self._contexts.items():
             if other == context and item_id in self._items:
-                self._items[item_id] = {
-                    **self._items[item_id],
-                    "content": [{"type": "output_audio", "transcript": heard}],
-                }
+                content = [{"type": "output_audio", "transcript": heard}]
+                self._store(item_id, {**self._items[item_id], "content": content})
 
     def _keep(self, item_id: str, item: dict[str, Any]) -> str | None:
         before = next(reversed(self._items), None)
-        self._items[item_id] = item
-        while len(self._items) > MAX_ITEMS or (len(self._items) > 1 and self._num_chars > MAX_CHARS):
+        self._store(item_id, item)
+        while len(self._items) > MAX_ITEMS or (len(self._items) > 1 and self._total.is_too_large):
             self.delete(next(iter(self._items)))
         return before
 
-    @property
-    def _num_chars(self) -> int:
-        parts = (part for item in self._items.values() for part in item["content"])
-        return sum(len(part.get("text") or part.get("transcript") or "") for part in parts)
+    def _store(self, item_id: str, item: dict[str, Any]) -> None:
+        size = Size.from_item(item)
+        self._total = self._total.minus(self._sizes.get(item_id, Size(0, 0))).plus(size)
+        self._sizes[item_id] = size
+        self._items[item_id] = item
 
     def _new_id(self, kind: str) -> str:
         self._num_ids += 1

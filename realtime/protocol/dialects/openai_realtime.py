@@ -13,7 +13,7 @@ from typing import Any
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects import openai_beta
-from realtime.protocol.dialects.openai_conversation import Conversation, Reply
+from realtime.protocol.dialects.openai_conversation import Conversation, Reply, check_items
 from realtime.protocol.dialects.openai_words import Asked, Said, error_fields, first_session, merged, wish_of
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.errors import RemoteProtocolError
@@ -134,6 +134,7 @@ class OpenAIRealtime(on.Dialect):
             message = "the conversation has an active response"
             raise RemoteProtocolError("conversation_already_has_active_response", message)
         wish = wish_of(self._session, asked)
+        check_items(asked.input or [], "response.input")
         items = asked.input if asked.input is not None else self._conversation.unspoken(take=in_conversation)
         text = " ".join(stripped for item in items if (stripped := item.text.strip()))
         if not text:

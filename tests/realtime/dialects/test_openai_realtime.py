@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.openai_conversation import MAX_CHARS, MAX_ITEMS
+from realtime.protocol.dialects.openai_conversation import MAX_CHARS, MAX_ITEMS, MAX_PARTS, MAX_TOTAL_PARTS
 from realtime.protocol.dialects.openai_realtime import OpenAIRealtime
 from realtime.protocol.errors import RemoteProtocolError
 from tests.realtime.dialects.play import Play, failed, handshake, word
@@ -278,6 +280,36 @@ def test_a_response_that_fails_is_told_so():
     context, _ = begun(wire)
     done = wire.tell(failed(context, "overloaded"))[-1]["response"]
     assert (done["status"], done["status_details"]["error"]["code"]) == ("failed", "overloaded")
+
+
+def test_item_of_too_many_parts_is_refused():
+    wire = play()
+    item = user("x", id="mine") | {"content": [{}] * (MAX_PARTS + 1)}
+    with pytest.raises(RemoteProtocolError, match=r"item\.content has 257 parts, at most 256"):
+        wire.say(type="conversation.item.create", item=item)
+    with pytest.raises(RemoteProtocolError, match=r"response\.input\.content has 257 parts, at most 256"):
+        wire.say(type="response.create", response={"input": [item]})
+    with pytest.raises(RemoteProtocolError, match=r"response\.input has 257 items, at most 256"):
+        wire.say(type="response.create", response={"input": [user("x")] * (MAX_ITEMS + 1)})
+    assert not wire.dialect._conversation._items
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, MAX_PARTS), st.sampled_from([0, 1, 900, 250_000])), max_size=40),
+    in_type=st.booleans(),
+)
+def test_items_hold_a_bounded_number_of_parts_and_characters(sizes: list[tuple[int, int]], in_type: bool):
+    """Empty parts count, and so do the names of their types."""
+    wire = play()
+    for num_parts, num_chars in sizes:
+        texts = ["x" * (num_chars // num_parts if num_parts else 0)] * num_parts
+        content = [{"type": text} if in_type else {"type": "input_text", "text": text} for text in texts]
+        wire.say(type="conversation.item.create", item=user("") | {"content": content})
+        items = list(wire.dialect._conversation._items.values())
+        parts = [part for item in items for part in item["content"]]
+        assert len(parts) <= MAX_TOTAL_PARTS
+        kept = sum(len(part["text"] or "") + len(part["type"]) for part in parts)
+        assert len(items) == 1 or kept <= MAX_CHARS
 
 
 def test_old_items_are_forgotten():

@@ -13,6 +13,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from realtime.protocol import events as ev
 from realtime.protocol.dialects.registry import WIRES, Wire
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.chaos import ChaoticClient
@@ -31,7 +32,7 @@ from tests.realtime.dialects.talk import (
     send,
     turn,
 )
-from tests.realtime.live import QUICK, WAIT_S, Live, live_server
+from tests.realtime.live import QUICK, WAIT_S, Live, live_server, until
 
 
 @every
@@ -72,6 +73,23 @@ async def test_a_message_that_breaks_the_wire(live: Live, client: VendorClient) 
         await socket.send(json.dumps({"text": "x" * 300_000, "type": "Speak", "transcript": ""}))
         code, said = await hear_to_the_close(socket, client)
         assert (code, client.is_error(said[-1])) == (1009, True)
+
+
+@pytest.mark.parametrize(
+    "client", [client for client in CLIENTS.values() if not client.one_turn], ids=lambda client: client.name
+)
+async def test_refused_contexts_count_as_errors(client: VendorClient) -> None:
+    """Each turn is refused, for the only place is taken; a connection may make only so many errors."""
+    slow = FakeSpeechEngine(FakeScript(first_chunk_s=60.0))
+    async with live_server(slow, limits__max_active_responses=1, limits__max_errors=4) as live:
+        async with live.session() as other, dial(live, client) as socket:
+            await other.send(ev.ResponseCreate(response_id="r", text=TEXT))
+            await until(lambda: live.speech.num_active_responses == 1)
+            with suppress(ConnectionClosed):
+                for number in range(12):
+                    await send(socket, client, client.say(f"t{number}", TEXT) + client.end(f"t{number}"))
+            assert (await hear_to_the_close(socket, client))[0] == 1008
+        await live.freed()
 
 
 UNKNOWN = (

@@ -1,0 +1,159 @@
+"""What a connection leaves behind: no object, whatever ended it, and no line in the log of a client that left."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from realtime.protocol import events as ev
+from tests.fakes.engine import FakeScript
+from tests.realtime.dialects.clients import VendorClient
+from tests.realtime.dialects.talk import KEY, LONG, TEXT, dial, every, hear, hear_first_audio, send
+from tests.realtime.dialects.test_wires_http import HTTP
+from tests.realtime.live import WAIT_S, Live, speak
+
+PACKAGES = ("realtime.", "sessions.", "uvicorn.protocols.")
+FASTEST = FakeScript(ms_per_char=60.0, first_chunk_s=0.0, real_time_factor=0.0)
+FREE_AFTER_S = 5.0
+REQUESTS = [(path, body) for path, body, _ in HTTP]
+REQUESTS.append(("/v1/audio/speech", {"input": TEXT, "voice": "ada", "response_format": "pcm"}))
+REQUESTS.append(("/v1/text-to-dialogue", {"inputs": [{"text": TEXT, "voice_id": voice} for voice in ("ada", "ben")]}))
+
+
+def living_objects() -> Counter[str]:
+    """Objects of ours, and of the protocols below, by class."""
+    kinds = (type(thing) for thing in gc.get_objects())
+    return Counter(
+        f"{kind.__module__}.{kind.__qualname__}"
+        for kind in kinds
+        if isinstance(kind.__module__, str) and kind.__module__.startswith(PACKAGES)
+    )
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def leaves_no_object(live: Live, visit: Callable[[], Awaitable[None]]) -> None:
+    """A first visit fills what is cached."""
+    await visit()
+    await live.freed()
+    with without_collections():
+        before = living_objects()
+        await visit()
+        await live.freed()
+        end_s = time.monotonic() + FREE_AFTER_S
+        while (left := living_objects() - before) and time.monotonic() < end_s:
+            await asyncio.sleep(0.02)
+        assert left == Counter()
+
+
+@every
+@pytest.mark.parametrize("end", ["spoken", "closed", "dropped"])
+async def test_closed_socket_is_free_without_a_collection(live: Live, client: VendorClient, end: str) -> None:
+    async def visit() -> None:
+        socket = await dial(live, client)
+        await send(socket, client, client.say("t1", TEXT if end == "spoken" else LONG))
+        if end == "spoken":
+            await send(socket, client, client.end("t1"))
+            await hear(socket, client, "t1")
+        else:
+            await hear_first_audio(socket, client)
+        if end == "dropped":
+            socket.transport.abort()
+        await socket.close()
+
+    await leaves_no_object(live, visit)
+
+
+@pytest.mark.parametrize("end", ["spoken", "closed", "dropped"])
+async def test_closed_native_session_is_free_without_a_collection(live: Live, end: str) -> None:
+    async def visit() -> None:
+        async with live.session(KEY) as client:
+            if end == "spoken":
+                await speak(client, TEXT)
+                return
+            await client.send(ev.ResponseCreate(response_id="r", text=LONG, end=True))
+            async for message in client:
+                if isinstance(message, ev.AudioMessage):
+                    break
+            if end == "dropped":
+                client.abort()
+
+    await leaves_no_object(live, visit)
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS)
+@pytest.mark.parametrize("end", ["spoken", "dropped"])
+async def test_request_is_free_without_a_collection(live: Live, path: str, body: dict[str, Any], end: str) -> None:
+    async def visit() -> None:
+        await leave_while_it_speaks(live, path, body, to_the_end=end == "spoken")
+
+    await leaves_no_object(live, visit)
+
+
+@every
+async def test_client_that_leaves_a_socket_logs_nothing(
+    live: Live, client: VendorClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    live.engine.script = FASTEST
+    for _ in range(3):
+        line = await dial(live, client)
+        await send(line, client, client.say("t1", LONG) + client.end("t1"))
+        await hear_first_audio(line, client)
+        reset(line.transport.get_extra_info("socket"))
+        line.transport.abort()
+        await live.freed()
+    assert complaints(caplog) == []
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS)
+async def test_client_that_leaves_a_request_logs_nothing(
+    live: Live, path: str, body: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    live.engine.script = FASTEST
+    long = json.loads(json.dumps(body).replace(TEXT, LONG))
+    for _ in range(3):
+        await leave_while_it_speaks(live, path, long)
+        await live.freed()
+    assert complaints(caplog) == []
+
+
+async def leave_while_it_speaks(live: Live, path: str, body: dict[str, Any], to_the_end: bool = False) -> None:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nxi-api-key: {KEY}\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+    writer.write(head.encode() + data)
+    async with asyncio.timeout(WAIT_S):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert await reader.read(-1 if to_the_end else 1_000)
+    if not to_the_end:
+        reset(writer.get_extra_info("socket"))
+    writer.close()
+
+
+def reset(transport_socket: socket.socket) -> None:
+    """The close is told as a reset, so that the server's next write fails."""
+    transport_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
