@@ -6,18 +6,21 @@ import asyncio
 import json
 import sys
 
+import msgspec
+
 from realtime.config import load_config
 from realtime.logs import configure_logs
 from realtime.serve import create_app, serve
-from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
 
 
 def main() -> None:
     flags, script = (json.loads(text) for text in sys.argv[1:3])
     script["stalls_s"] = {int(frame): stall_s for frame, stall_s in script.get("stalls_s", {}).items()}
+    info = msgspec.structs.replace(FAKE_INFO, takes_instruct=script.pop("takes_instruct", FAKE_INFO.takes_instruct))
     config = load_config(flags=flags)
     configure_logs(config.log)
-    app = create_app(config, FakeSpeechEngine(FakeScript(**script), num_slots=512))
+    app = create_app(config, FakeSpeechEngine(FakeScript(**script), info=info, num_slots=512))
     asyncio.run(serve(config, app, on_ready=lambda port: print(port, flush=True)))
 
 

@@ -85,6 +85,15 @@ CLIENTS = {
     "realtime": Client("sdks", "realtime_client.py", {"openai": ("items", "tokens", "interrupt")}),
     "native": Client("pipecat", "native_client.py", {"native": ("begins", "refused", "gone")}),
     "kyutai": Client("kyutai", "kyutai_client.py", {"kyutai": ("words", "interrupt")}),
+    "agents": Client("agents", "agents_client.py", {"voice": ("pipeline",), "realtime": ("items", "interrupt")}),
+    "litellm": Client(
+        "litellm",
+        "litellm_client.py",
+        {"openai": ("speech", "aspeech", "instructions"), "elevenlabs": ("speech",)},
+    ),
+    "realtimetts": Client("realtimetts", "realtimetts_client.py", {"openai": ("mp3", "pcm", "instructions")}),
+    "wyoming-openai": Client("wyoming", "wyoming_openai_client.py", {"openai": ("whole", "streamed", "instructions")}),
+    "open-webui": Client("applications", "open_webui_client.py", {"openai": ("speech", "user")}),
     "vendor-js": Client(
         "node",
         "vendor_client.mjs",
@@ -108,6 +117,18 @@ CLIENTS = {
             "realtime": ("items", "interrupt"),
         },
     ),
+    "agents-js": Client("node", "agents_client.mjs", {"realtime": ("items", "interrupt")}),
+    "speech-js": Client(
+        "node",
+        "speech_client.mjs",
+        {
+            "ai-sdk": ("speech", "instructions"),
+            "mastra": ("speech", "instructions"),
+            "librechat": ("openai", "localai", "elevenlabs"),
+            "jambonz": ("whisper", "deepgram"),
+        },
+    ),
+    "speech-js-tls": Client("node", "speech_client.mjs", {"jambonz": ("elevenlabs",)}, needs_tls=True),
     "realtime-js": Client("node", "realtime_client.mjs", {"openai": ("items", "tokens", "interrupt")}, needs_tls=True),
 }
 TIMED = {
@@ -150,9 +171,7 @@ class Run(NamedTuple):
     def speak(self, url: str, **variables: str) -> dict[str, Any]:
         """What the client printed. ``url`` begins with ``http``; ``variables`` are put into its environment."""
         client = CLIENTS[self.client]
-        environment = ENVIRONMENTS / client.environment
-        if not environment.exists():
-            pytest.skip(f"no environment {client.environment}: tests/sdk/run makes it")
+        environment = existing_environment(client.environment)
         if client.environment == "node":
             with node_folder(environment) as folder:
                 return _printed(["node", Path(folder) / client.program, *self._arguments(url)], variables)
@@ -161,6 +180,18 @@ class Run(NamedTuple):
 
     def _arguments(self, url: str) -> tuple[str, str, str]:
         return self.service, url, self.mode
+
+
+def existing_environment(name: str) -> Path:
+    """Its folder, or skip the test."""
+    environment, missing = ENVIRONMENTS / name, ENVIRONMENTS / f"{name}.missing"
+    if missing.exists():
+        pytest.skip(missing.read_text().strip())
+    if not environment.exists():
+        pytest.skip(f"no environment {name}: tests/sdk/run makes it")
+    if name == "node" and shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    return environment
 
 
 def node_folder(environment: Path) -> tempfile.TemporaryDirectory[str]:

@@ -22,7 +22,7 @@ from tests.sdk.runs import KEY, RUN_TIMEOUT_S, Run, all_runs
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 
-SCRIPT = {"ms_per_char": 60.0, "first_chunk_s": 0.02, "real_time_factor": 0.1}
+SCRIPT = {"ms_per_char": 60.0, "first_chunk_s": 0.02, "real_time_factor": 0.1, "takes_instruct": False}
 SETTINGS = {"auth__api_keys": f"agent:{KEY}", "speech__aligner": "even"}
 WORD_SLACK_S = 0.5
 LEAST_PEAK = 1_000
@@ -54,6 +54,12 @@ def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
 @pytest.mark.parametrize("run", all_runs(needs_tls=False), ids=named)
 def test_a_client_speaks_and_goes_on(running: Server, run: Run) -> None:
     check(run, run.speak(http(running)))
+
+
+def test_open_webui_reads_the_voices_of_a_server_without_keys() -> None:
+    with server(SCRIPT) as started:
+        run = Run("open-webui", "openai", "voices")
+        check(run, run.speak(http(started)))
 
 
 TLS_RUNS = [*all_runs(needs_tls=True), Run("vendor", "elevenlabs", "realtime")]

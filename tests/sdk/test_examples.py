@@ -15,7 +15,7 @@ from sessions.audio.pcm import s16_to_float
 from sessions.audio.recordings.decode import decode_recording
 from tests.realtime.certificates import self_signed
 from tests.realtime.processes import Server, server
-from tests.sdk.runs import ENVIRONMENTS, ROOT, RUN_TIMEOUT_S, node_folder
+from tests.sdk.runs import ROOT, RUN_TIMEOUT_S, existing_environment, node_folder
 from tests.sdk.test_clients import SCRIPT
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
@@ -64,9 +64,7 @@ def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
 @pytest.mark.parametrize("program", PYTHON)
 def test_a_python_example(plain: Server, tmp_path: Path, program: str) -> None:
     environment, scheme, kind, texts = PYTHON[program]
-    python = ENVIRONMENTS / environment / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"no environment {environment}: tests/sdk/run makes it")
+    python = existing_environment(environment) / "bin" / "python"
     spoken = tmp_path / f"hello.{kind}"
     run([python, EXAMPLES / program, plain.url.replace("ws", scheme, 1), *texts, spoken])
     check(spoken)
@@ -74,13 +72,12 @@ def test_a_python_example(plain: Server, tmp_path: Path, program: str) -> None:
 
 @pytest.mark.parametrize("program", JAVASCRIPT)
 def test_a_javascript_example(plain: Server, over_tls: tuple[Server, Path], tmp_path: Path, program: str) -> None:
-    if not (ENVIRONMENTS / "node").exists():
-        pytest.skip("no environment node: tests/sdk/run makes it")
+    environment = existing_environment("node")
     scheme, kind = JAVASCRIPT[program]
     secure, certificate = over_tls
     url = (secure if scheme == "https" else plain).url.replace("ws", scheme, 1)
     spoken = tmp_path / f"hello.{kind}"
-    with node_folder(ENVIRONMENTS / "node") as folder:
+    with node_folder(environment) as folder:
         shutil.copy(EXAMPLES / program, folder)
         run(["node", Path(folder) / program, url, spoken], NODE_EXTRA_CA_CERTS=str(certificate))
     check(spoken)

@@ -19,7 +19,7 @@ from sessions.audio.g711 import alaw_to_pcm, mulaw_to_pcm, pcm_to_alaw, pcm_to_m
 from sessions.audio.pcm import pcm_to_s16le, s16_to_float, s16le_to_pcm
 from tests.realtime.calls import far_side
 from tests.realtime.protocol.phones import test_phones as literal
-from tests.sdk.runs import ENVIRONMENTS, PROGRAMS, RUN_TIMEOUT_S
+from tests.sdk.runs import PROGRAMS, RUN_TIMEOUT_S, existing_environment
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 
@@ -60,9 +60,7 @@ PROVIDERS = (
 
 
 def heard_by_pipecat(provider: Provider) -> dict[str, list[Any]]:
-    python = ENVIRONMENTS / "pipecat" / "bin" / "python"
-    if not python.exists():
-        pytest.skip("no environment pipecat: tests/sdk/run makes it")
+    python = existing_environment("pipecat") / "bin" / "python"
     messages = [packed(message) for message in (provider.start, provider.media, provider.digit)]
     asked = {"provider": provider.name, "encoding": provider.encoding, "rate": provider.rate, "messages": messages}
     command = [python, PROGRAMS / "pipecat_phones.py"]

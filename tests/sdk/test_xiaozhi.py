@@ -12,7 +12,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from tests.realtime.processes import server
-from tests.sdk.runs import ENVIRONMENTS, KEY, PROGRAMS, RUN_TIMEOUT_S
+from tests.sdk.runs import KEY, PROGRAMS, RUN_TIMEOUT_S, existing_environment
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 
@@ -23,10 +23,7 @@ ANSWERS = {"one": "Hello there, this is said to a device.", "two": "This answer 
 
 
 def python() -> Path:
-    found = ENVIRONMENTS / "xiaozhi" / "bin" / "python"
-    if not found.exists():
-        pytest.skip("no environment xiaozhi: tests/sdk/run makes it")
-    return found
+    return existing_environment("xiaozhi") / "bin" / "python"
 
 
 def libopus() -> str:

@@ -4,7 +4,9 @@ each turn names its file, and ``cut.wav`` is what came of a turn that was interr
 
 from __future__ import annotations
 
+import io
 import itertools
+import logging
 import os
 import wave
 from array import array
@@ -32,6 +34,31 @@ def played(text: str, pcm: bytes, rate: int, words: Iterable[object] = ()) -> di
         "words": list(words),
         "sound": name,
     }
+
+
+def decoded(data: bytes) -> tuple[bytes, int]:
+    """PCM and rate of a file, by the package ``av``."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        resampler = av.AudioResampler("s16", "mono")
+        pcm, rate = b"", 0
+        for frame in container.decode(audio=0):
+            rate = frame.sample_rate
+            for part in resampler.resample(frame):
+                pcm += part.to_ndarray().tobytes()
+        return pcm, rate
+
+
+class Warnings(logging.Handler):
+    """Keep what a package logs as a warning or worse."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(f"{record.levelname} {record.name}: {record.getMessage()}")
 
 
 def is_enough(pcm: bytes, rate: int) -> bool:

@@ -5,7 +5,6 @@ came as JSON. ``SSL_CERT_FILE`` names the certificate when the address is ``http
 from __future__ import annotations
 
 import base64
-import io
 import itertools
 import json
 import struct
@@ -15,7 +14,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
+from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, decoded, is_enough, keep_cut, played
 
 RATE = 24_000
 
@@ -23,19 +22,6 @@ RATE = 24_000
 def deltas(text: str) -> Iterator[str]:
     for word in text.split(" "):
         yield word + " "
-
-
-def decoded(data: bytes) -> tuple[bytes, int]:
-    import av
-
-    with av.open(io.BytesIO(data)) as container:
-        resampler = av.AudioResampler("s16", "mono")
-        pcm, rate = b"", 0
-        for frame in container.decode(audio=0):
-            rate = frame.sample_rate
-            for part in resampler.resample(frame):
-                pcm += part.to_ndarray().tobytes()
-        return pcm, rate
 
 
 def elevenlabs(url: str, mode: str) -> list[dict[str, object]]:
