@@ -10,9 +10,11 @@ from websockets.asyncio.client import ClientConnection
 
 from realtime.protocol import events as ev
 from sessions import response
+from sessions.audio.pcm import Pcm
 from sessions.events import Heard
-from sessions.heard import SpokenText
+from sessions.heard import SpokenSegment, SpokenText
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.fakes.script import FRAME_SAMPLES
 from tests.realtime.dialects.clients import CLIENTS, VendorClient
 from tests.realtime.dialects.talk import (
     LEAST_BYTES,
@@ -26,9 +28,12 @@ from tests.realtime.dialects.talk import (
     send,
     turn,
 )
-from tests.realtime.live import QUICK, WAIT_S, Live, live_server, speak
+from tests.realtime.live import QUICK, WAIT_S, Live, live_server, speak, until
 
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
+STALL_FRAME = 12
+STALLED = FakeScript(ms_per_char=60.0, real_time_factor=0.25, stalls_s={STALL_FRAME: 1_000.0})
+"""About a second of speech, and then none."""
 
 
 @every
@@ -76,21 +81,28 @@ async def test_nobody_waits_for_words_that_nobody_is_told(
 ) -> None:
     """The next of a line begins when the one before has told its end."""
     kept: list[int] = []
-    heard, num_kept = SpokenText.heard, SpokenText.num_kept_bytes
+    pushed: list[int] = []
+    heard, num_kept, push = SpokenText.heard, SpokenText.num_kept_bytes, SpokenSegment.push
+
+    def count(segment: SpokenSegment, pcm: Pcm) -> None:
+        pushed.append(pcm.size)
+        push(segment, pcm)
 
     def note(told: SpokenText, played_samples: int, **how: bool) -> Heard:
         kept.append(num_kept(told, played_samples))
         return heard(told, played_samples, **how)
 
     monkeypatch.setattr(SpokenText, "heard", note)
+    monkeypatch.setattr(SpokenSegment, "push", count)
     monkeypatch.setattr(response, "MAX_AT_ONCE_BYTES", 10**9)  # nothing is looked through before it is needed
     if not client.cancel("t1"):
         pytest.skip("nothing cancels but the end of the line")
-    listening = live_server(FakeSpeechEngine(SLOW), speech__aligner="letters")
+    listening = live_server(FakeSpeechEngine(STALLED), speech__aligner="letters")
     async with listening as live, dial(live, client) as socket:
         await send(socket, client, client.say("t1", LONG) + client.end("t1"))
         await hear_first_audio(socket, client)
-        await asyncio.sleep(0.3)
+        spare_moments = live.speech.registry._services.spare_moments
+        await until(lambda: sum(pushed) == STALL_FRAME * FRAME_SAMPLES and not spare_moments.num_bytes)
         await send(socket, client, client.cancel("t1"))
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(read_on(socket))
