@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.api import EngineError, SpeechRequest, SpeechStream
-from sessions.clock import TICK_S, now_s, tick_at
+from sessions.clock import TICK_S, is_due, now_s, tick_at
 from sessions.config import SpeechSettings
 from sessions.outbox import Outbox
 from sessions.script import FlushMark, Script, Segment
 from sessions.services import Services
-from sessions.text.dead_air import DeadAirSettings, should_close_early, should_open_next
+from sessions.text.dead_air import DeadAirSettings, TextPace, should_close_early, should_open_next
 from sessions.text_budget import TextQueue
 
 MAX_BEGUN_FLUSHES = 50
@@ -42,6 +42,7 @@ class Feeder:
         self._on_look = on_look
         self._on_error = on_error
         self._dead_air = DeadAirSettings(enabled=settings.avoid_dead_air)
+        self._pace = TextPace()
         self._generating: list[Segment] = []
         self._streams: list[SpeechStream] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -66,6 +67,10 @@ class Feeder:
             and (gathers or not has_text)
             and all(one.may_lack_text for one in self._generating)
         )
+
+    def record_text(self) -> None:
+        """A text delta has come."""
+        self._pace.record(now_s())
 
     def advance(self) -> None:
         """Do what is due: read text on, close a segment that is short of it, begin segments."""
@@ -106,7 +111,7 @@ class Feeder:
     def _look(self, now: float) -> None:
         left_ms = self._outbox.left_ms(now)
         self._read_text()
-        if self._must_close_early(left_ms):
+        if self._must_close_early(left_ms, now):
             self._script.close_early()
         while self._script.waiting and self._may_begin(self._script.waiting[0], left_ms):
             item = self._script.take()
@@ -121,9 +126,9 @@ class Feeder:
         while self._script.wants_text and (max_chars := self._text_queue.allow(self)):
             self._text_queue.spend(self._script.read(max_chars))
 
-    def _must_close_early(self, left_ms: float) -> bool:
+    def _must_close_early(self, left_ms: float, now: float) -> bool:
         segment = self._script.open
-        if segment is None or self._script.wants_text:
+        if segment is None or self._script.wants_text or not is_due(self._pace.stalls_at_s, now):
             return False
         return segment.starved and should_close_early(segment.facts, left_ms, self._dead_air)
 
@@ -182,7 +187,8 @@ class Feeder:
         """The next moment at which time alone changes something."""
         waits_ms = []
         if self._script.open is not None and self._script.open.starved:
-            waits_ms.append(left_ms - self._dead_air.close_below_ms)
+            until_stall_ms = 1000 * (self._pace.stalls_at_s - now)
+            waits_ms.append(max(left_ms - self._dead_air.close_below_ms, until_stall_ms))
         if self._script.waiting and not self._generating:
             waits_ms.append(left_ms - self._dead_air.open_below_ms)
         return min((now + max(wait_ms / 1000, TICK_S) for wait_ms in waits_ms if wait_ms >= 0), default=None)

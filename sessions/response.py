@@ -110,7 +110,7 @@ class Response:
             self._script.push(text)
             if text_closed:
                 self._script.end()
-            self._speaker.advance()
+            self._speaker.receive_text()
 
     def push_text(self, text: str) -> None:
         """Append text. Raises ``TextClosed`` after ``end_input`` or the end. Text beyond ``max_response_chars`` fails
@@ -118,7 +118,7 @@ class Response:
         self._require_open("text")
         if self._fits(text):
             self._script.push(text)
-            self._speaker.advance()
+            self._speaker.receive_text()
 
     def flush(self) -> int:
         """Speak all text so far to its end without waiting for more; returns the number ``FlushDone`` will carry.

@@ -88,6 +88,11 @@ class Speaker:
         if not self.finished:
             self._feeder.advance()
 
+    def receive_text(self) -> None:
+        """A text delta has come."""
+        self._feeder.record_text()
+        self.advance()
+
     def report_playback(self) -> None:
         """Tell the engine where the listener is, unless it reckons so by itself: it counts on from what it was told."""
         segment = self._current

@@ -1,11 +1,13 @@
 """When to close a segment early, so that a slow writer is never heard as a break in the middle of a sentence.
 
-The rule knows no clock, no queue and no engine: facts go in, a decision comes out.
+The rule knows no clock, no queue and no engine: facts go in, a decision comes out. Text that only trickles is never
+cut: a segment is closed early only after the writer has stalled.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass
 
 _CLAUSE_MARK = re.compile(r"[,;:—–…、，；：،؛]|[.?!。！？．｡؟।።]")
@@ -28,6 +30,36 @@ class DeadAirSettings:
     """After an early close, begin the next segment when less than this is left to hear."""
 
 
+MAX_GAPS = 16
+STALL_GAPS = 3.0  # one gap this many times longer than the longest of the last ones is a stall
+MIN_STALL_S, MAX_STALL_S = 0.4, 1.0
+
+
+class TextPace:
+    """When text deltas of a response came, and from when on their absence is a stall of the writer.
+
+    A language model's stream comes in clumps, so the longest recent gap counts and not the mean.
+    """
+
+    def __init__(self) -> None:
+        self._gaps_s: deque[float] = deque(maxlen=MAX_GAPS)
+        self._last_s: float | None = None
+
+    def record(self, now_s: float) -> None:
+        """A delta has come."""
+        if self._last_s is not None:
+            self._gaps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+
+    @property
+    def stalls_at_s(self) -> float:
+        """The moment from which on the text counts as stalled if no delta comes."""
+        if self._last_s is None:
+            return 0.0
+        longest_s = max(self._gaps_s, default=0.0)
+        return self._last_s + min(max(STALL_GAPS * longest_s, MIN_STALL_S), MAX_STALL_S)
+
+
 @dataclass(frozen=True, slots=True)
 class TextFacts:
     """What the rule wants to know of a piece of text."""
@@ -46,7 +78,8 @@ class TextFacts:
 
 
 def should_close_early(open_text: TextFacts, remaining_ms: float, settings: DeadAirSettings) -> bool:
-    """Of a segment whose request waits for text: whether to end it now. Every word fed to it is still spoken."""
+    """Of a segment whose request waits for text that has stalled: whether to end it now. Every word fed to it is still
+    spoken."""
     if not settings.enabled or remaining_ms >= settings.close_below_ms:
         return False
     return open_text.num_words >= settings.min_words or open_text.has_clause_mark

@@ -1,0 +1,96 @@
+"""Text that keeps coming is spoken as one segment, whatever the engine's load; only a stall of the writer cuts it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from sessions.registry import SessionRegistry
+from tests.fakes.script import FakeScript
+from tests.sessions.conftest import PACED, RememberingEngine
+from tests.sessions.reading import reading_task
+
+pytestmark = pytest.mark.virtual_time
+
+NUM_TOKENS = 45  # the segmenter ends no segment of fewer characters at a comma
+TOKEN_MS = 80.0
+MAX_CLUMP_S = 0.25
+WORDS = ("so ", "they ", "went ", "a", "long ", "the ", "riv", "er, ", "and ", "then ", "under", "neath ", "it ")
+
+
+def script_at_load(rng: random.Random) -> FakeScript:
+    """An engine that speaks a token in one frame, at some load: late at first, slow, and now and then stalled."""
+    stalls_s = {rng.randrange(NUM_TOKENS): rng.uniform(0.05, 0.3) for _ in range(rng.randrange(4))}
+    return FakeScript(
+        ms_per_char=TOKEN_MS / 4,
+        first_chunk_s=rng.uniform(0.01, 0.3),
+        real_time_factor=rng.uniform(0.03, 0.8),
+        stalls_s=stalls_s,
+    )
+
+
+def delays_s(rng: random.Random, tokens_per_s: float) -> list[float]:
+    """Seconds before each token: in clumps of one to four, as packets of a language model's stream bring them."""
+    delays: list[float] = []
+    while len(delays) < NUM_TOKENS:
+        clump = rng.randint(1, max(1, min(4, int(MAX_CLUMP_S * tokens_per_s))))
+        delays += [clump / tokens_per_s * rng.uniform(0.7, 1.3), *[0.0] * (clump - 1)]
+    return delays[:NUM_TOKENS]
+
+
+@pytest.mark.parametrize("tokens_per_s", [8, 10, 15, 20, 50, 200])
+async def test_steady_text_is_one_segment(
+    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float
+) -> None:
+    assert await count_cut_replies(registry, engine, tokens_per_s, 15) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tokens_per_s", [15, 20, 50, 100])
+async def test_thousands_of_steady_replies_are_not_cut(
+    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float
+) -> None:
+    assert await count_cut_replies(registry, engine, tokens_per_s, 2_500) == 0
+
+
+async def count_cut_replies(
+    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float, num_replies: int
+) -> int:
+    """Replies that came out as more than one segment."""
+    rng = random.Random(tokens_per_s)
+    num_cut = 0
+    for _ in range(num_replies):
+        engine.ever.clear()
+        engine.script = script_at_load(rng)
+        response = registry.create(settings=PACED).create_response()
+        _, task = reading_task(response)
+        for delay_s in delays_s(rng, tokens_per_s):
+            await asyncio.sleep(delay_s)
+            response.push_text(rng.choice(WORDS))
+        response.end_input()
+        await task
+        num_cut += len(engine.texts) > 1
+    return num_cut
+
+
+@pytest.mark.parametrize("tokens_per_s", [8, 15, 50])
+async def test_stalled_text_is_cut_once(
+    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float
+) -> None:
+    rng = random.Random(tokens_per_s)
+    engine.script = FakeScript(ms_per_char=TOKEN_MS / 4, first_chunk_s=0.05, real_time_factor=0.1)
+    response = registry.create(settings=PACED).create_response()
+    _, task = reading_task(response)
+    for _ in range(2):
+        for delay_s in delays_s(rng, tokens_per_s):
+            await asyncio.sleep(delay_s)
+            response.push_text(rng.choice(WORDS))
+        response.push_text("end ")
+        await asyncio.sleep(8)
+        assert response._script.open is None
+    response.end_input()
+    await task
+    assert len(engine.texts) == 2
