@@ -169,7 +169,9 @@ class WireConnection:
     async def _carry_out(self, intents: Iterable[on.Intent], wanted: Callable[[], bool] | None = None) -> None:
         for kind, run in itertools.groupby(list(intents), type):
             if kind is on.Send:
-                await self._send(cast(Iterable[on.Send], run), wanted)
+                messages = list(cast(Iterable[on.Send], run))
+                await self._send(messages, wanted)
+                await self._count_errors(sum(message.is_refusal for message in messages))
             else:
                 await self._act(cast(Iterable[OtherIntent], run))
 
@@ -213,8 +215,12 @@ class WireConnection:
         if not isinstance(event, on.Ended) or event.error is None:
             return
         self._server.metrics.refused(event.error.code)
-        if self._is_one_error_too_many():
-            await self._fail_by_errors()
+        await self._count_errors(1)
+
+    async def _count_errors(self, num_errors: int) -> None:
+        for _ in range(num_errors):
+            if self._is_one_error_too_many():
+                await self._fail_by_errors()
 
     def _is_one_error_too_many(self) -> bool:
         self._num_errors += 1

@@ -71,6 +71,8 @@ class Send:
     """A message of the vendor's, as it is; on HTTP a piece of the body."""
 
     message: Message
+    is_refusal: bool = False
+    """Tells that a message was not acted on, which counts as an error of the connection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from realtime.protocol.dialects import base as on
@@ -77,13 +77,14 @@ class Cartesia(on.Dialect):
             try:
                 wish = asked.wish(("raw",))
             except RemoteProtocolError as error:
-                yield self._error(context, ErrorBody(code=error.code, message=str(error), param=error.param))
+                error_body = ErrorBody(code=error.code, message=str(error), param=error.param)
+                yield replace(self._error(context, error_body), is_refusal=True)
                 return
             spoken = self._contexts[context] = Spoken(bool(asked.use_normalized_timestamps))
             yield on.Open(context, wish)
         if spoken.closed:
             error_body = ErrorBody(code="text_closed", message="the context was closed by continue: false or a cancel")
-            yield self._error(context, error_body, done=False)
+            yield replace(self._error(context, error_body, done=False), is_refusal=True)
             return
         yield from self._write(context, spoken, asked)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -126,7 +126,8 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         says_something = _says_something(said)
         if spoken.closed:
             if says_something and not self.single:
-                yield self._error(spoken, ErrorBody(code="text_closed", message="text after the close of its context"))
+                error = ErrorBody(code="text_closed", message="text after the close of its context")
+                yield replace(self._error(spoken, error), is_refusal=True)
             return
         yield from self._append(spoken, said)
         if said.flush:

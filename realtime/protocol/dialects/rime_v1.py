@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from realtime.protocol.dialects import base as on
@@ -131,7 +131,8 @@ class RimeV1(on.Dialect):
         try:
             wish = _wish(start)
         except RemoteProtocolError as error:
-            yield self._error(context, ErrorBody(code=error.code, message=str(error), param=error.param))
+            error_body = ErrorBody(code=error.code, message=str(error), param=error.param)
+            yield replace(self._error(context, error_body), is_refusal=True)
             return
         joins = start.get("split_strategy") == ACCUMULATE_SENTENCE
         self._contexts[context] = Spoken(not text, joins, words=[] if wish.word_times else None)
@@ -143,7 +144,8 @@ class RimeV1(on.Dialect):
     def _write(self, context: str, text: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
         if spoken is None or not spoken.takes_text:
-            yield self._error(context, ErrorBody(code="text_closed", message="the context is not open for text"))
+            error = ErrorBody(code="text_closed", message="the context is not open for text")
+            yield replace(self._error(context, error), is_refusal=True)
             return
         if not text:
             return

@@ -92,6 +92,20 @@ async def test_refused_contexts_count_as_errors(client: VendorClient) -> None:
         await live.freed()
 
 
+@pytest.mark.parametrize("name", ["cartesia", "elevenlabs multi", "elevenlabs dialogue", "rime v1"])
+async def test_refused_text_counts_as_errors(name: str) -> None:
+    client = CLIENTS[name]
+    slow = FakeSpeechEngine(FakeScript(first_chunk_s=60.0))
+    async with live_server(slow, limits__max_errors=4) as live:
+        async with dial(live, client) as socket:
+            await send(socket, client, client.say("t1", TEXT) + client.end("t1"))
+            with suppress(ConnectionClosed):
+                for _ in range(12):
+                    await send(socket, client, client.say("t1", TEXT)[-1:])
+            assert (await hear_to_the_close(socket, client))[0] == 1008
+        await live.freed()
+
+
 UNKNOWN = (
     {"type": "shout", "shout": {"loud": True}, "frobnicate": [1, None]},
     {"contextId": "t9", "context_id": "t9"},
