@@ -77,7 +77,7 @@ class TcpLink:
             self._writer.transport.abort()
         except OSError:
             self._closed = True
-        return not self._closed
+        return not (self._closed or self._writer.transport.is_closing())
 
 
 class AudioSocketPort:
