@@ -104,7 +104,7 @@ def serve(settings: dict[str, Any]) -> None:
     if config.engine.model is None:
         child = ScriptedProcess()
         shared = RemoteEngine(child.socket, child), child.socket
-    asyncio.run(serve_by_gateways(config, lambda port: print(port, flush=True), shared))
+    asyncio.run(serve_by_gateways(config, lambda ports: print(ports.main, flush=True), shared))
 
 
 def clients_cpu_s() -> float:

@@ -34,6 +34,13 @@ class ListenSettings(Section, frozen=True):
     ] = 1
     tls_certificate: Annotated[str | None, Meta(description="File with the certificate chain; turns TLS on.")] = None
     tls_key: Annotated[str | None, Meta(description="File with the certificate's private key.")] = None
+    tls_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65_535)] | None,
+        Meta(description="Second port, for TLS; `listen.port` is plain then. 0 takes a free one."),
+    ] = None
+    tls_host: Annotated[str | None, Meta(description="Address of the second port; by default that of the first.")] = (
+        None
+    )
     backlog: Annotated[int, Meta(ge=1, le=65_535, description="Connections the system holds until accepted.")] = 2_048
     handshake_timeout_s: Annotated[
         float, Meta(gt=0, le=300, description="A connection that has sent no whole request by then is closed.")
@@ -385,8 +392,8 @@ def _convert(setting: Given) -> object:
 def allowed(field: msgspec.structs.FieldInfo) -> str:
     """The values a setting may have, in words."""
     kind = msgspec.inspect.type_info(field.type)
-    while isinstance(kind, msgspec.inspect.Metadata):
-        kind = kind.type
+    while isinstance(kind, msgspec.inspect.Metadata | msgspec.inspect.UnionType):
+        kind = kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind.types[0]  # the second is None
     match kind:
         case msgspec.inspect.LiteralType():
             return "one of " + ", ".join(str(value) for value in kind.values)

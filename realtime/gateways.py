@@ -30,7 +30,7 @@ from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.serve import create_app, serve
 from realtime.shared_tally import SharedTally
 from realtime.signals import STOP_SIGNALS, unless_told_to_stop
-from realtime.transports.listener import listening_sockets
+from realtime.transports.listener import Ports, open_listeners
 from sessions.tally import all_names
 
 log = logging.getLogger("voicewire.gateways")
@@ -154,7 +154,7 @@ class Gateways:
 
 
 async def serve_by_gateways(
-    config: ServerConfig, on_ready: Callable[[int], None], shared: tuple[SpeechEngine, Path] | None = None
+    config: ServerConfig, on_ready: Callable[[Ports], None], shared: tuple[SpeechEngine, Path] | None = None
 ) -> None:
     """In front of the engine that ``config`` names, or one that is ``shared`` at an address.
 
@@ -162,9 +162,9 @@ async def serve_by_gateways(
     """
     model = Path(config.engine.model) if config.engine.model else None
     engine, address = shared or share_engine(model, **config.engine.options)
-    reserved = listening_sockets(config.listen, share_port=True)
-    port = reserved[0].getsockname()[1]
-    listen = msgspec.structs.replace(config.listen, port=port)
+    reserved = open_listeners(config.listen, share_port=True)
+    ports = reserved.ports
+    listen = msgspec.structs.replace(config.listen, port=ports.main, tls_port=ports.tls)
     counted = all_names(load_gatekeeper(config.auth).key_names)
     try:
         if not await unless_told_to_stop(engine.start()):
@@ -181,11 +181,10 @@ async def serve_by_gateways(
             exchange=str(folder / "exchange"),
         )
         async with Exchange().open(Path(plan.exchange)):
-            await Gateways(plan, str(folder)).run(lambda: on_ready(port))
+            await Gateways(plan, str(folder)).run(lambda: on_ready(ports))
     finally:
         await engine.aclose()
-        for placeholder in reserved:
-            placeholder.close()
+        reserved.close()
 
 
 async def serve_as_gateway(plan: GatewayPlan) -> None:

@@ -25,7 +25,7 @@ from realtime.signals import unless_told_to_stop
 from realtime.transports.audiosocket import AudioSocketPort
 from realtime.transports.calls import call_routes
 from realtime.transports.http import INFORMATION_ROUTES, refuse, refuse_socket
-from realtime.transports.listener import DrainingServer, ListenConfig, listening_sockets
+from realtime.transports.listener import DrainingServer, ListenConfig, Ports, open_listeners
 from realtime.transports.page import page_routes
 from realtime.transports.phones import owner_of_lines, phone_routes
 from realtime.transports.speech import speech
@@ -118,12 +118,12 @@ def keep_for_good() -> None:
 async def serve(
     config: ServerConfig,
     app: Starlette | None = None,
-    on_ready: Callable[[int], None] | None = None,
+    on_ready: Callable[[Ports], None] | None = None,
     share_port: bool = False,
 ) -> None:
     """Listen until SIGTERM or SIGINT, then drain; a second SIGINT cuts that short.
 
-    ``on_ready`` is told the port once requests are taken.
+    ``on_ready`` is told the ports once requests are taken.
 
     With ``share_port`` other processes may listen on the same one.
 
@@ -132,21 +132,20 @@ async def serve(
     app = create_app(config) if app is None else app
     listen = ListenConfig(app, config.listen, config.limits)
     listen.load()
-    sockets = listening_sockets(config.listen, share_port)
-    server = DrainingServer(listen, app.state.server)
+    listeners = open_listeners(config.listen, share_port)
+    server = DrainingServer(listen, app.state.server, listeners)
 
     def started() -> None:
         if config.limits.start_is_kept:
             keep_for_good()
         if on_ready is not None:
-            on_ready(sockets[0].getsockname()[1])
+            on_ready(listeners.ports)
 
     server.on_started = started
     try:
         if await unless_told_to_stop(app.state.server.start()):
-            await server.serve(sockets)
+            await server.serve(listeners.all)
         else:
             await app.state.server.aclose()
     finally:
-        for listener in sockets:
-            listener.close()
+        listeners.close()

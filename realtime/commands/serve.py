@@ -15,6 +15,7 @@ from realtime.config import ConfigError, ServerConfig, allowed, load_config, set
 from realtime.gateways import serve_by_gateways
 from realtime.logs import configure_logs
 from realtime.serve import serve
+from realtime.transports.listener import Ports
 from realtime.transports.page import page_folder
 
 FLAGS = {
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         allow_many_sockets()
         run_server = serve_by_gateways if config.listen.gateways > 1 else serve
         with Progress("loading the voice") as progress:
-            asyncio.run(run_server(config, on_ready=lambda port: announce(config, port, progress)))
+            asyncio.run(run_server(config, on_ready=lambda ports: announce(config, ports, progress)))
     except ConfigError as error:
         print(f"voicewire serve: {error}", file=sys.stderr)
         return WRONG_SETTINGS
@@ -100,14 +101,21 @@ class Progress:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def announce(config: ServerConfig, port: int, progress: Progress) -> None:
+def announce(config: ServerConfig, ports: Ports, progress: Progress) -> None:
     """Tell where to go, on standard output; programs read the last line."""
     progress.stop()
-    secure = "s" if config.listen.tls_certificate else ""
-    host = f"[{config.listen.host}]" if ":" in config.listen.host else config.listen.host
+    listen = config.listen
+    secure = "s" if listen.tls_certificate and ports.tls is None else ""
+    address = f"{in_url(listen.host)}:{ports.main}"
     if page_folder(config):
-        print(f"page  http{secure}://{host}:{port}/")
-    print(f"wire  ws{secure}://{host}:{port}/v1/speech", flush=True)
+        print(f"page  http{secure}://{address}/")
+    if ports.tls is not None:
+        print(f"tls   wss://{in_url(listen.tls_host or listen.host)}:{ports.tls}/v1/speech")
+    print(f"wire  ws{secure}://{address}/v1/speech", flush=True)
+
+
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def allow_many_sockets() -> None:

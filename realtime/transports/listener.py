@@ -10,10 +10,11 @@ import ssl
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import h11
 import uvicorn
+from msgspec import structs
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -24,6 +25,7 @@ from websockets.protocol import State
 from realtime.config import ConfigError, LimitSettings, ListenSettings
 from realtime.crumbs import CrumblessConnection
 from realtime.server import SpeechServer
+from realtime.transports.acceptor import Acceptor
 from realtime.transports.frames import FIN, OPCODE, WHOLE, FrameCutter, payload
 from realtime.transports.link import EXTENSION, WRITE_GRACE_S, Line
 from sessions.weak import weak_method
@@ -284,18 +286,33 @@ def read_little(transport: Any, num_bytes: int) -> None:
 class DrainingServer(uvicorn.Server):
     """Lets what is spoken end before it shuts down, and then returns normally."""
 
-    def __init__(self, config: ListenConfig, speech: SpeechServer) -> None:
+    acceptor: Acceptor
+    """From startup on."""
+
+    def __init__(self, config: ListenConfig, speech: SpeechServer, listeners: Listeners) -> None:
         super().__init__(config)
         self._speech = speech
+        self._listeners = listeners
         self.on_started: Callable[[], None] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-        for listener in sockets or ():
+        await super().startup(sockets=[])  # uvicorn's own servers count no handshakes
+        config = cast(ListenConfig, self.config)
+        self.acceptor = Acceptor(
+            self._create_protocol,
+            config.listen.handshake_timeout_s,
+            lambda: config.max_http_connections - len(config.http_connections),
+        )
+        self.acceptor.listen(self._listeners.plain, config.backlog)
+        self.acceptor.listen(self._listeners.tls, config.backlog, config.ssl)
+        for listener in self._listeners.all:
             host, port, *_ = listener.getsockname()
-            log.info("listening", extra={"host": host, "port": port})
+            log.info("listening", extra={"host": host, "port": port, "tls": listener in self._listeners.tls})
         self.on_started()
+
+    def _create_protocol(self) -> asyncio.Protocol:
+        return SpeechHttpProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
@@ -305,8 +322,58 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._speech.drain()
+        self.acceptor.close()
         await super().shutdown(sockets)
+        await self.acceptor.wait_closed()
         self._captured_signals.clear()  # else uvicorn raises them again, and a clean end looks like a crash
+
+
+class Ports(NamedTuple):
+    """Port numbers that were bound; ``tls`` is there if it is a second one."""
+
+    main: int
+    tls: int | None
+
+
+class Listeners(NamedTuple):
+    """Bound sockets."""
+
+    plain: list[socket.socket]
+    tls: list[socket.socket]
+
+    @property
+    def all(self) -> list[socket.socket]:
+        return self.plain + self.tls
+
+    @property
+    def ports(self) -> Ports:
+        numbers = [sockets[0].getsockname()[1] for sockets in self if sockets]
+        return Ports(numbers[0], numbers[1] if len(numbers) > 1 else None)
+
+    def close(self) -> None:
+        for listener in self.all:
+            listener.close()
+
+
+def open_listeners(settings: ListenSettings, share_port: bool = False) -> Listeners:
+    """Bind the server's one port, or its plain one and its TLS one. Raises ``ConfigError`` or ``OSError``."""
+    if settings.tls_port is None:
+        if settings.tls_host is not None:
+            raise ConfigError(f"listen.tls_host = {settings.tls_host!r} needs listen.tls_port")
+        sockets = listening_sockets(settings, share_port)
+        return Listeners([], sockets) if settings.tls_certificate else Listeners(sockets, [])
+    if settings.tls_certificate is None:
+        raise ConfigError(f"listen.tls_port = {settings.tls_port} needs listen.tls_certificate")
+    if settings.tls_port == settings.port != 0:
+        raise ConfigError(f"listen.tls_port = {settings.tls_port}: must be another than listen.port")
+    listeners = Listeners(listening_sockets(settings, share_port), [])
+    second = structs.replace(settings, host=settings.tls_host or settings.host, port=settings.tls_port)
+    try:
+        listeners.tls.extend(listening_sockets(second, share_port))
+    except OSError:
+        listeners.close()
+        raise
+    return listeners
 
 
 def listening_sockets(settings: ListenSettings, share_port: bool = False) -> list[socket.socket]:

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from msgspec import structs
 
 from realtime.auth import LOCAL, Caller
 from realtime.config import ConfigError
 from realtime.server import SpeechServer
+from realtime.transports.acceptor import Acceptor
 from realtime.transports.audiosocket import WRITE_BUFFER_BYTES, TcpLink
 from realtime.transports.link import WRITE_GRACE_S
 from realtime.transports.listener import listening_sockets, warn_of_strangers
@@ -57,19 +58,28 @@ async def listening(
     serve: Serve,
     tls: ssl.SSLContext | None = None,
     asks_for_keys: bool = False,
+    num_unknown: Callable[[], int] = int,
 ) -> AsyncIterator[int]:
-    """The port, while this lasts. Raises ``OSError``."""
+    """The port, while this lasts. TLS handshakes and ``num_unknown`` connections together are at most
+    ``max_http_connections``. Raises ``OSError``."""
     listen = server.config.listen
     sockets = listening_sockets(structs.replace(listen, host=host, port=port), share_port=listen.gateways > 1)
-    async with AsyncExitStack() as listeners:
-        for one in sockets:
-            listener = await asyncio.start_server(serve, sock=one, backlog=listen.backlog, ssl=tls)
-            listeners.callback(listener.close)
-        found: int = sockets[0].getsockname()[1]
-        log.info("listening for %s", name, extra={"host": host, "port": found})
-        if not asks_for_keys:
-            warn_of_strangers(name, sockets)
+    max_connections = server.config.limits.max_http_connections
+    acceptor = Acceptor(
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), serve),
+        listen.handshake_timeout_s,
+        lambda: max_connections - num_unknown(),
+    )
+    found: int = sockets[0].getsockname()[1]
+    if not asks_for_keys:
+        warn_of_strangers(name, sockets)
+    acceptor.listen(sockets, listen.backlog, tls)
+    log.info("listening for %s", name, extra={"host": host, "port": found})
+    try:
         yield found
+    finally:
+        acceptor.close()
+        await acceptor.wait_closed()
 
 
 async def until_closed(server: SpeechServer, writer: asyncio.StreamWriter) -> None:

@@ -63,7 +63,16 @@ class DevicePorts:
         host, tls = self._settings.mqtt_host, self._tls()
         async with (
             self._udp.open(host, self._settings.udp_port),
-            listening(self._server, "xiaozhi", host, self._settings.mqtt_port, self._serve, tls, True) as port,
+            listening(
+                self._server,
+                "xiaozhi",
+                host,
+                self._settings.mqtt_port,
+                self._serve,
+                tls,
+                asks_for_keys=True,
+                num_unknown=lambda: len(self._serving) - self._num_devices,
+            ) as port,
         ):
             self.port = port
             try:

@@ -21,7 +21,7 @@ def main() -> None:
     config = load_config(flags=flags)
     configure_logs(config.log)
     app = create_app(config, FakeSpeechEngine(FakeScript(**script), info=info, num_slots=512))
-    asyncio.run(serve(config, app, on_ready=lambda port: print(port, flush=True)))
+    asyncio.run(serve(config, app, on_ready=lambda ports: print(ports.main, flush=True)))
 
 
 if __name__ == "__main__":

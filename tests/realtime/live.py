@@ -15,7 +15,7 @@ from realtime.config import load_config
 from realtime.protocol import events as ev
 from realtime.serve import create_app
 from realtime.server import SpeechServer
-from realtime.transports.listener import DrainingServer, ListenConfig, listening_sockets
+from realtime.transports.listener import DrainingServer, ListenConfig, open_listeners
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 
 QUICK = FakeScript(ms_per_char=40.0, first_chunk_s=0.005, real_time_factor=0.02)
@@ -30,6 +30,7 @@ class Live(NamedTuple):
     speech: SpeechServer
     engine: FakeSpeechEngine
     uvicorn: DrainingServer
+    tls_port: int | None = None
 
     @property
     def url(self) -> str:
@@ -82,26 +83,24 @@ async def live_server(engine: FakeSpeechEngine | None = None, **flags: object) -
     app = create_app(config, engine)
     server_config = ListenConfig(app, config.listen, config.limits)
     server_config.load()
-    sockets = listening_sockets(config.listen)
-    uvicorn = DrainingServer(server_config, app.state.server)
+    listeners = open_listeners(config.listen)
+    uvicorn = DrainingServer(server_config, app.state.server, listeners)
     uvicorn.lifespan = server_config.lifespan_class(server_config)
-    await uvicorn.startup(sockets)
+    await uvicorn.startup()
     try:
-        yield Live(sockets[0].getsockname()[1], app.state.server, engine, uvicorn)
+        yield Live(listeners.ports.main, app.state.server, engine, uvicorn, listeners.ports.tls)
     finally:
         await close(uvicorn)
 
 
 async def close(uvicorn: DrainingServer) -> None:
     """What uvicorn does to shut down, without its waits; the drain has tests of its own."""
-    for server in uvicorn.servers:
-        server.close()
+    uvicorn.acceptor.close()
     for connection in list(uvicorn.server_state.connections):
         connection.shutdown()
     await asyncio.gather(*uvicorn.server_state.tasks, return_exceptions=True)
     await uvicorn.lifespan.shutdown()
-    for server in uvicorn.servers:
-        await server.wait_closed()
+    await uvicorn.acceptor.wait_closed()
 
 
 async def until(condition: Callable[[], bool]) -> None:

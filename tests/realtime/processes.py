@@ -32,10 +32,10 @@ def server(script: dict[str, object] | None = None, **flags: object) -> Iterator
             process.kill()
 
 
-def wire_address(announced: IO[bytes]) -> str:
-    """What `voicewire serve` prints on its line for the wire."""
+def wire_address(announced: IO[bytes], wanted: str = "wire") -> str:
+    """What `voicewire serve` prints on its line for the wire, or on another."""
     for line in announced:
         name, address = line.decode().split()
-        if name == "wire":
+        if name == wanted:
             return address
     raise AssertionError("the server ended before it was ready")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from realtime.gateways import GATEWAY_COMMAND, GatewayPlan, Gateways, gateway_en
 from realtime.protocol import events as ev
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.calls.test_sockets import told
+from tests.realtime.certificates import self_signed
 from tests.realtime.live import NO_CERTIFICATES, close_code, hear, next_of
 from tests.realtime.processes import wire_address
 
@@ -39,10 +41,12 @@ PATIENCE_S = 60.0
 
 
 class Served:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], certificate: Path) -> None:
         assert process.stdout is not None
         self.process = psutil.Process(process.pid)
+        self.tls_url = wire_address(process.stdout, "tls").removesuffix("/v1/speech")
         self.url = wire_address(process.stdout).removesuffix("/v1/speech")
+        self.trust = ssl.create_default_context(cafile=str(certificate))
 
     def gateways(self) -> list[psutil.Process]:
         return [child for child in self.process.children() if "realtime.gateways" in command_of(child)]
@@ -100,14 +104,16 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     config = folder / "server.toml"
     config.write_text("[engine.options]\nfast_start = true\n")
     command = [sys.executable, "-m", "realtime.cli", "serve", "--model", str(folder), "--port", "0"]
-    command += ["--config", str(config)]
+    certificate, key = self_signed(folder)
+    command += ["--config", str(config), "--tls-certificate", str(certificate), "--tls-key", str(key)]
+    command += ["--set", "listen.tls_port=0"]
     return [*command, "--gateways", str(NUM_GATEWAYS), "--set", f"limits.max_connections={MAX_CONNECTIONS}"]
 
 
 @pytest.fixture(scope="module")
 def served(command: list[str]) -> Iterator[Served]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        yield Served(process)
+        yield Served(process, Path(command[command.index("--tls-certificate") + 1]))
         process.terminate()
 
 
@@ -135,6 +141,21 @@ def test_a_key_pressed_in_the_terminal_is_not_for_gateways_whose_niceness_counts
     gateways = [gateway.pid for gateway in served.gateways()]
     assert {os.getsid(pid) for pid in gateways} == {os.getsid(served.process.pid)}
     assert os.getpgid(served.process.pid) not in {os.getpgid(pid) for pid in gateways}
+
+
+@pytest.mark.timeout(120)
+async def test_tls_port_is_shared_by_all_gateways(served: Served) -> None:
+    found: dict[int, SpeechClient] = {}
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found) < NUM_GATEWAYS:
+            client = await open_session(served.tls_url, trust=served.trust)
+            if (pid := served.owner_of(client)) in found:
+                await client.aclose()
+            else:
+                found[pid] = client
+    for client in found.values():
+        await speaks(client, "r")
+        await client.aclose()
 
 
 @pytest.mark.timeout(120)
@@ -283,7 +304,8 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_what_a_killed_server_left_goes_with_the_next(command: list[str], temporary: Path) -> None:
     environment = os.environ | {"TMPDIR": str(temporary)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
-        Served(process)
+        assert process.stdout is not None
+        wire_address(process.stdout)
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
     psutil.wait_procs(family, PATIENCE_S)
