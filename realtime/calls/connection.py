@@ -28,6 +28,7 @@ from sessions.errors import SessionError
 from sessions.hearing.caller import CallerEar, EarSettings
 from sessions.hearing.silero import network
 from sessions.session import Session
+from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.call")
 
@@ -78,6 +79,7 @@ class PhoneConnection:
                 await self._link.close(CloseCode.INTERNAL_ERROR, self._reason)
             finally:
                 self._leave()
+                self._speaking.clear()  # a cancelled task holds its frames, and they hold the call
 
     async def aclose(self) -> None:
         """Returns when nothing of the session is left."""
@@ -118,6 +120,9 @@ class PhoneConnection:
             self._tasks.create_task(work, name="voicewire call")
         except RuntimeError:  # a part of the call has failed, and all of it ends
             work.close()
+
+    def _send_soon(self, message: str | bytes) -> None:
+        self._soon(self._link.send(message))
 
     async def _read(self) -> None:
         reader = Reader(self._link)
@@ -207,9 +212,9 @@ class PhoneConnection:
             Line(self._dialect, line, self._link.send, line_settings(self._server)),
             call_limits(self._server),
             may_speak=self._server.may_speak,
-            tell=self._tell,
-            send_soon=lambda message: self._soon(self._link.send(message)),
-            hang_up=self._hang_up,
+            tell=weak_method(self._tell),
+            send_soon=weak_method(self._send_soon),
+            hang_up=weak_method(self._hang_up),
         )
         self._live = LiveCall(self._caller.name, connected, self._call.command)
         if self._settings.barge_in:

@@ -25,6 +25,7 @@ from realtime.config import ConfigError, load_config
 from realtime.serve import create_app
 from realtime.transports import tcp_port
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.leftovers import leaves_no_object
 from tests.realtime.live import WAIT_S, Live, live_server, until
 
 TEXT = "Hello there, how are you today?"
@@ -59,6 +60,15 @@ def seconds_of(events: list[Event]) -> float:
     chunks = [AudioChunk.from_event(event) for event in events if AudioChunk.is_type(event.type)]
     assert {(chunk.rate, chunk.width, chunk.channels) for chunk in chunks} <= {(24_000, 2, 1)}
     return sum(len(chunk.audio) for chunk in chunks) / 48_000
+
+
+async def test_closed_connection_is_free_without_a_collection(live: Live) -> None:
+    async def visit() -> None:
+        async with dial(live) as client:
+            await client.write_event(Synthesize(TEXT).event())
+            await heard(client, "audio-stop")
+
+    await leaves_no_object(live, visit)
 
 
 async def test_what_there_is(live: Live) -> None:

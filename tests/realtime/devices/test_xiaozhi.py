@@ -17,6 +17,7 @@ from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusSettings
 from sessions.audio.pcm import EMPTY
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls.test_sockets import dial, told
+from tests.realtime.leftovers import leaves_no_object
 from tests.realtime.live import WAIT_S, Live, live_server, until
 
 Json = dict[str, Any]
@@ -66,6 +67,17 @@ async def heard(line: ClientConnection, wanted: Callable[[Json], bool]) -> tuple
 
 def is_tts(state: str) -> Callable[[Json], bool]:
     return lambda found: (found["type"], found.get("state")) == ("tts", state)
+
+
+async def test_device_that_left_is_free_without_a_collection(live: Live) -> None:
+    async def visit() -> None:
+        async with dial(live, "/v1/calls") as agent, device(live) as line:
+            await greet(line)
+            call = await told(agent, "call.connected")
+            await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": "Hello."}))
+            await heard(line, is_tts("stop"))
+
+    await leaves_no_object(live, visit)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

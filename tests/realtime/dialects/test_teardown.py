@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import socket
 import struct
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,49 +19,14 @@ from tests.fakes.engine import FakeScript
 from tests.realtime.dialects.clients import VendorClient
 from tests.realtime.dialects.talk import KEY, LONG, TEXT, dial, every, hear, hear_first_audio, send
 from tests.realtime.dialects.test_wires_http import HTTP
+from tests.realtime.leftovers import leaves_no_object
 from tests.realtime.live import WAIT_S, Live, speak, until
 
-PACKAGES = ("realtime.", "sessions.", "uvicorn.protocols.")
 FASTEST = FakeScript(ms_per_char=60.0, first_chunk_s=0.0, real_time_factor=0.0)
 HOST_AND_KEY = f"Host: localhost\r\nxi-api-key: {KEY}\r\nAuthorization: Bearer {KEY}\r\n"
-FREE_AFTER_S = 5.0
 REQUESTS = [(path, body) for path, body, _ in HTTP]
 REQUESTS.append(("/v1/audio/speech", {"input": TEXT, "voice": "ada", "response_format": "pcm"}))
 REQUESTS.append(("/v1/text-to-dialogue", {"inputs": [{"text": TEXT, "voice_id": voice} for voice in ("ada", "ben")]}))
-
-
-def living_objects() -> Counter[str]:
-    """Objects of ours, and of the protocols below, by class."""
-    kinds = (type(thing) for thing in gc.get_objects())
-    return Counter(
-        f"{kind.__module__}.{kind.__qualname__}"
-        for kind in kinds
-        if isinstance(kind.__module__, str) and kind.__module__.startswith(PACKAGES)
-    )
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-async def leaves_no_object(live: Live, visit: Callable[[], Awaitable[None]]) -> None:
-    """A first visit fills what is cached."""
-    await visit()
-    await live.freed()
-    with without_collections():
-        before = living_objects()
-        await visit()
-        await live.freed()
-        end_s = time.monotonic() + FREE_AFTER_S
-        while (left := living_objects() - before) and time.monotonic() < end_s:
-            await asyncio.sleep(0.02)
-        assert left == Counter()
 
 
 @every

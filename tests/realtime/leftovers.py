@@ -1,0 +1,49 @@
+"""Objects that a connection leaves behind, counted with the garbage collector off."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from tests.realtime.live import Live
+
+PACKAGES = ("realtime.", "sessions.", "uvicorn.protocols.")
+FREE_AFTER_S = 5.0
+
+
+def living_objects() -> Counter[str]:
+    """Objects of ours, and of the protocols below, by class."""
+    kinds = (type(thing) for thing in gc.get_objects())
+    return Counter(
+        f"{kind.__module__}.{kind.__qualname__}"
+        for kind in kinds
+        if isinstance(kind.__module__, str) and kind.__module__.startswith(PACKAGES)
+    )
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def leaves_no_object(live: Live, visit: Callable[[], Awaitable[None]]) -> None:
+    """A first visit fills what is cached."""
+    await visit()
+    await live.freed()
+    with without_collections():
+        before = living_objects()
+        await visit()
+        await live.freed()
+        end_s = time.monotonic() + FREE_AFTER_S
+        while (left := living_objects() - before) and time.monotonic() < end_s:
+            await asyncio.sleep(0.02)
+        assert left == Counter()
