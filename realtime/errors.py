@@ -65,6 +65,7 @@ RULES: dict[str, Rule] = {
     "forbidden_host": Rule(C, 403, CloseCode.POLICY_VIOLATION, "without keys: the Host header is no loopback name"),
     "forbidden_origin": Rule(C, 403, CloseCode.POLICY_VIOLATION, "without keys: a page of another origin"),
     "unknown_path": Rule(C, 404, None, "no such address on this server"),
+    "method_not_allowed": Rule(C, 405, None, "an address that takes other methods; `Allow` names them"),
     "unsupported_subprotocol": Rule(C, 400, None, "a handshake that does not offer `voicewire.v1`"),
     "invalid_request": Rule(Q, 400, None, "a setting out of range; the message names field, limit and value"),
     "unknown_voice": Rule(Q, 400, None, "no such voice"),

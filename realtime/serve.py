@@ -80,7 +80,14 @@ def create_app(
 
     app = Starlette(
         routes=_routes(server, switchboard, devices),
-        exception_handlers={Refused: refuse, SessionError: refuse, EngineError: refuse, 404: refuse},
+        exception_handlers={
+            Refused: refuse,
+            SessionError: refuse,
+            EngineError: refuse,
+            404: refuse,
+            405: refuse,
+            500: refuse,
+        },
         lifespan=lifespan,
     )
     app.state.server = server

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Protocol, runtime_checkable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
@@ -10,11 +13,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.websockets import WebSocket
 
+from engine.api import EngineError
 from realtime.errors import Refused, describe, http_status, rule_for
 from realtime.server import SpeechServer
-from sessions.errors import ErrorInfo
+from sessions.errors import ErrorInfo, SessionError
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@runtime_checkable
+class RefusesInOwnShape(Protocol):
+    """An endpoint of a vendor's API."""
+
+    def refusal(self, info: ErrorInfo) -> Response: ...
 
 
 def refusal_headers(info: ErrorInfo) -> dict[str, str]:
@@ -77,11 +88,25 @@ INFORMATION_ROUTES: list[BaseRoute] = [
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """Starlette's handler of all errors that a client is told about."""
+    """Starlette's handler of all errors, in the shape that the address has for them. An unexpected error keeps its
+    text to itself, and is logged by the listener."""
+    headers: Mapping[str, str] = {}
     if isinstance(error, HTTPException):
-        error = Refused("unknown_path", "no such address on this server")
+        headers = error.headers or {}
+        error = _refused_by_starlette(request, error)
+    elif not isinstance(error, Refused | SessionError | EngineError):
+        error = Refused("internal_error", "internal error")
     server_of(request).metrics.refused(describe(error).code)
-    return refusal_response(error)
+    endpoint = request.scope.get("endpoint")
+    answer = endpoint.refusal(describe(error)) if isinstance(endpoint, RefusesInOwnShape) else refusal_response(error)
+    answer.headers.update(headers)
+    return answer
+
+
+def _refused_by_starlette(request: Request, error: HTTPException) -> Refused:
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return Refused("method_not_allowed", f"this address does not take {request.method[:16]}")
+    return Refused("unknown_path", "no such address on this server")
 
 
 async def refuse_socket(websocket: WebSocket) -> None:

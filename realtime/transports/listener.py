@@ -34,7 +34,14 @@ log = logging.getLogger("voicewire.listener")
 
 TCP_NOTSENT_LOWAT = 25
 """Linux; the socket module has no name for it before Python 3.12."""
-TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+TOO_MANY_BODY = (
+    b'{"error":{"message":"max_http_connections is reached","type":"capacity_error","param":null,'
+    b'"code":"too_many_connections"}}'
+)
+TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(TOO_MANY_BODY), TOO_MANY_BODY)
+)
 READ_BYTES = 16_384
 """Of a WebSocket in one turn of the event loop, so that a flood of tiny frames holds up nobody for long."""
 READ_AHEAD_MESSAGES = 4

@@ -6,6 +6,7 @@ import logging
 import secrets
 
 from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -20,7 +21,7 @@ from realtime.server import SpeechServer
 from realtime.transports.body import HttpLink
 from realtime.transports.link import WRITE_GRACE_S, AsgiLink
 from realtime.transports.wire_connection import WireConnection, refusal
-from sessions.errors import SessionError
+from sessions.errors import ErrorInfo, SessionError
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.wire")
@@ -50,6 +51,9 @@ class WireEndpoint:
                 await self._serve_socket(connection, scope, receive, send)
         finally:
             await connection.aclose()
+
+    def refusal(self, info: ErrorInfo) -> JSONResponse:
+        return refusal(self._wire, info)
 
     def _admit(self, request: HTTPConnection) -> Caller:
         """Raises ``Refused``."""
@@ -81,7 +85,7 @@ class WireEndpoint:
         info = describe(error)
         self._server.metrics.refused(info.code)
         log.info("refused a handshake", extra={"code": info.code, "wire": self._wire.path})
-        answer = refusal(self._wire, info)
+        answer = self.refusal(info)
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(answer)
         else:

@@ -54,7 +54,9 @@ async def test_http_connections_are_limited_and_open_websockets_are_none() -> No
     async with live_server(limits__max_http_connections=1) as live, live.session() as client:
         _, idle = await dial(live)
         reader, writer = await dial(live)
-        assert (await reader.read()).startswith(b"HTTP/1.1 503")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503")
+        assert json.loads(body)["error"]["code"] == "too_many_connections"
         writer.close()
         idle.close()
         await until(lambda: not live.uvicorn.config.http_connections)  # type: ignore[attr-defined]

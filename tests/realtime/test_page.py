@@ -11,6 +11,7 @@ from starlette.routing import Mount
 
 from realtime.client import open_session
 from realtime.config import load_config
+from realtime.metrics import ServerMetrics
 from realtime.serve import create_app
 from realtime.transports.listener import listening_sockets
 from tests.fakes.engine import FakeSpeechEngine
@@ -46,6 +47,12 @@ async def test_an_address_that_takes_posts_is_no_page(folder: Path) -> None:
         for path in ("/v1/audio/speech", "/v1/tokens", "/v1/text-to-speech/zoe/stream", "/tts/bytes"):
             answer = await http.get(path)
             assert (answer.status_code, answer.headers["Allow"]) == (405, "POST")
+            assert "method_not_allowed" in str(answer.json())
+        assert (await http.get("/v1/tokens")).json()["error"]["type"] == "client_error"
+        assert (await http.get("/v1/text-to-speech/zoe/stream")).json().keys() == {"detail"}  # as ElevenLabs' API does
+        for path in ("/", "/v1/voices", "/audio.js"):
+            answer = await http.delete(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
         assert (await http.get("/v1/audio/nothing")).status_code == 404
 
 
@@ -90,3 +97,15 @@ async def test_the_page_shadows_no_other_address() -> None:
     async with live_server() as live, live.http() as http:
         for path in ("/healthz", "/readyz", "/metrics", "/v1/voices"):
             assert (await http.get(path)).status_code == 200
+
+
+async def test_fault_of_the_server_is_told_in_json_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with live_server() as live, live.http() as http:
+        monkeypatch.setattr(ServerMetrics, "exposition", fail)
+        answer = await http.get("/metrics")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        assert "secret" not in answer.text
+
+
+def fail(_: ServerMetrics) -> bytes:
+    raise RuntimeError("secret")

@@ -16,6 +16,7 @@ STATUSES = {
     "voice_not_found": 404,
     "unknown_response": 404,
     "unknown_call": 404,
+    "method_not_allowed": 405,
     "body_timeout": 408,
     "idle_timeout": 408,
     "session_expired": 408,
