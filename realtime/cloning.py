@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +44,7 @@ class Cloning:
         self._require_encoder("ref_audio")
         with self.gate.inside():
             if reference[: len(PREFIX)].lower() == PREFIX:
-                data = decode_data_uri(reference, self._settings.max_upload_bytes)
+                data = await asyncio.to_thread(decode_data_uri, reference, self._settings.max_upload_bytes)
             elif self._settings.fetch:
                 data = await self.fetcher.fetch(reference)
             else:

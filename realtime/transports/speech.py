@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -28,7 +29,14 @@ from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
 from sessions.response import Response as SpokenResponse
 from sessions.session import Session
 
+Parsed = TypeVar("Parsed")
 VOICE_WARNING = "X-Voicewire-Warning"
+MAX_INLINE_BYTES = 65_536
+"""Of a body that is parsed on the event loop."""
+VALUE_MARKS = (b",", b"[", b"{")
+"""No JSON has more values than these and one; a recording in base64 has one of them."""
+BYTES_PER_VALUE = 2
+"""At least, so that a body of ``max_message_bytes`` is never refused for its values."""
 EVENT_STREAM = "text/event-stream"
 UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -56,7 +64,7 @@ async def speech(request: Request) -> Response:
     """Raises ``Refused``, ``SessionError`` or ``EngineError`` as long as no audio was sent."""
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
-    body = parse_body(await read_body(request, server))
+    body = await decode(parse_body, await read_body(request, server))
     check_place(server, caller)
     return await unless_it_leaves(request, _answered(body, server, caller))
 
@@ -134,23 +142,32 @@ async def read_body(request: Request, server: SpeechServer) -> bytes:
     """Beyond ``max_message_bytes`` only what may hold a recording, and so many at once. Raises ``Refused``."""
     limits, voices, loop = server.config.limits, server.config.voices, asyncio.get_running_loop()
     room = voices.max_upload_bytes * 4 // 3 + 4 if server.engine.info.can_encode else 0
-    body = bytearray()
+    body, num_values, max_values = bytearray(), 0, limits.max_message_bytes // BYTES_PER_VALUE
     with ExitStack() as upload:
         try:
             async with asyncio.timeout(server.config.listen.handshake_timeout_s) as deadline:
                 async for piece in request.stream():
                     was_small = len(body) <= limits.max_message_bytes
                     body += piece
+                    num_values += sum(map(piece.count, VALUE_MARKS))
                     if was_small and room and len(body) > limits.max_message_bytes:
                         upload.enter_context(server.cloning.uploads.inside())
                         deadline.reschedule(loop.time() + voices.upload_timeout_s)
                     if len(body) > limits.max_message_bytes + room:
                         raise _too_big(limits.max_message_bytes, room)
+                    if len(body) > limits.max_message_bytes and num_values > max_values:
+                        message = f"a body longer than max_message_bytes has at most {max_values} values"
+                        raise Refused("message_too_big", message)
         except ClientDisconnect:
             raise client_left() from None
         except TimeoutError:
             raise Refused("body_timeout", "the body did not arrive in time") from None
     return bytes(body)
+
+
+async def decode(parse: Callable[[bytes], Parsed], body: bytes) -> Parsed:
+    """Parse a body, a large one in a thread. Raises ``Refused``."""
+    return parse(body) if len(body) <= MAX_INLINE_BYTES else await asyncio.to_thread(parse, body)
 
 
 def _too_big(max_message_bytes: int, room: int) -> Refused:

@@ -22,7 +22,7 @@ from realtime.speech_api.order import begin, order_of
 from realtime.speech_api.usage import usage
 from realtime.speech_api.voice import Listener
 from realtime.transports.http import server_of
-from realtime.transports.speech import AnswerRoom, check_place, read_body, whole
+from realtime.transports.speech import AnswerRoom, check_place, decode, read_body, whole
 from realtime.transports.staying import unless_it_leaves
 from sessions.errors import SessionError
 from sessions.session import Session
@@ -71,7 +71,7 @@ async def speech_batch(request: Request) -> Response:
     """Raises ``Refused`` or ``LimitExceeded`` for what is wrong with all of it."""
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
-    items = _items(parse_object(await read_body(request, server)))
+    items = _items(await decode(parse_object, await read_body(request, server)))
     check_place(server, caller)
     results = await unless_it_leaves(request, _all_spoken(items, server, caller))
     return StreamingResponse(_told(results), media_type="application/json")

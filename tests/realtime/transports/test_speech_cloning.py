@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from engine.api import InvalidRequest
+from realtime.references.data_uri import decode_data_uri
 from sessions.audio.wav import wav_file
 from sessions.voices.store import VoiceStore
 from tests.fakes.engine import FakeScript
@@ -193,3 +196,51 @@ async def test_nothing_of_a_recording_is_in_the_answer_to_a_broken_body(live: Li
     async with live.http() as http:
         told = await http.post("/v1/audio/speech", content=json.dumps({"input": "Hi", "ref_audio": 5}))
     assert told.status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
+async def test_large_body_of_small_values_is_refused(live: Live, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that max_upload_bytes allows beside a text are for recordings, not for millions of values."""
+    decoded = []
+    monkeypatch.setattr("realtime.speech_api.body.msgspec.json.decode", lambda *_, **__: decoded.append(1))
+    body = b'{"input":"Hello.","items":[' + b"0," * 3_000_000 + b"0]}"
+    async with live.http() as http:
+        told = await http.post(path, content=body)
+    assert (told.status_code, told.json()["error"]["code"]) == (413, "message_too_big")
+    assert "131072 values" in told.json()["error"]["message"]
+    assert not decoded
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
+async def test_large_recording_is_decoded_off_the_loop(live: Live, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, list[str]] = {"json": [], "base64": []}
+
+    def noted(kind: str, original: Callable[..., object]) -> Callable[..., object]:
+        def decode(*args: object, **options: object) -> object:
+            names[kind].append(threading.current_thread().name)
+            return original(*args, **options)
+
+        return decode
+
+    monkeypatch.setattr("realtime.speech_api.body.msgspec.json.decode", noted("json", msgspec.json.decode))
+    monkeypatch.setattr("realtime.cloning.decode_data_uri", noted("base64", decode_data_uri))
+    sound = wav_file(tone(20.0, 48_000), 48_000)
+    fields = {"input": "Hello.", "task_type": "Base", "ref_audio": data_uri(sound), "ref_text": "What is said."}
+    body = fields if path.endswith("speech") else {"items": [fields]}
+    async with live.http() as http:
+        assert (await http.post(path, json=body)).status_code == 200
+    assert len(live.engine.samples) == 1
+    assert [len(found) for found in names.values()] == [1, 1]
+    assert threading.main_thread().name not in names["json"] + names["base64"]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 49_151, 49_152, 49_153, 200_001])
+def test_base64_in_pieces_is_that_of_the_whole(num_bytes: int) -> None:
+    data = bytes(range(256)) * 1_000
+    assert decode_data_uri(data_uri(data[:num_bytes]), 1_000_000) == data[:num_bytes]
+
+
+@pytest.mark.parametrize("text", ["=" * 1_000_000, "A" * 65_532 + "AA==AAAA", "AAAA" * 20_000 + "A", "AA\nAA"])
+def test_broken_base64_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="base64 is broken"):
+        decode_data_uri("data:audio/wav;base64," + text, 10_000_000)
