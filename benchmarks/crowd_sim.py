@@ -28,7 +28,7 @@ import torch
 from benchmarks import gpu_host, random_model
 from benchmarks.gpu import NO_END, Listener, report, setting, text_of
 from benchmarks.gpu_stages import numbers
-from engine.admission import Shape, StepModel
+from engine.admission import Shape
 from engine.api import Finished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
 from engine.graphs import lanes, runner
 from engine.graphs.engine import PipelinedEngine
@@ -153,7 +153,7 @@ def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[Pipe
     device = SimulatedDevice(args.host_scale, args.slower)
     device.install(engine)
     steps = {rows: seconds_of(FRAME_MS, rows) + seconds_of(DECODE_MS, rows) for rows in engine.runner.frame_buckets}
-    engine.step_model = StepModel(Shape(steps))
+    engine.step_model.calibrate(Shape(steps))
     return engine, device
 
 

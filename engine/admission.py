@@ -7,16 +7,26 @@ ones take, with their texts, their histories and the host's work, is learnt from
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import accumulate
 
+from engine.batch import Batch
+
+SLOPE_DECAY = 0.999
 DECAY = 0.99
 """Weight of the past at each step: the last few hundred count."""
 MIN_WEIGHT = 20.0
 """Steps before they are believed."""
 OUTLIER = 5.0
 """A step so many times slower than foreseen is somebody's hiccup and teaches nothing."""
+
+
+UNKNOWN_POSITION_S = 0.001
+"""Of a prompt position before one was measured: more than it takes on any machine that keeps up with speech."""
+GROWTH = 2
+"""A line is believed for steps of so many times the most rows that it was learnt from."""
 
 
 class Shape:
@@ -38,19 +48,51 @@ class StepModel:
     """``shape``, as many times longer as recent steps were; without one, a line through recent steps."""
 
     def __init__(self, shape: Shape | None = None) -> None:
+        self.calibrate(shape)
+
+    def calibrate(self, shape: Shape | None) -> None:
+        """Start anew from a measured shape, or from nothing."""
         self.shape = shape
         self._line = Line()
         self._weight = self._seconds = self._foreseen = 0.0
-        self._num_outliers = 0
+        self._num_outliers = self._max_rows = 0
+        self._prefill_weight = self._prefill_s = 0.0
 
     def note(self, rows: int, seconds: float) -> None:
         if rows == 0 or self._is_outlier(rows, seconds):
             return
         self._line.note(rows, seconds)
+        self._max_rows = max(self._max_rows, rows)
         self._weight = DECAY * self._weight + 1.0
         if self.shape is not None:
             self._seconds = DECAY * self._seconds + seconds
             self._foreseen = DECAY * self._foreseen + self.shape.seconds(rows)
+
+    def note_step(self, batch: Batch, seconds: float) -> None:
+        """Learn from a step, whatever it computed."""
+        if batch.prefills:
+            self.note_prefill(len(batch), batch.num_prefill_positions, seconds)
+        else:
+            self.note(len(batch), seconds)
+
+    def note_prefill(self, rows: int, positions: int, seconds: float) -> None:
+        """Learn what prompt positions add to a step with so many rows."""
+        foreseen = self.seconds(rows)
+        if foreseen is not None and positions:
+            self._prefill_weight = DECAY * self._prefill_weight + positions
+            self._prefill_s = DECAY * self._prefill_s + max(0.0, seconds - foreseen)
+
+    def max_seconds(self, rows: int, positions: int = 0) -> float:
+        """Predict a step, rather too long than too short; ``inf`` far beyond what was measured."""
+        position_s = self._prefill_s / self._prefill_weight if self._prefill_weight else UNKNOWN_POSITION_S
+        return self._max_row_seconds(rows) + positions * position_s
+
+    def _max_row_seconds(self, rows: int) -> float:
+        if self.shape is not None:
+            return self.seconds(rows) or 0.0
+        if rows > GROWTH * max(1, self._max_rows):
+            return math.inf
+        return self._line.max_seconds(rows)
 
     def _is_outlier(self, rows: int, seconds: float) -> bool:
         """As many in a row as the model is old are no outliers any more."""
@@ -75,18 +117,30 @@ class Line:
     """Least squares over recent steps: seconds = base + slope * rows."""
 
     def __init__(self) -> None:
-        self._weight = self._rows = self._seconds = self._rows_squared = self._products = 0.0
+        self._weight = self._rows = self._seconds = 0.0
+        # Steps of one size are common, and the slope is learnt from the others: it has a longer memory.
+        self._past = [0.0] * 5
+        self._slope: float | None = None
 
     def note(self, rows: int, seconds: float) -> None:
         self._weight = DECAY * self._weight + 1.0
         self._rows = DECAY * self._rows + rows
         self._seconds = DECAY * self._seconds + seconds
-        self._rows_squared = DECAY * self._rows_squared + rows * rows
-        self._products = DECAY * self._products + rows * seconds
+        terms = (1.0, rows, seconds, rows * rows, rows * seconds)
+        self._past = [SLOPE_DECAY * total + term for total, term in zip(self._past, terms, strict=True)]
+        _, mean_rows, mean_seconds, mean_square, mean_product = (total / self._past[0] for total in self._past)
+        spread = mean_square - mean_rows**2
+        if spread > 1e-3 * mean_rows**2:
+            self._slope = max(0.0, (mean_product - mean_rows * mean_seconds) / spread)
 
     def seconds(self, rows: int) -> float:
-        mean_rows, mean_seconds = self._rows / self._weight, self._seconds / self._weight
-        spread = self._rows_squared / self._weight - mean_rows**2
-        together = self._products / self._weight - mean_rows * mean_seconds
-        slope = max(0.0, together / spread) if spread > 1e-3 * mean_rows**2 else 0.0
-        return max(0.0, mean_seconds + slope * (rows - mean_rows))
+        return self._seconds_at(rows, self._slope or 0.0)
+
+    def max_seconds(self, rows: int) -> float:
+        """With an unknown slope time grows in proportion to the rows; 0 before the first step."""
+        if not self._weight:
+            return 0.0
+        return self._seconds_at(rows, self._seconds / self._rows if self._slope is None else self._slope)
+
+    def _seconds_at(self, rows: int, slope: float) -> float:
+        return max(0.0, (self._seconds + slope * (rows * self._weight - self._rows)) / self._weight)

@@ -180,6 +180,13 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     schedule, which also sends what is there to a listener about to run dry."""
     lead_ms: int | None = None
     """Most audio generated ahead of playback; ``None`` means as fast as it goes (burst)."""
+    group: str = ""
+    """Whose request it is: groups share equally what paced requests leave. Any short string that is no secret."""
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether it has no deadline, so that paced requests go first."""
+        return self.lead_ms is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +321,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Of the last step."""
     num_preemptions: int
     num_finished: int
+    num_waiting_burst: int = 0
+    """Of ``num_waiting``, those without a deadline."""
     num_bounded: int = 0
     """Requests so far that went on with less of their past for want of decoder memory (CosyVoice3)."""
 

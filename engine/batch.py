@@ -34,5 +34,9 @@ class Batch:
     def works(self) -> list[Work]:
         return [*self.prefills, *self.steps]
 
+    @property
+    def num_prefill_positions(self) -> int:
+        return sum(work.count for work in self.prefills)
+
     def __len__(self) -> int:
         return len(self.steps) + len(self.prefills)

@@ -7,8 +7,10 @@ tagged with the epoch of their request.
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -19,8 +21,9 @@ from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
 from engine.commands import Released
 from engine.config import EngineConfig
-from engine.decode.batcher import CALL_ROWS
+from engine.decode.batcher import CALL_FRAMES, CALL_ROWS
 from engine.errors import EngineError
+from engine.fairness import DEADLINE_S
 from engine.intake import Intake
 from engine.model_runner import ModelRunner, Result
 from engine.models.base import Audio, Control, Decoded, DecodeStage, Failed, Park, SpeechModel, Stop
@@ -28,8 +31,19 @@ from engine.request import Phase, Request
 from engine.stats import StepTimes
 
 STALL_RETRY_S = 0.01
+MIN_ROUND_FRAMES = 16
+ROUND_SHARE = 1.25
+"""Burst frames that are decoded in a step beside paced requests, for each row: a little more than it makes."""
+MAX_CALL_FRAMES = CALL_FRAMES[0]
+MIN_BURST_SLACK_S = 0.001
 MAX_WARM_UP_S = 2.0
 CPU_KV_BYTES = 512 * 2**20
+
+
+def first_slots(num_frames: Mapping[int, int], max_frames: int) -> set[int]:
+    """The first slots that hold so many frames together, and at least one."""
+    ahead = accumulate(num_frames.values(), initial=0)
+    return {slot for slot, num_ahead in zip(num_frames, ahead, strict=False) if num_ahead < max_frames}
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -69,6 +83,8 @@ class Engine(Intake):
         self.times = StepTimes()
         self.hand_over: Callable[[], None] = lambda: None
         """Called within a step when ``events`` hold what listeners wait for; whoever drives the engine takes them."""
+        self.read_commands: Callable[[], None] = lambda: None
+        """Called within a step, between its two stages, when commands can be carried out."""
         self.retry_s = 0.0
         """The last step got nowhere, for rows at their lead held the blocks: no use in another before this time."""
 
@@ -98,13 +114,14 @@ class Engine(Intake):
         start = time.perf_counter()
         batch = self.scheduler.schedule(self.clock())
         self.take(self.runner.run(batch, self.times))
-        chunks = self.decode()
-        self.emit(chunks)
+        talker_s = time.perf_counter() - start
+        num_chunks = self.decode(len(batch))
         self.retire()
-        got_somewhere = len(batch) or chunks or self.stage.busy or self.released or self.pool.num_quarantined
+        got_somewhere = len(batch) or num_chunks or self.stage.busy or self.released or self.pool.num_quarantined
         self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
         self.settle()
-        self.account(len(batch), time.perf_counter() - start)
+        self.scheduler.burst_model.note_step(batch, talker_s)
+        self.account(batch, time.perf_counter() - start)
 
     def take(self, results: Iterable[Result]) -> None:
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""
@@ -142,22 +159,61 @@ class Engine(Intake):
             self.scheduler.retire_talker(request)
             self.stage.finalize(request.held_slot)
 
-    def decode(self) -> list[Decoded]:
+    def decode(self, num_rows: int) -> int:
+        """Decode and emit what is due in a step of so many rows; returns the number of chunks.
+
+        Beside paced requests burst rows come behind, in small rounds: a step then decodes about as many frames as it
+        makes, and a paced request that arrives meanwhile waits for one round.
+        """
+        if not (self.scheduler.num_burst_slots and self.scheduler.spares_paced):
+            return self.decode_round(None)
+        num_chunks = self.decode_round({r.held_slot for r in self.scheduler.running if not r.is_burst})
+        num_frames = max(MIN_ROUND_FRAMES, round(ROUND_SHARE * num_rows))
+        while num_frames > 0:
+            self.hand_over()
+            self.read_commands()
+            is_urgent = num_rows > 0 and self.scheduler.paced_slack_s(self.clock()) <= 0.0
+            if is_urgent or self.scheduler.waiting.num_paced or not (due := self.due_burst_frames()):
+                break
+            chosen = first_slots(due, MIN_ROUND_FRAMES)
+            num_frames -= sum(due[slot] for slot in chosen)
+            num_chunks += self.decode_round(chosen)
+        return num_chunks
+
+    def decode_round(self, slots: Container[int] | None) -> int:
+        """One round of the decode stage, over all slots or those given."""
         start = time.perf_counter()
-        now = self.clock()
-        running = [(r.slot, r) for r in self.scheduler.running if r.slot is not None]
-        slack = {slot: self.slack_s(request, now) for slot, request in running}
+        now, slack, wanted = self.clock(), {}, {}
+        for request in self.scheduler.running:
+            slot = request.held_slot
+            slack[slot], wanted[slot] = self.slack_s(request, now), self.wanted_frames(request)
+            if slots is not None and slot not in slots:
+                slack[slot], wanted[slot] = math.inf, sys.maxsize
         try:
-            return self.stage.step(slack, {slot: self.wanted_frames(request) for slot, request in running})
+            chunks = self.stage.step(slack, wanted)
         finally:
             self.times.decode_s += time.perf_counter() - start
+        self.emit(chunks)
+        return len(chunks)
+
+    def due_burst_frames(self) -> dict[int, int]:
+        """Frames by slot that one decode call would take of each burst row, the row that runs dry first leading."""
+        now, due = self.clock(), {}
+        for request in sorted(self.scheduler.running, key=DEADLINE_S):
+            num_pending, wanted = request.num_pending_frames, self.wanted_frames(request)
+            is_patient = self.slack_s(request, now) > self.config.decode_gather_slack_s
+            if request.is_burst and num_pending and not (is_patient and num_pending < wanted):
+                due[request.held_slot] = min(num_pending, MAX_CALL_FRAMES)
+        return due
 
     def slack_s(self, request: Request, now_s: float) -> float:
-        """How long the listener can wait for its next chunk; one that samples nothing now need not wait at all."""
+        """How long the listener can wait for its next chunk; one that samples nothing now need not wait at all, but
+        a burst reply never goes before others."""
         samples = self.scheduler.may_run(request, now_s) and not request.lacks_blocks
+        min_slack_s = MIN_BURST_SLACK_S if request.is_burst else 0.0
         if not samples:
-            return 0.0
-        return math.inf if request.spec.chunk_frames else request.clock.lead_s(now_s)
+            return min_slack_s
+        return math.inf if request.spec.chunk_frames else max(min_slack_s, request.clock.lead_s(now_s))
 
     def wanted_frames(self, request: Request) -> int:
         """Of the request's next chunk, by its own schedule or the engine's."""
@@ -228,6 +284,8 @@ class Engine(Intake):
                 break
         self.events.clear()
         self.times.reset()
+        self.step_model.calibrate(None)
+        self.scheduler.burst_model.calibrate(None)
         self.num_finished = 0
 
     def rehearse(self, num_rows: int) -> None:
@@ -262,16 +320,18 @@ class Engine(Intake):
     def close(self) -> None:
         """No step follows."""
 
-    def account(self, num_rows: int, seconds: float) -> None:
+    def account(self, batch: Batch, seconds: float) -> None:
         self.times.total_s += seconds
         self.times.last_s = seconds
         self.times.num_steps += 1
-        self.times.num_rows += num_rows
+        self.times.num_rows += len(batch)
+        self.step_model.note_step(batch, seconds)
 
     def stats(self) -> EngineStats:
         running = self.scheduler.running
         return EngineStats(
             num_waiting=self.scheduler.num_without_room,
+            num_waiting_burst=self.scheduler.num_burst_without_room,
             num_running=len(running),
             num_parked=sum(request.parked for request in running),
             num_steps=self.times.num_steps,

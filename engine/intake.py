@@ -11,16 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.admission import StepModel
 from engine.api import Finished, FinishReason, InvalidRequest, SpeechChunk, SpeechRequest, Starved
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix import PrefixCache
 from engine.commands import Emitted, Released
 from engine.config import EngineConfig
-from engine.errors import EngineError, EngineOverloaded, RequestTooLong
+from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, RequestTooLong
 from engine.guards import LoopGuard, SilenceGuard
 from engine.models.base import DecodeStage, Row, SpeechModel
 from engine.request import Phase, PlaybackClock, Request
-from engine.room import Room
+from engine.room import RequestCounts, Room
 from engine.scheduler import Scheduler
 from engine.validation import check_chunk_frames, check_sampling
 
@@ -51,6 +52,7 @@ class Intake:
         self.model, self.stage, self.pool, self.config, self.clock = model, stage, pool, config, clock
         self.scheduler = Scheduler(model, stage, pool, prefixes, config, self.starved, self.fail)
         self.room = Room.of(config)
+        self.counts = RequestCounts()
         self.requests: dict[int, Request] = {}
         self.released: list[Request] = []
         self.events: list[Emitted] = []
@@ -70,6 +72,7 @@ class Intake:
             self.events += [(epoch, end), (epoch, Released(spec.request_id))]
             return
         self.requests[epoch] = request
+        self.counts.add(spec)
         self.scheduler.waiting.append(request)
         if spec.text:
             self.push_text(epoch, spec.text)
@@ -77,8 +80,20 @@ class Intake:
             self.end_input(epoch)
 
     def check_room(self, spec: SpeechRequest) -> None:
-        """Raises ``EngineOverloaded`` when there is none for it."""
-        self.room.check(len(self.requests), spec.segment)
+        """Raises ``EngineOverloaded`` when there is none for it. A paced reply must also be carried without a gap
+        beside the other paced ones; burst rows take only what those leave."""
+        self.room.check(self.counts, spec)
+        num_paced, frame_s = self.counts.num_paced, self.config.admission_share * self.scheduler.frame_s
+        is_one_more = num_paced > 0 and not spec.is_burst and spec.segment == 0
+        if is_one_more and not self.step_model.carries(num_paced + 1, frame_s):
+            raise EngineOverloaded(
+                f"one more than {num_paced} paced requests would be heard with gaps", OVERLOAD_RETRY_MS
+            )
+
+    @property
+    def step_model(self) -> StepModel:
+        """Learns from each step; the scheduler and the admission of paced requests predict by it."""
+        return self.scheduler.step_model
 
     def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
         check_sampling(spec.sampling, self.model.abilities.sampling_limits)
@@ -194,6 +209,7 @@ class Intake:
         self.events.append((request.epoch, self.terminal(request, reason)))
         self.scheduler.release(request)
         del self.requests[request.epoch]
+        self.counts.remove(request.spec)
         self.released.append(request)
         self.num_finished += 1
 

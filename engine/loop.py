@@ -77,6 +77,7 @@ class EngineLoop:
             self._made.set_exception(error)
             return
         self.engine.hand_over = self._flush
+        self.engine.read_commands = self._obey
         self._made.set_result(None)
         try:
             while self._wait_for_work():

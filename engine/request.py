@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from engine.api import FinishReason, SpeechRequest
 from engine.guards import LoopGuard, SilenceGuard
@@ -22,6 +23,13 @@ class Phase(Enum):
     DRAINING = auto()
     """The talker is done; frames are left to decode."""
     DONE = auto()
+
+
+class ShareKey(NamedTuple):
+    """Requests that share slots."""
+
+    is_burst: bool
+    group: str
 
 
 class PlaybackClock:
@@ -90,6 +98,14 @@ class Request:
     """(code, message)."""
 
     @property
+    def is_burst(self) -> bool:
+        return self.spec.lead_ms is None
+
+    @property
+    def share_key(self) -> ShareKey:
+        return ShareKey(self.is_burst, self.spec.group)
+
+    @property
     def held_slot(self) -> int:
         assert self.slot is not None
         return self.slot
@@ -110,6 +126,6 @@ class Request:
         lead_s = dry_at_s - now_s if dry_at_s is not None and dry_at_s > now_s else 0.0
         return lead_s + self.num_pending_frames * frame_s
 
-    def priority(self) -> tuple[float, float, int]:
-        """Smaller is more urgent; equal deadlines go by age, which is the order of the scheduler's rows, too."""
-        return (self.deadline_s, self.submitted_s, self.epoch)
+    def priority(self) -> tuple[bool, float, float, int]:
+        """Smaller is more urgent: paced before burst, then by deadline, then by age."""
+        return (self.is_burst, self.deadline_s, self.submitted_s, self.epoch)

@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
+from engine.api import SpeechRequest
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS, EngineOverloaded
+
+
+def burst_share(count: int) -> int:
+    """What burst requests may hold of ``count`` slots or places; a quarter is for paced requests."""
+    return count - count // 4
+
+
+class RequestCounts:
+    """Active requests: all, paced ones, and burst ones by group."""
+
+    def __init__(self) -> None:
+        self.num_requests = self.num_burst = 0
+        self.num_burst_of: Counter[str] = Counter()
+
+    @property
+    def num_paced(self) -> int:
+        return self.num_requests - self.num_burst
+
+    def add(self, spec: SpeechRequest) -> None:
+        self._change(spec, 1)
+
+    def remove(self, spec: SpeechRequest) -> None:
+        self._change(spec, -1)
+
+    def _change(self, spec: SpeechRequest, by: int) -> None:
+        self.num_requests += by
+        if spec.is_burst:
+            self.num_burst += by
+            self.num_burst_of[spec.group] += by
+            if not self.num_burst_of[spec.group]:
+                del self.num_burst_of[spec.group]
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -14,14 +48,26 @@ class Room(msgspec.Struct, frozen=True):
     for_new: int
     for_speaking: int
     """The ceiling: for further segments of replies of which something has been heard."""
+    for_burst: int
+    for_burst_of_group: int
 
     @classmethod
     def of(cls, config: EngineConfig) -> Room:
         for_new = config.max_requests + config.max_waiting
-        return cls(for_new, for_new + config.max_waiting_segments)
+        for_burst = burst_share(for_new)
+        return cls(for_new, for_new + config.max_waiting_segments, for_burst, for_burst - for_burst // 3)
 
-    def check(self, num_requests: int, segment: int) -> None:
-        """Raises ``EngineOverloaded`` unless ``segment`` of a response fits beside so many requests."""
-        limit = self.for_speaking if segment else self.for_new
-        if num_requests >= limit:
-            raise EngineOverloaded(f"{num_requests} requests are active; the limit is {limit}", OVERLOAD_RETRY_MS)
+    def check(self, counts: RequestCounts, spec: SpeechRequest) -> None:
+        """Raises ``EngineOverloaded`` unless the request fits beside the active ones."""
+        if spec.segment:
+            self._check("requests", counts.num_requests, self.for_speaking)
+            return
+        self._check("requests", counts.num_requests, self.for_new)
+        if spec.is_burst:
+            self._check("burst requests", counts.num_burst, self.for_burst)
+            self._check("burst requests of one client", counts.num_burst_of[spec.group], self.for_burst_of_group)
+
+    @staticmethod
+    def _check(name: str, count: int, limit: int) -> None:
+        if count >= limit:
+            raise EngineOverloaded(f"{count} {name} are active; the limit is {limit}", OVERLOAD_RETRY_MS)

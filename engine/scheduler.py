@@ -7,21 +7,29 @@ slot alone; DONE nothing. ``release`` is the only way back, whatever the cause.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 
+from engine.admission import StepModel
 from engine.batch import Batch, Work
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
+from engine.fairness import DEADLINE_S, FairShares, StepBudget
 from engine.models.base import DecodeStage, Park, SpeechModel
-from engine.request import Phase, Request
+from engine.request import Phase, Request, ShareKey
+from engine.room import burst_share
+from engine.waiting import WaitingQueue
 
 ROUNDING_S = 1e-9
 LEAST_LEAD_TICKS = 4
 """A listener with a shorter lead is not kept waiting for the others."""
-DEADLINE_S = attrgetter("deadline_s")
+STEP_MARGIN_S = 0.1
+"""A step with burst rows ends so long before a listener would run dry: time for one more step, and for the way."""
+MAX_IDLE_SLACK_S = 1.0
+"""Beside paced requests that need no step now, no step with burst rows is foreseen to take longer."""
+PACED_MEMORY_S = 10.0
+"""Burst rows leave room for newcomers so long after the last paced request was there."""
 
 
 class Scheduler:
@@ -43,31 +51,82 @@ class Scheduler:
         self.on_parked, self.on_failed = on_parked, on_failed
         self.frame_s = stage.frame_samples / stage.sample_rate
         self.chunk_s = stage.chunk_frames * self.frame_s
-        self.waiting: deque[Request] = deque()
+        self.step_model = StepModel()
+        # Of the part of a step that cannot be interrupted: the talker's, where decoding comes behind in small rounds.
+        self.burst_model = StepModel()
+        self.shares = FairShares()
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.by_slot: dict[int, Request] = {}
         """The running ones."""
         self.num_preemptions = 0
-        self._num_left = 0
+        self.num_slots_of: Counter[ShareKey] = Counter()
+        self.num_burst_slots = 0
+        self.max_burst_slots = burst_share(stage.num_slots)
+        self._num_left = self._num_burst_left = 0
         """Of those who waited when the last step began, so many were not let in."""
+        self._last_paced_s = -math.inf
+        self.spares_paced = False
+        """Burst rows leave room for paced ones, which are there or were lately."""
 
     def schedule(self, now_s: float) -> Batch:
         """Admit, let rows fetch their next input, pick the most urgent, find blocks for them."""
         self.admit(now_s)
+        rows = list(self.runnable(now_s))
         batch, positions_left, starving = Batch(), self.config.max_prefill_positions, None
         max_batch = self.config.max_batch
-        for request in sorted(self.runnable(now_s), key=DEADLINE_S):
+        num_burst, budget = 0, StepBudget(self.burst_model, self.paced_slack_s(now_s), max_batch)
+        for request in self.in_order(rows):
             if len(batch.steps) + len(batch.prefills) == max_batch:
                 break
+            if request.is_burst:
+                num_positions = self.num_prefill_positions(request) + self.config.max_prefill_positions - positions_left
+                if not budget.fits(len(batch) + 1, num_positions, is_first=num_burst == 0):
+                    break
             work = self.plan(request, positions_left, may_grow=starving is None)
             if work:
                 batch.add(work)
                 positions_left -= work.count if work.count > 1 else 0
+                num_burst += request.is_burst
             elif request.lacks_blocks:
                 starving = starving or request
+        self.shares.record(work.request for work in batch.works if work.request.is_burst)
         if starving:
             self.preempt_for(starving, batch, now_s)
         return batch
+
+    def in_order(self, rows: list[Request]) -> list[Request]:
+        """Paced rows by deadline, then burst rows by their groups' shares."""
+        paced = sorted((request for request in rows if not request.is_burst), key=DEADLINE_S)
+        return [*paced, *self.shares.order(request for request in rows if request.is_burst)]
+
+    def num_prefill_positions(self, request: Request) -> int:
+        """Prompt positions that the row would compute in this step."""
+        row = request.row
+        num_known = 0 if row.num_computed else self.prefixes.num_positions(request.prefix_key)
+        count = min(row.num_due - num_known, self.config.max_prefill_positions)
+        return count if count > 1 else 0
+
+    def paced_slack_s(self, now_s: float) -> float:
+        """How long a step with burst rows may take for every paced row to be on time; ``inf`` where none was there
+        lately, and 0 while one of them has text and no audio yet."""
+        paced = [request for request in self.running if not request.is_burst]
+        if paced or self.waiting.num_paced:
+            self._last_paced_s = now_s
+        self.spares_paced = now_s - self._last_paced_s <= PACED_MEMORY_S
+        if not self.spares_paced:
+            return math.inf
+        return min((self.slack_s(request, now_s) for request in paced), default=MAX_IDLE_SLACK_S)
+
+    def slack_s(self, request: Request, now_s: float) -> float:
+        """Until a paced row has to be computed in a step without burst rows."""
+        if request.waits_for_text:
+            return MAX_IDLE_SLACK_S
+        if request.clock.dry_at_s is None:
+            # One that cannot run may wait for memory that burst rows hold.
+            return 0.0 if self.may_run(request, now_s) and not request.lacks_blocks else MAX_IDLE_SLACK_S
+        lead_s = (request.spec.lead_ms or 0) / 1000 + self.chunk_s
+        return request.clock.lead_s(now_s) - min(STEP_MARGIN_S, lead_s / 2)
 
     def plan(self, request: Request, positions_left: int, may_grow: bool) -> Work | None:
         """What to compute of a row; None when it has no text, no block, or more to compute than this step takes.
@@ -101,26 +160,52 @@ class Scheduler:
 
     @property
     def can_admit(self) -> bool:
-        """A slot is free, blocks stay above the watermark, and nobody who could run waits for blocks."""
+        return self.next_admitted() is not None
+
+    def next_admitted(self) -> Request | None:
+        """The waiting request that gets a slot now: a paced one first, then one of the group that holds fewest."""
         if not self.waiting or not self.stage.num_free:
-            return False
-        short = any(request.lacks_blocks and not request.waits_for_text for request in self.running)
-        return not (self.running and (short or self.pool.num_free <= self.config.watermark_blocks))
+            return None
+        return self.waiting.next(
+            self.num_slots_of,
+            paced=self.has_blocks(burst=False),
+            burst=self.num_burst_slots < self.max_burst_slots and self.has_blocks(burst=True),
+        )
+
+    def has_blocks(self, *, burst: bool) -> bool:
+        """Blocks stay above the watermark, and no row that could run waits for blocks. A paced request does not wait
+        for blocks that burst rows hold."""
+        rows = [request for request in self.running if burst or not request.is_burst]
+        if not rows or (not burst and self.num_burst_slots):
+            return True
+        short = any(request.lacks_blocks and not request.waits_for_text for request in rows)
+        return not short and self.pool.num_free > self.config.watermark_blocks
 
     def admit(self, now_s: float) -> None:
-        """First come, first served."""
-        while self.can_admit and (slot := self.stage.reserve()) is not None:
-            request = self.waiting.popleft()
+        """Give free slots to waiting requests."""
+        while (request := self.next_admitted()) is not None and (slot := self.stage.reserve()) is not None:
+            self.waiting.remove(request)
             request.slot, request.phase, request.started_s = slot, Phase.RUNNING, now_s
             self.running.append(request)
             self.by_slot[slot] = request
+            self.count_slot(request, 1)
             self.prime(request, slot)
-        self._num_left = len(self.waiting)
+        self._num_left, self._num_burst_left = len(self.waiting), self.waiting.num_burst
+
+    def count_slot(self, request: Request, by: int) -> None:
+        self.num_burst_slots += by * request.is_burst
+        self.num_slots_of[request.share_key] += by
+        if not self.num_slots_of[request.share_key]:
+            del self.num_slots_of[request.share_key]
 
     @property
     def num_without_room(self) -> int:
         """They wait, and not for the next step alone."""
         return min(self._num_left, len(self.waiting))
+
+    @property
+    def num_burst_without_room(self) -> int:
+        return min(self._num_burst_left, self.waiting.num_burst)
 
     def prime(self, request: Request, slot: int) -> None:
         """Where this fails, for want of memory or by a wrong code, it costs this request alone."""
@@ -212,7 +297,9 @@ class Scheduler:
         victim = max(holders, key=lambda r: (r.waits_for_text, r.priority()))
         ahead_s = victim.clock.lead_s(now_s) - urgent.clock.lead_s(now_s)
         is_less_urgent = victim.priority() > urgent.priority()
-        if victim.waits_for_text or (is_less_urgent and (ahead_s > self.config.preempt_margin_s or not len(batch))):
+        is_behind_paced = victim.is_burst and not urgent.is_burst
+        can_wait = is_behind_paced or ahead_s > self.config.preempt_margin_s or not len(batch)
+        if victim.waits_for_text or (is_less_urgent and can_wait):
             batch.drop(victim)
             self.preempt(victim)
 
@@ -240,6 +327,7 @@ class Scheduler:
         if request.slot is not None:
             self.stage.release(request.slot)
             self.running.remove(request)
+            self.count_slot(request, -1)
             del self.by_slot[request.slot]
             request.slot = None
         request.phase = Phase.DONE

@@ -20,7 +20,7 @@ from engine.api import (
     SpeechRequest,
 )
 from engine.commands import Cancel, Command, Emitted, EndInput, PushText, Released, ReportPlayback, Submit
-from engine.room import Room
+from engine.room import RequestCounts, Room
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -33,15 +33,16 @@ def well_formed(text: str) -> str:
 class EngineStream:
     """One request; its events arrive on the event loop and are fenced here the moment it is cancelled."""
 
-    def __init__(self, request_id: str, epoch: int, send: Callable[[Command], None], text_closed: bool = False) -> None:
-        self._request_id = request_id
+    def __init__(self, request: SpeechRequest, epoch: int, send: Callable[[Command], None]) -> None:
+        self.request = request
+        self._request_id = request.request_id
         self._epoch = epoch
         self._send = send
         self._events: deque[SpeechEvent] = deque()
         self._arrived = asyncio.Event()
         self._released = asyncio.Event()
         self._num_samples = 0
-        self._closed = text_closed
+        self._closed = request.text_closed
         self._ended = False
 
     @property
@@ -103,6 +104,7 @@ class StreamTable:
     def __init__(self, send: Callable[[Command], None]) -> None:
         self._send = send
         self._streams: dict[int, EngineStream] = {}
+        self._counts = RequestCounts()
         self._epochs = itertools.count(1)
 
     def __len__(self) -> int:
@@ -110,14 +112,15 @@ class StreamTable:
 
     def submit(self, request: SpeechRequest, room: Room) -> EngineStream:
         """Raises ``EngineOverloaded`` when there is no room for it."""
-        room.check(len(self), request.segment)
+        room.check(self._counts, request)
         request = msgspec.structs.replace(
             request, text=well_formed(request.text), instruct=well_formed(request.instruct)
         )
         epoch = next(self._epochs)
-        stream = EngineStream(request.request_id, epoch, self._send, request.text_closed)
+        stream = EngineStream(request, epoch, self._send)
         self._send(Submit(epoch, request))
         self._streams[epoch] = stream
+        self._counts.add(request)
         return stream
 
     def dispatch(self, events: Iterable[Emitted]) -> None:
@@ -127,20 +130,24 @@ class StreamTable:
                 continue
             if isinstance(event, Released):
                 del self._streams[epoch]
+                self._counts.remove(stream.request)
                 stream.release()
             else:
                 stream.take(event)
 
     def cancel_all(self) -> list[EngineStream]:
         """The engine is being closed; returns the streams to release once it is."""
-        streams, self._streams = list(self._streams.values()), {}
+        streams = self._clear()
         for stream in streams:
             stream.cancel()
         return streams
 
     def fail_all(self, message: str) -> None:
         """The engine is gone: each request ends with ``engine_dead``, and holds nothing any more."""
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        for stream in self._clear():
             stream.take(Finished(stream.request_id, FinishReason.ERROR, code=EngineDead.code, message=message))
             stream.release()
+
+    def _clear(self) -> list[EngineStream]:
+        streams, self._streams, self._counts = list(self._streams.values()), {}, RequestCounts()
+        return streams

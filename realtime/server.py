@@ -120,7 +120,9 @@ class SpeechServer:
             return None
 
     def open_session(self, caller: Caller) -> Session:
-        return self.registry.create(caller.name, self.settings, caller.max_active_responses)
+        # Keys share the engine's burst capacity; without keys sessions do.
+        group = caller.name if self.gatekeeper.has_keys else ""
+        return self.registry.create(caller.name, self.settings, caller.max_active_responses, group)
 
     def may_speak(self) -> None:
         """Raises ``Refused`` when no response may begin."""
@@ -200,7 +202,8 @@ class SpeechServer:
     def _watch_load(self, now_s: float) -> None:
         full = self.num_active_responses >= self.config.limits.max_active_responses
         stats = self.engine_stats()
-        if not full and (stats is None or not stats.num_waiting):
+        # Burst requests wait for their share; there is still room for paced ones.
+        if not full and (stats is None or stats.num_waiting <= stats.num_waiting_burst):
             self._overloaded_since_s = None
         elif self._overloaded_since_s is None:
             self._overloaded_since_s = now_s

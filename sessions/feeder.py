@@ -15,6 +15,8 @@ from sessions.services import Services
 from sessions.text.dead_air import DeadAirSettings, TextPace, should_close_early, should_open_next
 from sessions.text_budget import TextQueue
 
+MAX_UNREAD_S = 1.0
+"""A burst reply begins no further segment while its audio is not read for so long."""
 MAX_BEGUN_FLUSHES = 50
 """Flushes are taken from the script when they are passed on; very many at once would hold up others."""
 
@@ -25,6 +27,7 @@ class Feeder:
     def __init__(
         self,
         request_prefix: str,
+        group: str,
         settings: SpeechSettings,
         services: Services,
         script: Script,
@@ -34,6 +37,7 @@ class Feeder:
         on_error: Callable[[EngineError], None],
     ) -> None:
         self._request_prefix = request_prefix
+        self._group = group
         self._settings = settings
         self._services = services
         self._script = script
@@ -152,8 +156,10 @@ class Feeder:
         limits = self._services.limits
         if self._settings.lead_ms is not None or not self._speaks:
             return not self._generating
-        is_read = self._outbox.waiting_samples * 1000 < limits.max_ready_ms * self._settings.format.sample_rate
-        return len(self._generating) < limits.max_burst_segments and is_read
+        # An unread reply ends its segments and then holds no slot of the engine.
+        has_capacity = self._outbox.waiting_samples * 1000 < limits.max_ready_ms * self._settings.format.sample_rate
+        is_read = self._outbox.unread_s(now_s()) < MAX_UNREAD_S
+        return len(self._generating) < limits.max_burst_segments and has_capacity and is_read
 
     def _begin(self, segment: Segment, now: float) -> None:
         segment.stream = self._submit(segment)
@@ -180,6 +186,7 @@ class Feeder:
             max_frames=settings.max_frames,
             chunk_frames=settings.chunk_frames,
             lead_ms=lead_ms,
+            group=self._group,
         )
         return self._services.engine.submit(request)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class Outbox:
         """Of messages that have not been taken yet."""
         self.num_taken = 0
         """Audio messages."""
+        self._taken_s = -math.inf
 
     @property
     def empty(self) -> bool:
@@ -100,8 +102,14 @@ class Outbox:
         head = self._waiting[0]
         return self._pacer.due_s(head.num_samples, now_s) if isinstance(head, Message) else now_s
 
+    def unread_s(self, now_s: float) -> float:
+        """How long audio has been there and nothing was taken."""
+        head = next((item for item in self._waiting if isinstance(item, Message)), None)
+        return 0.0 if head is None else now_s - max(head.ready_s, self._taken_s)
+
     def take(self, now_s: float) -> ResponseAudio | ResponseWords | FlushDone:
         """What is due."""
+        self._taken_s = now_s
         head = self._waiting.popleft()
         match head:
             case Message():

@@ -84,10 +84,15 @@ class SessionRegistry:
         self._num_expired = 0
 
     def create(
-        self, key: str = "", settings: SpeechSettings | None = None, max_active_responses: int | None = None
+        self,
+        key: str = "",
+        settings: SpeechSettings | None = None,
+        max_active_responses: int | None = None,
+        group: str = "",
     ) -> Session:
         """A session of the client that holds ``key``, for which ``max_active_responses`` takes the place of the limit
-        per key. Raises ``LimitExceeded`` with ``retry_after_ms``, or what ``Session.update`` raises."""
+        per key. Sessions of one ``group`` share what the engine has for burst; without one each stands for itself.
+        Raises ``LimitExceeded`` with ``retry_after_ms``, or what ``Session.update`` raises."""
         if self._tally.total(SESSIONS) >= self.limits.max_sessions:
             limit, retry_after_ms = self.limits.max_sessions, self.limits.retry_after_ms
             raise LimitExceeded(f"max_sessions is {limit}", retry_after_ms=retry_after_ms)
@@ -102,6 +107,7 @@ class SessionRegistry:
             self._note_detached,
             settings,
             max_active_responses,
+            group,
         )
         self._sessions[session.session_id] = session
         self._tally.change(SESSIONS, 1)

@@ -52,6 +52,7 @@ class Response:
         self,
         response_id: str,
         request_prefix: str,
+        group: str,
         settings: SpeechSettings,
         services: Services,
         text_queue: TextQueue,
@@ -72,6 +73,7 @@ class Response:
         self._reader = Alarm()
         self._speaker = Speaker(
             request_prefix,
+            group,
             settings,
             services,
             self._script,

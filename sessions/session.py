@@ -30,10 +30,13 @@ class Session:
         on_detach: Callable[[Session], None],
         settings: SpeechSettings,
         key_limit: int | None = None,
+        group: str = "",
     ) -> None:
+        """``group`` shares the engine's burst capacity with other groups; by default the session is one of its own."""
         self.session_id = session_id
         self.resume_token = resume_token
         self.key = key
+        self.group = group or session_id
         self.detached = asyncio.Event()
         """Set when the session has ended, by whoever's will."""
         self._services = services
@@ -83,7 +86,13 @@ class Session:
         self._admission.enter(self.key, self._key_limit)
         request_prefix = f"{self.session_id}/{serial}"
         response = Response(
-            response_id, request_prefix, settings, self._services, self._text_queue, weak_method(self._note_end)
+            response_id,
+            request_prefix,
+            self.group,
+            settings,
+            self._services,
+            self._text_queue,
+            weak_method(self._note_end),
         )
         self._active.add(response)
         self._responses[response_id] = response

@@ -33,6 +33,7 @@ class Speaker:
     def __init__(
         self,
         request_prefix: str,
+        group: str,
         settings: SpeechSettings,
         services: Services,
         script: Script,
@@ -50,7 +51,7 @@ class Speaker:
         self._engine_rate = services.engine.info.sample_rate
         self._told = script.told
         self._feeder = Feeder(
-            request_prefix, settings, services, script, outbox, text_queue, weak_method(self._go_on), on_end
+            request_prefix, group, settings, services, script, outbox, text_queue, weak_method(self._go_on), on_end
         )
         self._current: Segment | None = None
         self._text_was_short = False

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.admission import Shape, StepModel
+from engine.admission import Shape
 from engine.api import SpeechRequest
 from engine.batch import Batch
 from engine.collector import leave_the_old_alone
 from engine.config import EngineConfig
 from engine.decode.batcher import CALL_FRAMES
-from engine.engine import STALL_RETRY_S, Engine
-from engine.errors import OVERLOAD_RETRY_MS, EngineOverloaded
+from engine.engine import MIN_BURST_SLACK_S, STALL_RETRY_S, Engine
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecode
 from engine.graphs.runner import GraphRunner
@@ -46,7 +45,7 @@ class PipelinedEngine(Engine):
     def __init__(self, model: SpeechModel, stages: GraphStages, config: EngineConfig, **settings: Any) -> None:
         super().__init__(model, stages.decode, config, **settings)
         self.runner = stages.make_runner(model, self.kv, self.prefixes, config)
-        self.step_model = StepModel()
+        self.scheduler.burst_model = self.step_model
 
     @property
     def capacity(self) -> int:
@@ -67,7 +66,7 @@ class PipelinedEngine(Engine):
                 )
             log.info("%d graphs in %.1f s", len(self.recordings()), time.perf_counter() - start)
         super().warm_up()
-        self.step_model = StepModel(self.measure_shape())
+        self.step_model.calibrate(self.measure_shape())
         if self.runner.device.type == "cuda":
             leave_the_old_alone()
 
@@ -129,15 +128,6 @@ class PipelinedEngine(Engine):
             *((stage.graphs, key) for key in reversed(stage.call_shapes)),
         ]
 
-    def check_room(self, spec: SpeechRequest) -> None:
-        super().check_room(spec)
-        frame_s = self.config.admission_share * self.scheduler.frame_s
-        is_one_more = bool(self.requests) and spec.segment == 0
-        if is_one_more and not self.step_model.carries(len(self.requests) + 1, frame_s):
-            raise EngineOverloaded(
-                f"one more than {len(self.requests)} requests would be heard with gaps", OVERLOAD_RETRY_MS
-            )
-
     @torch.inference_mode()
     def step(self) -> None:
         start = self.clock()
@@ -155,10 +145,7 @@ class PipelinedEngine(Engine):
         got_somewhere = len(batch) or num_chunks or self.stage.busy or self.released or self.pool.num_quarantined
         self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
         self.settle()
-        seconds = self.clock() - start
-        self.account(len(batch), seconds)
-        if not batch.prefills:
-            self.step_model.note(len(batch), seconds)
+        self.account(batch, self.clock() - start)
 
     def take(self, results: Iterable[Result]) -> None:
         results = list(results)
@@ -172,8 +159,10 @@ class PipelinedEngine(Engine):
     def slack_s(self, request: Request, now_s: float) -> float:
         """One at its lead gathers like any other: it plays on, and its next frame is due before it runs dry."""
         if request.phase is not Phase.RUNNING or request.waits_for_text or request.lacks_blocks:
-            return 0.0
-        return super().slack_s(request, now_s) if request.spec.chunk_frames else request.clock.lead_s(now_s)
+            return MIN_BURST_SLACK_S if request.is_burst else 0.0
+        if request.is_burst or request.spec.chunk_frames:
+            return super().slack_s(request, now_s)
+        return request.clock.lead_s(now_s)
 
     def promise(self, batch: Batch) -> None:
         sampled = [work.request.slot for work in batch.works if work.sample]

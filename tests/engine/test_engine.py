@@ -159,7 +159,9 @@ class EngineLaws(RuleBasedStateMachine):
     @invariant()
     def admission_is_first_come_first_served(self) -> None:
         if hasattr(self, "recorder"):
-            assert self.recorder.admitted == sorted(self.recorder.admitted)
+            for is_burst in (True, False):
+                admitted = [e for e in self.recorder.admitted if self.recorder.heard[e].spec.is_burst == is_burst]
+                assert admitted == sorted(admitted)
 
     def note_starved(self) -> None:
         """Said once a park: from one to the next the row has moved on."""

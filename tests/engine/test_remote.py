@@ -154,7 +154,7 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: R
 
 
 async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left(tmp_path: Path) -> None:
-    hello = encode(Hello(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, Room(10, 20)))
+    hello = encode(Hello(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, Room(10, 20, 10, 10)))
     connections: list[asyncio.StreamWriter] = []
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,7 +7,7 @@ from engine.commands import Command, Submit
 from engine.room import Room
 from engine.streams import StreamTable, well_formed
 
-ROOM = Room(for_new=1, for_speaking=2)
+ROOM = Room(for_new=1, for_speaking=2, for_burst=1, for_burst_of_group=1)
 
 
 def test_a_submit_that_cannot_be_sent_leaves_nothing_behind() -> None:

@@ -130,6 +130,7 @@ class FakeSpeechEngine:
         blocks_total = self._num_slots * BLOCKS_PER_SLOT
         return EngineStats(
             num_waiting=len(self.streams) - len(running),
+            num_waiting_burst=sum(stream._request.is_burst for stream in self.streams.values() if not stream.has_slot),
             num_running=len(running),
             num_parked=sum(stream.parked for stream in running),
             num_steps=sum(stream.num_frames for stream in running),

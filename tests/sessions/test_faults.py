@@ -13,7 +13,7 @@ import pytest
 
 from engine.api import FinishReason, SpeechRequest
 from engine.errors import OVERLOAD_RETRY_MS
-from engine.room import Room
+from engine.room import RequestCounts, Room
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.errors import TextClosed
@@ -105,11 +105,11 @@ async def test_no_room_in_the_middle_is_waited_out(
 async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_ask_again(
     registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
 ):
-    room = Room(for_new=2, for_speaking=0)
+    room, counts = Room(for_new=2, for_speaking=0, for_burst=2, for_burst_of_group=2), RequestCounts()
     submit = engine.submit
 
     def submit_where_there_is_room(request: SpeechRequest) -> FakeSpeechStream:
-        room.check(len(engine.streams), request.segment)
+        room.check(counts, request)
         return submit(request)
 
     monkeypatch.setattr(engine, "submit", submit_where_there_is_room)

@@ -214,3 +214,22 @@ async def test_tokens_that_a_model_left_out_are_counted_over_all_segments(
     num_segments = metrics.counts["segments_total", "stop"]
     assert num_segments > 1
     assert metrics.counts[("dropped_tokens_total",)] == 7 * num_segments
+
+
+async def test_unread_burst_reply_holds_nothing_of_the_engine(registry: SessionRegistry, engine: RememberingEngine):
+    response = registry.create(settings=BURST).create_response(text=LONG * 5, text_closed=True)
+    await asyncio.sleep(5.0)
+    num_begun = len(engine.ever)
+    assert not engine.streams
+    assert num_begun < 5, "no segment begins while its audio is not read for a second"
+    reading = await read(response)
+    assert reading.done.status is ResponseStatus.COMPLETED
+    assert len(engine.ever) > 2 * num_begun, "the reader is back"
+
+
+async def test_requests_are_grouped_by_session_unless_named(registry: SessionRegistry, engine: RememberingEngine):
+    one, other = registry.create(), registry.create()
+    named = registry.create("key", group="key")
+    for session in (one, other, named):
+        await read(session.create_response(text="Some words.", text_closed=True))
+    assert [request.group for request in engine.requests] == [one.session_id, other.session_id, "key"]

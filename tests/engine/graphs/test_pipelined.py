@@ -199,10 +199,10 @@ def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch:
 
 def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
     bench = make_bench(tiny_folder, True, admission_share=0.9)
-    first = bench.submit(text=TEXT, text_closed=True)
+    first = bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)
     for _ in range(100):
-        bench.engine.step_model.note(1, 0.08)  # type: ignore[attr-defined]
-    second = bench.submit(text=TEXT, text_closed=True)
+        bench.engine.step_model.note(1, 0.08)
+    second = bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)
     bench.run()
     assert bench.heard[first].reason is not FinishReason.ERROR
     assert bench.heard[second].end is not None
@@ -223,9 +223,9 @@ def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[Recor
     bench.on_batch = lambda _: handed.append([])
     bench.step_s = 0.01
     sampling = SamplingParams(seed=1, min_new_tokens=50)
-    bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling)
+    bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling, lead_ms=60_000)
     bench.run(until=lambda: bench.request(1).num_chunks > 3)
-    bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling)
+    bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling, lead_ms=60_000)
     del handed[:-1]
     bench.run()
     bench.check_idle()
@@ -244,10 +244,10 @@ def test_who_waits_for_a_first_chunk_gets_it_by_itself_and_all_hear_what_all_at_
 
 def test_a_later_segment_of_a_reply_that_speaks_is_no_stream_more(tiny_folder: Path) -> None:
     bench = make_bench(tiny_folder, True, admission_share=0.9)
-    rows = [bench.submit(text=TEXT, text_closed=True)]
+    rows = [bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)]
     for _ in range(100):
-        bench.engine.step_model.note(1, 0.08)  # type: ignore[attr-defined]
-    rows.append(bench.submit(text=TEXT, text_closed=True, segment=1))
+        bench.engine.step_model.note(1, 0.08)
+    rows.append(bench.submit(text=TEXT, text_closed=True, lead_ms=2_000, segment=1))
     bench.run()
     assert all(bench.heard[row].reason is not FinishReason.ERROR for row in rows)
 
