@@ -116,7 +116,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     graph_positions: int = 5_120
     """The longest row that the graphs' block tables hold."""
     admission_share: float = 0.95
-    """A paced request is refused when a step with one more paced row would take more than this share of a frame's time."""
+    """A paced request is refused when a step with one more would take more than this share of a frame's time."""
     hand_over_by_call: bool = True
     """Hand over what a decode call of the graphs made as it ends, the most urgent first, if one of its listeners has no
     more than ``decode_gather_slack_s``; what is left leaves with the step. Off waits for them all."""

@@ -226,9 +226,9 @@ async def test_more_than_the_house_holds_is_refused_with_a_time_to_try_again(sha
     engine = make(shape, switch, max_requests=2, max_waiting=3)
     await engine.start()
     try:
-        streams = [engine.submit(request(number, text_closed=False)) for number in range(5)]
+        streams = [engine.submit(request(number, text_closed=False, lead_ms=2_000)) for number in range(5)]
         with pytest.raises(EngineOverloaded, match="5 requests are active; the limit is 5") as refusal:
-            engine.submit(request(5))
+            engine.submit(request(5, lead_ms=2_000))
         assert refusal.value.retry_after_ms > 0
         streams[0].cancel()
         await streams[0].released()

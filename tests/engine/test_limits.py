@@ -192,8 +192,8 @@ def test_a_text_of_100_000_characters_is_refused_at_the_door(make_bench: MakeBen
 def test_the_engine_itself_holds_no_more_than_it_says_whoever_asks(make_bench: MakeBench) -> None:
     """Each of several gateways counts its own requests alone."""
     bench = make_bench(max_requests=2, max_waiting=1)
-    taken = [bench.submit(text="", text_closed=False) for _ in range(3)]
-    refused = bench.submit(text="hello", text_closed=True)
+    taken = [bench.submit(text="", text_closed=False, lead_ms=2_000) for _ in range(3)]
+    refused = bench.submit(text="hello", text_closed=True, lead_ms=2_000)
     bench.run()
     end = bench.heard[refused].end
     assert end

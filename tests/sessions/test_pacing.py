@@ -78,7 +78,7 @@ async def test_a_slow_reader_of_a_burst_gets_it_all(registry: SessionRegistry, e
     assert num_begun < 10
     await read_rest(response)
     assert len(engine.requests) == 20
-    assert now_s() < 75
+    assert now_s() < 85, "made as it is read, for nothing was made ahead while it was not"
 
 
 async def test_the_engine_is_told_where_the_listener_is(
