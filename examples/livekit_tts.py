@@ -5,6 +5,8 @@ their times, and what was heard of an interrupted reply can be asked for.
 
     tts = VoicewireTTS(url="ws://127.0.0.1:8765", voice="clara")
     session = AgentSession(tts=tts, use_tts_aligned_transcript=True, ...)
+    await session.start(agent, room=room)
+    tts.follow(session, lambda heard: print(f"interrupted after: {heard}"))
 
     python livekit_tts.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
 
@@ -16,15 +18,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import sys
 import wave
 import weakref
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from livekit.agents import APIConnectionError, APIConnectOptions, APIStatusError, tts, utils
+from livekit.agents import (
+    AgentSession,
+    APIConnectionError,
+    APIConnectOptions,
+    APIStatusError,
+    tts,
+    utils,
+)
 from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS, USERDATA_TIMED_TRANSCRIPT
-from livekit.agents.voice.io import TimedString
+from livekit.agents.voice import SpeechHandle
+from livekit.agents.voice.io import PlaybackFinishedEvent, TimedString
 from native import Sound, Turn, Voicewire, VoicewireError, Word
 
 SAMPLE_RATE = 24_000
@@ -45,7 +58,10 @@ class VoicewireTTS(tts.TTS):
         named = {"voice": voice} if voice else {}
         self.client = Voicewire(url, api_key, **named, **(settings or {}))
         self.last_turn: Turn | None = None
-        """Of the stream that ended or was closed last."""
+        """The turn that began to sound last."""
+        self._unplayed: weakref.WeakKeyDictionary[SpeechHandle, deque[Turn]] = weakref.WeakKeyDictionary()
+        """Turns of a speech that sounded, in order, whose playback has not ended."""
+        self._asking: set[asyncio.Task[None]] = set()
         self._prewarming: asyncio.Task[None] | None = None
         self._streams: weakref.WeakSet[VoicewireStream] = weakref.WeakSet()
 
@@ -74,12 +90,46 @@ class VoicewireTTS(tts.TTS):
         self._streams.add(stream)
         return stream
 
+    def follow(self, session: AgentSession, on_heard: Callable[[str | None], None]) -> None:
+        """Call ``on_heard`` after each interruption with the text of that reply up to the last word that was heard.
+
+        To be called after ``session.start``. A session writes and synthesizes the next reply while one plays, so the
+        turn that plays is found by its speech, not by the time at which its stream ended.
+        """
+        output = session.output.audio
+        if output is None:
+            raise ValueError("the session has no audio output yet; call follow after session.start")
+
+        def on_playback_finished(event: PlaybackFinishedEvent) -> None:
+            turn = self._pop_played(session.current_speech)
+            if event.interrupted and turn is not None:
+                asking = asyncio.create_task(self._ask(turn, event.playback_position, on_heard))
+                self._asking.add(asking)
+                asking.add_done_callback(self._asking.discard)
+
+        output.on("playback_finished", on_playback_finished)
+
     async def heard(self, played_s: float) -> str | None:
-        """Of the reply that was interrupted, whose stream is closed: its text up to the last word that was heard.
-        ``played_s`` is ``playback_position`` of the ``playback_finished`` event of the session's audio output."""
+        """Without an ``AgentSession``: the text of the turn that began to sound last, up to the last word that was
+        heard. ``played_s`` is how much of it was played."""
         return None if self.last_turn is None else await self.last_turn.cancel(played_s)
 
+    def on_first_sound(self, turn: Turn, speech: SpeechHandle | None) -> None:
+        self.last_turn = turn
+        if speech is not None:
+            self._unplayed.setdefault(speech, deque()).append(turn)
+
+    def _pop_played(self, speech: SpeechHandle | None) -> Turn | None:
+        """The turn whose playback has ended: those of one speech are played in order."""
+        turns = None if speech is None else self._unplayed.get(speech)
+        return turns.popleft() if turns else None
+
+    async def _ask(self, turn: Turn, played_s: float, on_heard: Callable[[str | None], None]) -> None:
+        on_heard(await turn.cancel(played_s))
+
     async def aclose(self) -> None:
+        if self._asking:
+            await asyncio.wait(self._asking)
         if self._prewarming is not None:
             await utils.aio.cancel_and_wait(self._prewarming)
         for stream in list(self._streams):
@@ -91,6 +141,7 @@ class VoicewireStream(tts.SynthesizeStream):
     def __init__(self, owner: VoicewireTTS, conn_options: APIConnectOptions) -> None:
         super().__init__(tts=owner, conn_options=conn_options)
         self._owner = owner
+        self._speech = speech_of_this_task()
 
     async def _run(self, output_emitter: tts.AudioEmitter) -> None:
         output_emitter.initialize(
@@ -107,7 +158,6 @@ class VoicewireStream(tts.SynthesizeStream):
             try:
                 await self._hear(turn, output_emitter)
             finally:
-                self._owner.last_turn = turn
                 await utils.aio.cancel_and_wait(writing)
                 if not turn.over:
                     await turn.drop()
@@ -127,13 +177,22 @@ class VoicewireStream(tts.SynthesizeStream):
         await turn.end()
 
     async def _hear(self, turn: Turn, output_emitter: tts.AudioEmitter) -> None:
+        has_sounded = False
         async for told in turn:
             match told:
                 case Sound(pcm) if pcm:
+                    if not has_sounded:
+                        has_sounded = True
+                        self._owner.on_first_sound(turn, self._speech)
                     output_emitter.push(pcm)
                 case Word():
                     text = TimedString(told.text + " ", start_time=told.start_s, end_time=told.end_s)
                     output_emitter.push_timed_transcript(text)
+
+
+def speech_of_this_task() -> SpeechHandle | None:
+    """The speech of a session that this task synthesizes; its context variable has no public name."""
+    return next((value for value in contextvars.copy_context().values() if isinstance(value, SpeechHandle)), None)
 
 
 async def main() -> None:

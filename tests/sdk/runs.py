@@ -57,7 +57,7 @@ CLIENTS = {
         "livekit",
         "livekit_client.py",
         {
-            "native": ("stream", "cancel", "synthesize", "tail", "early", "lost"),
+            "native": ("stream", "cancel", "synthesize", "tail", "early", "lost", "session"),
             "elevenlabs": ("stream", "cancel", "synthesize"),
             "elevenlabs_pcm": ("stream", "cancel"),
             "elevenlabs_opus": ("stream",),

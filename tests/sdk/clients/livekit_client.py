@@ -2,8 +2,9 @@
 
 Modes: ``stream`` (two turns, token by token), ``cancel`` (the first turn is dropped while it speaks, the second is
 heard whole), ``synthesize`` (a whole text over HTTP). Of our own plug-in, before a turn: ``tail`` (a reply that came
-whole is interrupted while it is heard), ``early`` (replies are dropped before they sound), ``lost`` (lines break). Runs
-in an environment of its own that has livekit-agents.
+whole is interrupted while it is heard), ``early`` (replies are dropped before they sound), ``lost`` (lines break),
+``session`` (an ``AgentSession`` is interrupted and has to get the text of the reply that was playing). Runs in an
+environment of its own that has livekit-agents.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterable, Callable
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from livekit import rtc
-from livekit.agents import APIError, llm, tts, utils
-from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
+from livekit.agents import Agent, AgentSession, APIError, llm, tts, utils
+from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT, FlushSentinel
+from livekit.agents.voice import io
 from livekit.plugins import cartesia, deepgram, elevenlabs, inworld, openai, rime
 from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
@@ -117,6 +120,92 @@ async def interrupt_what_came_whole(service: tts.TTS) -> None:
     await following.aclose()
 
 
+class Speakers(io.AudioOutput):
+    """Plays in real time and reports what was played, as an output of a room does."""
+
+    def __init__(self) -> None:
+        super().__init__(label="speakers", capabilities=io.AudioOutputCapabilities(pause=False))
+        self._begun_s, self._pushed_s = 0.0, 0.0
+        self._ending: asyncio.TimerHandle | None = None
+
+    async def capture_frame(self, frame: rtc.AudioFrame) -> None:
+        await super().capture_frame(frame)
+        if not self._pushed_s:
+            self._begun_s = time.monotonic()
+            self.on_playback_started(created_at=time.time())
+        self._pushed_s += frame.duration
+
+    def flush(self) -> None:
+        super().flush()
+        if self._pushed_s:
+            left_s = self._begun_s + self._pushed_s - time.monotonic()
+            self._ending = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._end, False)
+
+    def clear_buffer(self) -> None:
+        if self._pushed_s:
+            self._end(True)
+
+    @property
+    def played_s(self) -> float:
+        return min(time.monotonic() - self._begun_s, self._pushed_s) if self._pushed_s else 0.0
+
+    def _end(self, interrupted: bool) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+        played_s, self._pushed_s, self._ending = self.played_s, 0.0, None
+        self.on_playback_finished(playback_position=played_s, interrupted=interrupted)
+
+
+class NoModel(llm.LLM):
+    """There, so that a session generates replies; ``Replies`` writes them."""
+
+    def chat(self, **_: object) -> llm.LLMStream:
+        raise NotImplementedError
+
+
+class Replies(Agent):
+    """Writes the given replies; the parts of one are spoken as segments of their own."""
+
+    def __init__(self, replies: list[list[str]]) -> None:
+        super().__init__(instructions="")
+        self._replies = replies
+
+    async def llm_node(self, *_: object) -> AsyncIterator[str | FlushSentinel]:
+        for number, part in enumerate(self._replies.pop(0)):
+            if number:
+                yield FlushSentinel()
+            for token in part.split(" "):
+                yield token + " "
+
+
+async def interrupt_a_session(service: tts.TTS) -> None:
+    """The text that was heard is that of the reply, or segment of one, that plays, whatever is spoken meanwhile."""
+    first, second = "One of the first words of a story. " * 12, "Two more words come afterwards. " * 12
+    heard: asyncio.Queue[str | None] = asyncio.Queue()
+    async with AgentSession(llm=NoModel(), tts=service) as session:
+        session.output.audio = speakers = Speakers()
+        await session.start(Replies([[first], [second], [first, second]]))
+        service.follow(session, heard.put_nowait)
+        await session.say(TURNS[0])
+        session.say(LONG)  # its stream goes on, that of the reply before has ended
+        check_heard(await interrupted(session, speakers, heard), LONG)
+        session.generate_reply(user_input="a")
+        waiting = session.generate_reply(user_input="b")  # is made while the first plays
+        check_heard(await interrupted(session, speakers, heard), first)
+        await waiting
+        session.generate_reply(user_input="c")  # its second segment is made while the first plays
+        check_heard(await interrupted(session, speakers, heard), first)
+        assert heard.empty()
+
+
+async def interrupted(session: AgentSession, speakers: Speakers, heard: asyncio.Queue[str | None]) -> str | None:
+    async with asyncio.timeout(TURN_TIMEOUT_S):
+        while speakers.played_s < 1.5:
+            await asyncio.sleep(0.05)
+        await session.interrupt(force=True)
+        return await heard.get()
+
+
 async def drop_early(service: tts.TTS) -> None:
     """Before anything sounds, sooner and later."""
     for num_steps in range(0, 60, 3):
@@ -147,7 +236,13 @@ async def lose_the_line(service: tts.TTS) -> None:
 
 async def talk(service: tts.TTS, mode: str) -> dict[str, object]:
     turns = []
-    before = {"cancel": drop, "tail": interrupt_what_came_whole, "early": drop_early, "lost": lose_the_line}.get(mode)
+    before = {
+        "cancel": drop,
+        "tail": interrupt_what_came_whole,
+        "early": drop_early,
+        "lost": lose_the_line,
+        "session": interrupt_a_session,
+    }.get(mode)
     if before is not None:
         await before(service)
     for text in TURNS if before is None else TURNS[1:]:
