@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterator
-from ctypes.util import find_library
 
 import numpy as np
 import pytest
@@ -25,9 +24,10 @@ TEXT = "This is a rather long answer to a rather short question, and nobody want
 @pytest.fixture(scope="module")
 def speech() -> list[str]:
     """Payloads of 20 ms."""
-    if find_library("flite") is None:
+    from training.flite import SAMPLE_RATE_HZ, available, synthesize
+
+    if not available():
         pytest.skip("flite is not installed")
-    from training.flite import SAMPLE_RATE_HZ, synthesize
 
     spoken = np.asarray(synthesize("Wait a moment, please.", "slt").pcm, np.float32) / 32768
     return list(payloads(Resampler(SAMPLE_RATE_HZ, 8_000).push(spoken)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from ctypes.util import find_library
 from importlib import metadata
 from itertools import pairwise
 
@@ -31,9 +30,10 @@ PACKET = 160
 @pytest.fixture(scope="module")
 def speech() -> Pcm:
     """Half a second of noise of a line, then a voice."""
-    if find_library("flite") is None:
+    from training.flite import SAMPLE_RATE_HZ, available, synthesize
+
+    if not available():
         pytest.skip("flite is not installed")
-    from training.flite import SAMPLE_RATE_HZ, synthesize
 
     spoken = np.asarray(synthesize("Wait a moment, please. I have a question.", "slt").pcm, np.float32) / 32768
     pcm = Resampler(SAMPLE_RATE_HZ, RATE).push(spoken)
