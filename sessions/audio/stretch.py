@@ -74,6 +74,7 @@ def _atempo(sample_rate: int, speed: float) -> Graph:
     from av.filter import Graph
 
     graph = Graph()
+    graph.threads = 1  # else each graph starts a thread for every core
     steps = [speed] if speed >= SLOWEST_STEP else [speed**0.5, speed**0.5]
     nodes = [
         graph.add_abuffer(sample_rate=sample_rate, format="flt", layout="mono", time_base=Fraction(1, sample_rate)),

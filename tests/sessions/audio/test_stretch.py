@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from sessions.voicing import STRETCH_MS
 from tests.sessions.audio.signals import pieces, speech_like
 
 RATE = 24_000
+TASKS = Path("/proc/self/task")
 
 
 def stretched(speed: float, *sounds: Pcm) -> Pcm:
@@ -69,3 +72,11 @@ def test_a_new_signal_begins_after_a_flush() -> None:
     first = np.concatenate([stretcher.push(signal), stretcher.flush()])
     second = np.concatenate([stretcher.push(signal), stretcher.flush()])
     np.testing.assert_array_equal(first, second)
+
+
+def test_stretchers_start_no_threads() -> None:
+    stretchers = [Stretcher(24_000, 1.3) for _ in range(10)]
+    num_threads = len(list(TASKS.iterdir()))
+    for stretcher in stretchers:
+        stretcher.push(np.zeros(24_000, np.float32))
+    assert len(list(TASKS.iterdir())) == num_threads
