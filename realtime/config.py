@@ -69,12 +69,16 @@ class ListenSettings(Section, frozen=True):
 
 class LimitSettings(Section, frozen=True):
     max_connections: Annotated[int, Meta(ge=1, le=100_000, description="Open WebSocket connections.")] = 5_000
-    max_connections_per_key: Annotated[int, Meta(ge=1, le=100_000, description="Of them with one API key.")] = 5_000
+    max_connections_per_key: Annotated[
+        int, Meta(ge=0, le=100_000, description="Of them with one API key; 0: half, and all if it is the only key.")
+    ] = 0
     max_http_connections: Annotated[
         int, Meta(ge=1, le=100_000, description="HTTP connections, and those that have not shaken hands yet.")
     ] = 5_000
     max_active_responses: Annotated[int, Meta(ge=1, le=100_000, description="Responses spoken at once.")] = 512
-    max_active_responses_per_key: Annotated[int, Meta(ge=1, le=100_000, description="Of them with one API key.")] = 512
+    max_active_responses_per_key: Annotated[
+        int, Meta(ge=0, le=100_000, description="Of them with one API key; 0: half, and all if it is the only key.")
+    ] = 0
     max_active_responses_per_session: Annotated[int, Meta(ge=1, le=1_000, description="Of them in one session.")] = 8
     max_message_bytes: Annotated[int, Meta(ge=1_024, le=16_777_216, description="Of one message or body.")] = 262_144
     max_response_chars: Annotated[int, Meta(ge=1, le=10_000_000, description="Text of one response.")] = 50_000

@@ -60,7 +60,12 @@ class SpeechServer:
         self.voices = VoiceStore(voices_folder(config.voices.folder), voice_limits(config))
         self.cloning = Cloning(config, engine, self.tally)
         self.registry = SessionRegistry(
-            engine, registry_limits(config), self.metrics, self.voices, ALIGNERS[config.speech.aligner], self.tally
+            engine,
+            registry_limits(config, len(gatekeeper.key_names)),
+            self.metrics,
+            self.voices,
+            ALIGNERS[config.speech.aligner],
+            self.tally,
         )
         self.settings = default_settings(config.speech)
         self._connections: set[Connection] = set()
@@ -134,7 +139,8 @@ class SpeechServer:
         self.may_speak()
         limits = self.config.limits
         self._check("max_connections", self.tally.total(CONNECTIONS), limits.max_connections)
-        limit = limits.max_connections_per_key if caller.max_connections is None else caller.max_connections
+        share = key_share(limits.max_connections_per_key, limits.max_connections, len(self.gatekeeper.key_names))
+        limit = share if caller.max_connections is None else caller.max_connections
         name = "max_connections_per_key" if caller.is_known else "max_connections_without_key"
         self._check(name, self.tally.total(of_key(CONNECTIONS, caller.name)), limit)
         now_s = asyncio.get_running_loop().time()
@@ -223,12 +229,20 @@ def _shielded(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Non
         log.exception("the watch met a fault")
 
 
-def registry_limits(config: ServerConfig) -> RegistryLimits:
+def key_share(given: int, limit: int, num_keys: int) -> int:
+    """What one API key may take of a server's limit: as given; with 0 all if it is the only key, else half."""
+    if given:
+        return given
+    return limit if num_keys == 1 else max(limit // 2, 1)
+
+
+def registry_limits(config: ServerConfig, num_keys: int) -> RegistryLimits:
     limits = config.limits
+    max_responses_per_key = key_share(limits.max_active_responses_per_key, limits.max_active_responses, num_keys)
     return RegistryLimits(
         max_sessions=limits.max_connections + limits.max_active_responses,
         max_active_responses=limits.max_active_responses,
-        max_active_responses_per_key=limits.max_active_responses_per_key,
+        max_active_responses_per_key=max_responses_per_key,
         idle_timeout_s=limits.idle_timeout_s,
         retry_after_ms=limits.retry_after_ms,
         encoder_threads=limits.encoder_threads,

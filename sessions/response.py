@@ -14,7 +14,7 @@ from sessions.audio.formats.encoders import opus_settings
 from sessions.audio.pacer import Pacer, PacerSettings, Underrun
 from sessions.clock import Alarm, is_due, now_s
 from sessions.config import AudioFormat, Encoding, SpeechSettings
-from sessions.errors import TextClosed, error_info
+from sessions.errors import LimitExceeded, TextClosed, error_info
 from sessions.events import Heard, ResponseAudio, ResponseDone, ResponseEvent, ResponseStatus
 from sessions.heard import SpokenText
 from sessions.outbox import Outbox
@@ -56,14 +56,17 @@ class Response:
         settings: SpeechSettings,
         services: Services,
         text_queue: TextQueue,
+        on_text: Callable[[Response], None],
         on_end: Callable[[Response], None],
     ) -> None:
+        """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``."""
         info = services.engine.info
         normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
         pacer = Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms))
         self.response_id = response_id
         self.settings = settings
         self._services = services
+        self._on_text = on_text
         self._on_end = on_end
         is_asked = settings.tells_heard or settings.word_times
         make_aligner = services.make_aligner if is_asked else EvenAligner
@@ -108,7 +111,7 @@ class Response:
 
     def begin(self, text: str, text_closed: bool) -> None:
         """Start with what is known of the text, before anything is spoken of it."""
-        if self._fits(text):
+        if self._fits(text) and self._is_admitted(text):
             self._script.push(text)
             if text_closed:
                 self._script.end()
@@ -118,7 +121,7 @@ class Response:
         """Append text. Raises ``TextClosed`` after ``end_input`` or the end. Text beyond ``max_response_chars`` fails
         the response (``RequestTooLong``)."""
         self._require_open("text")
-        if self._fits(text):
+        if self._fits(text) and self._is_admitted(text):
             self._script.push(text)
             self._speaker.receive_text()
 
@@ -235,6 +238,15 @@ class Response:
         if num_chars > limit:
             self._end_by(RequestTooLong(f"text has {num_chars} characters, max_response_chars is {limit}", "text"))
         return num_chars <= limit
+
+    def _is_admitted(self, text: str) -> bool:
+        """False, and the response has failed, if the server has no capacity for one more that speaks."""
+        try:
+            if text.strip():
+                self._on_text(self)
+        except LimitExceeded as error:
+            self._end_by(error)
+        return not self.done
 
     def _take_report(self, played_ms: float | None) -> None:
         if played_ms is not None and math.isfinite(played_ms):

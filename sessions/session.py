@@ -49,6 +49,7 @@ class Session:
         self._responses: dict[str, Response] = {}
         """The active ones, and the last that ended."""
         self._active: set[Response] = set()
+        self._admitted: set[Response] = set()  # those that have had text and not ended
         self._last_sign_s = now_s()
 
     @property
@@ -83,7 +84,7 @@ class Session:
         response_id = f"response-{serial}" if response_id is None else response_id
         self._check_room(response_id)
         settings = self._services.checked(settings or self._settings, self.key)
-        self._admission.enter(self.key, self._key_limit)
+        self._admission.check(self.key, self._key_limit)
         request_prefix = f"{self.session_id}/{serial}"
         response = Response(
             response_id,
@@ -92,6 +93,7 @@ class Session:
             settings,
             self._services,
             self._text_queue,
+            weak_method(self._admit),
             weak_method(self._note_end),
         )
         self._active.add(response)
@@ -164,9 +166,17 @@ class Session:
         if len(self._active) >= limit:
             raise LimitExceeded(f"max_active_responses of a session is {limit}")
 
+    def _admit(self, response: Response) -> None:
+        """Count a response from its first text on. Raises ``LimitExceeded``."""
+        if response not in self._admitted:
+            self._admission.enter(self.key, self._key_limit)
+            self._admitted.add(response)
+
     def _note_end(self, response: Response) -> None:
         self._active.discard(response)
-        self._admission.leave(self.key)
+        if response in self._admitted:
+            self._admitted.discard(response)
+            self._admission.leave(self.key)
         self.touch()
         self._forget()
 

@@ -131,7 +131,8 @@ async def test_connections_are_limited_in_all_and_by_key(tmp_path: Path) -> None
     keys.write_text(
         f'[[keys]]\nname = "one"\nkey = "{KEY}-1"\nmax_connections = 1\n[[keys]]\nname = "two"\nkey = "{KEY}-2"'
     )
-    async with live_server(auth__keys_file=str(keys), limits__max_connections=3) as live:
+    limits = {"limits__max_connections": 3, "limits__max_connections_per_key": 3}
+    async with live_server(auth__keys_file=str(keys), **limits) as live:
         url = live.url + "/v1/speech"
         async with AsyncExitStack() as clients:
             await clients.enter_async_context(live.session(f"{KEY}-1"))
@@ -144,6 +145,18 @@ async def test_connections_are_limited_in_all_and_by_key(tmp_path: Path) -> None
         await live.freed()
         async with live.session(f"{KEY}-1") as client:
             assert (await speak(client, TEXT)).done.status == "completed"
+
+
+@pytest.mark.parametrize(("names", "share"), [("one", 4), ("one two", 2)])
+async def test_key_takes_half_of_the_places_where_several_exist(names: str, share: int) -> None:
+    keys = ",".join(f"{name}:{KEY}-{name}" for name in names.split())
+    async with live_server(auth__api_keys=keys, limits__max_connections=4) as live:
+        async with AsyncExitStack() as clients:
+            for _ in range(share):
+                await clients.enter_async_context(live.session(f"{KEY}-one"))
+            refused = await refusal(live.url + "/v1/speech", additional_headers={"X-API-Key": f"{KEY}-one"})
+            assert refused == (429, "too_many_connections", "1")
+        await live.freed()
 
 
 async def test_responses_are_limited_by_key() -> None:

@@ -15,6 +15,7 @@ from sessions.registry import SessionRegistry
 from tests.sessions.conftest import BURST, PACED, RememberingEngine, assert_all_free
 from tests.sessions.reading import read, reading_task
 
+TEXT = "One two three four five six. "
 pytestmark = pytest.mark.virtual_time
 
 
@@ -111,19 +112,19 @@ async def test_active_responses_are_limited_by_session_key_and_server(engine: Re
     )
     registry = SessionRegistry(engine, limits)
     first, second, other = registry.create("key"), registry.create("key"), registry.create("other")
-    responses = [first.create_response(), first.create_response()]
+    responses = [first.create_response(text=TEXT), first.create_response(text=TEXT)]
     with pytest.raises(LimitExceeded, match="of a session is 2") as refused:
-        first.create_response()
+        first.create_response(text=TEXT)
     assert refused.value.retry_after_ms is None
-    responses.append(second.create_response())
+    responses.append(second.create_response(text=TEXT))
     with pytest.raises(LimitExceeded, match="per_key is 3") as refused:
-        second.create_response()
+        second.create_response(text=TEXT)
     assert refused.value.retry_after_ms == 1_000
-    other.create_response()
+    other.create_response(text=TEXT)
     with pytest.raises(LimitExceeded, match="max_active_responses is 4"):
-        other.create_response()
+        other.create_response(text=TEXT)
     responses[0].cancel()
-    second.create_response()
+    second.create_response(text=TEXT)
     assert registry.statistics().num_active_responses == 4
     await registry.aclose()
     assert registry.statistics().num_active_responses == 0
@@ -131,11 +132,34 @@ async def test_active_responses_are_limited_by_session_key_and_server(engine: Re
 
 async def test_a_key_may_have_a_limit_of_its_own_and_no_key_has_none(registry: SessionRegistry):
     session = registry.create("key", max_active_responses=1)
-    session.create_response()
+    session.create_response(text=TEXT)
     with pytest.raises(LimitExceeded, match="per_key is 1"):
-        session.create_response()
+        session.create_response(text=TEXT)
     for _ in range(10):
-        registry.create().create_response()
+        registry.create().create_response(text=TEXT)
+
+
+async def test_response_takes_a_place_with_its_first_text(engine: RememberingEngine):
+    registry = SessionRegistry(engine, RegistryLimits(max_active_responses=1, encoder_threads=0))
+    silent = [registry.create().create_response(text=" ") for _ in range(3)]
+    assert registry.statistics().num_active_responses == 0
+    speaking = registry.create(settings=PACED).create_response()
+    _, task = reading_task(speaking)
+    speaking.push_text(TEXT)
+    speaking.push_text(TEXT)
+    speaking.end_input()
+    assert registry.statistics().num_active_responses == 1
+    silent[0].push_text(TEXT)
+    refused, _ = reading_task(silent[0])
+    await asyncio.sleep(1)
+    error = refused.done.error
+    assert error is not None
+    assert (error.code, error.retry_after_ms) == ("limit_exceeded", 1_000)
+    await task
+    silent[1].push_text(TEXT)
+    assert registry.statistics().num_active_responses == 1
+    await registry.aclose()
+    assert registry.statistics().num_active_responses == 0
 
 
 async def test_detach_cancels_all_and_refuses_more(registry: SessionRegistry, engine: RememberingEngine):
