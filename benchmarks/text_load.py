@@ -31,6 +31,7 @@ from realtime.client import SpeechClient, open_session
 from realtime.config import load_config
 from realtime.protocol import events as ev
 from realtime.serve import create_app, serve
+from realtime.transports.listener import Ports
 from tests.fakes.engine import FAKE_INFO, SAMPLE_RATE, FakeScript, FakeSpeechEngine
 from tests.sessions.text.kinds import KINDS, text_of
 
@@ -89,8 +90,8 @@ def run_server(pipe: Connection, normalize: bool, aligner: str) -> None:
             selector.longest_s = selector.total_s = 0.0
             selector.num_iterations = 0
 
-    def on_ready(port: int) -> None:
-        pipe.send(port)
+    def on_ready(ports: Ports) -> None:
+        pipe.send(ports.main)
         threading.Thread(target=report, daemon=True).start()
 
     engine = FakeSpeechEngine(SHORT, info=replace(FAKE_INFO, normalize_text=normalize), num_slots=64)

@@ -15,7 +15,12 @@ from sessions.text.spans import Span, SpannedText
 
 _UNSPACED = "\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Chinese and Japanese: each character is a word, with the marks on it."""
-_WORD = re.compile(rf"[^\s\w]*[{_UNSPACED}][^\s\w{_UNSPACED}]*|[^\s{_UNSPACED}]+")
+# A longer run without white space is several words.
+_MAX_WORD_CHARS = 200
+_WORD = re.compile(
+    rf"[^\s\w]{{0,{_MAX_WORD_CHARS}}}[{_UNSPACED}][^\s\w{_UNSPACED}]{{0,{_MAX_WORD_CHARS}}}"
+    rf"|[^\s{_UNSPACED}]{{1,{_MAX_WORD_CHARS}}}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,14 @@ class SpokenWords:
         while match := _WORD.search(raw, self._raw_at, self.raw_end):
             if match.end() == self.raw_end and not complete:
                 return None
-            word = self._word(match[0], match.start())
-            if word.sound_start < word.sound_end:
-                return word
+            if self._sounds(match.start(), match.end()):
+                return self._word(match[0], match.start())
             self._raw_at = match.end()
         return None
+
+    def _sounds(self, raw_start: int, raw_end: int) -> bool:
+        spoken = self.spoken[bisect_left(self._places, raw_start) : bisect_left(self._places, raw_end)]
+        return any(character.isalnum() for character in spoken)
 
     def _word(self, text: str, raw_start: int) -> SpokenWord:
         start = bisect_left(self._places, raw_start)

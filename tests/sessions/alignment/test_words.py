@@ -119,3 +119,15 @@ def word_cut_word_by_word(text: str, position: float) -> int:
 @given(st.text("ab \n\x1f\xa0\u3000é好.", max_size=40), st.floats(0, 50))
 def test_the_cut_is_where_reading_word_by_word_finds_it(text, position):
     assert word_cut(text, position) == word_cut_word_by_word(text, position)
+
+
+def test_long_run_without_white_space_is_several_words():
+    """What one event does of it stays bounded; signs without a sound are no words."""
+    raw = "a" + "(" * 5_000 + " " + "b" * 500
+    words = SpokenWords(0, lambda: raw)
+    words.add(SpannedText.of(raw, 0))
+    found = []
+    while word := words.next_word(complete=True):
+        words.take(word)
+        found.append((len(word.text), word.text[:1]))
+    assert found == [(200, "a"), (200, "b"), (200, "b"), (100, "b")]
