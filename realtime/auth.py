@@ -186,6 +186,8 @@ def load_gatekeeper(settings: AuthSettings, max_token_ttl_s: int = WireSettings(
     names = [caller.name for _, caller in keys]
     if len(set(names)) < len(names):
         raise ConfigError("auth: two API keys have the same name")
+    if len({digest for digest, _ in keys}) < len(keys):
+        raise ConfigError("auth: two names have the same API key")
     return Gatekeeper(keys, load_token_secret(settings.token_secret) if keys else None, max_token_ttl_s)
 
 

@@ -174,6 +174,11 @@ def test_a_keys_file_that_cannot_be_used_is_refused_without_telling_keys(tmp_pat
     assert KEY not in str(error.value)
 
 
+def test_one_key_under_two_names_is_refused() -> None:
+    with pytest.raises(ConfigError, match="two names have the same API key"):
+        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY},page:{KEY}"))
+
+
 @pytest.mark.parametrize(
     "text", ["", " ", "key-without-name-is-long", "a:short", ":" + KEY, f"a:{KEY},", f"a:ü{KEY}", f"a:{KEY} b"]
 )
