@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ FRAME_S = 0.08
 NO_END = 1_000
 """Tokens without an end: the most a request may ask for."""
 EPOCHS = itertools.count()
+BURST_AHEAD_S = 2.0
+"""Burst requests begin so long before the listeners come."""
+BURST_SAMPLES: Counter[str] = Counter()
 WORDS = "the quick brown fox jumps over the lazy dog and then it does the same thing all over again ".split()
 SETTINGS: dict[str, Any] = dict(
     loop_limit_frames=100_000, silence_limit_s=1e6, max_waiting=4096, max_prefill_positions=256, voice_encoders=False
@@ -207,8 +211,12 @@ def report(listeners: list[Listener], took_s: float) -> dict[str, Any]:
 
 
 async def crowd(args: argparse.Namespace, engine: SpeechEngine, size: int) -> dict[str, Any]:
-    """``size`` listeners that come within ``--ramp`` seconds and hear ``--seconds`` of speech each."""
+    """``size`` listeners that come within ``--ramp`` seconds and hear ``--seconds`` of speech each, beside ``--burst``
+    requests without a deadline."""
     listeners, tasks = [Listener() for _ in range(size)], []
+    bulk = [asyncio.create_task(keep_bursting(args, engine, number)) for number in range(args.burst)]
+    await asyncio.sleep(BURST_AHEAD_S if bulk else 0.0)
+    BURST_SAMPLES.clear()
     start = time.perf_counter()
     for number, listener in enumerate(listeners):
         await asyncio.sleep(max(0.0, start + args.ramp * number / size - time.perf_counter()))
@@ -223,7 +231,36 @@ async def crowd(args: argparse.Namespace, engine: SpeechEngine, size: int) -> di
         )
         tasks.append(asyncio.create_task(listen(engine, listener, spec, [], 0.0)))
     await asyncio.gather(*tasks)
-    return report(listeners, time.perf_counter() - start)
+    found = report(listeners, time.perf_counter() - start)
+    for task in bulk:
+        task.cancel()
+    results = await asyncio.gather(*bulk, return_exceptions=True)
+    found["burst"] = args.burst
+    found["burst_errors"] = [str(one) for one in results if isinstance(one, Exception)][:3]
+    found["burst_audio_s_per_s"] = round(BURST_SAMPLES["heard"] / 24_000 / (time.perf_counter() - start), 1)
+    return found
+
+
+async def keep_bursting(args: argparse.Namespace, engine: SpeechEngine, number: int) -> None:
+    """One request after the other without a deadline."""
+    for serial in itertools.count():
+        spec = SpeechRequest(
+            request_id=f"b{number}.{serial}",
+            text=text_of(args.chars),
+            text_closed=True,
+            sampling=SamplingParams(seed=number, min_new_tokens=NO_END),
+            max_frames=100 + number % 100,
+            group=f"bulk{number % 4}",
+        )
+        stream = engine.submit(spec)
+        try:
+            async for event in stream:
+                if isinstance(event, SpeechChunk):
+                    BURST_SAMPLES["heard"] += len(event.pcm)
+                elif isinstance(event, Finished) and event.code:
+                    raise RuntimeError(f"{event.code}: {event.message}")
+        finally:
+            stream.cancel()
 
 
 async def load(args: argparse.Namespace, engine: SpeechEngine, rate: float) -> dict[str, Any]:
@@ -305,6 +342,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of speech (crowd), or of arrivals (load)")
     parser.add_argument("--linger", type=float, help="seconds after the last arrival until the rest is cut off (load)")
     parser.add_argument("--ramp", type=float, default=4.0, help="seconds in which the crowd comes")
+    parser.add_argument("--burst", type=int, default=0, help="requests without a deadline beside the crowd")
     parser.add_argument("--lead-ms", type=int, default=2000)
     parser.add_argument("--max-batch", type=int, help="rows of one step; by default as many as streams")
     parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=JSON")

@@ -10,7 +10,7 @@ from operator import attrgetter
 from engine.admission import StepModel
 from engine.request import Request
 
-BURST_STEP_S = 0.04
+BURST_STEP_S = 0.045
 BURST_STEP_RATIO = 2.0
 """A step with burst rows takes no longer than this or than so many steps of one row: a paced request that arrives
 meanwhile waits for its end, and then takes a step or two itself."""
