@@ -72,9 +72,9 @@ class Feeder:
             and all(one.may_lack_text for one in self._generating)
         )
 
-    def record_text(self) -> None:
+    def record_text(self, text: str) -> None:
         """A text delta has come."""
-        self._pace.record(now_s())
+        self._pace.record(text, now_s())
 
     def advance(self) -> None:
         """Do what is due: read text on, close a segment that is short of it, begin segments."""
@@ -132,7 +132,7 @@ class Feeder:
 
     def _must_close_early(self, left_ms: float, now: float) -> bool:
         segment = self._script.open
-        if segment is None or self._script.wants_text or not is_due(self._pace.stalls_at_s, now):
+        if segment is None or self._script.wants_text or not is_due(self._pace.stalls_at_s(now), now):
             return False
         return segment.starved and should_close_early(segment.facts, left_ms, self._dead_air)
 
@@ -194,7 +194,7 @@ class Feeder:
         """The next moment at which time alone changes something."""
         waits_ms = []
         if self._script.open is not None and self._script.open.starved:
-            until_stall_ms = 1000 * (self._pace.stalls_at_s - now)
+            until_stall_ms = 1000 * (self._pace.stalls_at_s(now) - now)
             waits_ms.append(max(left_ms - self._dead_air.close_below_ms, until_stall_ms))
         if self._script.waiting and not self._generating:
             waits_ms.append(left_ms - self._dead_air.open_below_ms)

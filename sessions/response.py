@@ -115,7 +115,7 @@ class Response:
             self._script.push(text)
             if text_closed:
                 self._script.end()
-            self._speaker.receive_text()
+            self._speaker.receive_text(text)
 
     def push_text(self, text: str) -> None:
         """Append text. Raises ``TextClosed`` after ``end_input`` or the end. Text beyond ``max_response_chars`` fails
@@ -123,7 +123,7 @@ class Response:
         self._require_open("text")
         if self._fits(text) and self._is_admitted(text):
             self._script.push(text)
-            self._speaker.receive_text()
+            self._speaker.receive_text(text)
 
     def flush(self) -> int:
         """Speak all text so far to its end without waiting for more; returns the number ``FlushDone`` will carry.

@@ -89,9 +89,9 @@ class Speaker:
         if not self.finished:
             self._feeder.advance()
 
-    def receive_text(self) -> None:
+    def receive_text(self, text: str) -> None:
         """A text delta has come."""
-        self._feeder.record_text()
+        self._feeder.record_text(text)
         self.advance()
 
     def report_playback(self) -> None:

@@ -1,7 +1,7 @@
 """When to close a segment early, so that a slow writer is never heard as a break in the middle of a sentence.
 
-The rule knows no clock, no queue and no engine: facts go in, a decision comes out. Text that only trickles is never
-cut: a segment is closed early only after the writer has stalled.
+The rule knows no clock, no queue and no engine: facts go in, a decision comes out. Text that keeps coming is
+never cut: a segment is closed early only after the writer has stalled.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass
+
+from sessions.text.token_cost import token_tenths
 
 _CLAUSE_MARK = re.compile(r"[,;:—–…、，；：،؛]|[.?!。！？．｡؟।።]")
 _SENTENCE_END = re.compile(r"[.?!…][\"'”’»)\]]*(?=\s|$)|[。！？．｡؟।።]")
@@ -31,33 +33,49 @@ class DeadAirSettings:
 
 
 MAX_GAPS = 16
+SAME_ARRIVAL_S = 0.01  # deltas this close together came in one packet
 STALL_GAPS = 3.0  # one gap this many times longer than the longest of the last ones is a stall
 MIN_STALL_S, MAX_STALL_S = 0.4, 1.0
+RATE_WINDOW_S = 1.5
+MIN_TOKENS_PER_S = 4.0  # a person who types; such text is spoken in pieces that are whole
 
 
 class TextPace:
-    """When text deltas of a response came, and from when on their absence is a stall of the writer.
+    """When text deltas of a response came, and whether their absence or their slowness is a stall of the writer.
 
-    A language model's stream comes in clumps, so the longest recent gap counts and not the mean.
+    A language model's stream comes in clumps, so the longest recent gap between arrivals counts and not the mean.
     """
 
     def __init__(self) -> None:
         self._gaps_s: deque[float] = deque(maxlen=MAX_GAPS)
-        self._last_s: float | None = None
+        self._recent: deque[tuple[float, int]] = deque()  # arrivals of the last seconds, and their tenths of a token
+        self._first_s: float | None = None
+        self._last_s = 0.0
 
-    def record(self, now_s: float) -> None:
+    def record(self, text: str, now_s: float) -> None:
         """A delta has come."""
-        if self._last_s is not None:
+        if self._first_s is None or now_s - self._last_s > MAX_STALL_S:  # the pace is measured anew after a stall
+            self._first_s = now_s
+            self._recent.clear()
+        elif now_s - self._last_s >= SAME_ARRIVAL_S:
             self._gaps_s.append(now_s - self._last_s)
         self._last_s = now_s
+        self._recent.append((now_s, sum(map(token_tenths, text))))
+        while self._recent[0][0] <= now_s - RATE_WINDOW_S:
+            self._recent.popleft()
 
-    @property
-    def stalls_at_s(self) -> float:
+    def stalls_at_s(self, now_s: float) -> float:
         """The moment from which on the text counts as stalled if no delta comes."""
-        if self._last_s is None:
-            return 0.0
-        longest_s = max(self._gaps_s, default=0.0)
+        if self._first_s is None or self._is_slow(now_s):
+            return now_s
+        longest_s = max(self._gaps_s, default=MAX_STALL_S)
         return self._last_s + min(max(STALL_GAPS * longest_s, MIN_STALL_S), MAX_STALL_S)
+
+    def _is_slow(self, now_s: float) -> bool:
+        if self._first_s is None or now_s - self._first_s < RATE_WINDOW_S:
+            return False
+        tenths = sum(tenths for arrived_s, tenths in self._recent if arrived_s > now_s - RATE_WINDOW_S)
+        return tenths / 10 < MIN_TOKENS_PER_S * RATE_WINDOW_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,34 @@ async def count_cut_replies(
     return num_cut
 
 
+@pytest.mark.parametrize(("tokens_per_s", "clump"), [(8, 6), (8, 7), (10, 6), (15, 8)])
+async def test_clumps_of_characters_are_one_segment(
+    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float, clump: int
+) -> None:
+    engine.script = FakeScript(ms_per_char=TOKEN_MS / 4, first_chunk_s=0.05, real_time_factor=0.1)
+    response = registry.create(settings=PACED).create_response()
+    _, task = reading_task(response)
+    for at in range(0, NUM_TOKENS, clump):
+        for character in "".join(WORDS[(at + index) % len(WORDS)] for index in range(clump)):
+            response.push_text(character)
+        await asyncio.sleep(clump / tokens_per_s)
+    response.end_input()
+    await task
+    assert len(engine.texts) == 1
+
+
+async def test_text_typed_slowly_is_spoken_in_pieces(registry: SessionRegistry, engine: RememberingEngine) -> None:
+    engine.script = FakeScript(ms_per_char=TOKEN_MS / 4, first_chunk_s=0.05, real_time_factor=0.1)
+    response = registry.create(settings=PACED).create_response()
+    _, task = reading_task(response)
+    for character in "so this is what a person types, letter by letter, at a keyboard " * 2:
+        response.push_text(character)
+        await asyncio.sleep(0.2)
+    response.end_input()
+    await task
+    assert len(engine.texts) >= 4
+
+
 @pytest.mark.parametrize("tokens_per_s", [8, 15, 50])
 async def test_stalled_text_is_cut_once(
     registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float
