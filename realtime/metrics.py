@@ -31,6 +31,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "audio_underruns_total": ("Playback ran dry while a response was not at its end.", ("cause",)),
     "responses_total": ("Responses that ended.", ("status",)),
     "segments_total": ("Segments that ended.", ("reason",)),
+    "runaways_retried_total": ("Replies that ran away before anything was sent and were made once more.", ()),
     "dropped_tokens_total": ("Speech tokens drawn and left out, in silences that would have been too long.", ()),
     "refusals_total": ("Handshakes, requests and events that were refused.", ("code",)),
     "wire_connections_total": ("Sockets and requests that came in on a vendor's wire.", ("wire",)),

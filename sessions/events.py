@@ -86,6 +86,8 @@ class ResponseDone:
     """Codec frames that the engine made."""
     error: ErrorInfo | None = None
     """With ``FAILED``."""
+    has_runaway: bool = False
+    """A segment was cut by a guard of the engine: endless silence, a loop, or the frame cap of its text."""
 
 
 ResponseEvent = ResponseAudio | ResponseWords | FlushDone | ResponseDone

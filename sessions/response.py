@@ -311,6 +311,7 @@ class Response:
             num_text_tokens=self._speaker.num_text_tokens,
             num_frames=self._speaker.num_frames,
             error=None if error is None else error_info(error),
+            has_runaway=self._speaker.has_runaway,
         )
 
     async def _take_terminal(self) -> ResponseDone:

@@ -68,6 +68,7 @@ class Speaker:
         self.num_samples = 0
         """Of speech, at the format's rate."""
         self.num_text_tokens = 0
+        self.has_runaway = False
         self.num_frames = 0
 
     @property
@@ -239,6 +240,7 @@ class Speaker:
             self._services.metrics.observe("prompt_wait_seconds", end.prompt_wait_ms / 1000)
         self.num_text_tokens += end.num_text_tokens
         self.num_frames += end.num_frames
+        self.has_runaway = self.has_runaway or self._is_runaway(end.reason)
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             message = end.message or f"the engine ended with {end.reason}"
             raise EngineFailed(end.code or EngineError.code, message, end.retry_after_ms)
@@ -246,6 +248,11 @@ class Speaker:
         segment.spoken.finish()
         self._tell_words()
         self._feeder.note_end(segment)
+
+    def _is_runaway(self, reason: FinishReason) -> bool:
+        if reason is FinishReason.LENGTH:
+            return self._settings.max_frames is None  # else the client asked for that length
+        return reason in (FinishReason.SILENCE, FinishReason.LOOP)
 
     def _tell_words(self) -> None:
         if self._settings.word_times and (words := self._told.new_words()):

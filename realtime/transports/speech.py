@@ -26,6 +26,7 @@ from sessions.audio.formats.encoders import stream_encoder
 from sessions.audio.formats.whole import whole_file
 from sessions.errors import ErrorInfo, LimitExceeded
 from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
+from sessions.metrics import Metrics
 from sessions.response import Response as SpokenResponse
 from sessions.session import Session
 
@@ -80,19 +81,21 @@ async def _answered(body: SpeechBody, server: SpeechServer, caller: Caller) -> R
     order = await order_of(body, server, caller)
     session = server.open_session(caller)
     try:
-        return await _answer(begin(order, session), order, session, AnswerRoom(server.config.limits.max_answer_bytes))
+        room = AnswerRoom(server.config.limits.max_answer_bytes)
+        return await _answer(order, session, room, server.metrics)
     except BaseException:
         session.detach()
         raise
 
 
-async def _answer(response: SpokenResponse, order: Order, session: Session, room: AnswerRoom) -> Response:
+async def _answer(order: Order, session: Session, room: AnswerRoom, metrics: Metrics) -> Response:
     headers = {VOICE_WARNING: order.warning} if order.warning else {}
     if order.delivery is Delivery.WHOLE:
-        data, done = await whole(response, room)
+        data, done = await speak_whole(order, session, room, metrics)
         session.detach()
         told = headers | usage_headers(done, order.num_reference_frames)
         return Response(data, media_type=order.media_type, headers=told)
+    response = begin(order, session)
     is_events = order.delivery is Delivery.EVENTS
     content = _events(response, order) if is_events else _stream(response)
     first = await anext(content)
@@ -116,6 +119,19 @@ class AnswerRoom:
 
     def give_back(self, num_bytes: int) -> None:
         self._num_bytes -= num_bytes
+
+
+async def speak_whole(order: Order, session: Session, room: AnswerRoom, metrics: Metrics) -> tuple[bytes, ResponseDone]:
+    """The file, and how it ended. Speech that ran away is made once more with another seed, unless the request has one.
+
+    Raises what ``whole`` does.
+    """
+    data, done = await whole(begin(order, session), room)
+    if not done.has_runaway or order.settings.sampling.seed is not None:
+        return data, done
+    metrics.inc("runaways_retried_total")
+    room.give_back(len(data))
+    return await whole(begin(order, session), room)
 
 
 async def whole(response: SpokenResponse, room: AnswerRoom) -> tuple[bytes, ResponseDone]:

@@ -18,11 +18,11 @@ from realtime.auth import Caller
 from realtime.errors import Refused, describe, rule_for
 from realtime.server import SpeechServer
 from realtime.speech_api.body import body_of, parse_object
-from realtime.speech_api.order import begin, order_of
+from realtime.speech_api.order import order_of
 from realtime.speech_api.usage import usage
 from realtime.speech_api.voice import Listener
 from realtime.transports.http import server_of
-from realtime.transports.speech import AnswerRoom, check_place, decode, read_body, whole
+from realtime.transports.speech import AnswerRoom, check_place, decode, read_body, speak_whole
 from realtime.transports.staying import unless_it_leaves
 from sessions.errors import SessionError
 from sessions.session import Session
@@ -110,7 +110,7 @@ async def _speak(index: int, item: dict[str, Any], batch: Batch) -> dict[str, An
 async def _spoken(item: dict[str, Any], batch: Batch) -> dict[str, Any]:
     fields = {name: value for name, value in item.items() if name not in OF_STREAMS}
     order = await order_of(body_of(fields), batch.server, batch.caller, batch.listener)
-    data, done = await whole(begin(order, batch.session), batch.room)
+    data, done = await speak_whole(order, batch.session, batch.room, batch.server.metrics)
     told = {AUDIO: data, "media_type": order.media_type, "usage": usage(done, order.num_reference_frames)}
     return told | ({"warning": order.warning} if order.warning else {})
 

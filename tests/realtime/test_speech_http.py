@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine.api import FinishReason
 from realtime.transports.speech import VOICE_WARNING
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
@@ -216,6 +217,32 @@ async def test_a_failure_after_it_cuts_the_answer_short(live: Live) -> None:
     assert answer.startswith(b"HTTP/1.1 200")
     assert not answer.endswith(b"0\r\n\r\n")
     writer.close()
+
+
+RUNAWAY = FakeScript(end_at_frame=3, end_reason=FinishReason.LOOP)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_requests"),
+    [({}, 2), ({"seed": 7}, 1), ({"stream": True, "stream_format": "audio"}, 1)],
+    ids=["whole", "with a seed", "streamed"],
+)
+async def test_runaway_is_retried_before_anything_is_sent(live: Live, fields: dict, num_requests: int) -> None:
+    live.engine.script_next(RUNAWAY)
+    async with live.http() as http:
+        told = await http.post("/v1/audio/speech", json={"input": TEXT, "stream": False, **fields})
+        metrics = (await http.get("/metrics")).text
+    assert told.status_code == 200
+    assert len(live.engine.requests) == num_requests
+    assert f"voicewire_runaways_retried_total {float(num_requests - 1)}" in metrics
+
+
+async def test_second_runaway_is_sent_as_it_is(live: Live) -> None:
+    live.engine.script_next(RUNAWAY, RUNAWAY)
+    async with live.http() as http:
+        told = await http.post("/v1/audio/speech", json={"input": TEXT, "stream": False, "response_format": "pcm"})
+    assert (told.status_code, len(live.engine.requests)) == (200, 2)
+    assert len(told.content) == 3 * 1_920 * 2
 
 
 async def test_voices_and_metrics(live: Live) -> None:
