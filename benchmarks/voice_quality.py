@@ -4,6 +4,7 @@
     python -m benchmarks.voice_quality --model FOLDER           another checkpoint of the embedded kind
     python -m benchmarks.voice_quality --encoder FILE           adds the codec's copies of the teacher (training/state)
     python -m benchmarks.voice_quality --listener FILE          adds the second listener (training/listener.py)
+    python -m benchmarks.voice_quality --mos                    adds DNSMOS (training/mos.py)
     python -m benchmarks.voice_quality --recordings FOLDER      speech made elsewhere (benchmarks/spoken.py)
 
 Needs flite (Debian's libflite1) and the dependency group ``training``. The last line is JSON.
@@ -45,6 +46,8 @@ COLUMNS = {
     "told_apart": "apart%",
     "stoi": "STOI",
     "pesq": "PESQ",
+    "mos_overall": "MOS",
+    "mos_p808": "P.808",
 }
 
 
@@ -136,12 +139,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=(1, 12), help="of these batch sizes")
     parser.add_argument("--every", type=int, default=1, help="only every so many-th sentence")
     parser.add_argument("--no-stock", action="store_true", help="leave out the stock language model, most of the time")
+    parser.add_argument("--mos", action="store_true", help="adds DNSMOS and its gates")
     parser.add_argument("--listener", type=Path, help="weights of the second listener")
     parser.add_argument("--device", default="auto", help="of the engine")
     parser.add_argument("--jobs", type=int, default=2, help="processes, of one thread each")
     options = parser.parse_args(arguments)
     tasks, _ = read_tasks(options.every)
-    table = Table(tasks, Ears(not options.no_stock, options.listener), options.jobs)
+    table = Table(tasks, Ears(not options.no_stock, options.listener, options.mos), options.jobs)
     table.run(list(speakers(options)))
     report(tasks, table)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,11 @@ from training.heldout import SENTENCES, read_sentences
 from training.judge import Heard, Score, hear_one
 from training.phone_judge import PhoneJudge, PhoneScore
 
+if TYPE_CHECKING:
+    from training.mos import Opinion
+
 LENGTH_TOLERANCE = 0.3
+MIN_MOS = {"overall": 2.9, "P.808": 3.4}
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Ears:
 
     stock: bool = True
     listener: Path | None = None
+    mos: bool = False
+    """DNSMOS, about a second a sentence."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Measured:
     likeness: Likeness | None
     length: float
     """In lengths of the teacher's."""
+    opinion: Opinion | None = None
 
 
 def measure(text: str, signal: Signal, taught: Signal, ears: Ears, *, is_copy: bool) -> Measured:
@@ -52,7 +60,14 @@ def measure(text: str, signal: Signal, taught: Signal, ears: Ears, *, is_copy: b
         voice=voice_print(signal),
         likeness=likeness(taught, signal) if is_copy else None,
         length=len(signal) / len(taught),
+        opinion=_rate(signal) if ears.mos else None,
     )
+
+
+def _rate(signal: Signal) -> Opinion:
+    from training import mos
+
+    return mos.rate(signal)
 
 
 @cache
@@ -105,6 +120,9 @@ class Row:
     stoi: float | None
     pesq: float | None
     words_wrong_by_kind: dict[str, float]
+    mos_overall: float | None = None
+    """DNSMOS, as the next one."""
+    mos_p808: float | None = None
 
 
 def percent(share: float) -> float:
@@ -123,6 +141,7 @@ def row_of(
     stock = Score([one.stock for one in found if one.stock])
     phones = PhoneScore([one.phones for one in found if one.phones])
     alike = [one.likeness for one in found if one.likeness]
+    opinions = [one.opinion for one in found if one.opinion]
     other = next(voice for voice in TEACHERS if voice != setting.voice)
     kinds = read_tasks(1)[1]
     return Row(
@@ -149,6 +168,8 @@ def row_of(
             kind: percent(bigram.part([kinds[task.number] == kind for task in tasks]).word_error_rate)
             for kind in dict.fromkeys(kinds.values())
         },
+        mos_overall=round(fmean(one.overall for one in opinions), 2) if opinions else None,
+        mos_p808=round(fmean(one.p808 for one in opinions), 2) if opinions else None,
     )
 
 
@@ -171,7 +192,9 @@ def gates_of(row: Row, teacher: Row) -> list[Gate]:
         return [
             Gate("words wrong above the teacher, bigram", more_bigram, 2),
             *_stock_gate(row, teacher, 3),
-            Gate("STOI", row.stoi or 0, 0.9, at_least=True),
+            Gate("STOI", row.stoi or 0, 0.94, at_least=True),
+            Gate("PESQ", row.pesq or 0, 2.3, at_least=True),
+            *_mos_gates(row, teacher, 0.12),
         ]
     if row.speaker == "model":
         return [
@@ -180,8 +203,24 @@ def gates_of(row: Row, teacher: Row) -> list[Gate]:
             Gate("utterances of the right length", row.length_kept, 98, at_least=True),
             Gate("words missing or repeated", missing_or_repeated(row), 1),
             Gate("told apart", row.told_apart, 100, at_least=True),
+            *_mos_gates(row, teacher, 0.25, MIN_MOS),
         ]
     return []
+
+
+def _mos_gates(row: Row, teacher: Row, limit: float, min_scores: dict[str, float] | None = None) -> list[Gate]:
+    """None where DNSMOS was not asked for."""
+    gates = []
+    for name, score, taught in (
+        ("overall", row.mos_overall, teacher.mos_overall),
+        ("P.808", row.mos_p808, teacher.mos_p808),
+    ):
+        if score is None or taught is None:
+            continue
+        gates.append(Gate(f"DNSMOS {name} below the teacher", round(taught - score, 2), limit))
+        if min_scores is not None:
+            gates.append(Gate(f"DNSMOS {name}", score, min_scores[name], at_least=True))
+    return gates
 
 
 def _stock_gate(row: Row, teacher: Row, limit: float) -> list[Gate]:

@@ -56,8 +56,16 @@ def test_gates_fail_where_they_should() -> None:
     stricter = replace(good, words_lost=0.7, words_twice=0.4)
     assert [gate.passed for gate in gates_of(stricter, TEACHER)] == [True, True, True, False, True]
     assert len(gates_of(replace(good, words_wrong_stock=None), TEACHER)) == 4
-    copy = replace(TEACHER, speaker="codec", words_wrong_bigram=2.6, words_wrong_stock=20, stoi=0.91)
-    assert [gate.passed for gate in gates_of(copy, TEACHER)] == [False, True, True]
+    copy = replace(TEACHER, speaker="codec", words_wrong_bigram=2.6, words_wrong_stock=20, stoi=0.95, pesq=2.2)
+    assert [gate.passed for gate in gates_of(copy, TEACHER)] == [False, True, True, False]
+
+
+def test_opinion_gates_compare_with_teacher_and_minimum() -> None:
+    teacher = replace(TEACHER, mos_overall=3.1, mos_p808=3.7)
+    model = replace(teacher, speaker="model", setting="clara full 1", mos_overall=2.85, mos_p808=3.42)
+    assert [gate.passed for gate in gates_of(model, teacher)[-4:]] == [True, False, False, True]
+    copy = replace(teacher, speaker="codec", stoi=0.95, pesq=2.4, mos_overall=2.97, mos_p808=3.6)
+    assert [gate.passed for gate in gates_of(copy, teacher)[-2:]] == [False, True]
 
 
 class FakeStream:
