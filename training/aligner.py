@@ -92,7 +92,7 @@ def disguise(utterance: Utterance, settings: AlignerSettings, random: np.random.
     num_steps = -(-len(pcm) * STEP_HZ // SAMPLE_RATE_HZ)
     frames = _frames(pcm, int(num_steps) * FRAMES_PER_STEP, warp)
     frames = frames + _colour(settings.max_colour, random)
-    labels = frame_phonemes(_labels(utterance), 0, int(num_steps), STEP_HZ / speed)
+    labels = frame_phonemes(_labels(utterance), 0, int(num_steps), SAMPLE_RATE_HZ * speed / STEP_HZ)
     return Heard(_with_context(frames), labels, utterance.text)
 
 

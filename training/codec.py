@@ -21,8 +21,8 @@ from training.flite import PHONEMES
 from training.layout import codec_config
 from training.quantizer import Quantised, TrainingQuantizer, books, phone_targets
 from training.settings import LABELS_PER_FRAME, CodecTraining, Sizes
-from training.spectral import spectral_loss, to_24_khz
-from training.speech import LABEL_SAMPLES, Speech
+from training.spectral import spectral_loss
+from training.speech import Speech
 from training.weights import load, save, say
 
 CODES_FIXED = "codes.fixed"
@@ -34,6 +34,7 @@ class Codec(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
+        self.max_hz = sizes.max_hz
         self.encoder = Encoder(sizes)
         self.decoder = CodecDecoder(codec_config(sizes))
         self.quantizer = TrainingQuantizer(self.decoder.quantizer, len(PHONEMES))
@@ -92,20 +93,25 @@ class CodecTrainer:
         """Speech at 24 kHz [size, frames * 1920] and its labels; some pieces begin or end in silence."""
         audio, labels = self.speech.crops(size, frames * LABELS_PER_FRAME)
         heard = random_silence(labels.shape, self.settings.silenced_share, audio.device)
-        audio = audio * heard.repeat_interleave(LABEL_SAMPLES, 1)
-        return to_24_khz(audio), labels * heard
+        audio = audio * heard.repeat_interleave(self.speech.label_samples, 1)
+        return self.speech.at_24_khz(audio), labels * heard
 
     def reconstruct(self) -> None:
         """Stages one and two: the latent, then its codebooks, by spectral loss alone."""
         cfg = self.settings
-        optimiser = adam(self.codec.parameters(), cfg.learning_rate)
         share = cfg.autoencode_s / (cfg.autoencode_s + cfg.quantise_s)
-        for audio, labels in self._steps("autoencode", optimiser, cfg.autoencode_s, 0.0, share):
+        self.autoencode(cfg.autoencode_s, share)
+        say("codec", variance_left=self.codec.quantizer.fit(self._gather_parts(), cfg.kmeans_rounds))
+        self.quantise(cfg.quantise_s, cfg.learning_rate, share)
+
+    def autoencode(self, length_s: float, end: float = 1.0) -> None:
+        """Stage one: noise on the latent; the rate's cosine stops at ``end``."""
+        cfg = self.settings
+        optimiser = adam(self.codec.parameters(), cfg.learning_rate)
+        for audio, labels in self._steps("autoencode", optimiser, length_s, 0.0, end):
             with autocast(audio):
                 found = self.codec.quantizer.noisy(self.codec.encoder(audio), cfg.latent_noise)
             self._descend(optimiser, found, audio, labels)
-        say("codec", variance_left=self.codec.quantizer.fit(self._gather_parts(), cfg.kmeans_rounds))
-        self.quantise(cfg.quantise_s, cfg.learning_rate, share)
 
     def quantise(self, length_s: float, learning_rate: float, begin: float) -> None:
         """Stage two: straight through the codebooks; the rate's cosine starts at ``begin``."""
@@ -130,7 +136,7 @@ class CodecTrainer:
         cfg = self.settings
         with autocast(audio):
             speech = self.codec.decoder.decode_latent(found.latent)
-        spectral = spectral_loss(speech.float(), audio)
+        spectral = spectral_loss(speech.float(), audio, self.codec.max_hz)
         targets = phone_targets(labels)
         phones = F.cross_entropy(found.phones.float().flatten(0, 2), targets.flatten())
         loss = cfg.mel_weight * spectral + cfg.phone_weight * phones + cfg.commitment_weight * found.commitment
@@ -143,7 +149,7 @@ class CodecTrainer:
 
     @property
     def _report(self) -> dict[str, object]:
-        used = [len(book.unique()) for book in self._codes.transpose(0, 1)]
+        used = [len(book.unique()) for book in self._codes.transpose(0, 1) if self._codes.numel()]
         return {name: round(value.item(), 4) for name, value in self._last.items()} | {"used": used}
 
     @torch.no_grad()

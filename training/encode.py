@@ -10,8 +10,7 @@ from torch import Tensor
 
 from training.codec import Codec
 from training.settings import LABELS_PER_FRAME
-from training.spectral import to_24_khz
-from training.speech import LABEL_SAMPLES, Speech
+from training.speech import Speech
 
 
 def offset_pieces(speech: Speech, start: Tensor, count: Tensor, offset: Tensor, frames: int) -> tuple[Tensor, Tensor]:
@@ -22,9 +21,9 @@ def offset_pieces(speech: Speech, start: Tensor, count: Tensor, offset: Tensor, 
     index = torch.arange(frames * LABELS_PER_FRAME, device=speech.device)[None] - offset[:, None]
     inside = (index >= 0) & (index < count[:, None])
     at = start[:, None] + index.clamp_min(0).minimum(count[:, None] - 1)
-    samples = at[..., None] * LABEL_SAMPLES + torch.arange(LABEL_SAMPLES, device=speech.device)
+    samples = at[..., None] * speech.label_samples + torch.arange(speech.label_samples, device=speech.device)
     audio = (speech.audio[samples].float() / 32_768 * inside[..., None]).flatten(1)
-    return to_24_khz(audio), torch.where(inside, speech.phones[at], 0)
+    return speech.at_24_khz(audio), torch.where(inside, speech.phones[at], 0)
 
 
 class EncodedSpeech:

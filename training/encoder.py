@@ -33,6 +33,7 @@ class Encoder(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
+        self._max_hz = sizes.max_hz
         width = sizes.encoder_channels
         layers: list[nn.Module] = [nn.Conv1d(NUM_BANDS, width, 7, padding=3)]
         layers += [ConvNeXt(width) for _ in range(sizes.encoder_blocks)]
@@ -43,5 +44,5 @@ class Encoder(nn.Module):
 
     def forward(self, audio: Tensor) -> Tensor:
         with torch.autocast(audio.device.type, enabled=False):
-            spectrum = log_mel(audio, num_bands=NUM_BANDS) / 4 + 1
+            spectrum = log_mel(audio, num_bands=NUM_BANDS, max_hz=self._max_hz) / 4 + 1
         return self.layers(spectrum)

@@ -25,7 +25,7 @@ SPEECH_LEVEL = 0.126
 """Root mean square of speech between the outer silences, -18 dBFS, to which the gains below bring every voice."""
 VOICE_GAINS = {"slt": 0.683, "rms": 1.353, "awb": 1.232, "kal16": 3.267}
 MAX_PEAK = 0.95
-FADE_SAMPLES = 160
+FADE_S = 0.01
 
 Pcm16 = npt.NDArray[np.int16]
 
@@ -41,7 +41,7 @@ class TeacherSettings:
 @dataclass(frozen=True)
 class Speech:
     pcm: Pcm16
-    """16 kHz."""
+    """At the teacher's rate."""
     phonemes: npt.NDArray[np.uint8]
     """Indices into PHONEMES; the first and the last are the outer silences."""
     end_samples: npt.NDArray[np.int32]
@@ -110,13 +110,15 @@ def synthesize(text: str, voice: str, settings: TeacherSettings = TeacherSetting
 
     Raises ValueError for text in which flite finds nothing to say.
     """
-    pcm, names, ends = _speak(text, voice)
+    pcm, names, ends = speak(text, voice)
     if all(name == "pau" for name in names):
         raise ValueError(f"text: nothing to speak in {len(text)} characters")
-    return _trim(_normalise(pcm, VOICE_GAINS[voice]), names, ends, settings)
+    signal = limit_peak(pcm.astype(np.float32) * (VOICE_GAINS[voice] / 32768))
+    return trim(signal, names, ends, settings, SAMPLE_RATE_HZ)
 
 
-def _speak(text: str, voice: str) -> tuple[Pcm16, list[str], list[int]]:
+def speak(text: str, voice: str) -> tuple[Pcm16, list[str], list[int]]:
+    """PCM at 16 kHz as flite makes it, the phonemes, and the sample at which each ends."""
     flite = _library()
     ctypes.CDLL(None).srand(zlib.crc32(text.encode()))  # the C library's noise excites flite's voices
     utterance = flite.flite_synth_text(text.encode("ascii"), _voice(voice))
@@ -169,21 +171,23 @@ def spoken_words(text: str) -> list[Word]:
     return words
 
 
-def _normalise(pcm: Pcm16, gain: float) -> npt.NDArray[np.float32]:
-    signal = pcm.astype(np.float32) * (gain / 32768)
+def limit_peak(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Scale ``signal`` down where its peak is above MAX_PEAK."""
     peak = float(np.abs(signal).max(initial=0))
     return signal * (MAX_PEAK / peak) if peak > MAX_PEAK else signal
 
 
-def _trim(signal: npt.NDArray[np.float32], names: list[str], ends: list[int], settings: TeacherSettings) -> Speech:
+def trim(
+    signal: npt.NDArray[np.float32], names: list[str], ends: list[int], settings: TeacherSettings, rate_hz: int
+) -> Speech:
     """Cut or pad the outer silences to the settings; zeros are added where flite gave less."""
     spoken = [index for index, name in enumerate(names) if name != "pau"]
     first, last = spoken[0], spoken[-1]
     speech_start = ends[first - 1] if first else 0
     speech_end = min(ends[last], len(signal))
-    start = speech_start - round(settings.lead_s * SAMPLE_RATE_HZ)
-    stop = speech_end + round(settings.tail_s * SAMPLE_RATE_HZ)
-    kept = _fade_edges(signal[max(start, 0) : stop])
+    start = speech_start - round(settings.lead_s * rate_hz)
+    stop = speech_end + round(settings.tail_s * rate_hz)
+    kept = _fade_edges(signal[max(start, 0) : stop], round(FADE_S * rate_hz))
     padded = np.pad(kept, (max(-start, 0), stop - max(start, 0) - len(kept)))
     bounds = [speech_start, *ends[first : last + 1], stop]
     phonemes = ["pau", *names[first : last + 1], "pau"]
@@ -194,9 +198,9 @@ def _trim(signal: npt.NDArray[np.float32], names: list[str], ends: list[int], se
     )
 
 
-def _fade_edges(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _fade_edges(signal: npt.NDArray[np.float32], num_samples: int) -> npt.NDArray[np.float32]:
     faded = signal.copy()
-    ramp = np.linspace(0, 1, FADE_SAMPLES, endpoint=False, dtype=np.float32)
-    faded[:FADE_SAMPLES] *= ramp
-    faded[-FADE_SAMPLES:] *= ramp[::-1]
+    ramp = np.linspace(0, 1, num_samples, endpoint=False, dtype=np.float32)
+    faded[:num_samples] *= ramp
+    faded[-num_samples:] *= ramp[::-1]
     return faded

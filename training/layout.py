@@ -95,8 +95,8 @@ def codec_file(sizes: Sizes) -> dict[str, Any]:
             "decoder_dim": sizes.decoder,
             "sliding_window": sizes.decoder_window,
             "layer_scale_initial_scale": 0.01,
-            "upsample_rates": [8, 5, 4, 3],
-            "upsampling_ratios": [2, 2],
+            "upsample_rates": list(sizes.upsample_rates),
+            "upsampling_ratios": list(sizes.upsampling_ratios),
         },
     }
 

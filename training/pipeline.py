@@ -72,9 +72,9 @@ def prepare(run: Run) -> None:
     torch.set_float32_matmul_precision("high")
 
 
-def wait_for_speech(run: Run, max_audio_h: float, least_h: float) -> Speech:
-    speech = Speech(run.speech, max_audio_h, run.device)
-    while speech.hours < least_h:
+def wait_for_speech(folder: Path, max_audio_h: float, min_h: float, device: str, rate_hz: int) -> Speech:
+    speech = Speech(folder, max_audio_h, device, rate_hz)
+    while speech.hours < min_h:
         time.sleep(0.5)
         speech.grow()
     return speech
@@ -84,7 +84,7 @@ def train_codec(run: Run) -> None:
     prepare(run)
     torch.backends.cudnn.benchmark = True
     cfg = run.settings.codec
-    speech = wait_for_speech(run, cfg.max_audio_h, cfg.least_audio_h)
+    speech = wait_for_speech(run.speech, cfg.max_audio_h, cfg.least_audio_h, run.device, run.settings.source_rate)
     fresh_s = cfg.refine_s if run.resume else cfg.autoencode_s + cfg.quantise_s
     cfg = replace(cfg, adversarial_s=max(0.0, run.left_s - fresh_s - cfg.closing_s))
     say("codec", hours=round(speech.hours, 2), adversarial_s=round(cfg.adversarial_s))
@@ -98,7 +98,7 @@ def train_talker(run: Run) -> None:
     prepare(run)
     cfg, ids = run.settings.talker, TextIds(**read_ids(run.tokenizer, run.settings.sizes.text_vocab))
     plain, varied = load_tokenizer(run.tokenizer), load_tokenizer(run.tokenizer, cfg.merge_dropout)
-    speech = wait_for_speech(run, cfg.max_audio_h, cfg.least_audio_h)
+    speech = wait_for_speech(run.speech, cfg.max_audio_h, cfg.least_audio_h, run.device, run.settings.source_rate)
     codec = Codec(run.settings.sizes)
     load_codec(codec, run.out)
     encoded = EncodedSpeech(speech, codec.to(run.device), cfg.max_offset_ms // 10)
@@ -164,7 +164,10 @@ def run_all(run: Run) -> None:
     context = multiprocessing.get_context("spawn")
     workers = run.settings.synthesis_workers
     text = TextSettings(run.settings.seed, run.prose)
-    with SynthesisPool(SynthesisSettings(run.speech, workers, ENDLESS, text=text)):
+    teachers = run.settings.teachers
+    with SynthesisPool(
+        SynthesisSettings(run.speech, workers, ENDLESS, teachers, text=text, rate_hz=run.settings.source_rate)
+    ):
         codec, talker = (context.Process(target=stage, args=(run,)) for stage in (train_codec, train_talker))
         codec.start()
         while codec.is_alive() and not (run.out / CODES_FIXED).exists():

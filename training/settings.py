@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 SAMPLE_RATE = 24_000
 SOURCE_RATE = 16_000
+"""Of flite's speech."""
 FRAME_SAMPLES = 1_920
 LABELS_PER_FRAME = 8
 """Phone labels come every 10 ms, codec frames every 80 ms."""
@@ -39,6 +40,10 @@ class Sizes:
     decoder_window: int = 12
     encoder_channels: int = 256
     encoder_blocks: int = 6
+    upsampling_ratios: tuple[int, ...] = (2, 2)
+    upsample_rates: tuple[int, ...] = (8, 5, 4, 3)
+    max_hz: float = 8_000.0
+    """Where the speech that is learned from ends: encoder and spectral losses see no more."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,20 @@ class Settings:
     talker: TalkerTraining = field(default_factory=TalkerTraining)
     sampling: Sampling = field(default_factory=Sampling)
     speakers: tuple[str, ...] = ("clara", "edwin")
+    teachers: tuple[str, ...] = ("slt", "rms")
+    """Each speaker's, by the names of ``flite.py``, or of ``teachers.py`` where ``source_rate`` is 24 kHz."""
+    source_rate: int = SOURCE_RATE
     synthesis_workers: int = 12
     seed: int = 1
 
+
+FULL_BAND = Settings(
+    sizes=Sizes(max_hz=12_000.0),
+    codec=replace(CodecTraining(), hearing_weight=0.0, seam_weight=0.0),
+    teachers=("slt-hts", "rms"),
+    source_rate=SAMPLE_RATE,
+)
+"""The next voice: clara learns from a teacher with a full band, and no loss looks at what recognizers look at."""
 
 TOY = Settings(
     sizes=Sizes(

@@ -1,6 +1,7 @@
 """Utterances on disk as plain growing files, so that training can read while synthesis still writes.
 
-A folder holds one shard per writer: ``NN.pcm`` (int16, 16 kHz), ``NN.text`` (UTF-8), ``NN.labels`` and ``NN.index``.
+A folder holds one shard per writer: ``NN.pcm`` (int16, at the writer's rate), ``NN.text`` (UTF-8), ``NN.labels`` and
+``NN.index``.
 Nothing is ever rewritten; an utterance exists once its index record does, and that is written last.
 """
 
@@ -103,8 +104,8 @@ class SpeechStore:
         return len(self.records)
 
     @property
-    def total_s(self) -> float:
-        return float(self.records["num_samples"].sum()) / 16000
+    def num_samples(self) -> int:
+        return int(self.records["num_samples"].sum())
 
     def pcm(self, position: int) -> npt.NDArray[np.int16]:
         """int16 [num_samples], a view of the file."""
@@ -134,12 +135,12 @@ class SpeechStore:
 
 
 def frame_phonemes(
-    labels: npt.NDArray[np.void], offset_samples: int, num_frames: int, rate_hz: float
+    labels: npt.NDArray[np.void], offset_samples: int, num_frames: int, frame_samples: float
 ) -> npt.NDArray[np.uint8]:
     """The phoneme at the middle of each frame, uint8 [num_frames], for audio that starts ``offset_samples`` later.
 
-    ``offset_samples`` is the silence put in front, in 16 kHz samples; past the end the last phoneme (silence) holds.
+    ``offset_samples`` is the silence put in front; past the end the last phoneme (silence) holds.
     """
-    middles = (np.arange(num_frames) + 0.5) * (16000 / rate_hz) - offset_samples
+    middles = (np.arange(num_frames) + 0.5) * frame_samples - offset_samples
     which = np.searchsorted(labels["end_sample"], middles, side="right")
     return labels["phoneme"][np.minimum(which, len(labels) - 1)]

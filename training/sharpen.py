@@ -27,8 +27,8 @@ from training.export import replace_decoder
 from training.hearing import hearing_loss
 from training.seams import seam_loss
 from training.settings import FRAME_SAMPLES, LABELS_PER_FRAME, TOY, CodecTraining, Settings
-from training.spectral import former_loss, spectral_loss, to_24_khz
-from training.speech import LABEL_SAMPLES, Speech
+from training.spectral import former_loss, spectral_loss
+from training.speech import Speech
 from training.weights import Average, load, save, say
 
 DECODER_FILE = "decoder.safetensors"
@@ -85,7 +85,7 @@ class Sharpener:
         starts = self.speech.starts(cfg.adversarial_batch, num_labels)
         audio, phones = self.speech.pieces(starts, num_labels)
         heard = random_silence(phones.shape, cfg.silenced_share, audio.device)
-        audio = to_24_khz(audio * heard.repeat_interleave(LABEL_SAMPLES, 1))
+        audio = self.speech.at_24_khz(audio * heard.repeat_interleave(self.speech.label_samples, 1))
         codes = self.codec.encode(audio)
         with torch.no_grad():
             former = self._former(codes)
@@ -108,7 +108,7 @@ class Sharpener:
         of_critics.zero_grad(set_to_none=True)
         judged.backward()
         of_critics.step()
-        spectral, hearing = spectral_loss(speech, audio), hearing_loss(speech, audio)
+        spectral, hearing = spectral_loss(speech, audio, self.codec.max_hz), hearing_loss(speech, audio)
         seams, former = seam_loss(speech, pieces.voices), former_loss(speech, pieces.former)
         loss = cfg.mel_weight * spectral + cfg.hearing_weight * hearing
         loss = loss + cfg.seam_weight * seams + cfg.former_weight * former

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from training.settings import SAMPLE_RATE
 
 MAX_HZ = 8_000.0
-"""The source speech ends here; a mel loss above it would mostly compare silence."""
+"""Flite's speech ends here; a mel loss above it would mostly compare silence."""
 _HALF_WIDTH = 24
 FORMER_FLOOR = 1e-7
 """Of energy: -70 dB of full scale."""
@@ -58,20 +58,20 @@ def magnitudes(audio: Tensor, num_fft: int, hop: int) -> Tensor:
     return torch.stft(padded, num_fft, hop, window=window, center=False, return_complex=True).abs()
 
 
-def log_mel(audio: Tensor, num_fft: int = 960, hop: int = 240, num_bands: int = 100) -> Tensor:
+def log_mel(audio: Tensor, num_fft: int = 960, hop: int = 240, num_bands: int = 100, max_hz: float = MAX_HZ) -> Tensor:
     """24 kHz [batch, n] -> [batch, num_bands, n // hop], natural log, floored at 1e-4."""
     spectrum = magnitudes(audio.float(), num_fft, hop)
-    return (mel_filters(num_fft, num_bands, str(audio.device)) @ spectrum).clamp_min(1e-4).log()
+    return (mel_filters(num_fft, num_bands, str(audio.device), max_hz=max_hz) @ spectrum).clamp_min(1e-4).log()
 
 
 _SCALES = ((128, 20), (256, 30), (512, 50), (1024, 80), (2048, 100))
 
 
-def spectral_loss(speech: Tensor, target: Tensor) -> Tensor:
+def spectral_loss(speech: Tensor, target: Tensor, max_hz: float = MAX_HZ) -> Tensor:
     """Mean over five window lengths of L1 on log-mel and on the linear spectrum (over all frequencies)."""
     total = speech.new_zeros(())
     for num_fft, num_bands in _SCALES:
-        filters = mel_filters(num_fft, num_bands, str(speech.device))
+        filters = mel_filters(num_fft, num_bands, str(speech.device), max_hz=max_hz)
         ours, theirs = magnitudes(speech, num_fft, num_fft // 4), magnitudes(target, num_fft, num_fft // 4)
         floor = 1e-3 * math.sqrt(num_fft / 128)
         total = total + F.l1_loss((filters @ ours + floor).log(), (filters @ theirs + floor).log())

@@ -11,7 +11,9 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Self
 
-from training.flite import TeacherSettings, synthesize
+from training import flite, teachers
+from training.flite import TeacherSettings
+from training.settings import SAMPLE_RATE, SOURCE_RATE
 from training.shards import ShardWriter, SpeechStore
 from training.text import TextSettings, TextSource
 
@@ -27,12 +29,15 @@ class SynthesisSettings:
     first_number: int = 0
     text: TextSettings = field(default_factory=TextSettings)
     teacher: TeacherSettings = field(default_factory=TeacherSettings)
+    rate_hz: int = SOURCE_RATE
+    """SAMPLE_RATE for the full-band teachers, SOURCE_RATE for flite's voices as they are."""
 
 
 def speak_shard(settings: SynthesisSettings, shard: int, stop: Event | None = None) -> None:
     """Speak every ``num_workers``-th sentence, starting with number ``shard``, as long as the parent process lives."""
     parent = multiprocessing.parent_process()
     source = TextSource(settings.text)
+    synthesize = teachers.synthesize if settings.rate_hz == SAMPLE_RATE else flite.synthesize
     first, last = settings.first_number + shard, settings.first_number + settings.num_utterances
     with ShardWriter(settings.folder, shard) as writer:
         for number in range(first, last, settings.num_workers):
@@ -82,20 +87,25 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--utterances", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--voices", default="slt,rms")
+    parser.add_argument("--rate-hz", type=int, choices=(SOURCE_RATE, SAMPLE_RATE), default=SOURCE_RATE)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prose", type=Path)
     options = parser.parse_args(arguments)
     text = TextSettings(options.seed, options.prose)
     settings = SynthesisSettings(
-        options.folder, options.workers, options.utterances, tuple(options.voices.split(",")), text=text
+        options.folder,
+        options.workers,
+        options.utterances,
+        tuple(options.voices.split(",")),
+        text=text,
+        rate_hz=options.rate_hz,
     )
     start = time.perf_counter()
     with SynthesisPool(settings) as pool:
         pool.join()
     seconds, store = time.perf_counter() - start, SpeechStore(options.folder)
-    print(
-        f"{len(store)} utterances, {store.total_s:.0f} s of speech in {seconds:.1f} s, {store.total_s / seconds:.0f} x"
-    )
+    total_s = store.num_samples / options.rate_hz
+    print(f"{len(store)} utterances, {total_s:.0f} s of speech in {seconds:.1f} s, {total_s / seconds:.0f} x")
 
 
 if __name__ == "__main__":

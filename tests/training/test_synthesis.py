@@ -60,7 +60,7 @@ def test_frame_phonemes_equal_the_slow_way(offset: int) -> None:
     for frame in range(8):
         middle = (frame + 0.5) * 1280 - offset
         slow.append(next((phoneme for end, phoneme in labels.tolist() if middle < end), 0))
-    assert frame_phonemes(labels, offset, 8, 12.5).tolist() == slow
+    assert frame_phonemes(labels, offset, 8, 1280).tolist() == slow
 
 
 @needs_flite

@@ -1,0 +1,73 @@
+"""Teachers at 24 kHz: the same frame around the speech for each, and one with a full band."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy", reason="the dependency group training is not installed")
+
+from training import ablate, festival, teachers
+from training.flite import PHONEME_IDS, TeacherSettings
+from training.settings import SAMPLE_RATE
+from training.synthesis import SynthesisSettings, speak_shard
+from training.text import TextSettings
+
+needs_teachers = pytest.mark.skipif(not teachers.available(), reason="flite or festival's voice is not installed")
+
+
+def energy_share_above(pcm: np.ndarray, hz: float) -> float:
+    power = np.abs(np.fft.rfft(pcm.astype(np.float64))) ** 2
+    return float(power[np.fft.rfftfreq(len(pcm), 1 / SAMPLE_RATE) > hz].sum() / power.sum())
+
+
+@needs_teachers
+@pytest.mark.parametrize(("teacher", "full_band"), [("slt-hts", True), ("rms", False)])
+def test_teacher_frames_speech_and_keeps_its_band(teacher: str, full_band: bool) -> None:
+    speech = teachers.synthesize("She sells fresh fish.", teacher, TeacherSettings(lead_s=0.05, tail_s=0.1))
+    assert speech.end_samples[0] == 0.05 * SAMPLE_RATE
+    assert len(speech.pcm) - speech.end_samples[-2] == 0.1 * SAMPLE_RATE
+    assert (np.diff(speech.end_samples) > 0).all()
+    assert PHONEME_IDS["sh"] in speech.phonemes
+    assert (energy_share_above(speech.pcm, 8_500) > 1e-4) == full_band
+
+
+@needs_teachers
+def test_text_without_words_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to speak in 3 characters"):
+        teachers.synthesize("...", "rms")
+
+
+@pytest.mark.skipif(not festival.available(), reason="festival's voice is not installed")
+def test_festival_error_is_reported_not_awaited() -> None:
+    process = festival.Festival()
+    try:
+        process._send("(voice_reset_to_nothing)")
+        process._send('(set! utt.synth (lambda (spoken) (error "no voice")))')
+        with pytest.raises(FileNotFoundError):
+            process.speak("Hello.")
+    finally:
+        process.close()
+
+
+def test_unknown_phoneme_is_named() -> None:
+    assert festival.flite_name("axr") == "er"
+    with pytest.raises(KeyError, match="'qq'"):
+        festival.flite_name("qq")
+
+
+@needs_teachers
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("variant", ["base", "no_bits"])
+def test_toy_ablation_copies_its_sentences(tmp_path: Path, variant: str) -> None:
+    speech, evaluation = tmp_path / "speech", tmp_path / "evaluation.npz"
+    settings = SynthesisSettings(speech, 1, 3, ("slt-hts", "rms"), text=TextSettings(seed=4), rate_hz=SAMPLE_RATE)
+    speak_shard(settings, 0)
+    pcm = teachers.synthesize("One moment.", "rms").pcm
+    np.savez(evaluation, one=pcm)
+    options = ["--variant", variant, "--minutes", "0.005", "--critics-share", "0.3", "--toy", "--batch", "2"]
+    ablate.main([str(tmp_path / "out"), "--speech", str(speech), "--evaluation", str(evaluation), *options])
+    assert len(np.load(tmp_path / "out/copies.npz")["one"]) == len(pcm)
+    assert (tmp_path / "out/decoder.safetensors").exists()

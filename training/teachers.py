@@ -1,0 +1,59 @@
+"""The voices that the model learns from, at 24 kHz: clara from festival's full-band slt, edwin from flite's rms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+from scipy.signal import resample_poly
+
+from training import festival, flite
+from training.flite import Speech, TeacherSettings
+from training.settings import SAMPLE_RATE
+
+TEACHERS = {"clara": "slt-hts", "edwin": "rms"}
+"""The teacher of each voice; ``slt-hts`` is festival's, all others are flite's."""
+TRIMMED = TeacherSettings()
+HTS_GAIN = 2.02
+"""Brings festival's voice to the loudness of flite's."""
+
+
+@dataclass(frozen=True)
+class Take:
+    """What a synthesizer returned, at a rate of its own."""
+
+    signal: npt.NDArray[np.float32]
+    """float32 in [-1, 1]."""
+    rate_hz: int
+    names: list[str]
+    end_s: list[float]
+
+
+def synthesize(text: str, teacher: str, settings: TeacherSettings = TRIMMED) -> Speech:
+    """Speak ``text`` at 24 kHz: trimmed, at one loudness for all teachers.
+
+    Raises ValueError for text in which the teacher finds nothing to say.
+    """
+    take = _take(text, teacher)
+    if all(name == "pau" for name in take.names):
+        raise ValueError(f"text: nothing to speak in {len(text)} characters")
+    common = gcd(SAMPLE_RATE, take.rate_hz)
+    signal = resample_poly(take.signal, SAMPLE_RATE // common, take.rate_hz // common)
+    ends = [round(end_s * SAMPLE_RATE) for end_s in take.end_s]
+    return flite.trim(flite.limit_peak(signal.astype(np.float32)), take.names, ends, settings, SAMPLE_RATE)
+
+
+def _take(text: str, teacher: str) -> Take:
+    if teacher == "slt-hts":
+        pcm, names, end_s = festival.festival().speak(text)
+        return Take(pcm * np.float32(HTS_GAIN / 32_768), festival.RATE_HZ, names, end_s)
+    pcm, names, ends = flite.speak(text, teacher)
+    gain = np.float32(flite.VOICE_GAINS[teacher] / 32_768)
+    return Take(pcm * gain, flite.SAMPLE_RATE_HZ, names, [end / flite.SAMPLE_RATE_HZ for end in ends])
+
+
+def available() -> bool:
+    """Report whether all teachers can speak here."""
+    return flite.available() and festival.available()
