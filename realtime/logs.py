@@ -30,6 +30,7 @@ FIELDS = (
     "file",
     "host",
     "port",
+    "tls",
     "model",
 )
 """What a call may pass in ``extra``."""

@@ -71,7 +71,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in OUT_OF_RESOURCES:
                     raise
-                log.warning("no connection can be accepted for want of resources", extra={"errno": error.errno})
+                log.warning("no connection can be accepted for want of resources", extra={"code": error.errno})
                 self._pause(listener, tls)
                 return
             accepted.setblocking(False)
@@ -112,6 +112,6 @@ class Acceptor:
         if opening.cancelled():
             accepted.close()  # a task that was cancelled before its first step has not closed it
         elif isinstance(error := opening.exception(), OSError):
-            log.debug("a connection was not opened", extra={"error": type(error).__name__})
+            log.debug("a connection was not opened", extra={"code": type(error).__name__})
         elif error is not None:
             log.error("a connection was not opened", exc_info=error)

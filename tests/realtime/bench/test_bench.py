@@ -30,7 +30,7 @@ def corpus(tmp_path: Path) -> str:
 
 
 def test_a_healthy_server_passes(capsys: pytest.CaptureFixture[str], corpus: str, tmp_path: Path) -> None:
-    with server({"first_chunk_s": 0.05, "real_time_factor": 0.3}) as running:
+    with server({"first_chunk_s": 0.05, "real_time_factor": 0.05}) as running:
         arguments = ("--url", running.url, "--sessions", "2", "--responses", "1", "--corpus", corpus)
         status, line = bench(capsys, *arguments, "--processes", "2", "--plot", str(tmp_path / "plot.svg"))
     assert set(line) >= KEYS
