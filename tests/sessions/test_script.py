@@ -19,13 +19,13 @@ def read_on(script: Script, max_chars: int = 500) -> None:
         script.read(max_chars)
 
 
-def take_all(script: Script) -> list[Segment | FlushMark]:
+def take_all(script: Script, max_chars: int = 500) -> list[Segment | FlushMark]:
     """As the speaker does: a segment once there is something in it to be spoken."""
     taken = []
-    read_on(script)
+    read_on(script, max_chars)
     while script.waiting and (isinstance(script.waiting[0], FlushMark) or script.waiting[0].speakable):
         taken.append(script.take())
-        read_on(script)
+        read_on(script, max_chars)
     return taken
 
 
@@ -86,17 +86,11 @@ def test_any_budget_gives_the_same_segments(text: str, places: list[int], normal
             script.push(piece)
             script.flush()
         script.end()
-    small, large = (take_all(script, num_chars) for script, num_chars in zip(scripts, (max_chars, 500), strict=True))
+    small, large = (
+        [_summary(item) for item in take_all(script, num_chars)]
+        for script, num_chars in zip(scripts, (max_chars, 500), strict=True)
+    )
     assert small == large
-
-
-def take_all(script: Script, max_chars: int) -> list[tuple[object, ...]]:
-    """Read and take to the end; a segment that is taken early goes on to grow."""
-    items: list[Segment | FlushMark] = []
-    while not script.exhausted:
-        read_on(script, max_chars)
-        items += [script.take()] if script.waiting else []
-    return [_summary(item) for item in items]
 
 
 def _summary(item: Segment | FlushMark) -> tuple[object, ...]:
