@@ -102,7 +102,7 @@ class Bench:
         flow_settings = FlowSettings(graphs=not args.eager, fused_kernels=not args.plain, **args.flow)
         settings = CosyVoice3Settings(flow=flow_settings, vocoder=VocoderSettings(graphs=not args.eager))
         self.config = EngineConfig(
-            max_batch=most, max_requests=most, max_prefill_positions=args.prefill, cosyvoice3=settings,
+            max_batch=most, max_requests=most * 4 // 3, max_prefill_positions=args.prefill, cosyvoice3=settings,
             fused_kernels=not args.plain, kv_memory_mb=args.kv_mb, **SETTINGS,
         )  # fmt: skip
         self.sizes = sizes

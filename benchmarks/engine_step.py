@@ -38,7 +38,7 @@ MAX_FRAMES = 3000
 def make_engine(folder: Path, args: argparse.Namespace, cpu_kernels: bool, batch: int) -> Engine:
     config = EngineConfig(
         max_batch=batch,
-        max_requests=batch,
+        max_requests=batch * 4 // 3,  # burst requests hold three quarters of the slots
         cpu_kernels=cpu_kernels,
         loop_limit_frames=MAX_FRAMES,
         silence_limit_s=1e6,

@@ -24,7 +24,7 @@ from engine.waiting import WaitingQueue
 ROUNDING_S = 1e-9
 LEAST_LEAD_TICKS = 4
 """A listener with a shorter lead is not kept waiting for the others."""
-STEP_MARGIN_S = 0.1
+STEP_MARGIN_S = 0.15
 """A step with burst rows ends so long before a listener would run dry: time for one more step, and for the way."""
 MAX_IDLE_SLACK_S = 1.0
 """Beside paced requests that need no step now, no step with burst rows is foreseen to take longer."""
