@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import resample_poly
 
+from sessions.audio.resampler import Resampler
 from training import festival, flite
 from training.flite import Speech, TeacherSettings
 from training.settings import SAMPLE_RATE
@@ -39,10 +38,10 @@ def synthesize(text: str, teacher: str, settings: TeacherSettings = TRIMMED) -> 
     take = _take(text, teacher)
     if all(name == "pau" for name in take.names):
         raise ValueError(f"text: nothing to speak in {len(text)} characters")
-    common = gcd(SAMPLE_RATE, take.rate_hz)
-    signal = resample_poly(take.signal, SAMPLE_RATE // common, take.rate_hz // common)
+    resampler = Resampler(take.rate_hz, SAMPLE_RATE)
+    signal = np.concatenate([resampler.push(take.signal), resampler.flush()])
     ends = [round(end_s * SAMPLE_RATE) for end_s in take.end_s]
-    return flite.trim(flite.limit_peak(signal.astype(np.float32)), take.names, ends, settings, SAMPLE_RATE)
+    return flite.trim(flite.limit_peak(signal), take.names, ends, settings, SAMPLE_RATE)
 
 
 def _take(text: str, teacher: str) -> Take:

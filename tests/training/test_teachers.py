@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("scipy", reason="the dependency group training is not installed")
-
 from training import ablate, festival, teachers
 from training.flite import PHONEME_IDS, TeacherSettings
 from training.settings import SAMPLE_RATE
