@@ -20,6 +20,7 @@ import numpy.typing as npt
 from engine.api import EngineInfo, EngineStats, Finished, FinishReason, SpeechChunk, VoiceInfo
 from engine.commands import Cancel, Command, Emitted, EndInput, PushText, Released, ReportPlayback, Submit
 from engine.remote import receive
+from engine.room import Room
 from engine.wire import PROGRESS, READY, Hello, Stats, decode_command, encode, pack_events
 from sessions.audio.resampler import Resampler
 
@@ -30,6 +31,7 @@ S_PER_CHAR = 0.08
 EASY_LEAD_S = 0.4
 LARGE_CHUNK = 8
 MAX_ROWS = 2_048
+ROOM = Room(for_new=MAX_ROWS, for_speaking=MAX_ROWS, for_burst=MAX_ROWS, for_burst_of_group=MAX_ROWS)
 SPEECH = Path(__file__).parents[1] / "tests" / "vectors" / "alignment" / "sentence.npz"
 INFO = EngineInfo(
     model="scripted",
@@ -136,7 +138,7 @@ async def serve(socket: Path, step_s: float) -> None:
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(writer, speech)
         connections.add(connection)
-        writer.write(encode(Hello(INFO, max_text_chars=100_000, capacity=MAX_ROWS)))
+        writer.write(encode(Hello(INFO, max_text_chars=100_000, room=ROOM)))
         try:
             while True:
                 connection.obey(decode_command(await receive(reader)))
