@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
@@ -195,3 +198,60 @@ def test_every_link_between_documents_leads_somewhere(committed):
     links = [(page, target) for page in pages for target in LINK.findall(page.read_text())]
     assert [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()] == []
     assert len(links) > 5
+
+
+class Size(NamedTuple):
+    """Number of Python lines, Python files, and names that two or more classes share."""
+
+    num_lines: int
+    num_files: int
+    num_shared_names: int
+
+
+# Ceilings, which may only fall: a change that makes a folder smaller lowers its row.
+MAX_SIZES = {
+    "engine": Size(18_000, 154, 14),
+    "sessions": Size(9_400, 102, 0),
+    "realtime": Size(20_900, 181, 33),
+    "tests": Size(52_500, 410, 9),
+}
+MAX_SHARED_NAMES = 66  # in the source tree: shared within a package or between packages
+
+
+def class_names(source: str) -> list[str]:
+    return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+
+
+def num_shared(names: list[str]) -> int:
+    """Number of names that two or more classes have."""
+    return sum(count > 1 for count in Counter(names).values())
+
+
+def size_of(sources: list[str]) -> Size:
+    names = [name for source in sources for name in class_names(source)]
+    return Size(sum(len(source.splitlines()) for source in sources), len(sources), num_shared(names))
+
+
+@pytest.fixture(scope="module")
+def sources(committed) -> dict[str, list[str]]:
+    """Python sources by top-level folder."""
+    paths = [path for path in committed if path.suffix == ".py" and path.is_file()]
+    by_folder = itertools.groupby(sorted(paths), lambda path: path.relative_to(ROOT).parts[0])
+    return {folder: [path.read_text(encoding="utf-8") for path in found] for folder, found in by_folder}
+
+
+@pytest.mark.parametrize("folder", MAX_SIZES)
+def test_folder_is_not_larger_than_its_ceilings(sources, folder):
+    size, ceiling = size_of(sources[folder]), MAX_SIZES[folder]
+    exceeded = [name for name in Size._fields if getattr(size, name) > getattr(ceiling, name)]
+    assert exceeded == [], f"{folder} has {size}, at most {ceiling}"
+
+
+def test_packages_share_no_more_class_names(sources):
+    names = [name for package in PACKAGES for source in sources[package] for name in class_names(source)]
+    assert num_shared(names) <= MAX_SHARED_NAMES
+
+
+def test_size_counts_lines_files_and_shared_names():
+    first = "class A:\n    class B: ...\n\n# class B\n"
+    assert size_of([first, "class B: ...", "x = 'class A: ...'"]) == Size(6, 3, 1)
