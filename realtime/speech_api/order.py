@@ -45,7 +45,7 @@ async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller, liste
     how = delivery(body, default_format)
     settings = settings_of(body, server)
     check_task(body, server.engine.info)
-    check_reference(body)
+    check_reference(body, caller)
     with in_our_words():
         check_settings(replace(settings, voice=None), server.engine.info, server.registry.limits.session)
     voice = await voice_of(body, server, caller, listener or server.cloning)

@@ -37,7 +37,7 @@ async def override_settings(
     """
     body = body_of({"input": "", **fields})
     check_task(body, server.engine.info)
-    check_reference(body)
+    check_reference(body, caller)
     given = settings_of(body, server)
     with in_our_words():
         check_settings(replace(given, voice=None), server.engine.info, server.registry.limits.session)

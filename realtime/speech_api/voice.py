@@ -10,6 +10,7 @@ import msgspec
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
 from realtime.auth import Caller
 from realtime.cloning import check_transcript
+from realtime.errors import Refused
 from realtime.server import SpeechServer
 from realtime.speech_api.body import SpeechBody
 from sessions.voices.naming import find_voice, is_built_in
@@ -61,8 +62,9 @@ def check_task(body: SpeechBody, info: EngineInfo) -> None:
         raise InvalidRequest(f"task_type is {body.task_type}; {info.model} serves {info.task} alone", "task_type")
 
 
-def check_reference(body: SpeechBody) -> None:
-    """What can be told without listening. Raises ``InvalidRequest``."""
+def check_reference(body: SpeechBody, caller: Caller) -> None:
+    """Check what needs no decoding of the recording. Raises ``Refused`` or ``InvalidRequest``."""
+    _check_scope(body, caller)
     if body.ref_audio is not None and body.speaker_embedding is not None:
         raise InvalidRequest("a voice is made of ref_audio or of speaker_embedding, not of both", "speaker_embedding")
     if body.ref_text and body.ref_audio is None:
@@ -71,6 +73,14 @@ def check_reference(body: SpeechBody) -> None:
     if body.x_vector_only_mode is False and body.ref_audio is not None and not (body.ref_text or "").strip():
         message = "ref_text is empty: cloning in context needs what is said in ref_audio, or x_vector_only_mode"
         raise InvalidRequest(message, "ref_text")
+
+
+def _check_scope(body: SpeechBody, caller: Caller) -> None:
+    """Refuse a voice in the request of a token, which speaks with the voices of the server only. Raises ``Refused``."""
+    given = {"ref_audio": body.ref_audio, "speaker_embedding": body.speaker_embedding}
+    field = next((name for name, value in given.items() if value is not None), None)
+    if caller.by_token and field is not None:
+        raise Refused("insufficient_scope", f"{field} needs an API key; tokens do not clone voices", field)
 
 
 async def _clone(body: SpeechBody, server: SpeechServer, listener: Listener) -> ClonedVoice | None:

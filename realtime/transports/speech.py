@@ -65,7 +65,7 @@ async def speech(request: Request) -> Response:
     """Raises ``Refused``, ``SessionError`` or ``EngineError`` as long as no audio was sent."""
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
-    body = await decode(parse_body, await read_body(request, server))
+    body = await decode(parse_body, await read_body(request, server, caller))
     check_place(server, caller)
     return await unless_it_leaves(request, _answered(body, server, caller))
 
@@ -154,10 +154,14 @@ async def whole(response: SpokenResponse, room: AnswerRoom) -> tuple[bytes, Resp
     raise AssertionError("a response without an end")
 
 
-async def read_body(request: Request, server: SpeechServer) -> bytes:
-    """Beyond ``max_message_bytes`` only what may hold a recording, and so many at once. Raises ``Refused``."""
+async def read_body(request: Request, server: SpeechServer, caller: Caller) -> bytes:
+    """Beyond ``max_message_bytes`` only what may hold a recording, and so many at once. Raises ``Refused``.
+
+    A token brings no recording.
+    """
     limits, voices, loop = server.config.limits, server.config.voices, asyncio.get_running_loop()
-    room = voices.max_upload_bytes * 4 // 3 + 4 if server.engine.info.can_encode else 0
+    can_upload = server.engine.info.can_encode and not caller.by_token
+    room = voices.max_upload_bytes * 4 // 3 + 4 if can_upload else 0
     body, num_values, max_values = bytearray(), 0, limits.max_message_bytes // BYTES_PER_VALUE
     with ExitStack() as upload:
         try:
@@ -170,7 +174,7 @@ async def read_body(request: Request, server: SpeechServer) -> bytes:
                         upload.enter_context(server.cloning.uploads.inside())
                         deadline.reschedule(loop.time() + voices.upload_timeout_s)
                     if len(body) > limits.max_message_bytes + room:
-                        raise _too_big(limits.max_message_bytes, room)
+                        raise _too_big(limits.max_message_bytes, room, caller)
                     if len(body) > limits.max_message_bytes and num_values > max_values:
                         message = f"a body longer than max_message_bytes has at most {max_values} values"
                         raise Refused("message_too_big", message)
@@ -186,9 +190,13 @@ async def decode(parse: Callable[[bytes], Parsed], body: bytes) -> Parsed:
     return parse(body) if len(body) <= MAX_INLINE_BYTES else await asyncio.to_thread(parse, body)
 
 
-def _too_big(max_message_bytes: int, room: int) -> Refused:
-    beside = " beside a recording" if room else ""
-    return Refused("message_too_big", f"the body is longer than max_message_bytes, {max_message_bytes}{beside}")
+def _too_big(max_message_bytes: int, room: int, caller: Caller) -> Refused:
+    message = f"the body is longer than max_message_bytes, {max_message_bytes}"
+    if room:
+        message += " beside a recording"
+    elif caller.by_token:
+        message += "; ref_audio needs an API key"
+    return Refused("message_too_big", message)
 
 
 async def _stream(response: SpokenResponse) -> AsyncIterator[bytes]:

@@ -71,7 +71,7 @@ async def speech_batch(request: Request) -> Response:
     """Raises ``Refused`` or ``LimitExceeded`` for what is wrong with all of it."""
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
-    items = _items(await decode(parse_object, await read_body(request, server)))
+    items = _items(await decode(parse_object, await read_body(request, server, caller)))
     check_place(server, caller)
     results = await unless_it_leaves(request, _all_spoken(items, server, caller))
     return StreamingResponse(_told(results), media_type="application/json")
