@@ -5,7 +5,7 @@
 Audio comes in chunks of 80 ms, as the engine gives it. For each format: us of one core per 20 ms of audio, the longest
 that a chunk took (least of the rounds), bytes a second, and the delay of the format itself: the most sound that was
 pushed and could not be heard yet by one who decodes all bytes so far, measured by decoding every prefix, beside what
-docs/audio.md states. The last line is JSON.
+docs/design/audio.md states. The last line is JSON.
 """
 
 from __future__ import annotations

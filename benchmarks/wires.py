@@ -6,7 +6,8 @@ the last audio message; wires whose clients drop the socket instead have none.
 
     python -m benchmarks.wires [--rounds 40]
 
-The last line is JSON, in milliseconds; ``ratio`` is to the native wire. What an encoder adds is in docs/audio.md.
+The last line is JSON, in milliseconds; ``ratio`` is to the native wire. docs/design/audio.md has
+the delay of each encoder.
 """
 
 from __future__ import annotations

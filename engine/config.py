@@ -110,7 +110,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     starve_guard: bool = True
     """Ban the end of speech until the end-of-text row has been fed."""
     cpu_kernels: bool = True
-    """What is made for the CPU alone (docs/engine.md); off runs plain torch, the slow reference."""
+    """What is made for the CPU alone (docs/design/engine.md); off runs plain torch, the slow reference."""
     graphs: bool | None = None
     """Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA; ``None``: on CUDA only."""
     graph_positions: int = 5_120

@@ -3,7 +3,7 @@
 pip install elevenlabs
 ELEVENLABS_API_KEY=any python elevenlabs_tts.py http://127.0.0.1:8765 hello.mp3
 
-Its ``convert_realtime`` takes text by the token; it needs TLS (docs/wires/elevenlabs.md).
+Its ``convert_realtime`` takes text by the token; it needs TLS (docs/dialects/elevenlabs.md).
 """
 
 from __future__ import annotations

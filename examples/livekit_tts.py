@@ -10,7 +10,7 @@ their times, and what was heard of an interrupted reply can be asked for.
 
     python livekit_tts.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
 
-LiveKit's own vendor plug-ins work too (docs/integrations/livekit.md); they gather sentences first, which costs 200 to
+LiveKit's own vendor plug-ins work too (docs/guides/livekit.md); they gather sentences first, which costs 200 to
 300 ms.
 """
 
@@ -52,7 +52,7 @@ class VoicewireTTS(tts.TTS):
         voice: str | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        """``settings`` are those of the native wire (docs/wire-protocol.md)."""
+        """``settings`` are those of the native wire (docs/reference/native-protocol.md)."""
         capabilities = tts.TTSCapabilities(streaming=True, aligned_transcript=True)
         super().__init__(capabilities=capabilities, sample_rate=SAMPLE_RATE, num_channels=1)
         named = {"voice": voice} if voice else {}

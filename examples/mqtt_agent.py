@@ -3,8 +3,8 @@
     pip install aiomqtt
     python mqtt_agent.py broker.example.com hello.wav
 
-The broker knows a voicewire (docs/mqtt.md); if it asks, MQTT_USERNAME and MQTT_PASSWORD tell who we are. Audio comes
-as PCM here; devices take Opus.
+A voicewire server must be connected to the broker (docs/guides/mqtt.md). MQTT_USERNAME and MQTT_PASSWORD hold the
+credentials, if the broker needs some. Audio is PCM here; devices use Opus.
 """
 
 from __future__ import annotations

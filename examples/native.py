@@ -178,7 +178,7 @@ class Voicewire:
     """One socket to the server, opened when it is needed and again after it was lost."""
 
     def __init__(self, url: str = "ws://127.0.0.1:8765", api_key: str | None = None, **settings: Any) -> None:
-        """``settings`` as in docs/wire-protocol.md: ``voice``, ``language``, ``seed``, ``lead_ms`` ..."""
+        """``settings`` as in docs/reference/native-protocol.md: ``voice``, ``language``, ``seed``, ``lead_ms`` ..."""
         self._url = url.replace("http", "ws", 1).rstrip("/") + "/v1/speech"
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._settings = {"word_times": True, **settings}

@@ -8,7 +8,7 @@ tells the server what was played, and words reach the context when they are hear
 
     python pipecat_tts.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
 
-pipecat's own vendor services work too (docs/integrations/pipecat.md); they gather sentences first, which costs 200 to
+pipecat's own vendor services work too (docs/guides/pipecat.md); they gather sentences first, which costs 200 to
 300 ms.
 """
 
@@ -97,7 +97,7 @@ class VoicewireTTSService(TTSService):
         settings: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """``settings`` are those of the native wire (docs/wire-protocol.md)."""
+        """``settings`` are those of the native wire (docs/reference/native-protocol.md)."""
         super().__init__(
             text_aggregation_mode=TextAggregationMode.TOKEN,
             push_text_frames=False,

@@ -4,8 +4,8 @@
     TWILIO_AUTH_TOKEN=... PUBLIC_URL=https://voice.example.com python examples/twilio.py
 
 Twilio asks ``POST /voice`` what to do with a call and is told to bring its line to voicewire, which runs beside this
-with ``calls.twilio_auth_token`` and ``calls.public_url`` set (docs/calls.md). A proxy gives both the public address:
-``/voice`` leads here, ``/v1/`` to voicewire. VOICEWIRE_URL and VOICEWIRE_API_KEY tell where that is, and its key.
+with ``calls.twilio_auth_token`` and ``calls.public_url`` set (docs/guides/calls.md). A proxy gives both the public
+address: ``/voice`` leads here, ``/v1/`` to voicewire. VOICEWIRE_URL and VOICEWIRE_API_KEY hold its address and key.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class ListenSettings(Section, frozen=True):
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")] = 8765
     gateways: Annotated[
-        int, Meta(ge=1, le=256, description="Processes for sockets and Opus (docs/configuration.md).")
+        int, Meta(ge=1, le=256, description="Processes for sockets and Opus (docs/guides/deployment.md).")
     ] = 1
     tls_certificate: Annotated[str | None, Meta(description="File with the certificate chain; turns TLS on.")] = None
     tls_key: Annotated[str | None, Meta(description="File with the certificate's private key.")] = None
@@ -164,7 +164,7 @@ class EngineSettings(Section, frozen=True):
 
 
 class AuthSettings(Section, frozen=True):
-    keys_file: Annotated[str | None, Meta(description="TOML file of API keys (docs/configuration.md).")] = None
+    keys_file: Annotated[str | None, Meta(description="TOML file of API keys (docs/guides/deployment.md).")] = None
     api_keys: Annotated[str | None, Meta(description="API keys as `name:key,name:key`; best in the environment.")] = (
         None
     )

@@ -34,12 +34,12 @@ class AudioFormat:
     packet_ms: int = 20
     """Opus without a container: 10, 20, 40, 60, 80, 100 or 120 in a packet. All else leaves 20 ms at a time."""
     bitrate: int = 32_000
-    """Bits a second. Opus: 6,000 to 510,000; MP3 and AAC: as far as the rate allows (docs/audio.md)."""
+    """Bits a second. Opus: 6,000 to 510,000; MP3 and AAC: as far as the rate allows (docs/design/audio.md)."""
     complexity: int = 5
     """0 (least work) to 10 (best sound for its bits)."""
     application: Literal["voip", "audio"] = "voip"
-    """``audio`` is a third of the work, and as good as ``voip`` with half the bits (docs/audio.md). Below 64,000 bits,
-    or with ``fec``, it is ``voip`` all the same."""
+    """``audio`` is a third of the work, and as good as ``voip`` with half the bits (docs/design/audio.md). Below 64,000
+    bits, or with ``fec``, it is ``voip`` all the same."""
     fec: bool = False
     """Each packet also holds a poorer copy of the one before."""
     packet_loss_percent: int = 10
@@ -70,7 +70,7 @@ class SpeechSettings:
     """Whether anybody asks what was heard; otherwise words are found only for ``word_times``, and without them what was
     heard is told as if each character lasted as long as any other."""
     avoid_dead_air: bool = True
-    """Whether a segment short of text may be closed early (docs/sessions.md)."""
+    """Whether a segment short of text may be closed early (docs/design/sessions.md)."""
     clone: ClonedVoice | None = None
     """A voice that the checkpoint does not hold, spoken in place of ``voice``, which then is no more than its name."""
     speed: float = 1.0

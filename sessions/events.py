@@ -56,7 +56,7 @@ class ResponseWords:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the listener heard, in the client's own characters; see docs/sessions.md for how far it can be off."""
+    """Heard text in the client's own characters; docs/design/alignment.md states its accuracy."""
 
     text: str
     """The client's text from its first character to the end of the last word heard."""

@@ -32,7 +32,8 @@ OTHERS = ROOT / "tests" / "sdk" / "clients"
 """Programs that run in environments of their own (tests/sdk/requirements)."""
 MACHINE_FOLDERS = ("farm", "home", "root", "work")
 MACHINE_PATH = re.compile(rf"(?<![\w}}])/(?:{'|'.join(MACHINE_FOLDERS)})/\w")
-LINK = re.compile(r"(?<!`)\[[^\]`]*\]\(([^)#:]+)[^):]*\)")
+LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
+CODE = re.compile(r"^```.*?^```|``.+?``|`[^`\n]*`(?!\])", re.MULTILINE | re.DOTALL)
 REGISTRY_HOST = re.compile(r"pythonhosted\.org|pypi\.org/simple|registry\.npmjs|download\.pytorch\.org|[.]artifactory")
 
 
@@ -90,7 +91,7 @@ def test_hosts_of_registries_are_recognised(host):
 
 
 def test_requirements_are_sorted_and_documented(groups):
-    documented = (ROOT / "docs" / "dependencies.md").read_text()
+    documented = (ROOT / "docs" / "design" / "dependencies.md").read_text()
     for requirements in groups.values():
         names = [Requirement(requirement).name for requirement in requirements]
         assert names == sorted(names)
@@ -193,11 +194,42 @@ def test_what_tests_and_training_import_is_required(groups):
     assert distributions_of(third_party_imports(("tests", "training", "benchmarks"))) - WITH_A_GPU <= everything
 
 
-def test_every_link_between_documents_leads_somewhere(committed):
-    pages = [path for path in committed if path.suffix == ".md"]
-    links = [(page, target) for page in pages for target in LINK.findall(page.read_text())]
-    assert [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()] == []
-    assert len(links) > 5
+def links_of(text: str) -> list[tuple[str, str]]:
+    """Relative path and anchor of each link within the repository; code is not searched."""
+    return LINK.findall(CODE.sub("", text))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Anchors that renderers of Markdown derive from the headings: lower case, hyphens for spaces, no marks."""
+    headings = re.findall(r"^#+ +(.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
+    slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return {f"{slug}-{n}" if n else slug for i, slug in enumerate(slugs) for n in [slugs[:i].count(slug)]}
+
+
+def broken_links(page: Path) -> list[str]:
+    found = []
+    for path, anchor in links_of(page.read_text()):
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            found.append(f"{page.name}: {path}#{anchor}" if anchor else f"{page.name}: {path}")
+    return found
+
+
+def test_links_and_anchors_between_pages_resolve(committed):
+    pages = [path for path in committed if path.suffix == ".md" and path.exists()]
+    assert [link for page in pages for link in broken_links(page)] == []
+    assert sum(len(links_of(page.read_text())) for page in pages) > 100
+
+
+def test_broken_links_and_anchors_are_found(tmp_path):
+    (tmp_path / "other.md").write_text("# First `code` one\n\n## Two words\n\n## Two words\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Top\n[a](other.md) [b](other.md#two-words) [c](other.md#two-words-1) [`d`](other.md#first-code-one)\n"
+        "[e](#top) [f](gone.md) [g](other.md#gone) [h](#gone) [i](https://example.com/#x)\n"
+        "`[j](gone.md)`\n```\n[k](gone.md)\n```\n"
+    )
+    assert broken_links(page) == ["page.md: gone.md", "page.md: other.md#gone", "page.md: #gone"]
 
 
 class Size(NamedTuple):

@@ -1,4 +1,4 @@
-/** The door for those who build on this folder; docs/page.md tells how. */
+/** The door for those who build on this folder; docs/guides/web-client.md tells how. */
 
 export { Player } from "./audio/player.js";
 export { wavFile } from "./audio/wav.js";

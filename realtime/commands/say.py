@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", metavar="ws://HOST:PORT", help="speak through a server instead of an engine of our own"
     )
     parser.add_argument(
-        "--mqtt", metavar="mqtt://HOST:PORT", help="speak through a broker (mqtts for TLS; docs/mqtt.md)"
+        "--mqtt", metavar="mqtt://HOST:PORT", help="speak through a broker (mqtts for TLS; docs/guides/mqtt.md)"
     )
     parser.add_argument("--api-key", default=os.environ.get("VOICEWIRE_API_KEY"), help="(default: $VOICEWIRE_API_KEY)")
 

@@ -34,7 +34,7 @@ WRONG_SETTINGS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file (docs/configuration.md)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file (docs/guides/deployment.md)")
     known = settings()
     for flag, name in FLAGS.items():
         about = known[name].type.__metadata__[0].description

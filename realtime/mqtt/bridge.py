@@ -1,4 +1,4 @@
-"""The bridge to a broker: sessions are opened, spoken and ended by messages on topics (docs/mqtt.md)."""
+"""Serves sessions through a broker: they are controlled by messages on topics (docs/reference/mqtt-topics.md)."""
 
 from __future__ import annotations
 

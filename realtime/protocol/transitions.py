@@ -1,7 +1,7 @@
 """Which event is legal when, as data: one table for sessions, one for responses. ``conversation.py`` follows them.
 
 Two rules for whoever edits this file. Everything that decides legality is in the two tables. The state diagrams in
-docs/wire-protocol.md are made from them (``diagram``), so a change here changes that page.
+docs/reference/native-protocol.md are made from them (``diagram``), so a change here changes that page.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ SERVER_TRANSITIONS: dict[str, dict[ResponseState, ResponseState]] = {
 
 
 def diagram() -> str:
-    """Both tables as Mermaid state diagrams, for docs/wire-protocol.md."""
+    """Both tables as Mermaid state diagrams, for docs/reference/native-protocol.md."""
     return "\n\n".join(f"```mermaid\nstateDiagram-v2\n{body}\n```" for body in (_session_body(), _response_body()))
 
 

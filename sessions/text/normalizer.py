@@ -1,7 +1,7 @@
 """Any text as English words that a voice trained on words alone can say.
 
-The output holds letters (A to Z, both cases), single spaces, and the marks ``. , ? ! ; : ' -``; docs/text.md tells
-what becomes of what. It works on blocks (sessions/text/blocks.py), so any cutting of the input gives the same output.
+The output holds letters (A to Z, both cases), single spaces, and the marks ``. , ? ! ; : ' -``; docs/design/text.md
+lists what becomes of what. Blocks (sessions/text/blocks.py) make the output independent of how the input is cut.
 """
 
 from __future__ import annotations

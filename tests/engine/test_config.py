@@ -11,7 +11,7 @@ import pytest
 from engine.config import AT_LEAST_ONE, AT_LEAST_ZERO, EngineConfig
 from engine.errors import InvalidRequest
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def rows() -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from realtime.config import ConfigError, ServerConfig, allowed, environment_name, load_config, settings
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def write(folder: Path, text: str) -> Path:

@@ -1,6 +1,6 @@
-"""The picture in docs/page.md: a running server's page, with one reply interrupted and one that speaks.
+"""The picture in docs/guides/web-client.md: a running server's page, with one reply interrupted and one that speaks.
 
-python -m tests.web_client.screenshot http://127.0.0.1:8765 docs/page.png
+python -m tests.web_client.screenshot http://127.0.0.1:8765 docs/images/page.png
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The example in docs/page.md runs as it stands there."""
+"""The example in docs/guides/web-client.md runs as it stands there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.web_client.conftest import until
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "page.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "web-client.md").read_text()
 STUBS = """
   const said = globalThis.said = [];
   const showHint = (hidden) => said.push(`hint ${hidden}`);

@@ -2,7 +2,7 @@
 that joined they are a stream which a player can enter anywhere.
 
 MP3 goes without its bit reservoir, with which a frame would wait for others to fill: the sound loses a little, the
-first frame leaves 24 ms sooner (docs/audio.md has the delays).
+first frame leaves 24 ms sooner (docs/design/audio.md has the delays).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tests.realtime.processes import Server, wire_address
 pytest.importorskip("pocketsphinx", reason="the dependency group training is not installed")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(PROGRAM is None, reason="no Asterisk is installed (docs/calls.md tells how)"),
+    pytest.mark.skipif(PROGRAM is None, reason="no Asterisk is installed (docs/guides/calls.md tells how)"),
 ]
 
 SENTENCES = (

@@ -17,7 +17,7 @@ from tests.realtime.mqtt.agents import bridged
 from tests.realtime.mqtt.mosquitto import running
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "mqtt.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "mqtt-topics.md").read_text()
 
 
 async def run(name: str, *arguments: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/wire-protocol.md says what the code does."""
+"""docs/reference/native-protocol.md says what the code does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from realtime.protocol.close import MEANINGS, CloseCode
 from realtime.protocol.events import AudioKind, ClientEvent, Format, Sampling, ServerEvent, Settings
 from realtime.protocol.transitions import diagram
 
-PAGE = (Path(__file__).parents[3] / "docs" / "wire-protocol.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "native-protocol.md").read_text()
 
 
 def row_of(name: str) -> str:
