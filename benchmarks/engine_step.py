@@ -91,7 +91,7 @@ def best_of(engine: Engine, num_frames: int, rounds: int) -> dict[str, float]:
 def python_share(engine: Engine, num_frames: int) -> float:
     """Share of a step that is not inside any torch operator, by the profiler.
 
-    It counts the profiler's own cost and numpy's sines in; native sampling tells less (docs/experiments/index.md).
+    It counts the profiler's own cost and numpy's sines in; native sampling tells less (docs/experiments/cpu-engine.md).
     """
     engine.times.reset()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
