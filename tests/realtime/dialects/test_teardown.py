@@ -10,20 +10,16 @@ import struct
 from typing import Any
 
 import pytest
-from uvicorn.protocols.http.h11_impl import RequestResponseCycle
-from websockets.frames import Frame, Opcode
 
 from realtime.protocol import events as ev
-from realtime.transports.listener import SpeechSocketProtocol
 from tests.fakes.engine import FakeScript
 from tests.realtime.dialects.clients import VendorClient
 from tests.realtime.dialects.talk import KEY, LONG, TEXT, dial, every, hear, hear_first_audio, send
 from tests.realtime.dialects.test_wires_http import HTTP
 from tests.realtime.leftovers import leaves_no_object
-from tests.realtime.live import WAIT_S, Live, speak, until
+from tests.realtime.live import WAIT_S, Live, speak
 
 FASTEST = FakeScript(ms_per_char=60.0, first_chunk_s=0.0, real_time_factor=0.0)
-HOST_AND_KEY = f"Host: localhost\r\nxi-api-key: {KEY}\r\nAuthorization: Bearer {KEY}\r\n"
 REQUESTS = [(path, body) for path, body, _ in HTTP]
 REQUESTS.append(("/v1/audio/speech", {"input": TEXT, "voice": "ada", "response_format": "pcm"}))
 REQUESTS.append(("/v1/text-to-dialogue", {"inputs": [{"text": TEXT, "voice_id": voice} for voice in ("ada", "ben")]}))
@@ -115,68 +111,6 @@ async def test_client_that_leaves_a_request_logs_nothing(
         await leave_while_it_speaks(live, path, long)
         await live.freed()
     assert complaints(caplog) == []
-
-
-@every
-async def test_nothing_is_written_to_a_dead_socket(
-    live: Live, client: VendorClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client resets amid messages that are sent in one event loop iteration."""
-    live.engine.script = FASTEST
-    with await connected(live) as line:
-        resets_amid(monkeypatch, SpeechSocketProtocol, line)
-        loop = asyncio.get_running_loop()
-        names = "".join(f"Sec-WebSocket-Protocol: {name}\r\n" for name in client.subprotocols)
-        upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        upgrade += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n" + names
-        await loop.sock_sendall(line, f"GET {client.path} HTTP/1.1\r\n{HOST_AND_KEY}{upgrade}\r\n".encode())
-        assert (await loop.sock_recv(line, 4_096)).startswith(b"HTTP/1.1 101")
-        for message in client.say("t1", LONG) + client.end("t1"):
-            packed = client.pack(message)
-            kind = Opcode.TEXT if isinstance(packed, str) else Opcode.BINARY
-            data = packed.encode() if isinstance(packed, str) else packed
-            await loop.sock_sendall(line, Frame(kind, data).serialize(mask=True))
-        await until(lambda: line.fileno() < 0)
-    await live.freed()
-    assert complaints(caplog) == []
-
-
-@pytest.mark.parametrize(("path", "body"), REQUESTS)
-async def test_nothing_is_written_to_a_dead_request(
-    live: Live, path: str, body: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live.engine.script = FASTEST
-    data = json.dumps(body).replace(TEXT, LONG).encode()
-    with await connected(live) as line:
-        resets_amid(monkeypatch, RequestResponseCycle, line)
-        head = f"POST {path} HTTP/1.1\r\n{HOST_AND_KEY}Content-Length: {len(data)}\r\n\r\n"
-        await asyncio.get_running_loop().sock_sendall(line, head.encode() + data)
-        await until(lambda: line.fileno() < 0)
-    await live.freed()
-    assert complaints(caplog) == []
-
-
-async def connected(live: Live) -> socket.socket:
-    line = socket.socket()
-    line.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(line, ("127.0.0.1", live.port))
-    return line
-
-
-def resets_amid(monkeypatch: pytest.MonkeyPatch, kind: type, line: socket.socket) -> None:
-    """Reset ``line`` while the server sends its fourth message."""
-    send = kind.send
-    num_sent = 0
-
-    async def counted_send(sender: Any, message: Any) -> None:
-        nonlocal num_sent
-        num_sent += 1
-        if num_sent == 4:
-            reset(line)
-            line.close()
-        await send(sender, message)
-
-    monkeypatch.setattr(kind, "send", counted_send)
 
 
 async def leave_while_it_speaks(live: Live, path: str, body: dict[str, Any], to_the_end: bool = False) -> None:
