@@ -201,7 +201,7 @@ class Flux(on.Dialect):
             yield self._warn("INTERRUPT_IN_PROGRESS", "an interruption is at work")
         elif not self._turns and self._last is None:
             yield self._warn("NO_AUDIO_GENERATED", "nothing was spoken yet")
-        elif offset is not None and offset.value < self._least_offset_ms:
+        elif offset is not None and not offset.value >= self._least_offset_ms:  # nor NaN, which is below nothing
             description = f"playback_offset must be at least {self._least_offset_ms:.0f}, is {offset.value:.0f}"
             yield self._warn("INVALID_INTERRUPT_OFFSET", description)
         else:

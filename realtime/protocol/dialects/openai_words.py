@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from realtime.protocol.dialects.base import WireFormat, Wish
 from realtime.protocol.errors import RemoteProtocolError
@@ -17,6 +17,7 @@ FORMATS = {
 }
 MAX_SPEED = 100
 """Numbers without end are cut to this; the nearest speed there is will be taken."""
+MAX_AUDIO_END_MS = 1e9
 KEPT_OF_AUDIO = ("format", "voice", "speed", "turn_detection", "transcription", "noise_reduction")
 """Of earlier updates; anything else is echoed once, so that a session never grows."""
 CAPACITY = ("overloaded", "limit_exceeded", "too_many_connections", "draining")
@@ -61,7 +62,8 @@ class Said(Struct):
     response: Asked | None = None
     response_id: str | None = None
     content_index: int = 0
-    audio_end_ms: float = 0.0
+    # Bounded: JSON is read leniently here, and "nan" and "inf" are numbers then.
+    audio_end_ms: Annotated[float, Meta(ge=-MAX_AUDIO_END_MS, le=MAX_AUDIO_END_MS)] = 0.0
     delta: str = ""
 
 

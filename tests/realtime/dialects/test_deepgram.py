@@ -219,6 +219,14 @@ def test_flux_interrupt_beyond_what_was_sent_is_clamped() -> None:
     assert interrupt(play, 9_999) == [on.Cancel("1", 500.0)]
 
 
+def test_flux_interrupt_at_no_number_is_refused() -> None:
+    play = flux()
+    started(play)
+    play.audio("0", end_ms=1_000.0)
+    assert play.say(type="Interrupt", playback_offset={"value": "nan"})[0]["code"] == "INVALID_INTERRUPT_OFFSET"
+    assert interrupt(play, 500) == [on.Cancel("0", 500.0)]
+
+
 def test_flux_interrupt_beyond_a_turn_that_was_sent_whole_finds_all_played() -> None:
     play = flux()
     started(play)

@@ -255,6 +255,8 @@ def test_audio_of_the_user_is_passed_over():
         ),
         ('{"type": "session.update", "session": {"output_modalities": 5}}', "invalid_request"),
         ('{"type": "conversation.item.truncate", "item_id": "x"}', "item_not_found"),
+        ('{"type": "conversation.item.truncate", "item_id": "x", "audio_end_ms": "nan"}', "invalid_event"),
+        ('{"type": "conversation.item.truncate", "item_id": "x", "audio_end_ms": "inf"}', "invalid_event"),
     ],
 )
 def test_bad_messages_cost_nothing_else(said, code):
