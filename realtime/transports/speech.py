@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
 from typing import TypeVar
@@ -13,8 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from engine.api import EngineError
 from realtime.auth import Caller
-from realtime.errors import Refused, http_status, rule_for
+from realtime.errors import Refused, describe, http_status, rule_for
 from realtime.server import SpeechServer
 from realtime.speech_api.body import SpeechBody, parse_body
 from realtime.speech_api.formats import Delivery
@@ -24,11 +26,13 @@ from realtime.transports.http import server_of
 from realtime.transports.staying import ClientLeft, client_left, unless_it_leaves
 from sessions.audio.formats.encoders import stream_encoder
 from sessions.audio.formats.whole import whole_file
-from sessions.errors import ErrorInfo, LimitExceeded
+from sessions.errors import ErrorInfo, LimitExceeded, SessionError
 from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
 from sessions.metrics import Metrics
 from sessions.response import Response as SpokenResponse
 from sessions.session import Session
+
+log = logging.getLogger("voicewire.speech")
 
 Parsed = TypeVar("Parsed")
 VOICE_WARNING = "X-Voicewire-Warning"
@@ -124,14 +128,19 @@ class AnswerRoom:
 async def speak_whole(order: Order, session: Session, room: AnswerRoom, metrics: Metrics) -> tuple[bytes, ResponseDone]:
     """The file, and how it ended. Speech that ran away is made once more with another seed, unless the request has one.
 
-    Raises what ``whole`` does.
+    What was made first is the answer if the second attempt fails. Raises what ``whole`` does.
     """
     data, done = await whole(begin(order, session), room)
     if not done.has_runaway or order.settings.sampling.seed is not None:
         return data, done
     metrics.inc("runaways_retried_total")
+    try:
+        second = await whole(begin(order, session), room)
+    except (Refused, SessionError, EngineError) as error:
+        log.info("a second attempt failed", extra={"code": describe(error).code})
+        return data, done
     room.give_back(len(data))
-    return await whole(begin(order, session), room)
+    return second
 
 
 async def whole(response: SpokenResponse, room: AnswerRoom) -> tuple[bytes, ResponseDone]:

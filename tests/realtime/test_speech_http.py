@@ -245,6 +245,18 @@ async def test_second_runaway_is_sent_as_it_is(live: Live) -> None:
     assert len(told.content) == 3 * 1_920 * 2
 
 
+@pytest.mark.parametrize("limits", [{}, {"limits__max_answer_bytes": 3 * 1_920 * 2 + 44}], ids=["fails", "too long"])
+async def test_failed_retry_of_a_runaway_sends_the_first(limits: dict[str, int]) -> None:
+    second = FakeScript(end_at_frame=4) if limits else FakeScript(fail_at_frame=1)
+    async with live_server(**limits) as live:
+        live.engine.script_next(RUNAWAY, second)
+        body = {"input": TEXT, "stream": False, "response_format": "pcm"}
+        async with live.http() as http:
+            told = await http.post("/v1/audio/speech", json=body)
+        assert (told.status_code, len(told.content), len(live.engine.requests)) == (200, 3 * 1_920 * 2, 2)
+        await live.freed()
+
+
 async def test_voices_and_metrics(live: Live) -> None:
     await post(live)
     await until(lambda: not live.engine.streams)  # its last audio is here before it ends
