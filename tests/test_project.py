@@ -25,7 +25,7 @@ PACKAGES = ("engine", "realtime", "sessions")
 TOP_LEVEL = {
     *PACKAGES,
     *("benchmarks", "docs", "examples", "tests", "training", "web_client"),
-    *("CHANGELOG.md", "LICENSE", "NOTICE", "README.md", "pyproject.toml", "run"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "NOTICE", "README.md", "pyproject.toml", "run"),
     *("requirements-cpu.lock", "requirements-cuda.lock"),
 }
 OTHERS = ROOT / "tests" / "sdk" / "clients"

@@ -10,8 +10,9 @@ import pytest
 
 from engine.config import AT_LEAST_ONE, AT_LEAST_ZERO, EngineConfig
 from engine.errors import InvalidRequest
+from engine.models.cosyvoice3.settings import CosyVoice3Settings
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "engine-options.md"
 
 
 def rows() -> list[str]:
@@ -41,6 +42,17 @@ def test_the_page_tells_of_every_setting() -> None:
     page = PAGE.read_text()
     missing = [row for row in rows() if row not in page]
     assert not missing, "\n".join(missing)
+
+
+def test_engine_options_page_lists_cosyvoice3_options() -> None:
+    groups = CosyVoice3Settings()
+    expected = [
+        f"| `{group}.{field.name}` | {shown(field.default)} |"
+        for group in groups.__struct_fields__
+        for field in msgspec.structs.fields(getattr(groups, group))
+    ]
+    page = PAGE.read_text()
+    assert [row for row in expected if row not in page] == []
 
 
 @pytest.mark.parametrize("name", AT_LEAST_ONE)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from engine.api import EngineStats
-from realtime.metrics import COUNTERS, HISTOGRAMS, PREFIX, ServerMetrics
+from realtime.metrics import COUNTERS, GAUGES, HISTOGRAMS, PREFIX, ServerMetrics
 
 STATS = EngineStats(
     num_waiting=1,
@@ -92,3 +94,9 @@ def test_an_unknown_name_is_our_fault() -> None:
 def test_names_say_their_unit() -> None:
     assert all(name.endswith("_total") for name in COUNTERS)
     assert all(name.endswith(("_seconds", "_factor")) for name in HISTOGRAMS)
+
+
+def test_metrics_page_lists_every_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    documented = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in page.splitlines() if "|" in line)))
+    assert documented == {*COUNTERS, *GAUGES, *HISTOGRAMS}

@@ -1,4 +1,4 @@
-"""docs/reference/native-protocol.md says what the code does."""
+"""docs/reference/native-protocol.md and errors.md agree with the code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from realtime.protocol.close import MEANINGS, CloseCode
 from realtime.protocol.events import AudioKind, ClientEvent, Format, Sampling, ServerEvent, Settings
 from realtime.protocol.transitions import diagram
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "native-protocol.md").read_text()
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+PAGE = (REFERENCE / "native-protocol.md").read_text()
+ERRORS = (REFERENCE / "errors.md").read_text()
 
 
-def row_of(name: str) -> str:
-    return next(line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |"))
+def row_of(name: str, page: str = PAGE) -> str:
+    return next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
 
 
 def test_the_diagrams_are_those_of_the_tables() -> None:
@@ -49,17 +51,17 @@ def test_sampling_is_told() -> None:
 @pytest.mark.parametrize(("code", "rule"), RULES.items())
 def test_every_error_has_a_row(code: str, rule: Rule) -> None:
     close = "" if rule.close is None else int(rule.close)
-    assert row_of(code) == f"| `{code}` | {rule.fault} | {rule.http_status} | {close} | {rule.meaning} |"
+    assert row_of(code, ERRORS) == f"| `{code}` | {rule.fault} | {rule.http_status} | {close} | {rule.meaning} |"
 
 
 def test_no_error_is_told_that_is_none() -> None:
-    table = PAGE.partition("| code | fault |")[2].partition("\n\n")[0]
+    table = ERRORS.partition("| code | fault |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RULES)
 
 
 @pytest.mark.parametrize(("code", "meaning"), MEANINGS.items())
 def test_every_close_code_has_a_row(code: CloseCode, meaning: str) -> None:
-    assert f"| {int(code)} | {meaning} |" in PAGE
+    assert f"| {int(code)} | {meaning} |" in ERRORS
     assert set(MEANINGS) == set(CloseCode)
 
 
