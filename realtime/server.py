@@ -13,6 +13,7 @@ from realtime.auth import Caller, Gatekeeper
 from realtime.cloning import Cloning
 from realtime.config import ServerConfig
 from realtime.errors import Refused
+from realtime.heap_trimmer import HeapTrimmer
 from realtime.metrics import ServerMetrics
 from realtime.settings import default_settings
 from sessions.alignment.aligner import LetterAligner, MakeAligner
@@ -69,6 +70,7 @@ class SpeechServer:
         )
         self.settings = default_settings(config.speech)
         self._connections: set[Connection] = set()
+        self._heap_trimmer = HeapTrimmer()
         self._overloaded_since_s: float | None = None
         self._may_close = asyncio.Event()
         """A drain has nothing to wait for any more, or shall not."""
@@ -160,6 +162,7 @@ class SpeechServer:
             yield
         finally:
             self._connections.remove(connection)
+            self._heap_trimmer.note_close()
             self._count(caller, -1)
             self._note_drained()
 
@@ -194,6 +197,7 @@ class SpeechServer:
             _shielded(self.metrics.sample)
             _shielded(self.registry.expire)
             self._tick_connections(now_s)
+            _shielded(self._heap_trimmer.tick, now_s)
             self._note_drained()
 
     def _tick_connections(self, now_s: float) -> None:

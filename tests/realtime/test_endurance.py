@@ -81,7 +81,7 @@ async def leak_check(num_first: int, num_settling: int, num_more: int) -> None:
         assert after["kv_blocks_free"] == after["kv_blocks_total"]
         assert after["decoder_slots_free"] == after["decoder_slots_total"]
         assert process.num_fds() <= files + 1
-        assert process.num_threads() <= threads
+        assert process.num_threads() <= threads + 1  # the pool's first
         assert process.memory_info().rss <= first_bytes + MAX_GROWTH_BYTES
         assert process.memory_info().rss <= settled_bytes + MAX_SETTLED_GROWTH_BYTES
 

@@ -7,7 +7,9 @@ import sys
 import psutil
 import pytest
 
+from benchmarks.connection_memory import Load, one_round
 from realtime.memory import resident_bytes
+from tests.realtime.processes import server
 
 
 def test_a_child_counts_as_long_as_it_lives() -> None:
@@ -21,3 +23,11 @@ def test_a_child_counts_as_long_as_it_lives() -> None:
         child.kill()
     assert together - alone > 50_000_000
     assert resident_bytes(os.getpid()) - alone < 20_000_000
+
+
+async def test_memory_of_closed_connections_returns_to_the_system() -> None:
+    """Without a call to the allocator two thirds would stay, in pieces between what is in use."""
+    with server(log__level="error") as running:
+        found = await one_round(running, Load(num_connections=30))
+    assert found.full_mb - found.before_mb > 20
+    assert found.after_mb - found.before_mb < 0.4 * (found.full_mb - found.before_mb)
