@@ -1,13 +1,20 @@
 """Exchanges of dialects as data: recorded at a connection, and replayed against the dialect alone.
 
-One exchange is a JSONL file. Its first line is the handshake; each further line is one call of the dialect with the
-intents that it gave: ``begin``, ``receive`` of a client's message, an ``event`` of a context, or ``fail``.
+A JSONL file holds one or several exchanges. The first line of each is the handshake; each further line is one call of
+the dialect with the intents that it gave: ``begin``, ``receive`` of a client's message, an ``event`` of a context, or
+``fail``. Files named ``case-*`` show one rule of a wire each; the others are recordings of clients.
+
+    python -m tests.realtime.dialects.exchange FILE...
+
+writes into each step of the files what the dialect makes of it today, for review in the diff: for a new case, write the
+handshakes and the steps without their intents.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,11 +81,20 @@ def wire_of(head: dict[str, Any]) -> Wire:
     return next(wire for wire in WIRES if (wire.path, wire.carrier) == (head["wire"], head["carrier"]))
 
 
-def read_exchange(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+Exchange = list[dict[str, Any]]
 
 
-def replay(exchange: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def read_exchanges(path: Path) -> list[Exchange]:
+    exchanges: list[Exchange] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        step = json.loads(line)
+        if "handshake" in step:
+            exchanges.append([])
+        exchanges[-1].append(step)
+    return exchanges
+
+
+def replay(exchange: Exchange) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Each recorded step beside what the dialect of today makes of it."""
     head, *steps = exchange
     dialect = wire_of(head).dialect(msgspec.convert(head["handshake"], type=base.Handshake))
@@ -142,3 +158,14 @@ def clean(handshake: base.Handshake) -> Any:
     fields["query"] = {name: value for name, value in fields["query"].items() if "key" not in name}
     fields["subprotocols"] = [name for name in fields["subprotocols"] if "key" not in name]
     return fields
+
+
+def fill(path: Path) -> None:
+    """Write what the dialect gives for each step of a file."""
+    exchanges = [[exchange[0], *(given for _, given in replay(exchange))] for exchange in read_exchanges(path)]
+    path.write_text("".join(json.dumps(step) + "\n" for exchange in exchanges for step in exchange), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        fill(Path(name))

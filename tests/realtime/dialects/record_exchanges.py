@@ -4,7 +4,8 @@
     python -m tests.realtime.dialects.record_exchanges FOLDER
 
 The first line records every exchange of a run. The second keeps, for each wire, few exchanges that together have
-every kind of message, event and intent that was seen; those of other people's clients come first.
+every kind of message, event and intent that was seen; those of other people's clients come first. Written exchanges
+(``case-*``) stay.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from realtime.protocol.dialects.registry import WIRES
-from tests.realtime.dialects.exchange import RecordingDialect, read_exchange
+from tests.realtime.dialects.exchange import Exchange, RecordingDialect, read_exchanges
 
 KEPT = Path(__file__).parents[2] / "vectors" / "exchanges"
 MAX_PER_WIRE = 5
@@ -50,7 +51,7 @@ def exchanges_recorded(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     monkeypatch.setattr(WireConnection, "__init__", create_recording)
 
 
-def kinds_of(exchange: list[dict[str, Any]]) -> set[str]:
+def kinds_of(exchange: Exchange) -> set[str]:
     """What an exchange shows: the names of events and intents, and the shapes of JSON messages either way."""
     kinds = set()
     for step in exchange[1:]:
@@ -83,7 +84,7 @@ def choose(recordings: list[Path]) -> list[Path]:
     """The fewest exchanges, at most ``MAX_PER_WIRE``, that show the most kinds; SDKs' first."""
     shown: set[str] = set()
     chosen: list[Path] = []
-    exchanges = {path: kinds_of(read_exchange(path)) for path in recordings}
+    exchanges = {path: kinds_of(read_exchanges(path)[0]) for path in recordings}
     while len(chosen) < MAX_PER_WIRE:
         best = max(recordings, key=lambda path: (len(exchanges[path] - shown), path.name.startswith("sdk")))
         if not exchanges[best] - shown:
@@ -98,12 +99,14 @@ def main() -> None:
     for path in sorted(Path(sys.argv[1]).glob("*.jsonl")):
         if FUZZED in path.name:
             continue
-        head = read_exchange(path)[0]
+        [[head, *_]] = read_exchanges(path)
         wire = re.sub(r"[^a-z0-9]+", "-", f"{head['wire']} {head['carrier']}".lower()).strip("-")
         recordings.setdefault(wire, []).append(path)
-    shutil.rmtree(KEPT, ignore_errors=True)
+    for path in KEPT.rglob("*.jsonl"):
+        if not path.name.startswith("case-"):
+            path.unlink()
     for wire, paths in recordings.items():
-        (KEPT / wire).mkdir(parents=True)
+        (KEPT / wire).mkdir(parents=True, exist_ok=True)
         for path in choose(paths):
             shutil.copy(path, KEPT / wire / path.name)
         print(f"{wire}: {len(list((KEPT / wire).iterdir()))} of {len(paths)}")

@@ -8,21 +8,23 @@ import pytest
 
 from realtime.protocol.dialects.base import Dialect, Event, Intent
 from realtime.protocol.dialects.registry import WIRES, Wire
-from tests.realtime.dialects.exchange import read_exchange, replay, wire_of
+from tests.realtime.dialects.exchange import read_exchanges, replay, wire_of
 
 VECTORS = sorted((Path(__file__).parents[2] / "vectors" / "exchanges").rglob("*.jsonl"))
+RECORDINGS = [path for path in VECTORS if not path.name.startswith("case-")]
 
 
 @pytest.mark.parametrize("path", VECTORS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_exchange_replays_equal(path: Path) -> None:
-    for number, (recorded, replayed) in enumerate(replay(read_exchange(path)), 2):
-        assert replayed == recorded, f"line {number} of {path.name}"
+    for exchange in read_exchanges(path):
+        for number, (recorded, replayed) in enumerate(replay(exchange), 1):
+            assert replayed == recorded, f"step {number} of {exchange[0]}"
 
 
 def test_every_dialect_has_an_exchange_with_audio() -> None:
     with_audio = set()
-    for path in VECTORS:
-        head, *steps = read_exchange(path)
+    for path in RECORDINGS:
+        [[head, *steps]] = read_exchanges(path)
         if any(step.get("event", [""])[0] == "Audio" and step["intents"] for step in steps):
             with_audio.add(wire_of(head).dialect)
     assert with_audio == {wire.dialect for wire in WIRES}
@@ -37,5 +39,6 @@ def test_changed_dialect_does_not_replay_equal(wire: Wire, monkeypatch: pytest.M
         return list(event_handler(self, event))[1:]
 
     monkeypatch.setattr(wire.dialect, "tell", leave_out)
-    exchanges = [exchange for path in VECTORS if wire_of((exchange := read_exchange(path))[0]).dialect is wire.dialect]
+    exchanges = [exchange for path in RECORDINGS for exchange in read_exchanges(path)]
+    exchanges = [exchange for exchange in exchanges if wire_of(exchange[0]).dialect is wire.dialect]
     assert any(replayed != recorded for exchange in exchanges for recorded, replayed in replay(exchange))
