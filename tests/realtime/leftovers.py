@@ -1,13 +1,16 @@
-"""Objects that a connection leaves behind, counted with the garbage collector off."""
+"""Objects that a connection leaves behind, counted with the garbage collector off, and logged warnings."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+
+import pytest
 
 from tests.realtime.live import Live
 
@@ -49,3 +52,8 @@ async def leaves_no_object(live: Live, visit: Callable[[], Awaitable[None]]) -> 
         while (left := living_objects() - before) and time.monotonic() < end_s:
             await asyncio.sleep(0.02)
         assert left == Counter()
+
+
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Messages that were logged as warnings or errors."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

@@ -25,10 +25,11 @@ from tests.realtime.calls.test_sockets import dial, first_calls, told
 from tests.realtime.devices import test_xiaozhi, test_xiaozhi_mqtt
 from tests.realtime.dialects.clients import CLIENTS, VendorClient
 from tests.realtime.dialects.talk import KEY, LONG, TEXT
-from tests.realtime.dialects.test_teardown import REQUESTS, complaints
+from tests.realtime.leftovers import complaints
 from tests.realtime.live import WAIT_S, Live, live_server, until
 from tests.realtime.protocol.phones.test_phones import ASTERISK, AUDIOSOCKET, PLIVO, TELNYX, VONAGE
 from tests.realtime.test_tokens import connect_packet
+from tests.realtime.wires import REQUESTS
 
 FASTEST = FakeScript(ms_per_char=60.0, first_chunk_s=0.0, real_time_factor=0.0)
 SHOWN = {"Authorization": f"Bearer {KEY}", "xi-api-key": KEY}

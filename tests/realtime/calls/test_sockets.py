@@ -18,7 +18,6 @@ from realtime.protocol.phones.signature import sign
 from realtime.serve import create_app
 from tests.fakes.engine import FakeSpeechEngine
 from tests.realtime.calls import far_side
-from tests.realtime.leftovers import leaves_no_object
 from tests.realtime.live import WAIT_S, Live, live_server, until
 
 KEY, OTHER_KEY = "a-key-of-enough-characters", "another-key-of-enough-characters"
@@ -84,16 +83,6 @@ async def test_an_agent_speaks_into_a_call_by_websocket(live: Live) -> None:
         assert (await told(agent, "call.hung_up"))["reason"] == "agent"
         await agent.send(json.dumps({"type": "say", "call_id": call_id, "text": TEXT}))
         assert (await told(agent, "error"))["code"] == "unknown_call"
-
-
-async def test_ended_call_is_free_without_a_collection(live: Live) -> None:
-    async def visit() -> None:
-        async with dial(live, "/v1/calls", Authorization=f"Bearer {KEY}") as agent, twilio_call(live, **SIGNED):
-            call_id = (await told(agent, "call.connected"))["call_id"]
-            await agent.send(json.dumps({"type": "say", "call_id": call_id, "text": TEXT}))
-            await told(agent, "reply.played")
-
-    await leaves_no_object(live, visit)
 
 
 async def test_an_agent_speaks_into_a_call_by_http(live: Live) -> None:

@@ -25,12 +25,10 @@ from realtime.config import ConfigError, load_config
 from realtime.serve import create_app
 from realtime.transports import tcp_port
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.leftovers import leaves_no_object
 from tests.realtime.live import WAIT_S, Live, live_server, until
 
 TEXT = "Hello there, how are you today?"
 PORT = {"wyoming__enabled": True, "wyoming__port": 0}
-SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.4)
 
 
 @pytest.fixture
@@ -60,15 +58,6 @@ def seconds_of(events: list[Event]) -> float:
     chunks = [AudioChunk.from_event(event) for event in events if AudioChunk.is_type(event.type)]
     assert {(chunk.rate, chunk.width, chunk.channels) for chunk in chunks} <= {(24_000, 2, 1)}
     return sum(len(chunk.audio) for chunk in chunks) / 48_000
-
-
-async def test_closed_connection_is_free_without_a_collection(live: Live) -> None:
-    async def visit() -> None:
-        async with dial(live) as client:
-            await client.write_event(Synthesize(TEXT).event())
-            await heard(client, "audio-stop")
-
-    await leaves_no_object(live, visit)
 
 
 async def test_what_there_is(live: Live) -> None:
@@ -107,14 +96,6 @@ async def test_a_text_in_chunks_is_spoken_while_it_arrives(live: Live) -> None:
         assert [event.type for event in events].count("audio-start") == 1
         assert [event.type for event in events].count("audio-stop") == 1
         assert seconds_of(events) > 1.5
-
-
-async def test_who_leaves_is_not_spoken_to() -> None:
-    async with live_server(FakeSpeechEngine(SLOW), **PORT) as live:
-        async with dial(live) as client:
-            await client.write_event(Synthesize(TEXT * 20).event())
-            await heard(client, "audio-chunk")
-        await live.freed()
 
 
 async def test_empty_and_wrong_texts_end_too(live: Live) -> None:

@@ -17,7 +17,6 @@ from realtime.config import ConfigError, load_config
 from realtime.serve import create_app
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.leftovers import leaves_no_object
 from tests.realtime.live import Live, until
 from tests.realtime.mqtt.agents import Client, bridge_of, bridged, client, ready
 from tests.realtime.mqtt.mosquitto import Mosquitto
@@ -52,17 +51,6 @@ async def test_two_replies_of_a_session(broker: Mosquitto, live: Live) -> None:
         assert (await session.told("closed"))["reason"] == "close"
         check_packets(session.sounds(0), done["audio_ms"])
         assert session.sounds(1)[-1].last
-
-
-async def test_closed_session_is_free_without_a_collection(broker: Mosquitto, live: Live) -> None:
-    async with client(broker) as agent:
-
-        async def visit() -> None:
-            session = await agent.open(lead_ms=0)
-            await session.say(text(TEXT), END, CLOSE)
-            assert (await session.told("closed"))["reason"] == "close"
-
-        await leaves_no_object(live, visit)
 
 
 def check_packets(sounds: list, audio_ms: float) -> None:

@@ -1,0 +1,262 @@
+"""Every wire and every phone line as a table: what a law needs to run on each, over real sockets.
+
+A law takes a ``Peer``: it starts a server for it, and has it visited by a client that ends in one of its endings.
+``WIRES`` are clients that send text and receive audio. ``LINES`` are callers; an agent speaks to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from websockets.asyncio.client import ClientConnection
+from wyoming.client import AsyncTcpClient
+from wyoming.tts import Synthesize
+
+from realtime.protocol import events as ev
+from realtime.protocol.phones.audiosocket import frame
+from tests.realtime.calls import far_side
+from tests.realtime.calls.test_sockets import PUBLIC, SIGNED, TOKEN, told
+from tests.realtime.calls.test_sockets import dial as dial_call
+from tests.realtime.dialects.clients import CLIENTS, VendorClient
+from tests.realtime.dialects.talk import KEY, TEXT, dial, hear, hear_first_audio, send
+from tests.realtime.dialects.test_wires_http import HTTP
+from tests.realtime.live import WAIT_S, Live, live_server, speak
+from tests.realtime.mqtt.agents import bridged, client
+from tests.realtime.mqtt.mosquitto import running
+
+Ending = Literal["spoken", "closed", "dropped", "reset"]
+"""The whole reply is received; or, in the middle of it, a close as the wire has it, a cut, or a cut by a reset."""
+Visit = Callable[[Live, Ending, str], Awaitable[None]]
+ENDINGS: tuple[Ending, ...] = ("spoken", "closed", "dropped", "reset")
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    visit: Visit
+    """Connect, have a text spoken, and end."""
+    endings: tuple[Ending, ...] = ENDINGS
+    settings: Mapping[str, object] = field(default_factory=dict)
+    needs_broker: bool = False
+    text: str = TEXT
+    """What is spoken to the end."""
+
+    @asynccontextmanager
+    async def server(self, folder: Path) -> AsyncIterator[Live]:
+        settings = {"auth__api_keys": f"agent:{KEY}", **self.settings}
+        if self.needs_broker:
+            with running(folder) as broker:
+                async with bridged(broker, mqtt__owner="agent", **settings) as live:
+                    yield live
+        else:
+            async with live_server(**settings) as live:
+                yield live
+
+
+def cut(connection: socket.socket, transport: asyncio.BaseTransport, ending: Ending) -> None:
+    if ending == "reset":
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    if ending in ("dropped", "reset"):
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.abort()
+
+
+def cut_socket(line: ClientConnection, ending: Ending) -> None:
+    cut(line.transport.get_extra_info("socket"), line.transport, ending)
+
+
+def visit_vendor(vendor: VendorClient) -> Visit:
+    async def visit(live: Live, ending: Ending, text: str) -> None:
+        line = await dial(live, vendor)
+        await send(line, vendor, vendor.say("t1", text))
+        if ending == "spoken" or vendor.one_turn:
+            await send(line, vendor, vendor.end("t1"))
+        if ending == "spoken":
+            await hear(line, vendor, "t1")
+        else:
+            await hear_first_audio(line, vendor)
+        cut_socket(line, ending)
+        await line.close()
+
+    return visit
+
+
+async def visit_native(live: Live, ending: Ending, text: str) -> None:
+    async with live.session(KEY) as session:
+        if ending == "spoken":
+            await speak(session, text)
+            return
+        await session.send(ev.ResponseCreate(response_id="r", text=text, end=True))
+        async for message in session:
+            if isinstance(message, ev.AudioMessage):
+                break
+        cut_socket(session._socket, ending)
+
+
+def visit_request(path: str, body: dict[str, Any]) -> Visit:
+    async def visit(live: Live, ending: Ending, text: str) -> None:
+        data = json.dumps(body).replace(TEXT, text).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nxi-api-key: {KEY}\r\nAuthorization: Bearer {KEY}\r\n"
+        head += f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        writer.write(head.encode() + data)
+        async with asyncio.timeout(WAIT_S):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.read(-1 if ending == "spoken" else 1_000)
+        cut(writer.get_extra_info("socket"), writer.transport, ending)
+        writer.close()
+
+    return visit
+
+
+async def visit_wyoming(live: Live, ending: Ending, text: str) -> None:
+    async with AsyncTcpClient("127.0.0.1", live.uvicorn.config.app.state.wyoming.port) as peer:
+        await peer.write_event(Synthesize(text).event())
+        last = "audio-stop" if ending == "spoken" else "audio-chunk"
+        async with asyncio.timeout(WAIT_S):
+            while (event := await peer.read_event()) is None or event.type != last:
+                assert event is not None
+        assert peer._writer is not None
+        cut(peer._writer.get_extra_info("socket"), peer._writer.transport, ending)
+
+
+async def visit_broker(live: Live, ending: Ending, text: str) -> None:
+    assert ending == "spoken", "a client's connection ends at the broker"
+    async with client(live.speech.config.mqtt) as agent:
+        session = await agent.open(lead_ms=0)
+        await session.say({"t": "text", "d": text}, {"t": "end"}, {"t": "close"})
+        assert (await session.told("closed"))["reason"] == "close"
+
+
+REQUESTS = [(path, body) for path, body, _ in HTTP]
+REQUESTS.append(("/v1/audio/speech", {"input": TEXT, "voice": "ada", "response_format": "pcm"}))
+REQUESTS.append(("/v1/text-to-dialogue", {"inputs": [{"text": TEXT, "voice_id": voice} for voice in ("ada", "ben")]}))
+WIRES: tuple[Peer, ...] = (
+    Peer("native", visit_native),
+    *(Peer(vendor.name, visit_vendor(vendor)) for vendor in CLIENTS.values()),
+    *(
+        Peer(f"POST {path} {number}", visit_request(path, body), ("spoken", "dropped", "reset"))
+        for number, (path, body) in enumerate(REQUESTS)
+    ),
+    Peer("wyoming", visit_wyoming, settings={"wyoming__enabled": True, "wyoming__port": 0, "wyoming__owner": "agent"}),
+)
+WIRES += (Peer("broker", visit_broker, ("spoken",), needs_broker=True),)
+
+
+async def speak_into_call(agent: ClientConnection, text: str) -> None:
+    call = await told(agent, "call.connected")
+    await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": text}))
+
+
+def visit_line(path: str, *first: str, answer: Callable[[str], str | None] = lambda _: None, **headers: str) -> Visit:
+    """A call over WebSocket that begins with these messages. ``answer`` gives what returns a mark."""
+
+    async def play_out(line: ClientConnection) -> None:
+        async for message in line:
+            if isinstance(message, str) and "vw" in message and (returned := answer(message)):
+                await line.send(returned)
+
+    async def visit(live: Live, ending: Ending, text: str) -> None:
+        headers_sent = AUTHORIZED | headers
+        async with dial_call(live, "/v1/calls", **AUTHORIZED) as agent, dial_call(live, path, **headers_sent) as line:
+            for message in first:
+                await line.send(message)
+            await speak_into_call(agent, text)
+            if ending == "spoken":
+                playing = asyncio.create_task(play_out(line))
+                await told(agent, "reply.played")
+                playing.cancel()
+                return
+            async with asyncio.timeout(WAIT_S):
+                for _ in range(4):
+                    await line.recv()
+            cut_socket(line, ending)
+            await line.close()
+            assert (await told(agent, "reply.interrupted"))["cause"] == "hang_up"
+            await told(agent, "call.hung_up")
+
+    return visit
+
+
+def return_checkpoint(message: str) -> str | None:
+    told = json.loads(message)
+    played = {"event": "playedStream", "streamId": "S1", "name": told.get("name")}
+    return json.dumps(played) if told["event"] == "checkpoint" else None
+
+
+def return_notify(message: str) -> str | None:
+    told = json.loads(message)
+    returned = {"event": "websocket:notify", "payload": told.get("payload")}
+    return json.dumps(returned) if told.get("action") == "notify" else None
+
+
+def return_media_mark(message: str) -> str | None:
+    name = re.search(r"vw\d+", message)
+    return json.dumps({"event": "MEDIA_MARK_PROCESSED", "correlation_id": name[0]}) if name else None
+
+
+def return_mark(message: str) -> str | None:
+    return message if json.loads(message)["event"] == "mark" else None
+
+
+async def visit_audiosocket(live: Live, ending: Ending, text: str) -> None:
+    async with dial_call(live, "/v1/calls", **AUTHORIZED) as agent:
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.uvicorn.config.app.state.audiosocket.port)
+        writer.write(frame(0x01, bytes(range(16))) + frame(0x10, bytes(320)))
+        await speak_into_call(agent, text)
+        if ending == "spoken":
+            await told(agent, "reply.played")
+        else:
+            async with asyncio.timeout(WAIT_S):
+                await reader.readexactly(4 * 323)
+            cut(writer.get_extra_info("socket"), writer.transport, ending)
+        writer.close()
+        await told(agent, "call.hung_up")
+
+
+CALLS = {
+    "calls__twilio_auth_token": TOKEN,
+    "calls__public_url": PUBLIC,
+    "calls__owner": "agent",
+    "calls__barge_in": False,
+    "calls__audiosocket": True,
+    "calls__audiosocket_port": 0,
+    "xiaozhi__linger_ms": 100,
+}
+TELNYX = (
+    '{"event":"start","stream_id":"S1","start":{"call_control_id":"v3:1",'
+    '"media_format":{"encoding":"PCMA","sample_rate":8000,"channels":1}}}'
+)
+PLIVO = (
+    '{"event":"start","start":{"callId":"C1","streamId":"S1",'
+    '"mediaFormat":{"encoding":"audio/x-l16","sampleRate":16000}}}'
+)
+VONAGE = '{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}'
+ASTERISK = (
+    '{"event":"MEDIA_START","connection_id":"W1","channel":"c","channel_id":"1.2","format":"slin16",'
+    '"optimal_frame_size":640,"ptime":20}'
+)
+XIAOZHI = (
+    '{"type":"hello","version":1,"transport":"websocket","audio_params":'
+    '{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}'
+)
+LINE_VISITS = {
+    "twilio": visit_line("/v1/calls/twilio", far_side.connected(), far_side.start(), answer=return_mark, **SIGNED),
+    "telnyx": visit_line("/v1/calls/telnyx", TELNYX, answer=return_mark),
+    "plivo": visit_line("/v1/calls/plivo", PLIVO, answer=return_checkpoint),
+    "vonage": visit_line("/v1/calls/vonage", VONAGE, answer=return_notify),
+    "asterisk": visit_line("/v1/calls/asterisk", ASTERISK, answer=return_media_mark),
+    "audiosocket": visit_audiosocket,
+    "xiaozhi": visit_line("/xiaozhi/v1/", XIAOZHI, **{"Protocol-Version": "1", "Device-Id": "aa:bb:cc"}),
+}
+LINES = tuple(Peer(name, visit, settings=CALLS, text="Hello.") for name, visit in LINE_VISITS.items())
