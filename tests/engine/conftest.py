@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.engine.families import FAMILIES, Family
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
-from tests.fakes.cosyvoice3_shaped import CosyVoice3Shape
-from tests.fakes.cosyvoice_shaped import CosyVoiceShape
-from tests.fakes.qwen_shaped import QwenShape, WindowedQwenShape
 from tests.fakes.shaped import Shape
 
-SHAPES: tuple[Shape, ...] = (QwenShape(), WindowedQwenShape(), CosyVoiceShape(), CosyVoice3Shape())
+SHAPES = tuple(shape for family in FAMILIES for shape in family.shapes)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,3 +43,15 @@ def projected_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def any_folder(request: pytest.FixtureRequest) -> Path:
     found: Path = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name, scope="session")
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def family_folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared: tests that change it make a copy."""
+    return family.write(tmp_path_factory.mktemp(family.name))

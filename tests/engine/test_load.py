@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest, SamplingParams, SpeechRequest
 from engine.client import LocalEngine, create_engine
 from engine.config import EngineConfig
 from engine.load import choose_device, choose_dtype, load_engine
+from tests.engine.families import Family
 from tests.engine.listening import listen
 from tests.fakes.checkpoints import EMBEDDED, write_checkpoint
 
@@ -71,32 +74,45 @@ async def test_the_windowed_stage_speaks_through_the_same_door(tiny_folder: Path
     assert any(chunk.provisional_tail_samples == 480 for chunk in heard.chunks)
 
 
-def broken_folders(tiny_folder: Path, folder: Path) -> dict[str, str]:
-    """Break a copy of a good folder in each of some ways; what the error must name."""
-    shutil.copytree(tiny_folder, folder)
-    return {
-        "config.json": "config.json",
-        "model.safetensors": "model.safetensors",
-        "vocab.json": "vocab.json",
-        "merges.txt": "merges.txt",
-        "tokenizer_config.json": "tokenizer_config.json",
-        "speech_tokenizer/config.json": "config.json",
-        "speech_tokenizer/model.safetensors": "model.safetensors",
-    }
+async def test_speech_of_every_family_ends_once(family: Family, family_folder: Path) -> None:
+    hello = structs.replace(HELLO, voice=family.voice)
+    engine = local(family_folder, kv_memory_mb=64)
+    await engine.start()
+    try:
+        before = engine.stats()
+        heard = await listen(engine.submit(hello))
+        assert heard.end.reason in (FinishReason.LENGTH, FinishReason.STOP)
+        assert heard.num_samples > 0
+        cancelled = engine.submit(structs.replace(hello, request_id="c", text="hello world " * 9, max_frames=200))
+        cancelled.cancel()
+        assert (await listen(cancelled)).end.reason is FinishReason.CANCELLED
+        after = engine.stats()
+        assert (after.slots_free, after.blocks_free) == (before.slots_free, before.blocks_free)
+    finally:
+        await engine.aclose()
+
+
+def copy_of(good: Path, folder: Path) -> Path:
+    """A folder of links to the same files: each may be replaced."""
+    for path in good.rglob("*"):
+        if path.is_file():
+            (folder / path.relative_to(good)).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path.relative_to(good)).symlink_to(path)
+    return folder
 
 
 @pytest.mark.parametrize("action", ["remove", "truncate"])
-async def test_every_file_that_is_missing_or_cut_short_is_named(tiny_folder: Path, tmp_path: Path, action: str) -> None:
-    for number, (name, named) in enumerate(broken_folders(tiny_folder, tmp_path / "good").items()):
-        folder = tmp_path / f"broken {number}"
-        shutil.copytree(tmp_path / "good", folder)
-        if action == "remove":
-            (folder / name).unlink()
-        else:
-            content = (folder / name).read_bytes()
+async def test_every_file_that_is_missing_or_cut_short_is_named(
+    family: Family, family_folder: Path, tmp_path: Path, action: str
+) -> None:
+    for number, name in enumerate(family.files):
+        folder = copy_of(family_folder, tmp_path / f"broken {number}")
+        (folder / name).unlink()
+        if action == "truncate":
+            content = (family_folder / name).read_bytes()
             (folder / name).write_bytes(content[: len(content) // 2] + b"\n\xff")
         engine = local(folder)
-        with pytest.raises(CheckpointError, match=named.replace(".", r"\.")):
+        with pytest.raises(CheckpointError, match=re.escape(Path(name).name)):
             await engine.start()
         assert not engine.alive
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from realtime.protocol.dialects.protobuf import Field, decode, encode
@@ -15,11 +15,13 @@ OUTER = {
     "inner": Field(500, INNER),
     "many": Field(5, INNER, repeated=True),
 }
+INNER_EXAMPLE = {"flag": True, "ratio": 0.5, "name": "x"}
 INNERS = st.fixed_dictionaries(
     {"flag": st.booleans(), "ratio": st.floats(width=32, allow_nan=False), "name": st.text()}
 )
 
 
+@example({"number": 128, "data": b"", "inner": INNER_EXAMPLE, "many": [INNER_EXAMPLE]})
 @given(
     st.fixed_dictionaries(
         {

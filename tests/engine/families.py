@@ -1,0 +1,57 @@
+"""Every family of models as a table: what a law needs to run on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.fakes.checkpoints import TINY, write_checkpoint
+from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
+from tests.fakes.cosyvoice3_shaped import CosyVoice3Shape
+from tests.fakes.cosyvoice3_voices import write_saved_voices
+from tests.fakes.cosyvoice_shaped import CosyVoiceShape
+from tests.fakes.qwen_shaped import QwenShape, WindowedQwenShape
+from tests.fakes.shaped import Shape
+
+
+class Family(NamedTuple):
+    name: str
+    shapes: tuple[Shape, ...]
+    """Fakes of its shape: a talker whose codes are a function of its inputs, and a decode stage."""
+    write: Callable[[Path], Path]
+    """A tiny checkpoint in the released layout, with random weights."""
+    files: tuple[str, ...]
+    """Files that the checkpoint needs; not the one that the family is recognized by, if that is a file of its own."""
+    voice: str
+
+
+def write_with_voice(folder: Path) -> Path:
+    write_saved_voices(write_cosyvoice3(folder), "anna")
+    return folder
+
+
+FAMILIES = (
+    Family(
+        "qwen3_tts",
+        (QwenShape(), WindowedQwenShape()),
+        lambda folder: write_checkpoint(folder, TINY),
+        (
+            *("config.json", "model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"),
+            *("speech_tokenizer/config.json", "speech_tokenizer/model.safetensors"),
+        ),
+        "ada",
+    ),
+    Family(
+        "cosyvoice3",
+        (CosyVoiceShape(), CosyVoice3Shape()),
+        write_with_voice,
+        (
+            "llm.pt",
+            "flow.pt",
+            "hift.pt",
+            *(f"CosyVoice-BlankEN/{name}" for name in ("config.json", "vocab.json", "merges.txt")),
+        ),
+        "anna",
+    ),
+)
