@@ -39,11 +39,11 @@ SCHEMES = ("bearer", "token")
 MAX_KEYS_TRIED = 8
 """Of one request, which may show several."""
 PROXY_HEADER = re.compile(
-    r"via|cdn-loop|x-scheme"
+    r"via|cdn-loop|x-scheme|x-varnish|x-nginx-proxy|x-cloud-trace-context|front-end-https"
     r"|.*forwarded.*"
-    r"|.*(-|client|socket)ip|.*(remote|client|external|viewer)-?addr(ess)?"
+    r"|.*(-|client|socket|source)ip|.*(remote|client|external|viewer)-?addr(ess)?"
     r"|(cf|fly|fastly|cloudfront|akamai|tailscale)-.*"
-    r"|x-(original|rewrite|envoy|azure|appengine|amzn|amz-cf|vercel|nf)-.*",
+    r"|x-(original|rewrite|envoy|arr|azure|appengine|amzn|amz-cf|vercel|nf)-.*",
     re.IGNORECASE,
 )
 """Headers that proxies, load balancers and content networks add to what they pass on."""

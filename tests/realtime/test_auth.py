@@ -20,7 +20,8 @@ PROXY_HEADERS = """x-forwarded-proto x-forwarded-host x-forwarded-server x-forwa
     x-azure-clientip x-azure-socketip x-appengine-user-ip x-amzn-trace-id x-amz-cf-id
     cloudfront-viewer-address x-vercel-forwarded-for x-nf-client-connection-ip do-connecting-ip
     akamai-origin-hop tailscale-user-login x-proxyuser-ip x-rewrite-url x-scheme forwarded-for
-    x-cdn-src-ip x-sucuri-clientip""".split()
+    x-cdn-src-ip x-sucuri-clientip x-arr-log-id x-arr-ssl x-nginx-proxy
+    x-cloud-trace-context x-varnish front-end-https x-sourceip""".split()
 
 
 def request(
