@@ -232,6 +232,28 @@ def test_broken_links_and_anchors_are_found(tmp_path):
     assert broken_links(page) == ["page.md: gone.md", "page.md: other.md#gone", "page.md: #gone"]
 
 
+def defined_in(path: Path) -> set[str]:
+    """Names of functions, and of methods as ``Class.method``, at the top level of a module."""
+    body = ast.parse(path.read_text()).body
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    methods = {
+        f"{node.name}.{method.name}"
+        for node in body
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, functions)
+    }
+    return methods | {node.name for node in body if isinstance(node, functions)}
+
+
+def test_life_of_a_reply_names_functions_that_exist():
+    page = (ROOT / "docs" / "design" / "life-of-a-reply.md").read_text()
+    hops = re.findall(r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \|", page, re.MULTILINE)
+    assert [int(number) for number, _, _ in hops] == list(range(1, len(hops) + 1))
+    assert 30 <= len(hops) <= 40
+    assert [(file, name) for _, file, name in hops if name not in defined_in(ROOT / file)] == []
+
+
 class Size(NamedTuple):
     """Number of Python lines, Python files, and names that two or more classes share."""
 
