@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+from pathlib import Path
 
 import msgspec
+import pytest
 
 from realtime.config import load_config
 from realtime.logs import configure_logs
 from realtime.serve import create_app, serve
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
+from tests.realtime.dialects.record_exchanges import FOLDER_VARIABLE, record_into
 
 
 def main() -> None:
@@ -21,6 +25,8 @@ def main() -> None:
     config = load_config(flags=flags)
     configure_logs(config.log)
     app = create_app(config, FakeSpeechEngine(FakeScript(**script), info=info, num_slots=512))
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        record_into(Path(folder), pytest.MonkeyPatch())
     asyncio.run(serve(config, app, on_ready=lambda ports: print(ports.main, flush=True)))
 
 

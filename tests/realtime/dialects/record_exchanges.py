@@ -1,16 +1,18 @@
 """Record exchanges of clients with the server, and choose which to keep as vectors.
 
-    pytest -p tests.realtime.dialects.record_exchanges --exchanges FOLDER tests/realtime/dialects tests/sdk -m sdk
+    pytest -p tests.realtime.dialects.record_exchanges --exchanges FOLDER tests/realtime/dialects
+    VOICEWIRE_TEST_EXCHANGES=FOLDER pytest -m sdk tests/sdk
     python -m tests.realtime.dialects.record_exchanges FOLDER
 
-The first line records every exchange of a run. The second keeps, for each wire, few exchanges that together have
-every kind of message, event and intent that was seen; those of other people's clients come first. Written exchanges
-(``case-*``) stay.
+The first two record every exchange of a run; of tests/sdk, the server's process records. The last keeps, for each wire,
+few exchanges that together have every kind of message, event and intent that was seen; those of other people's clients
+come first. Written exchanges (``case-*``) stay.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -24,6 +26,7 @@ from tests.realtime.dialects.exchange import Exchange, RecordingDialect, read_ex
 
 KEPT = Path(__file__).parents[2] / "vectors" / "exchanges"
 MAX_PER_WIRE = 5
+FOLDER_VARIABLE = "VOICEWIRE_TEST_EXCHANGES"  # where a server in a process of its own records exchanges
 FUZZED = "says-anything"  # random messages show nothing that a client does
 
 
@@ -36,16 +39,20 @@ def exchanges_recorded(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     folder: Path | None = request.config.getoption("--exchanges")
     if folder is None:
         return
+    record_into(folder, monkeypatch, f"own-{request.node.name}")
+
+
+def record_into(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str | None = None) -> None:
+    """Record every exchange of this process; without a name, by the client's user agent."""
     from realtime.transports.wire_connection import WireConnection
 
     create = WireConnection.__init__
-    source = "sdk" if request.node.get_closest_marker("sdk") else "own"
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:80]
     folder.mkdir(parents=True, exist_ok=True)
 
     def create_recording(self: Any, server: Any, wire: Any, dialect: Any) -> None:
-        number = len(list(folder.iterdir()))
-        path = folder / f"{source}-{name}-{number:05}.jsonl"
+        client = name or f"sdk-{dialect.handshake.headers.get('user-agent', 'unnamed')}"
+        file_name = re.sub(r"[^a-z0-9]+", "-", client.lower()).strip("-")[:80]
+        path = folder / f"{file_name}-{os.getpid()}-{len(list(folder.iterdir())):05}.jsonl"
         create(self, server, wire, RecordingDialect(dialect, wire, path) if wire in WIRES else dialect)
 
     monkeypatch.setattr(WireConnection, "__init__", create_recording)
