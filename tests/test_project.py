@@ -264,10 +264,10 @@ class Size(NamedTuple):
 
 # Ceilings, which may only fall: a change that makes a folder smaller lowers its row.
 MAX_SIZES = {
-    "engine": Size(18_000, 154, 14),
-    "sessions": Size(9_400, 102, 0),
-    "realtime": Size(20_900, 181, 33),
-    "tests": Size(52_500, 410, 9),
+    "engine": Size(17_900, 152, 14),
+    "sessions": Size(9_250, 101, 0),
+    "realtime": Size(20_700, 180, 33),
+    "tests": Size(51_000, 405, 9),
 }
 MAX_SHARED_NAMES = 66  # in the source tree: shared within a package or between packages
 
