@@ -12,8 +12,12 @@ from engine.errors import OVERLOAD_RETRY_MS, EngineOverloaded
 
 
 def burst_share(count: int) -> int:
-    """What burst requests may hold of ``count`` slots or places; a quarter is for paced requests."""
-    return count - count // 4
+    """Return how many of ``count`` slots or places burst requests may hold.
+
+    A quarter, and at least one of two or three, is reserved for paced requests. A single one is open to both.
+    """
+    num_reserved = max(count // 4, min(count - 1, 1))
+    return count - num_reserved
 
 
 class RequestCounts:

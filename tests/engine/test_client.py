@@ -242,9 +242,9 @@ async def test_above_the_ceiling_a_reply_that_speaks_is_refused_too(shape: Shape
     await engine.start()
     try:
         for number, segment in enumerate((0, 0, 1)):
-            engine.submit(request(number, text_closed=False, segment=segment))
+            engine.submit(request(number, text_closed=False, segment=segment, lead_ms=2_000))
         with pytest.raises(EngineOverloaded, match="3 requests are active; the limit is 3") as refusal:
-            engine.submit(request(3, segment=2))
+            engine.submit(request(3, segment=2, lead_ms=2_000))
         assert refusal.value.retry_after_ms > 0
     finally:
         await engine.aclose()

@@ -134,8 +134,32 @@ def test_newcomer_gets_a_slot_before_waiting_burst_requests() -> None:
     assert (stats.num_waiting, stats.num_waiting_burst) == (5, 5)
 
 
+@pytest.mark.parametrize(("max_requests", "num_reserved"), [(1, 0), (2, 1), (3, 1), (4, 1), (8, 2)])
+def test_burst_requests_leave_a_quarter_of_the_slots_and_at_least_one_of_two(
+    max_requests: int, num_reserved: int, tiny_folder: Path
+) -> None:
+    for engine in (shaped_recorder(QwenShape(), max_requests=max_requests), graph_recorder(tiny_folder, max_requests)):
+        for _ in range(2 * max_requests):
+            engine.submit(text="abc", text_closed=True)
+        engine.step()
+        running = engine.engine.scheduler.running
+        assert len(running) == max_requests - num_reserved
+        newcomers = [engine.submit(text="abc", text_closed=True, lead_ms=2_000) for _ in range(num_reserved)]
+        engine.step()
+        assert len(running) == max_requests
+        assert all(engine.request(newcomer) in running for newcomer in newcomers)
+
+
+def graph_recorder(folder: Path, max_requests: int) -> Recorder:
+    config = EngineConfig(
+        num_blocks=200, block_size=8, max_batch=8, max_requests=max_requests, max_waiting=16, watermark_blocks=0,
+        fast_start=True, graphs=True, admission_share=1e3,
+    )  # fmt: skip
+    return Recorder(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+
+
 def test_slots_go_to_the_group_that_holds_fewest() -> None:
-    bench = shaped_recorder(QwenShape(), max_requests=3)
+    bench = shaped_recorder(QwenShape(), max_requests=4)
     many = [bench.submit(text="abc" * 9, text_closed=True, group="many") for _ in range(6)]
     few = bench.submit(text="abc", text_closed=True, group="few")
     bench.step()

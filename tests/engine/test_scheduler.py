@@ -47,7 +47,7 @@ def run_until_heard(bench: Recorder, epoch: int, num_samples: int = 1) -> None:
 
 
 def test_first_audio_comes_before_every_deadline(shape: Shape) -> None:
-    bench = recorder(shape, max_batch=1, max_requests=2)
+    bench = recorder(shape, max_batch=1, max_requests=3)
     heard_already = speak(bench)
     run_until_heard(bench, heard_already)
     newcomer = speak(bench)
@@ -56,7 +56,7 @@ def test_first_audio_comes_before_every_deadline(shape: Shape) -> None:
 
 
 def test_among_rows_that_are_heard_the_one_that_runs_dry_first_steps_first(shape: Shape) -> None:
-    bench = recorder(shape, max_batch=2, max_requests=3)
+    bench = recorder(shape, max_batch=2, max_requests=4)
     rows = [speak(bench) for _ in range(3)]
     for row in rows:
         run_until_heard(bench, row)
@@ -67,7 +67,7 @@ def test_among_rows_that_are_heard_the_one_that_runs_dry_first_steps_first(shape
 
 
 def test_a_playback_report_changes_who_is_urgent(shape: Shape) -> None:
-    bench = recorder(shape, max_batch=1, max_requests=2)
+    bench = recorder(shape, max_batch=1, max_requests=3)
     ahead, behind = speak(bench), speak(bench)
     for row in (ahead, behind):
         run_until_heard(bench, row)
@@ -77,7 +77,7 @@ def test_a_playback_report_changes_who_is_urgent(shape: Shape) -> None:
 
 
 def test_a_report_before_the_first_chunk_costs_no_urgency(shape: Shape) -> None:
-    bench = recorder(shape, max_batch=1, max_requests=2)
+    bench = recorder(shape, max_batch=1, max_requests=3)
     first, second = speak(bench), speak(bench)
     bench.engine.report_playback(first, 0)
     assert works_of_next_step(bench) == [first]
@@ -245,14 +245,14 @@ def test_nothing_is_starved_before_its_first_audio(shape: Shape) -> None:
 
 
 def test_admission_is_first_come_first_served(shape: Shape) -> None:
-    bench = recorder(shape, max_requests=2)
+    bench = recorder(shape, max_requests=3)
     rows = [speak(bench, "abc" * (7 - n)) for n in range(6)]
     bench.run()
     assert bench.admitted == rows
 
 
 def test_a_full_house_waits_for_a_slot(shape: Shape) -> None:
-    bench = recorder(shape, max_requests=2)
+    bench = recorder(shape, max_requests=3)
     rows = [speak(bench) for _ in range(3)]
     bench.step()
     assert [bench.request(row).slot is not None for row in rows] == [True, True, False]
@@ -265,7 +265,7 @@ def test_a_full_house_waits_for_a_slot(shape: Shape) -> None:
 
 def test_who_waits_for_the_next_step_alone_does_not_wait_for_room(shape: Shape) -> None:
     """A server that is asked again and again between two steps is not full."""
-    bench = recorder(shape, max_requests=2)
+    bench = recorder(shape, max_requests=3)
     rows = [speak(bench)]
     bench.step()
     rows.append(speak(bench))
@@ -363,7 +363,7 @@ def test_a_row_preempted_at_its_lead_samples_no_frame_twice(shape: Shape) -> Non
 
 
 def test_the_row_furthest_ahead_gives_way(shape: Shape) -> None:
-    bench = recorder(shape, max_requests=3)
+    bench = recorder(shape, max_requests=4)
     near, far, urgent = (speak(bench) for _ in range(3))
     for row in (near, far, urgent):
         run_until_heard(bench, row)
@@ -382,7 +382,7 @@ def test_the_row_furthest_ahead_gives_way(shape: Shape) -> None:
 
 
 def test_a_row_is_not_preempted_for_one_that_is_hardly_more_urgent(shape: Shape) -> None:
-    bench = recorder(shape, max_requests=2, preempt_margin_s=1.0)
+    bench = recorder(shape, max_requests=3, preempt_margin_s=1.0)
     first, second = speak(bench), speak(bench)
     for row in (first, second):
         run_until_heard(bench, row)
