@@ -20,8 +20,8 @@ from benchmarks.spoken import TEACHERS
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
-from sessions.hearing.caller import CallerEar, EarSettings
-from sessions.hearing.echo import OwnVoice
+from sessions.hearing.caller import BargeInDetector, BargeInSettings
+from sessions.hearing.echo import PlayoutLevel
 from sessions.hearing.levels import level_db
 from training.flite import SAMPLE_RATE_HZ, synthesize
 from training.heldout import read_sentences
@@ -73,9 +73,9 @@ def packets(pcm: Pcm) -> Iterator[bytes]:
     return (coded[at : at + PACKET] for at in range(0, len(coded) - PACKET + 1, PACKET))
 
 
-def onsets(pcm: Pcm, settings: EarSettings, own_db: list[float] | None = None) -> list[int]:
+def onsets(pcm: Pcm, settings: BargeInSettings, own_db: list[float] | None = None) -> list[int]:
     """The packets in which speech was noticed."""
-    ear = CallerEar("mulaw", RATE, settings)
+    ear = BargeInDetector("mulaw", RATE, settings)
     loud = own_db or []
     return [
         number for number, packet in enumerate(packets(pcm)) if ear.began_to_speak(packet, *loud[number : number + 1])
@@ -95,7 +95,7 @@ def sentences(num: int) -> Iterator[Pcm]:
 
 def delays_ms(
     spoken: list[Pcm],
-    settings: EarSettings,
+    settings: BargeInSettings,
     noise_db: float,
     rng: np.random.Generator,
     own_db: float = -120.0,
@@ -116,12 +116,12 @@ def delays_ms(
     return found
 
 
-def echo_onsets(spoken: list[Pcm], settings: EarSettings, loss_db: float, delay_ms: int, guarded: bool) -> float:
+def echo_onsets(spoken: list[Pcm], settings: BargeInSettings, loss_db: float, delay_ms: int, guarded: bool) -> float:
     """A minute of our own speech."""
     own = np.concatenate(spoken)
     delay = delay_ms * RATE // 1000
     echo = np.concatenate([np.zeros(delay, np.float32), own * np.float32(10 ** (-loss_db / 20))])[: own.size]
-    voice, levels = OwnVoice("mulaw", RATE), []
+    voice, levels = PlayoutLevel("mulaw", RATE), []
     for number, packet in enumerate(packets(own)):
         voice.sent((number + 1) * PACKET, packet)
         levels.append(voice.level_db((number + 1) * PACKET))
@@ -138,8 +138,8 @@ def shown(delays: list[float], spoken: list[Pcm]) -> str:
 
 
 def with_and_without_margin(spoken: list[Pcm], noise_db: float, then_db: float | None) -> Iterator[str]:
-    for margin_db in (0.0, EarSettings().noise_margin_db):
-        settings = EarSettings(noise_margin_db=margin_db)
+    for margin_db in (0.0, BargeInSettings().noise_margin_db):
+        settings = BargeInSettings(noise_margin_db=margin_db)
         delays = delays_ms(spoken, settings, noise_db, np.random.default_rng(1), then_db=then_db)
         yield shown(delays, spoken).replace(" |", ",")
 
@@ -149,7 +149,7 @@ def main() -> None:
     spoken = list(sentences(NUM_SENTENCES))
     print("| threshold, least speech | noise | noticed | delay ms, median | p95 | worst |")
     for threshold, least_ms in SETTINGS:
-        settings = EarSettings(threshold=threshold, min_speech_ms=least_ms)
+        settings = BargeInSettings(threshold=threshold, min_speech_ms=least_ms)
         for noise_db in (-60.0, -40.0):
             delays = delays_ms(spoken, settings, noise_db, np.random.default_rng(1))
             print(f"| {threshold}, {least_ms} ms | {noise_db:.0f} dB | {shown(delays, spoken)} |")
@@ -162,23 +162,23 @@ def main() -> None:
             print(f"| {noise_db:.0f} dB | " + " | ".join(with_and_without_margin(spoken, noise_db, then_db)) + " |")
     print("| our own voice, at its loudest | noticed | delay ms, median | p95 | worst |")
     for own_db in OWN_DB:
-        delays = delays_ms(spoken, EarSettings(), -45.0, np.random.default_rng(1), own_db)
+        delays = delays_ms(spoken, BargeInSettings(), -45.0, np.random.default_rng(1), own_db)
         print(f"| {own_db:.0f} dB | {shown(delays, spoken)} |")
     print("| false onsets a minute | " + " | ".join(f"{one}, {least} ms" for one, least in SETTINGS) + " |")
     for name, noise in noises(minutes, np.random.default_rng(2)).items():
-        counts = [len(onsets(noise, EarSettings(threshold=one, min_speech_ms=least))) for one, least in SETTINGS]
+        counts = [len(onsets(noise, BargeInSettings(threshold=one, min_speech_ms=least))) for one, least in SETTINGS]
         print(f"| {name} | " + " | ".join(f"{count / minutes:.2g}" for count in counts) + " |")
     print("| echo of our own voice, onsets a minute | bare | guarded |")
     for loss_db in ECHO_LOSS_DB:
         for delay_ms in ECHO_DELAYS_MS:
-            bare, guarded = (echo_onsets(spoken[:20], EarSettings(), loss_db, delay_ms, on) for on in (False, True))
+            bare, guarded = (echo_onsets(spoken[:20], BargeInSettings(), loss_db, delay_ms, on) for on in (False, True))
             print(f"| {loss_db:.0f} dB, {delay_ms} ms | {bare:.2g} | {guarded:.2g} |")
     print(f"one packet with the detector: {cost_us(spoken[0]):.0f} us")
 
 
 def cost_us(pcm: Pcm) -> float:
     """Median over the packets of a second of speech, a window's work spread over the packets that fill it."""
-    ear, times = CallerEar("mulaw", RATE, replace(EarSettings(), min_level_db=-120.0)), [time.perf_counter()]
+    ear, times = BargeInDetector("mulaw", RATE, replace(BargeInSettings(), min_level_db=-120.0)), [time.perf_counter()]
     for packet in packets(pcm[: 8 * RATE]):
         ear.began_to_speak(packet)
         times.append(time.perf_counter())

@@ -27,14 +27,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from benchmarks.random_model import randomize
-from engine.api import ClonedVoice, Finished, SamplingParams, SpeechChunk, SpeechRequest
+from engine.api import ClonedVoice, RequestFinished, SamplingParams, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.load import CPU_THREADS, run_over_graphs
 from engine.models.cosyvoice3.config import CosyVoice3Config
-from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import Flow
-from engine.models.cosyvoice3.flow_blocks import BlockRow, Cell
+from engine.models.cosyvoice3.flow_blocks import BlockSequence, FlowBlockTask
 from engine.models.cosyvoice3.hift import NO_END, Hift
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.pipelined import make_runner
@@ -109,7 +109,7 @@ class Bench:
         started = time.perf_counter()
         talker, self.flow, self.hift = random_parts(sizes, dtype, self.device)
         model = CosyVoice3(sizes, talker, self.tokenizer(sizes))
-        self.stage = CosyDecode(self.flow, self.hift, most, settings, self.device, 4)
+        self.stage = CosyDecodeStage(self.flow, self.hift, most, settings, self.device, 4)
         if not args.eager:
             self.stage.record()
         self.engine = Engine(model, self.stage, self.config, dtype=dtype, device=self.device)
@@ -140,7 +140,7 @@ class Bench:
             for epoch, event in events:
                 if isinstance(event, SpeechChunk):
                     first.setdefault(epoch, now)
-                elif isinstance(event, Finished):
+                elif isinstance(event, RequestFinished):
                     assert event.code is None, event.message
                     ends += 1
                     num_samples += event.num_samples
@@ -196,13 +196,15 @@ class Bench:
         self.stage.settle()
         return spent_ms
 
-    def cells(self, size: int, num_blocks: int) -> list[Cell]:
+    def cells(self, size: int, num_blocks: int) -> list[FlowBlockTask]:
         num_pages = self.stage.memory.pool.num_blocks
         tables = [[1 + (i * num_blocks + j) % num_pages for j in range(num_blocks)] for i in range(size)]
         frames = self.sizes.flow.dit.block_frames
-        return [Cell(BlockRow([]), i + 1, num_blocks - 1, frames, table) for i, table in enumerate(tables)]
+        return [
+            FlowBlockTask(BlockSequence([]), i + 1, num_blocks - 1, frames, table) for i, table in enumerate(tables)
+        ]
 
-    def ode_step(self, cells: list[Cell]) -> None:
+    def ode_step(self, cells: list[FlowBlockTask]) -> None:
         for start in range(0, len(cells), self.config.cosyvoice3.flow.max_cells):
             some = cells[start : start + self.config.cosyvoice3.flow.max_cells]
             for cell in some:

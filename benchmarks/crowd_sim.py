@@ -28,8 +28,8 @@ import torch
 from benchmarks import gpu_host, random_model
 from benchmarks.gpu import NO_END, Listener, report, setting, text_of
 from benchmarks.gpu_stages import numbers
-from engine.admission import Shape
-from engine.api import Finished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
+from engine.admission import StepTimeTable
+from engine.api import RequestFinished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
 from engine.graphs import lanes, runner
 from engine.graphs.engine import PipelinedEngine
 
@@ -143,7 +143,7 @@ class SimulatedDevice:
             def passed(self) -> bool:
                 return self.call.passed
 
-        runner.Done, lanes.Done = FrameDone, CallDone  # type: ignore[misc, assignment]
+        runner.DeviceEvent, lanes.DeviceEvent = FrameDone, CallDone  # type: ignore[misc, assignment]
 
 
 def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[PipelinedEngine, SimulatedDevice]:
@@ -153,7 +153,7 @@ def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[Pipe
     device = SimulatedDevice(args.host_scale, args.slower)
     device.install(engine)
     steps = {rows: seconds_of(FRAME_MS, rows) + seconds_of(DECODE_MS, rows) for rows in engine.runner.frame_buckets}
-    engine.step_model.calibrate(Shape(steps))
+    engine.step_model.calibrate(StepTimeTable(steps))
     return engine, device
 
 
@@ -202,7 +202,7 @@ class Crowd:
         for number, event in events:
             if isinstance(event, SpeechChunk):
                 self.listeners[number].hear(event, SAMPLE_RATE, now_s)
-            elif isinstance(event, Finished):
+            elif isinstance(event, RequestFinished):
                 self.listeners[number].failed = event.code is not None
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from realtime.bench.deltas import CORPUS, endless, read_corpus
-from realtime.bench.light import Counted, LightClient, open_light
+from realtime.bench.light import CountedAudio, PacketCountingClient, open_light
 from realtime.protocol import events as ev
 
 TREE = Path(__file__).parents[1]
@@ -101,10 +101,12 @@ class Work:
     seconds: float
     frames: int | None
 
-    def settings(self, pace: ev.Pace) -> ev.Settings:
+    def settings(self, pace: ev.Pace) -> ev.NativeSpeechSettings:
         if self.frames is None:
-            return ev.Settings(pace=pace)
-        return ev.Settings(pace=pace, max_frames=self.frames, sampling=ev.Sampling(min_new_tokens=self.frames))
+            return ev.NativeSpeechSettings(pace=pace)
+        return ev.NativeSpeechSettings(
+            pace=pace, max_frames=self.frames, sampling=ev.NativeSamplingOptions(min_new_tokens=self.frames)
+        )
 
 
 def texts_of(seed: int) -> Iterator[str]:
@@ -131,19 +133,19 @@ async def listen(work: Work, number: int, found: Findings) -> None:
             await asyncio.sleep(RETRY_S)
 
 
-async def play(client: LightClient, end_s: float, found: Findings) -> None:
+async def play(client: PacketCountingClient, end_s: float, found: Findings) -> None:
     player, error = Player(time.monotonic()), None
     try:
         async with asyncio.timeout_at(asyncio.get_running_loop().time() + end_s - time.monotonic()):
             async for message in client:
                 match message:
-                    case Counted():
+                    case CountedAudio():
                         player.push(message.num_packets * PACKET_S, message.at_s)
                         found.audio_s += message.num_packets * PACKET_S
                     case ev.ResponseDone():
                         error = message.error.code if message.error else None
                         break
-                    case ev.Error():
+                    case ev.ErrorEvent():
                         error = message.code
                         break
             else:
@@ -174,7 +176,7 @@ async def burst(work: Work, number: int, num_replies: int, found: Findings) -> N
 
 
 async def keep_active(
-    client: LightClient, work: Work, texts: Iterator[str], num_replies: int, end_s: float, found: Findings
+    client: PacketCountingClient, work: Work, texts: Iterator[str], num_replies: int, end_s: float, found: Findings
 ) -> None:
     async def begin(serial: int) -> None:
         text = " ".join(next(texts) for _ in range(6))
@@ -187,11 +189,11 @@ async def keep_active(
         async with asyncio.timeout_at(asyncio.get_running_loop().time() + end_s - time.monotonic()):
             async for message in client:
                 match message:
-                    case Counted():
+                    case CountedAudio():
                         found.audio_s += message.num_packets * PACKET_S
-                    case ev.ResponseDone() | ev.Error():
-                        if isinstance(message, ev.Error) or message.error:
-                            code = message.code if isinstance(message, ev.Error) else message.error.code
+                    case ev.ResponseDone() | ev.ErrorEvent():
+                        if isinstance(message, ev.ErrorEvent) or message.error:
+                            code = message.code if isinstance(message, ev.ErrorEvent) else message.error.code
                             found.errors[code] += 1
                             await asyncio.sleep(RETRY_S)
                         else:

@@ -27,10 +27,10 @@ from typing import Any
 
 import psutil
 
-from engine.own_folder import OwnFolder
+from engine.own_folder import RunDirectory
 from engine.remote import EngineProcess, RemoteEngine
 from realtime.bench.deltas import CORPUS
-from realtime.bench.plan import Plan
+from realtime.bench.plan import LoadPlan
 from realtime.bench.report import summarise
 from realtime.bench.run import measure, split
 from realtime.config import load_config
@@ -52,7 +52,7 @@ class ScriptedProcess(EngineProcess):
     """The scripted engine where the engine's own process would be."""
 
     def __init__(self) -> None:
-        self._folder = OwnFolder()
+        self._folder = RunDirectory()
         self.socket = self._folder.path / "engine.sock"
         self._process = None
 
@@ -113,7 +113,7 @@ def clients_cpu_s() -> float:
 
 
 def load(running: Server, num_sessions: int, args: argparse.Namespace) -> dict[str, Any]:
-    plan = Plan(
+    plan = LoadPlan(
         url=running.url,
         num_sessions=num_sessions,
         total_sessions=num_sessions,

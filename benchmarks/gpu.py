@@ -38,7 +38,15 @@ from benchmarks.gpu_plot import plot
 from benchmarks.gpu_stages import numbers
 from benchmarks.gpu_watch import GpuWatch
 from benchmarks.roofline import Roofline
-from engine.api import Finished, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest, Starved, TextLayout
+from engine.api import (
+    RequestFinished,
+    RequestParked,
+    SamplingParams,
+    SpeechChunk,
+    SpeechEngine,
+    SpeechRequest,
+    TextLayout,
+)
 from engine.client import create_engine
 from engine.collector import leave_the_old_alone
 from engine.config import EngineConfig
@@ -177,9 +185,9 @@ async def listen(
         async for event in stream:
             if isinstance(event, SpeechChunk):
                 listener.hear(event, engine.info.sample_rate, time.perf_counter())
-            elif isinstance(event, Starved):
+            elif isinstance(event, RequestParked):
                 listener.starved = True
-            elif isinstance(event, Finished):
+            elif isinstance(event, RequestFinished):
                 listener.failed = event.code is not None
     finally:
         stream.cancel()
@@ -258,7 +266,7 @@ async def keep_bursting(args: argparse.Namespace, engine: SpeechEngine, number: 
             async for event in stream:
                 if isinstance(event, SpeechChunk):
                     BURST_SAMPLES["heard"] += len(event.pcm)
-                elif isinstance(event, Finished) and event.code:
+                elif isinstance(event, RequestFinished) and event.code:
                     raise RuntimeError(f"{event.code}: {event.message}")
         finally:
             stream.cancel()

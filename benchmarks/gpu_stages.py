@@ -30,7 +30,7 @@ from benchmarks.roofline import Roofline
 from engine.config import EngineConfig
 from engine.graphs.engine import PipelinedEngine
 from engine.models.qwen3_tts.codec_program import CodecProgram
-from engine.models.qwen3_tts.frame_rows import FrameRows
+from engine.models.qwen3_tts.frame_rows import FrameInputs
 from engine.models.qwen3_tts.pipelined import make_graphs
 
 BLOCK = 16
@@ -53,7 +53,7 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> PipelinedEngi
     return PipelinedEngine(model, make_graphs(model, codec, config, device), config, dtype=dtype, device=device)
 
 
-def fill(program: FrameRows, decoder: CodecProgram, rows: int, context: int) -> None:
+def fill(program: FrameInputs, decoder: CodecProgram, rows: int, context: int) -> None:
     """Rows in the middle of their speech, each with blocks of its own."""
     blocks = context // BLOCK + 1
     inputs = program.inputs.host
@@ -72,7 +72,7 @@ def fill(program: FrameRows, decoder: CodecProgram, rows: int, context: int) -> 
 
 def stages(engine: PipelinedEngine, rows: int) -> dict[str, Callable[[], object]]:
     program, decoder = engine.runner.program, engine.stage.program
-    assert isinstance(program, FrameRows)
+    assert isinstance(program, FrameInputs)
     assert isinstance(decoder, CodecProgram)
     given = {name: value[:rows] for name, value in program.inputs.device.items()}
     settings = program.draw_settings(rows, "predictor_")

@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.gpu_stages import milliseconds, numbers
 from engine.kernels import fused
-from engine.kernels.fused import FusedOps
-from engine.kernels.settings import Product, Residual, Waves
+from engine.kernels.fused import TritonOps
+from engine.kernels.settings import ConvParams, ResidualStream, SnakeParams
 
 DEVICE = torch.device("cuda")
 CONV = [  # taps, dilation, in, out, positions a frame
@@ -43,27 +43,27 @@ def random(*shape: int) -> torch.Tensor:
 
 def conv_case(layer: Shape, streams: int) -> Callable[[], None]:
     taps, dilation, channels, out, rate = layer
-    ops = FusedOps()
+    ops = TritonOps()
     x = random(streams, (taps - 1) * dilation + rate, channels)
     bias, gain = torch.randn(out, device=DEVICE), torch.rand(out, device=DEVICE)
     scale = (taps * channels) ** -0.5
-    products = [Product(random(taps, channels, out) * scale, bias, dilation) for _ in range(COPIES)]
+    products = [ConvParams(random(taps, channels, out) * scale, bias, dilation) for _ in range(COPIES)]
     residual, act = random(streams, rate, out), random(streams, rate, out)
     extra: dict[str, Any] = dict(residual=residual, raw=residual) if taps == 1 and channels == out else {}
 
     def run() -> None:
         for product in products:
-            ops.conv(x, product, rate, act=act, waves=Waves(gain, gain), **extra)
+            ops.conv(x, product, rate, act=act, waves=SnakeParams(gain, gain), **extra)
 
     return run
 
 
 def linear_case(layer: tuple[str, int, int], rows: int, is_fused: bool) -> Callable[[], None]:
     kind, size, out = layer
-    ops = FusedOps()
+    ops = TritonOps()
     ops.max_gemv_rows = rows if is_fused else 0
     x, y, norm = random(rows, size), random(rows, out), random(size)
-    given, taker = Residual(x), Residual(y)
+    given, taker = ResidualStream(x), ResidualStream(y)
     weights = [random(out * (2 if kind == "swiglu" else 1), size) * size**-0.5 for _ in range(COPIES)]
 
     def run() -> None:

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from realtime.bench.deltas import CORPUS
-from sessions.alignment.aligner import LetterAligner, MakeAligner, Pcm
-from sessions.alignment.even import EvenAligner
-from sessions.heard import SpokenText
-from sessions.script import Script, Segment
+from sessions.alignment.aligner import ForcedAligner, MakeAligner, Pcm
+from sessions.alignment.even import UniformAligner
+from sessions.heard import ResponseTimeline
+from sessions.script import TextPipeline, TextSegment
 from sessions.text.spans import SpannedText
 from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, synthesize
 
@@ -30,7 +30,7 @@ VOICES = ("slt", "rms")
 
 
 def segments_of(text: str) -> list[str]:
-    script = Script(SpokenText(SAMPLE_RATE_HZ, EvenAligner), normalize=True)
+    script = TextPipeline(ResponseTimeline(SAMPLE_RATE_HZ, UniformAligner), normalize=True)
     script.push(text)
     script.end()
     found = []
@@ -38,7 +38,7 @@ def segments_of(text: str) -> list[str]:
         while script.wants_text:
             script.read(len(text))
         item = script.take() if script.waiting else None
-        found += [item.text.strip()] if isinstance(item, Segment) else []
+        found += [item.text.strip()] if isinstance(item, TextSegment) else []
     return found
 
 
@@ -69,7 +69,7 @@ class Spoken:
         return cls(text, voice, *word_ends(text, voice))
 
 
-def error_words(told: SpokenText, spoken: Spoken, played_samples: int) -> int:
+def error_words(told: ResponseTimeline, spoken: Spoken, played_samples: int) -> int:
     """Words told less words heard."""
     num_told = len(told.heard(played_samples).text.split())
     return num_told - sum(end <= played_samples for end in spoken.ends)
@@ -77,7 +77,7 @@ def error_words(told: SpokenText, spoken: Spoken, played_samples: int) -> int:
 
 def errors(spoken: Spoken, moments: list[int], make: MakeAligner, lead_s: float | None) -> list[int]:
     """At each moment, by ``make``; a lead after it the speech is not there yet. Without a lead it is all there."""
-    told, pcm = SpokenText(SAMPLE_RATE_HZ, make), spoken.pcm
+    told, pcm = ResponseTimeline(SAMPLE_RATE_HZ, make), spoken.pcm
     told.write(spoken.text)
     segment = told.begin_segment(0)
     segment.add_text(SpannedText.of(spoken.text, 0))
@@ -118,7 +118,7 @@ def main() -> None:
     result: dict[str, object] = {"segments": len(texts), "mean_chars": round(np.mean([len(text) for text in texts]), 1)}
     draw = random.Random(1)
     moments = [[draw.randrange(one.pcm.size) for _ in range(arguments.cancels)] for one in spoken]
-    for aligner, make in (("letters", LetterAligner), ("even", EvenAligner)):
+    for aligner, make in (("letters", ForcedAligner), ("even", UniformAligner)):
         for name, lead_s in (("finished", None), ("lead_2s", 2.0), ("lead_0.2s", 0.2)):
             found = [error for one, at in zip(spoken, moments, strict=True) for error in errors(one, at, make, lead_s)]
             result[f"{aligner}_{name}"] = summary(found)

@@ -23,7 +23,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.load import choose_device, choose_dtype
-from engine.models.base import Stages
+from engine.models.base import ModelStages
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.inspect import parts
 from engine.models.registry import load_model
@@ -93,7 +93,7 @@ def measure(folder: Path, device: torch.device, dtype: torch.dtype, with_encoder
     before = own_bytes(device)
     before_peak = before if device.type == "cuda" else status_bytes("VmRSS")
     begun_s = time.monotonic()
-    stages: Stages = load_model(folder, config, device, dtype)
+    stages: ModelStages = load_model(folder, config, device, dtype)
     seconds = time.monotonic() - begun_s
     loaded, peak = own_bytes(device) - before, grown_at_most(device, before_peak)
     weights = weight_bytes(folder, dtype, with_encoders and stages.encode_voice is not None)

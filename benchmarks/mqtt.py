@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 
 from realtime.device_config import MqttSettings
-from realtime.mqtt.client import BrokerSession, Sound, open_session
-from realtime.mqtt.line import BrokerLost
+from realtime.mqtt.client import MqttAudio, MqttClientSession, open_session
+from realtime.mqtt.line import BrokerDisconnected
 from realtime.protocol.mqtt import messages as say
 from tests.realtime.mqtt.mosquitto import running
 
@@ -46,10 +46,10 @@ class Measured:
 
 
 async def listen(settings: MqttSettings, number: int, seconds: float, packet_ms: int, measured: Measured) -> None:
-    wanted = say.Open(format=say.Format(packet_ms=packet_ms), lead_ms=400)  # type: ignore[arg-type]
+    wanted = say.MqttOpen(format=say.MqttFormat(packet_ms=packet_ms), lead_ms=400)  # type: ignore[arg-type]
     async with open_session(settings, wanted, f"bench-{number}") as session:
         text = TEXT * round(2 * seconds)
-        await session.send(say.Text(d=text[: round(1_000 * (seconds + 10) / SCRIPT["ms_per_char"])]))
+        await session.send(say.MqttText(d=text[: round(1_000 * (seconds + 10) / SCRIPT["ms_per_char"])]))
         pinging = asyncio.create_task(ping(session))
         try:
             await hear(session, time.monotonic() + SETTLE_S, seconds, measured)
@@ -57,27 +57,27 @@ async def listen(settings: MqttSettings, number: int, seconds: float, packet_ms:
             pinging.cancel()
 
 
-async def ping(session: BrokerSession) -> None:
+async def ping(session: MqttClientSession) -> None:
     while True:
         await asyncio.sleep(PING_EVERY_S)
-        with suppress(BrokerLost):  # the session is about to end
-            await session.send(say.Ping(d=str(time.perf_counter_ns())))
+        with suppress(BrokerDisconnected):  # the session is about to end
+            await session.send(say.MqttPing(d=str(time.perf_counter_ns())))
 
 
-async def hear(session: BrokerSession, from_s: float, seconds: float, measured: Measured) -> None:
+async def hear(session: MqttClientSession, from_s: float, seconds: float, measured: Measured) -> None:
     places_ms, expected = [], 0
     async for told in session:
         now_s = time.monotonic()
         if now_s >= from_s + seconds:
             break
-        if isinstance(told, Sound):
+        if isinstance(told, MqttAudio):
             measured.num_gaps += told.head.seq != expected
             expected = told.head.seq + 1
             if now_s >= from_s:
                 places_ms.append(1_000 * now_s - told.head.ts_ms)
-        elif isinstance(told, say.Pong) and now_s >= from_s:
+        elif isinstance(told, say.MqttPong) and now_s >= from_s:
             measured.round_trips_ms.append((time.perf_counter_ns() - int(told.d)) / 1e6)
-        elif isinstance(told, say.Done | say.Failed | say.Closed):
+        elif isinstance(told, say.MqttDone | say.MqttFailed | say.MqttClosed):
             raise SystemExit(f"a session ended: {told}")
     measured.num_packets += len(places_ms)
     measured.lateness_ms += [place - min(places_ms) for place in places_ms]

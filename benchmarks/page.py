@@ -62,7 +62,7 @@ async def first_audio_ms(url: str) -> float:
     """Of the native client, with a session that is open already."""
     async with await open_session(url) as client:
         asked_s = time.perf_counter()
-        await client.send(ev.ResponseCreate(text=SHORT, end=True, settings=ev.Settings(word_times=True)))
+        await client.send(ev.ResponseCreate(text=SHORT, end=True, settings=ev.NativeSpeechSettings(word_times=True)))
         async for message in client:
             if isinstance(message, ev.AudioMessage):
                 return 1000 * (time.perf_counter() - asked_s)

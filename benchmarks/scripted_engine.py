@@ -17,11 +17,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine.api import EngineInfo, EngineStats, Finished, FinishReason, SpeechChunk, VoiceInfo
-from engine.commands import Cancel, Command, Emitted, EndInput, PushText, Released, ReportPlayback, Submit
+from engine.api import EngineInfo, EngineStats, FinishReason, RequestFinished, SpeechChunk, VoiceInfo
+from engine.commands import (
+    CancelRequest,
+    Command,
+    Emitted,
+    EndRequestInput,
+    PushRequestText,
+    ReportRequestPlayback,
+    RequestReleased,
+    SubmitRequest,
+)
 from engine.remote import receive
-from engine.room import Room
-from engine.wire import PROGRESS, READY, Hello, Stats, decode_command, encode, pack_events
+from engine.room import QueueLimits
+from engine.wire import PROGRESS, READY, HelloMessage, StatsMessage, decode_command, encode, pack_events
 from sessions.audio.resampler import Resampler
 
 SAMPLE_RATE = 24_000
@@ -31,7 +40,7 @@ S_PER_CHAR = 0.08
 EASY_LEAD_S = 0.4
 LARGE_CHUNK = 8
 MAX_ROWS = 2_048
-ROOM = Room(for_new=MAX_ROWS, for_speaking=MAX_ROWS, for_burst=MAX_ROWS, for_burst_of_group=MAX_ROWS)
+ROOM = QueueLimits(for_new=MAX_ROWS, for_speaking=MAX_ROWS, for_burst=MAX_ROWS, for_burst_of_group=MAX_ROWS)
 SPEECH = Path(__file__).parents[1] / "tests" / "vectors" / "alignment" / "sentence.npz"
 INFO = EngineInfo(
     model="scripted",
@@ -99,18 +108,18 @@ class Connection:
 
     def obey(self, command: Command) -> None:
         match command:
-            case Submit(epoch, request):
+            case SubmitRequest(epoch, request):
                 lead_s = math.inf if request.lead_ms is None else request.lead_ms / 1000
                 max_frames = request.max_frames or math.inf
                 self.rows[epoch] = Row(request.request_id, len(request.text), request.text_closed, lead_s, max_frames)
-            case PushText(epoch, text) if row := self.rows.get(epoch):
+            case PushRequestText(epoch, text) if row := self.rows.get(epoch):
                 row.num_chars += len(text)
-            case EndInput(epoch) if row := self.rows.get(epoch):
+            case EndRequestInput(epoch) if row := self.rows.get(epoch):
                 row.closed = True
-            case ReportPlayback(epoch, played_samples) if row := self.rows.get(epoch):
+            case ReportRequestPlayback(epoch, played_samples) if row := self.rows.get(epoch):
                 row.heard_samples, row.heard_at_s = played_samples, asyncio.get_running_loop().time()
-            case Cancel(epoch) if row := self.rows.pop(epoch, None):
-                self.released.append((epoch, Released(row.request_id)))
+            case CancelRequest(epoch) if row := self.rows.pop(epoch, None):
+                self.released.append((epoch, RequestReleased(row.request_id)))
 
     def step(self, now_s: float) -> None:
         events, self.released = self.released, []
@@ -120,8 +129,10 @@ class Connection:
             if row.ended and row.num_told == row.num_frames:
                 del self.rows[epoch]
                 num_samples = row.num_frames * FRAME_SAMPLES
-                end = Finished(row.request_id, FinishReason.STOP, num_frames=row.num_frames, num_samples=num_samples)
-                events += [(epoch, end), (epoch, Released(row.request_id))]
+                end = RequestFinished(
+                    row.request_id, FinishReason.STOP, num_frames=row.num_frames, num_samples=num_samples
+                )
+                events += [(epoch, end), (epoch, RequestReleased(row.request_id))]
         if events:
             self.writer.writelines([bytes(piece) for piece in pack_events(events)])
 
@@ -138,7 +149,7 @@ async def serve(socket: Path, step_s: float) -> None:
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(writer, speech)
         connections.add(connection)
-        writer.write(encode(Hello(INFO, max_text_chars=100_000, room=ROOM)))
+        writer.write(encode(HelloMessage(INFO, max_text_chars=100_000, room=ROOM)))
         try:
             while True:
                 connection.obey(decode_command(await receive(reader)))
@@ -155,7 +166,7 @@ async def serve(socket: Path, step_s: float) -> None:
         for connection in list(connections):
             connection.step(loop.time())
             if number % 8 == 0:
-                connection.writer.write(encode(Stats(stats(number, sum(len(one.rows) for one in connections)))))
+                connection.writer.write(encode(StatsMessage(stats(number, sum(len(one.rows) for one in connections)))))
 
 
 def stats(num_steps: int, num_rows: int) -> EngineStats:

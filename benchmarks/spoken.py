@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.api import Finished, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest, TextLayout
+from engine.api import RequestFinished, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest, TextLayout
 from training.flite import SAMPLE_RATE_HZ, synthesize
 
 TEACHERS = {"clara": "slt", "edwin": "rms"}
@@ -159,6 +159,6 @@ async def _speak_one(engine: SpeechEngine, task: Task, setting: Setting) -> Pcm:
     async for event in stream:
         if isinstance(event, SpeechChunk):
             pieces.append(event.pcm[: len(event.pcm) - event.provisional_tail_samples])
-        if isinstance(event, Finished):
+        if isinstance(event, RequestFinished):
             break
     return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.api import ClonedVoice, Finished, SpeechChunk, SpeechEngine, SpeechRequest, VoiceSample
+from engine.api import ClonedVoice, ReferenceAudio, RequestFinished, SpeechChunk, SpeechEngine, SpeechRequest
 from engine.client import create_engine
 from tests.fakes.checkpoints import write_checkpoint
 
@@ -84,7 +84,7 @@ async def speak(engine: SpeechEngine, request: SpeechRequest) -> Spoken:
         if isinstance(event, SpeechChunk) and len(event.pcm):
             first_s = first_s or time.monotonic() - begun_s
             pieces.append(event.pcm)
-        elif isinstance(event, Finished):
+        elif isinstance(event, RequestFinished):
             num_frames = event.num_frames
             if event.code:
                 raise SystemExit(f"{event.code}: {event.message}")
@@ -130,7 +130,7 @@ async def likeness(engine: SpeechEngine, voice: object, spoken: Spoken) -> float
     is_long_enough = engine.info.min_sample_s <= spoken.audio_s <= engine.info.max_sample_s
     if not isinstance(voice, ClonedVoice) or not engine.info.can_encode or not is_long_enough:
         return None
-    heard = await engine.encode_voice(VoiceSample(pcm=spoken.pcm))
+    heard = await engine.encode_voice(ReferenceAudio(pcm=spoken.pcm))
     one, other = (np.frombuffer(v.embedding, np.float32) for v in (voice, heard))
     return round(float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other))), 4)
 
@@ -145,26 +145,26 @@ async def started(model: Path | None, device: str) -> AsyncIterator[SpeechEngine
         await engine.aclose()
 
 
-async def recording(args: argparse.Namespace) -> VoiceSample:
+async def recording(args: argparse.Namespace) -> ReferenceAudio:
     if args.reference is None:
         async with started(None, "cpu") as engine:
             spoken = await speak(engine, SpeechRequest(request_id="r", text=TRANSCRIPT.lower(), text_closed=True))
-        return VoiceSample(pcm=spoken.pcm, transcript=TRANSCRIPT)
+        return ReferenceAudio(pcm=spoken.pcm, transcript=TRANSCRIPT)
     with wave.open(str(args.reference), "rb") as file:
         if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, 24_000):
             raise SystemExit(f"{args.reference}: the reference must be mono, 16 bits, 24000 Hz")
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
-    return VoiceSample(pcm=samples.tobytes(), transcript=args.transcript)
+    return ReferenceAudio(pcm=samples.tobytes(), transcript=args.transcript)
 
 
-async def fields_of(engine: SpeechEngine, task: str, sample: VoiceSample) -> dict[str, Any]:
+async def fields_of(engine: SpeechEngine, task: str, sample: ReferenceAudio) -> dict[str, Any]:
     """What makes a request one of this task."""
     if task == "VoiceDesign":
         return {"instruct": DESIGN}
     if task == "CustomVoice":
         return {"voice": engine.info.voices[0].name}
     transcript = sample.transcript if task == "Base in-context" else ""
-    return {"voice": await engine.encode_voice(VoiceSample(pcm=sample.pcm, transcript=transcript))}
+    return {"voice": await engine.encode_voice(ReferenceAudio(pcm=sample.pcm, transcript=transcript))}
 
 
 async def run(args: argparse.Namespace, room: Path) -> list[Row]:

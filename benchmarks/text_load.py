@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 
 from msgspec.structs import replace
 
-from realtime.client import SpeechClient, open_session
+from realtime.client import NativeClient, open_session
 from realtime.config import load_config
 from realtime.protocol import events as ev
 from realtime.serve import create_app, serve
@@ -126,7 +126,7 @@ class Server:
         return longest_s, total_s, num_iterations
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[SpeechClient]:
+    async def session(self) -> AsyncIterator[NativeClient]:
         async with await open_session(f"ws://127.0.0.1:{self.port}") as client:
             yield client
 
@@ -154,7 +154,7 @@ class Row:
     num_iterations: int
 
 
-async def read_to_end(client: SpeechClient, response_id: str) -> None:
+async def read_to_end(client: NativeClient, response_id: str) -> None:
     async for message in client:
         if isinstance(message, ev.ResponseDone) and message.response_id == response_id:
             return
@@ -163,7 +163,7 @@ async def read_to_end(client: SpeechClient, response_id: str) -> None:
 async def measure_kind(server: Server, kind: str, normalize: bool, num_chars: int, word_times: bool) -> Row:
     async with server.session() as client:
         server.figures()
-        settings = ev.Settings(pace="burst", word_times=word_times)
+        settings = ev.NativeSpeechSettings(pace="burst", word_times=word_times)
         text = text_of(KINDS[kind], num_chars)
         await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=text, end=True))
         try:
@@ -197,13 +197,13 @@ async def measure_storm(server: Server, num_chars: int, seconds: float) -> Storm
     return Storm(1000 * longest_s, num_cancelled, late_ms[int(0.99 * len(late_ms))], late_ms[-1])
 
 
-async def create_and_cancel(client: SpeechClient, num_chars: int, seconds: float) -> int:
+async def create_and_cancel(client: NativeClient, num_chars: int, seconds: float) -> int:
     reader = asyncio.create_task(read_forever(client))
     end_s, number = time.monotonic() + seconds, 0
     while time.monotonic() < end_s:
         response_id = f"r{number}"
         text = text_of(KINDS[COSTLIEST[number % len(COSTLIEST)]], num_chars)
-        settings = ev.Settings(pace="burst")
+        settings = ev.NativeSpeechSettings(pace="burst")
         await client.send(ev.ResponseCreate(response_id=response_id, settings=settings, text=text, end=True))
         await asyncio.sleep(0.01)
         await client.send(ev.ResponseCancel(response_id=response_id))
@@ -212,15 +212,15 @@ async def create_and_cancel(client: SpeechClient, num_chars: int, seconds: float
     return number
 
 
-async def read_forever(client: SpeechClient) -> None:
+async def read_forever(client: NativeClient) -> None:
     async for _ in client:
         pass
 
 
-async def listen(client: SpeechClient) -> list[float]:
+async def listen(client: NativeClient) -> list[float]:
     """How much later than the most punctual message each message comes, by its place in the audio."""
-    wire_format = ev.Format(encoding="pcm_s16le", sample_rate=SAMPLE_RATE)
-    settings = ev.Settings(voice="ben", lead_ms=LISTENER_LEAD_MS, format=wire_format)
+    wire_format = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=SAMPLE_RATE)
+    settings = ev.NativeSpeechSettings(voice="ben", lead_ms=LISTENER_LEAD_MS, format=wire_format)
     create = ev.ResponseCreate(response_id="listener", settings=settings, text=LISTENER_TEXT, end=True)
     await client.send(create)
     late_ms: list[float] = []

@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.api import ClonedVoice
 from sessions.voices.store import VoiceStore
-from sessions.voices.voice import Manifest, StoredVoice
+from sessions.voices.voice import StoredVoice, VoiceManifest
 
 EMBEDDING_SIZE, NUM_CODEBOOKS, NUM_FRAMES = 2_048, 16, 125
 """Of the 1.7B checkpoints, and ten seconds in context."""
@@ -34,7 +34,7 @@ def voice(number: int) -> StoredVoice:
         transcript="What is said in the recording. " * 4,
     )
     about = {"consent": "a statement", "description": "a voice", "created_s": 1, "source": "audio"}
-    return StoredVoice(Manifest(name=f"voice-{number}", transcript=clone.transcript, **about), clone)
+    return StoredVoice(VoiceManifest(name=f"voice-{number}", transcript=clone.transcript, **about), clone)
 
 
 def least_ms(num_rounds: int, prepare: Callable[[], VoiceStore], work: Callable[[VoiceStore], object]) -> float:

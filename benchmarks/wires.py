@@ -25,7 +25,7 @@ import httpx2 as httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from realtime.client import SpeechClient, open_session
+from realtime.client import NativeClient, open_session
 from realtime.protocol import events as ev
 from tests.realtime.dialects.clients import CLIENTS, PCM_CONFIG, RAW, VendorClient, read
 from tests.realtime.processes import server
@@ -53,7 +53,7 @@ POSTS: tuple[tuple[str, dict[str, object]], ...] = (
 
 
 class NativeTurns:
-    def __init__(self, client: SpeechClient) -> None:
+    def __init__(self, client: NativeClient) -> None:
         self._client = client
         self._num = 0
 
@@ -84,7 +84,7 @@ class NativeTurns:
     async def _speak(self, text: str) -> str:
         self._num += 1
         response_id = f"r{self._num}"
-        settings = ev.Settings(format=ev.Format(encoding="pcm_s16le"), lead_ms=10_000)
+        settings = ev.NativeSpeechSettings(format=ev.NativeAudioFormat(encoding="pcm_s16le"), lead_ms=10_000)
         await self._client.send(ev.ResponseCreate(response_id=response_id, settings=settings, text=text, end=True))
         return response_id
 

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from benchmarks.spoken import TEACHERS, EngineSpeaks, Setting, Task
-from sessions.alignment.aligner import Aligner, LetterAligner, MakeAligner
-from sessions.alignment.even import EvenAligner
+from sessions.alignment.aligner import Aligner, ForcedAligner, MakeAligner
+from sessions.alignment.even import UniformAligner
 from sessions.alignment.weights import AlignerWeights, load_weights
 from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, Word, spoken_words, synthesize
 from training.heldout import read_sentences
@@ -149,13 +149,13 @@ def main() -> None:
     texts = read_sentences()
 
     def make(sample_rate: int) -> Aligner:
-        return LetterAligner(sample_rate, weights)
+        return ForcedAligner(sample_rate, weights)
 
     teachers = {voice: [one for text in texts if (one := by_teacher(text, voice))] for voice in TEACHERS.values()}
     result: dict[str, object] = {"sentences": {voice: len(spoken) for voice, spoken in teachers.items()}}
     for voice, spoken in teachers.items():
         result[f"teacher_{voice}"] = measure(spoken, make)
-        result[f"teacher_{voice}_even"] = measure(spoken, EvenAligner)
+        result[f"teacher_{voice}_even"] = measure(spoken, UniformAligner)
     if arguments.listener:
         chosen = texts[:: max(1, len(texts) // arguments.engine_sentences)]
         result |= measure_engine(arguments.listener, chosen, teachers["slt"], make)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import accumulate
 
-from engine.batch import Batch
+from engine.batch import StepBatch
 
 SLOPE_DECAY = 0.999
 DECAY = 0.99
@@ -29,7 +29,7 @@ GROWTH = 2
 """A line is believed for steps of so many times the most rows that it was learnt from."""
 
 
-class Shape:
+class StepTimeTable:
     """Seconds of a step by its rows: as ``measured`` of the row count that it is padded to, and beyond the last in
     proportion to it, for what a step takes at large is by the row.
     """
@@ -47,13 +47,13 @@ class Shape:
 class StepModel:
     """``shape``, as many times longer as recent steps were; without one, a line through recent steps."""
 
-    def __init__(self, shape: Shape | None = None) -> None:
+    def __init__(self, shape: StepTimeTable | None = None) -> None:
         self.calibrate(shape)
 
-    def calibrate(self, shape: Shape | None) -> None:
+    def calibrate(self, shape: StepTimeTable | None) -> None:
         """Start anew from a measured shape, or from nothing."""
         self.shape = shape
-        self._line = Line()
+        self._line = StepTimeFit()
         self._weight = self._seconds = self._foreseen = 0.0
         self._num_outliers = self._max_rows = 0
         self._prefill_weight = self._prefill_s = 0.0
@@ -68,7 +68,7 @@ class StepModel:
             self._seconds = DECAY * self._seconds + seconds
             self._foreseen = DECAY * self._foreseen + self.shape.seconds(rows)
 
-    def note_step(self, batch: Batch, seconds: float) -> None:
+    def note_step(self, batch: StepBatch, seconds: float) -> None:
         """Learn from a step, whatever it computed."""
         if batch.prefills:
             self.note_prefill(len(batch), batch.num_prefill_positions, seconds)
@@ -113,7 +113,7 @@ class StepModel:
         return foreseen is None or foreseen <= frame_s
 
 
-class Line:
+class StepTimeFit:
     """Least squares over recent steps: seconds = base + slope * rows."""
 
     def __init__(self) -> None:

@@ -37,8 +37,10 @@ __all__ = [
     "EngineOverloaded",
     "EngineStats",
     "FinishReason",
-    "Finished",
     "InvalidRequest",
+    "ReferenceAudio",
+    "RequestFinished",
+    "RequestParked",
     "RequestTooLong",
     "SamplingParams",
     "SpeechChunk",
@@ -46,12 +48,10 @@ __all__ = [
     "SpeechEvent",
     "SpeechRequest",
     "SpeechStream",
-    "Starved",
     "TextLayout",
     "UnknownLanguage",
     "UnknownVoice",
     "VoiceInfo",
-    "VoiceSample",
 ]
 
 Pcm = npt.NDArray[np.float32]
@@ -107,7 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_new_tokens: int | None = None
     """Codec frames before which the model may not end its speech; ``None`` means 2."""
     seed: int | None = None
-    """``None`` draws one; the one used is reported in ``Finished``."""
+    """``None`` draws one; the one used is reported in ``RequestFinished``."""
 
 
 SAMPLING_RANGES: dict[str, tuple[float, float]] = {
@@ -130,7 +130,7 @@ MAX_CHUNK_STEPS = 16
 """Entries of ``SpeechRequest.chunk_frames``."""
 
 
-class VoiceSample(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceAudio(msgspec.Struct, frozen=True, kw_only=True):
     """A recording of somebody to speak like."""
 
     pcm: bytes
@@ -204,7 +204,7 @@ class SpeechChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Starved:
+class RequestParked:
     """The request has no text row to feed and sits out until ``push_text`` or ``end_input``.
 
     Said once each time it parks, and not before the first chunk of text.
@@ -216,7 +216,7 @@ class Starved:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class RequestFinished:
     """The terminal event: exactly one a request, after its last chunk."""
 
     request_id: str
@@ -243,7 +243,7 @@ class Finished:
     """Of one that was refused for want of room."""
 
 
-SpeechEvent = SpeechChunk | Starved | Finished
+SpeechEvent = SpeechChunk | RequestParked | RequestFinished
 
 
 class VoiceInfo(msgspec.Struct, frozen=True):
@@ -350,7 +350,7 @@ class SpeechStream(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Fence all output at once; idempotent. ``Finished(CANCELLED)`` is the next and last event."""
+        """Fence all output at once; idempotent. ``RequestFinished(CANCELLED)`` is the next and last event."""
         ...
 
     async def released(self) -> None:
@@ -378,7 +378,7 @@ class SpeechEngine(Protocol):
         """
         ...
 
-    async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
+    async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
         """Listen to a recording once, so that requests can speak like it.
 
         Raises ``InvalidRequest`` where ``EngineInfo.can_encode`` is false or the recording cannot be used.

@@ -8,7 +8,7 @@ from engine.request import Request
 
 
 @dataclass(slots=True)
-class Work:
+class ScheduledWork:
     """``count`` of a request's due inputs; ``sample`` when its last input is among them and is to be sampled."""
 
     request: Request
@@ -17,13 +17,13 @@ class Work:
 
 
 @dataclass(slots=True)
-class Batch:
+class StepBatch:
     """``steps`` have one input each and run as one forward; ``prefills`` have several and run one by one."""
 
-    steps: list[Work] = field(default_factory=list)
-    prefills: list[Work] = field(default_factory=list)
+    steps: list[ScheduledWork] = field(default_factory=list)
+    prefills: list[ScheduledWork] = field(default_factory=list)
 
-    def add(self, work: Work) -> None:
+    def add(self, work: ScheduledWork) -> None:
         (self.steps if work.count == 1 else self.prefills).append(work)
 
     def drop(self, request: Request) -> None:
@@ -31,7 +31,7 @@ class Batch:
         self.prefills = [work for work in self.prefills if work.request is not request]
 
     @property
-    def works(self) -> list[Work]:
+    def works(self) -> list[ScheduledWork]:
         return [*self.prefills, *self.steps]
 
     @property

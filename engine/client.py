@@ -18,19 +18,19 @@ from engine.api import (
     EngineInfo,
     EngineStats,
     InvalidRequest,
+    ReferenceAudio,
     SpeechEngine,
     SpeechRequest,
-    VoiceSample,
 )
-from engine.commands import Command, Emitted, Prefetch
+from engine.commands import Command, Emitted, PrefetchVoice
 from engine.config import EngineConfig
-from engine.encoding import EncodingThread
-from engine.room import Room
+from engine.encoding import VoiceEncodingThread
+from engine.room import QueueLimits
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
 
 if TYPE_CHECKING:
-    from engine.load import Loaded
+    from engine.load import LoadedCheckpoint
     from engine.loop import EngineLoop
 
 log = logging.getLogger(__name__)
@@ -52,12 +52,12 @@ class LocalEngine:
 
     def __init__(
         self,
-        load: Callable[[], Loaded],
+        load: Callable[[], LoadedCheckpoint],
         config: EngineConfig,
     ) -> None:
-        self._load, self._config, self._room = load, config, Room.of(config)
-        self._loaded: Loaded | None = None
-        self._encoding: EncodingThread | None = None
+        self._load, self._config, self._room = load, config, QueueLimits.of(config)
+        self._loaded: LoadedCheckpoint | None = None
+        self._encoding: VoiceEncodingThread | None = None
         self._loop: EngineLoop | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._asyncio_loop: asyncio.AbstractEventLoop | None = None
@@ -79,7 +79,7 @@ class LocalEngine:
         self._asyncio_loop = asyncio.get_running_loop()
         self._loaded = await asyncio.to_thread(self._load)
         if self._loaded.encode_voice is not None:
-            self._encoding = EncodingThread(self._loaded.encode_voice)
+            self._encoding = VoiceEncodingThread(self._loaded.encode_voice)
         await self._start_loop()
 
     async def _start_loop(self) -> None:
@@ -100,7 +100,7 @@ class LocalEngine:
         check_request(request, self.info, self._config.max_text_chars)
         return self._streams.submit(request, self._room)
 
-    async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
+    async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
         check_sample(sample, self.info)
         if self._loop is None or self._encoding is None:
             raise EngineDead("the engine loop is not running")
@@ -116,7 +116,7 @@ class LocalEngine:
         known = {voice.name.lower() for voice in self.info.voices}
         for voice in voices:
             if voice.lower() in known:
-                self._send(Prefetch(voice))
+                self._send(PrefetchVoice(voice))
 
     def stats(self) -> EngineStats:
         if self._loop is None:
@@ -192,7 +192,7 @@ def create_engine(
     config = _engine_config(settings, device)
     folder = model or EMBEDDED_VOICE
 
-    def load() -> Loaded:
+    def load() -> LoadedCheckpoint:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from engine.load import load_engine
 

@@ -4,50 +4,50 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api import ClonedVoice, SpeechEvent, SpeechRequest, VoiceSample
+from engine.api import ClonedVoice, ReferenceAudio, SpeechEvent, SpeechRequest
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+class SubmitRequest(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     request: SpeechRequest
 
 
-class PushText(msgspec.Struct, frozen=True, tag=True):
+class PushRequestText(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     text: str
 
 
-class EndInput(msgspec.Struct, frozen=True, tag=True):
+class EndRequestInput(msgspec.Struct, frozen=True, tag=True):
     epoch: int
 
 
-class ReportPlayback(msgspec.Struct, frozen=True, tag=True):
+class ReportRequestPlayback(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     played_samples: int
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True):
+class CancelRequest(msgspec.Struct, frozen=True, tag=True):
     epoch: int
 
 
-class Prefetch(msgspec.Struct, frozen=True, tag=True):
+class PrefetchVoice(msgspec.Struct, frozen=True, tag=True):
     voice: str
 
 
 class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
-    """Answered by an ``Encoded`` of the same number."""
+    """Answered by an ``VoiceEncoded`` of the same number."""
 
     number: int
-    sample: VoiceSample
+    sample: ReferenceAudio
 
 
-class DismissSample(msgspec.Struct, frozen=True, tag=True):
+class CancelEncodeVoice(msgspec.Struct, frozen=True, tag=True):
     """Nobody waits any more for the voice of the ``EncodeVoice`` of that number."""
 
     number: int
 
 
-class Encoded(msgspec.Struct, frozen=True, tag=True):
+class VoiceEncoded(msgspec.Struct, frozen=True, tag=True):
     """The voice, or why there is none."""
 
     number: int
@@ -58,14 +58,23 @@ class Encoded(msgspec.Struct, frozen=True, tag=True):
     retry_after_ms: int = 0
 
 
-Command = Submit | PushText | EndInput | ReportPlayback | Cancel | Prefetch | EncodeVoice | DismissSample
+Command = (
+    SubmitRequest
+    | PushRequestText
+    | EndRequestInput
+    | ReportRequestPlayback
+    | CancelRequest
+    | PrefetchVoice
+    | EncodeVoice
+    | CancelEncodeVoice
+)
 
 
-class Released(msgspec.Struct, frozen=True):
-    """Every resource of the request is free again; follows ``Finished``."""
+class RequestReleased(msgspec.Struct, frozen=True):
+    """Every resource of the request is free again; follows ``RequestFinished``."""
 
     request_id: str
 
 
-Emitted = tuple[int, SpeechEvent | Released]
+Emitted = tuple[int, SpeechEvent | RequestReleased]
 """(epoch, event)."""

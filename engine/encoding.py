@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from engine.api import ClonedVoice, VoiceSample
+from engine.api import ClonedVoice, ReferenceAudio
 from engine.errors import EngineOverloaded
 from engine.recording import ALONE
 
@@ -13,15 +13,15 @@ MAX_WAITING_SAMPLES = 8
 RETRY_MS = 2_000
 
 
-class EncodingThread:
+class VoiceEncodingThread:
     """``encode`` is called on one thread, recording by recording; the thread starts with the first."""
 
-    def __init__(self, encode: Callable[[VoiceSample], ClonedVoice]) -> None:
+    def __init__(self, encode: Callable[[ReferenceAudio], ClonedVoice]) -> None:
         self._encode = encode
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="voicewire-encode")
         self._unfinished: set[Future[ClonedVoice]] = set()
 
-    def submit(self, sample: VoiceSample) -> Future[ClonedVoice]:
+    def submit(self, sample: ReferenceAudio) -> Future[ClonedVoice]:
         """Raises ``EngineOverloaded`` when too many wait already."""
         if len(self._unfinished) >= MAX_WAITING_SAMPLES:
             raise EngineOverloaded(f"{MAX_WAITING_SAMPLES} recordings wait to be encoded", RETRY_MS)
@@ -30,7 +30,7 @@ class EncodingThread:
         future.add_done_callback(self._unfinished.discard)
         return future
 
-    def _encode_alone(self, sample: VoiceSample) -> ClonedVoice:
+    def _encode_alone(self, sample: ReferenceAudio) -> ClonedVoice:
         with ALONE:
             return self._encode(sample)
 

@@ -15,20 +15,29 @@ from itertools import accumulate
 import torch
 
 from engine.api import EngineStats, FinishReason, SpeechChunk, SpeechRequest
-from engine.batch import Batch, Work
+from engine.batch import ScheduledWork, StepBatch
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
-from engine.commands import Released
+from engine.commands import RequestReleased
 from engine.config import EngineConfig
 from engine.decode.batcher import CALL_FRAMES, CALL_ROWS
 from engine.errors import EngineError
 from engine.fairness import DEADLINE_S
-from engine.intake import Intake
+from engine.intake import RequestManager
 from engine.model_runner import ModelRunner, Result
-from engine.models.base import Audio, Control, Decoded, DecodeStage, Failed, Park, SpeechModel, Stop
-from engine.request import Phase, Request
-from engine.stats import StepTimes
+from engine.models.base import (
+    AwaitText,
+    ControlOutcome,
+    DecodedAudio,
+    DecodeStage,
+    FailedOutcome,
+    FrameOutcome,
+    SpeechModel,
+    StopOutcome,
+)
+from engine.request import Request, RequestPhase
+from engine.stats import StepTimings
 
 STALL_RETRY_S = 0.01
 MIN_ROUND_FRAMES = 16
@@ -63,7 +72,7 @@ def blocks_allowed(model: SpeechModel, config: EngineConfig, dtype: torch.dtype,
     return max(1, min(by_memory, wanted // config.block_size))
 
 
-class Engine(Intake):
+class Engine(RequestManager):
     def __init__(
         self,
         model: SpeechModel,
@@ -80,7 +89,7 @@ class Engine(Intake):
         self.prefixes = PrefixCache(self.kv, config.max_prefixes, config.max_prefix_positions)
         super().__init__(model, stage, pool, self.prefixes, config, clock)
         self.runner = ModelRunner(model, self.kv, self.prefixes, config)
-        self.times = StepTimes()
+        self.times = StepTimings()
         self.hand_over: Callable[[], None] = lambda: None
         """Called within a step when ``events`` hold what listeners wait for; whoever drives the engine takes them."""
         self.read_commands: Callable[[], None] = lambda: None
@@ -98,11 +107,11 @@ class Engine(Intake):
             return
         if request.prefix_key is None or self.prefixes.num_positions(request.prefix_key):
             return
-        if isinstance(inputs, Park) or not self.scheduler.find_blocks(request, len(inputs.inputs)):
+        if isinstance(inputs, AwaitText) or not self.scheduler.find_blocks(request, len(inputs.inputs)):
             return
         request.row.inputs += inputs.inputs
-        work = Work(request, len(inputs.inputs), sample=False)
-        self.runner.run(Batch(prefills=[work]), self.times)
+        work = ScheduledWork(request, len(inputs.inputs), sample=False)
+        self.runner.run(StepBatch(prefills=[work]), self.times)
         self.pool.free(request.block_table)
         self.settle_blocks()
 
@@ -127,13 +136,13 @@ class Engine(Intake):
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""
         for request, outcome in results:
             match outcome:
-                case Audio(codes):
+                case FrameOutcome(codes):
                     self.feed(request, codes)
-                case Control():
+                case ControlOutcome():
                     pass
-                case Stop(at_limit):
+                case StopOutcome(at_limit):
                     self.drain(request, FinishReason.LENGTH if at_limit else FinishReason.STOP)
-                case Failed(message):
+                case FailedOutcome(message):
                     self.fail(request, EngineError(message))
 
     def feed(self, request: Request, codes: Sequence[int]) -> None:
@@ -154,7 +163,7 @@ class Engine(Intake):
 
     def drain(self, request: Request, reason: FinishReason) -> None:
         """Nothing more to sample; what is sampled is still decoded and sent."""
-        if request.phase is Phase.RUNNING:
+        if request.phase is RequestPhase.RUNNING:
             request.finish_reason = reason
             self.scheduler.retire_talker(request)
             self.stage.finalize(request.held_slot)
@@ -220,7 +229,7 @@ class Engine(Intake):
         schedule = request.spec.chunk_frames or self.config.chunk_frames
         return schedule[min(request.num_chunks, len(schedule) - 1)]
 
-    def emit(self, chunks: Iterable[Decoded]) -> None:
+    def emit(self, chunks: Iterable[DecodedAudio]) -> None:
         for chunk in chunks:
             request = self.scheduler.by_slot.get(chunk.slot)
             if request is None:
@@ -230,14 +239,14 @@ class Engine(Intake):
             else:
                 self.send(request, chunk)
 
-    def send(self, request: Request, chunk: Decoded) -> None:
+    def send(self, request: Request, chunk: DecodedAudio) -> None:
         now = self.clock()
         fresh = len(chunk.pcm) - chunk.overlap_samples
         start = request.clock.num_emitted - chunk.overlap_samples
         request.num_pending_frames = self.stage.num_pending(request.held_slot)
         if request.first_chunk_s is None:
             request.first_chunk_s = now
-        last = request.phase is Phase.DRAINING and request.num_pending_frames == 0
+        last = request.phase is RequestPhase.DRAINING and request.num_pending_frames == 0
         event = SpeechChunk(request.spec.request_id, start, chunk.pcm, chunk.provisional_tail_samples, last)
         request.clock.emit(fresh, now)
         request.last_sent = last
@@ -249,14 +258,14 @@ class Engine(Intake):
     def retire(self) -> None:
         """Requests whose last frame has left end here."""
         for request in list(self.scheduler.running):
-            if request.phase is Phase.DRAINING and self.stage.num_pending(request.held_slot) == 0:
+            if request.phase is RequestPhase.DRAINING and self.stage.num_pending(request.held_slot) == 0:
                 self.finish(request, request.finish_reason or FinishReason.STOP)
 
     def settle(self) -> None:
         """The step has passed: what was freed during it, or since the last one, can be lent again."""
         self.settle_blocks()
         self.stage.settle()
-        self.events += [(request.epoch, Released(request.spec.request_id)) for request in self.released]
+        self.events += [(request.epoch, RequestReleased(request.spec.request_id)) for request in self.released]
         self.released.clear()
         if not self.requests:
             self.check()
@@ -320,7 +329,7 @@ class Engine(Intake):
     def close(self) -> None:
         """No step follows."""
 
-    def account(self, batch: Batch, seconds: float) -> None:
+    def account(self, batch: StepBatch, seconds: float) -> None:
         self.times.total_s += seconds
         self.times.last_s = seconds
         self.times.num_steps += 1

@@ -27,23 +27,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.api import ClonedVoice, EngineInfo, Finished, FinishReason, VoiceSample
+from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished
 from engine.commands import (
-    Cancel,
+    CancelEncodeVoice,
+    CancelRequest,
     Command,
-    DismissSample,
     Emitted,
-    Encoded,
     EncodeVoice,
-    Prefetch,
-    Released,
-    Submit,
+    PrefetchVoice,
+    RequestReleased,
+    SubmitRequest,
+    VoiceEncoded,
 )
 from engine.config import EngineConfig
-from engine.encoding import EncodingThread
+from engine.encoding import VoiceEncodingThread
 from engine.errors import EngineError, EngineOverloaded, InvalidRequest
 from engine.loop import EngineLoop
-from engine.room import Room
+from engine.room import QueueLimits
 from engine.validation import check_request, check_sample
 from engine.wire import (
     LENGTH,
@@ -51,8 +51,8 @@ from engine.wire import (
     PROGRESS,
     READY,
     Buffer,
-    Hello,
-    Stats,
+    HelloMessage,
+    StatsMessage,
     decode_command,
     encode,
     pack_events,
@@ -78,7 +78,7 @@ SWITCH_INTERVAL_S = 0.0005
 """What the engine's thread makes must not wait for the writing thread's turn: Python's own 5 ms are half a step."""
 
 
-class Gateway:
+class GatewayConnection:
     """One connection. The engine's thread hands messages over and never waits for the socket."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
@@ -145,7 +145,7 @@ def send_all(connection: socket.socket, message: Sequence[Buffer]) -> None:
             pieces[0] = pieces[0][sent:]
 
 
-class Host:
+class EngineHost:
     """Routes commands in and events out by the number in the high bits of an epoch."""
 
     def __init__(
@@ -153,12 +153,12 @@ class Host:
         make_engine: Callable[[], Engine],
         info: EngineInfo,
         config: EngineConfig,
-        encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None,
+        encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None,
     ) -> None:
-        self.encoding = EncodingThread(encode_voice) if encode_voice else None
+        self.encoding = VoiceEncodingThread(encode_voice) if encode_voice else None
         self.info, self.config = info, config
-        self.hello = encode(Hello(info, config.max_text_chars, Room.of(config)))
-        self.gateways: dict[int, Gateway] = {}
+        self.hello = encode(HelloMessage(info, config.max_text_chars, QueueLimits.of(config)))
+        self.gateways: dict[int, GatewayConnection] = {}
         self.numbers = itertools.count(1)
         self.loop = EngineLoop(make_engine, self.deliver, self.died)
 
@@ -169,7 +169,7 @@ class Host:
             number, own = epoch >> EPOCH_BITS, epoch & ((1 << EPOCH_BITS) - 1)
             by_gateway.setdefault(number, []).append((own, event))
             gateway = self.gateways.get(number)
-            if gateway and isinstance(event, Released):
+            if gateway and isinstance(event, RequestReleased):
                 gateway.active.discard(own)
         for number, own_events in by_gateway.items():
             if gateway := self.gateways.get(number):
@@ -192,7 +192,7 @@ class Host:
             ).start()
 
     def _attend(self, connection: socket.socket) -> None:
-        gateway = Gateway(next(self.numbers), connection)
+        gateway = GatewayConnection(next(self.numbers), connection)
         gateway.send(self.hello)
         self.gateways[gateway.number] = gateway
         try:
@@ -209,7 +209,7 @@ class Host:
             for encoding in list(gateway.encodings.values()):
                 encoding.cancel()
             for epoch in list(gateway.active):
-                self.loop.send(Cancel(gateway.number << EPOCH_BITS | epoch))
+                self.loop.send(CancelRequest(gateway.number << EPOCH_BITS | epoch))
             connection.close()
 
     @property
@@ -220,24 +220,24 @@ class Host:
             return 0.0
         return min(self.loop.engine.times.last_s / reads_per_step, MAX_READ_PAUSE_S)
 
-    def _obey(self, gateway: Gateway, command: Command) -> None:
-        if isinstance(command, Prefetch):
+    def _obey(self, gateway: GatewayConnection, command: Command) -> None:
+        if isinstance(command, PrefetchVoice):
             self.loop.send(command)
             return
         if isinstance(command, EncodeVoice):
             self._encode(gateway, command)
             return
-        if isinstance(command, DismissSample):
+        if isinstance(command, CancelEncodeVoice):
             if encoding := gateway.encodings.get(command.number):
                 encoding.cancel()
             return
         if not 0 < command.epoch < 1 << EPOCH_BITS:
             raise ValueError(f"epoch is {command.epoch}; it must lie in 1..{(1 << EPOCH_BITS) - 1}")
-        if isinstance(command, Submit) and not self._accepts(gateway, command):
+        if isinstance(command, SubmitRequest) and not self._accepts(gateway, command):
             return
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
 
-    def _accepts(self, gateway: Gateway, command: Submit) -> bool:
+    def _accepts(self, gateway: GatewayConnection, command: SubmitRequest) -> bool:
         """Gateways check what they ask for; what one did not check ends alone, and no engine with it."""
         if command.epoch in gateway.active:
             raise ValueError(f"epoch {command.epoch} is in use")
@@ -245,13 +245,13 @@ class Host:
         try:
             check_request(request, self.info, self.config.max_text_chars)
         except EngineError as error:
-            end = Finished(request.request_id, FinishReason.ERROR, code=error.code, message=str(error))
-            gateway.send(*pack_events([(command.epoch, end), (command.epoch, Released(request.request_id))]))
+            end = RequestFinished(request.request_id, FinishReason.ERROR, code=error.code, message=str(error))
+            gateway.send(*pack_events([(command.epoch, end), (command.epoch, RequestReleased(request.request_id))]))
             return False
         gateway.active.add(command.epoch)
         return True
 
-    def _encode(self, gateway: Gateway, command: EncodeVoice) -> None:
+    def _encode(self, gateway: GatewayConnection, command: EncodeVoice) -> None:
         """The answer goes out from the encoding thread, to nobody when the gateway has left by then."""
 
         def answer(future: Future[ClonedVoice]) -> None:
@@ -271,24 +271,24 @@ class Host:
     def _report_stats(self) -> None:
         pause = threading.Event()
         while not pause.wait(STATS_EVERY_S):
-            message = encode(Stats(self.loop.stats()))
+            message = encode(StatsMessage(self.loop.stats()))
             for gateway in list(self.gateways.values()):
                 gateway.send(message)
 
 
-def encoded(number: int, future: Future[ClonedVoice]) -> Encoded:
+def encoded(number: int, future: Future[ClonedVoice]) -> VoiceEncoded:
     error = future.exception()
-    return Encoded(number, future.result()) if error is None else failed_encoding(number, error)
+    return VoiceEncoded(number, future.result()) if error is None else failed_encoding(number, error)
 
 
-def failed_encoding(number: int, error: BaseException) -> Encoded:
+def failed_encoding(number: int, error: BaseException) -> VoiceEncoded:
     """An exception that nobody raised on purpose is told by its type alone."""
     if not isinstance(error, EngineError):
         log.error("a recording could not be encoded: %s", type(error).__name__)
-        return Encoded(number, code=EngineError.code, message=f"encoding failed: {type(error).__name__}")
+        return VoiceEncoded(number, code=EngineError.code, message=f"encoding failed: {type(error).__name__}")
     retry_after_ms = error.retry_after_ms if isinstance(error, EngineOverloaded) else 0
     param = error.param if isinstance(error, InvalidRequest) else None
-    return Encoded(number, code=error.code, message=str(error), param=param, retry_after_ms=retry_after_ms)
+    return VoiceEncoded(number, code=error.code, message=str(error), param=param, retry_after_ms=retry_after_ms)
 
 
 def received(connection: socket.socket) -> Iterator[list[bytes]]:
@@ -315,7 +315,7 @@ def end_of_message(data: bytearray, at: int) -> int | None:
     return end if len(data) >= end else None
 
 
-class TellProgress(logging.Handler):
+class ProgressHandler(logging.Handler):
     """Loading is told to whoever started this process, line by line, and not here."""
 
     def __init__(self) -> None:
@@ -335,7 +335,7 @@ def end_with_parent() -> None:
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("engine.weights").setLevel(logging.INFO)
-    logging.getLogger("engine.weights").addHandler(TellProgress())
+    logging.getLogger("engine.weights").addHandler(ProgressHandler())
     for number in (signal.SIGINT, signal.SIGTERM):  # are for the server, which first lets what is spoken end
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.argv[1])
@@ -355,7 +355,7 @@ def main() -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(settings["socket"])
     listener.listen()
-    host = Host(loaded.make_engine, loaded.info, config, loaded.encode_voice)
+    host = EngineHost(loaded.make_engine, loaded.info, config, loaded.encode_voice)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     host.start()
     print(READY, flush=True)

@@ -12,16 +12,16 @@ from dataclasses import replace
 import numpy as np
 
 from engine.admission import StepModel
-from engine.api import Finished, FinishReason, InvalidRequest, SpeechChunk, SpeechRequest, Starved
+from engine.api import FinishReason, InvalidRequest, RequestFinished, RequestParked, SpeechChunk, SpeechRequest
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix import PrefixCache
-from engine.commands import Emitted, Released
+from engine.commands import Emitted, RequestReleased
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, RequestTooLong
 from engine.guards import LoopGuard, SilenceGuard
-from engine.models.base import DecodeStage, Row, SpeechModel
-from engine.request import Phase, PlaybackClock, Request
-from engine.room import RequestCounts, Room
+from engine.models.base import DecodeStage, SequenceState, SpeechModel
+from engine.request import PlaybackClock, Request, RequestPhase
+from engine.room import QueueLimits, RequestCounts
 from engine.scheduler import Scheduler
 from engine.validation import check_chunk_frames, check_sampling
 
@@ -37,7 +37,7 @@ def as_reported(error: Exception) -> tuple[str, str]:
     return EngineError.code, f"{type(error).__name__}: {error}"
 
 
-class Intake:
+class RequestManager:
     """``requests`` by epoch are all that have not ended; ``events`` leave with whoever drives the engine."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Intake:
     ) -> None:
         self.model, self.stage, self.pool, self.config, self.clock = model, stage, pool, config, clock
         self.scheduler = Scheduler(model, stage, pool, prefixes, config, self.starved, self.fail)
-        self.room = Room.of(config)
+        self.room = QueueLimits.of(config)
         self.counts = RequestCounts()
         self.requests: dict[int, Request] = {}
         self.released: list[Request] = []
@@ -66,10 +66,10 @@ class Intake:
             request = self.new_request(spec, epoch, seed)
         except Exception as error:
             code, message = as_reported(error)
-            end = Finished(spec.request_id, FinishReason.ERROR, code=code, message=message, seed=seed)
+            end = RequestFinished(spec.request_id, FinishReason.ERROR, code=code, message=message, seed=seed)
             if isinstance(error, EngineOverloaded):
                 end = replace(end, retry_after_ms=error.retry_after_ms)
-            self.events += [(epoch, end), (epoch, Released(spec.request_id))]
+            self.events += [(epoch, end), (epoch, RequestReleased(spec.request_id))]
             return
         self.requests[epoch] = request
         self.counts.add(spec)
@@ -137,7 +137,7 @@ class Intake:
         request.row.text.closed = request.has_new_text = True
         self.take_text(request, request.tokens.close)
         self.note_prompt(request)
-        if not request.row.text.ids and request.phase is not Phase.DONE:
+        if not request.row.text.ids and request.phase is not RequestPhase.DONE:
             self.fail(request, InvalidRequest("text holds nothing that can be spoken", "text"))
 
     def take_text(self, request: Request, ids: Callable[[], list[int]]) -> None:
@@ -163,7 +163,7 @@ class Intake:
             detail = f"{num_tokens} tokens may need {num_positions} positions; the cache holds {self.capacity}"
             raise RequestTooLong(f"text is too long: {detail}", "text")
 
-    def frame_cap(self, spec: SpeechRequest, row: Row) -> int:
+    def frame_cap(self, spec: SpeechRequest, row: SequenceState) -> int:
         """A named limit on runaway speech: from the length of the text, unless the request says its own."""
         from_text = row.frame_cap()
         if from_text is None:
@@ -193,7 +193,7 @@ class Intake:
     def starved(self, request: Request) -> None:
         if request.num_frames:
             lead_ms = 1000 * request.generated_lead_s(self.clock(), self.scheduler.frame_s)
-            self.events.append((request.epoch, Starved(request.spec.request_id, lead_ms)))
+            self.events.append((request.epoch, RequestParked(request.spec.request_id, lead_ms)))
 
     def fail(self, request: Request, error: Exception) -> None:
         request.error = as_reported(error)
@@ -201,7 +201,7 @@ class Intake:
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """The one way out: terminal event, then everything the request held goes back."""
-        if request.phase is Phase.DONE:
+        if request.phase is RequestPhase.DONE:
             return
         if reason not in (FinishReason.CANCELLED, FinishReason.ERROR) and not request.last_sent:
             end = request.clock.num_emitted
@@ -213,10 +213,10 @@ class Intake:
         self.released.append(request)
         self.num_finished += 1
 
-    def terminal(self, request: Request, reason: FinishReason) -> Finished:
+    def terminal(self, request: Request, reason: FinishReason) -> RequestFinished:
         code, message = request.error or (None, None)
         started = request.started_s if request.started_s is not None else self.clock()
-        return Finished(
+        return RequestFinished(
             request_id=request.spec.request_id,
             reason=reason,
             num_frames=request.num_frames,

@@ -11,15 +11,15 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from engine.api import ClonedVoice, EngineInfo, VoiceSample
+from engine.api import ClonedVoice, EngineInfo, ReferenceAudio
 from engine.config import EngineConfig
-from engine.decode.slots import ExactDecode
+from engine.decode.slots import StreamingDecodeStage
 from engine.engine import MAX_WARM_UP_S, Engine
 from engine.errors import InvalidRequest
 from engine.graphs.engine import PipelinedEngine
 from engine.graphs.runner import GraphRunner
-from engine.graphs.stages import GraphStages
-from engine.models.base import AudioShape, SpeechModel, Stages
+from engine.graphs.stages import GraphStageFactories
+from engine.models.base import AudioSpec, ModelStages, SpeechModel
 from engine.models.registry import load_model
 from engine.weights.hub import resolve_folder
 
@@ -28,12 +28,12 @@ CPU_THREADS = 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class Loaded(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     """A checkpoint in memory. Every engine made of it shares the weights."""
 
     info: EngineInfo
     make_engine: Callable[[], Engine]
-    encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None
+    encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None
     """Listens to a checked recording; takes its time, and may be called on any one thread at a time."""
 
 
@@ -54,7 +54,7 @@ def known_device(name: str, setting: str, known: str) -> torch.device:
     return device
 
 
-def check_decode_device(config: EngineConfig, stages: Stages, device: torch.device) -> None:
+def check_decode_device(config: EngineConfig, stages: ModelStages, device: torch.device) -> None:
     """Raises ``InvalidRequest`` where decoding cannot be elsewhere."""
     if config.decode_device is None:
         return
@@ -76,7 +76,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 @torch.inference_mode()
 def pipelined(
-    model: SpeechModel, stages: GraphStages, config: EngineConfig, dtype: torch.dtype, device: torch.device
+    model: SpeechModel, stages: GraphStageFactories, config: EngineConfig, dtype: torch.dtype, device: torch.device
 ) -> Engine:
     return PipelinedEngine(model, stages, config, dtype=dtype, device=device)
 
@@ -98,7 +98,9 @@ def run_over_graphs(engine: Engine, runner: GraphRunner) -> None:
             runner.prefills.capture(tokens)
 
 
-def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool) -> Loaded:
+def load_engine(
+    folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool
+) -> LoadedCheckpoint:
     """Raises ``CheckpointError`` or, for a device or dtype that cannot be had, ``InvalidRequest``."""
     device = choose_device(device_name)
     dtype = choose_dtype(dtype_name, device)
@@ -117,7 +119,7 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
             engine = pipelined(stages.model, stages.make_graphs(), config, dtype, device)
         else:
             stage = stages.make_stage()
-            if isinstance(stage, ExactDecode) and not config.fast_start:
+            if isinstance(stage, StreamingDecodeStage) and not config.fast_start:
                 stage.warm_up(MAX_WARM_UP_S)
             engine = Engine(stages.model, stage, config, dtype=dtype, device=device)
             if stages.make_runner is not None and wants_graphs(config, device):
@@ -128,7 +130,7 @@ def load_engine(folder: Path, config: EngineConfig, device_name: str, dtype_name
     info = describe(stages.model, stages.audio, config, normalize_text=is_embedded)
     if stages.encode_voice is not None:
         info = msgspec.structs.replace(info, can_encode=True)
-    return Loaded(info, make_engine, stages.encode_voice)
+    return LoadedCheckpoint(info, make_engine, stages.encode_voice)
 
 
 def text_tokens_within(positions: int, config: EngineConfig) -> int:
@@ -138,7 +140,7 @@ def text_tokens_within(positions: int, config: EngineConfig) -> int:
     return max(beside_all_frames, beside_their_own, 1)
 
 
-def describe(model: SpeechModel, audio: AudioShape, config: EngineConfig, normalize_text: bool) -> EngineInfo:
+def describe(model: SpeechModel, audio: AudioSpec, config: EngineConfig, normalize_text: bool) -> EngineInfo:
     positions = model.max_positions
     if config.num_blocks is not None:
         positions = min(positions, config.num_blocks * config.block_size)

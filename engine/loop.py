@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 from engine.allocator import give_back
 from engine.api import EngineStats, SpeechRequest
 from engine.collector import forget_the_dead, look_through
-from engine.commands import Cancel, Command, Emitted, EndInput, Prefetch, PushText, ReportPlayback, Submit
+from engine.commands import (
+    CancelRequest,
+    Command,
+    Emitted,
+    EndRequestInput,
+    PrefetchVoice,
+    PushRequestText,
+    ReportRequestPlayback,
+    SubmitRequest,
+)
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -128,17 +137,17 @@ class EngineLoop:
 
     def _obey_one(self, command: Command) -> None:
         match command:
-            case Submit(epoch, request):
+            case SubmitRequest(epoch, request):
                 self.engine.submit(request, epoch)
-            case PushText(epoch, text):
+            case PushRequestText(epoch, text):
                 self.engine.push_text(epoch, text)
-            case EndInput(epoch):
+            case EndRequestInput(epoch):
                 self.engine.end_input(epoch)
-            case ReportPlayback(epoch, played_samples):
+            case ReportRequestPlayback(epoch, played_samples):
                 self.engine.report_playback(epoch, played_samples)
-            case Cancel(epoch):
+            case CancelRequest(epoch):
                 self.engine.cancel(epoch)
-            case Prefetch(voice):
+            case PrefetchVoice(voice):
                 self.engine.prefetch(SpeechRequest(request_id="prefetch", voice=voice))
 
     def _flush(self) -> None:

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Work
+from engine.batch import ScheduledWork, StepBatch
 from engine.cache.kv_cache import PagedContext, PagedKV
 from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
-from engine.models.base import Failed, Outcome, SpeechModel
+from engine.models.base import FailedOutcome, Outcome, SpeechModel
 from engine.request import Request
-from engine.stats import StepTimes
+from engine.stats import StepTimings
 
 Result = tuple[Request, Outcome]
 Item = TypeVar("Item")
@@ -27,7 +27,7 @@ class ModelRunner:
         self.model, self.kv, self.prefixes, self.config = model, kv, prefixes, config
         self.device = kv.data.device
 
-    def run(self, batch: Batch, times: StepTimes) -> list[Result]:
+    def run(self, batch: StepBatch, times: StepTimings) -> list[Result]:
         """Outcomes of every row that was sampled or failed; rows that only prefilled have none."""
         start = time.perf_counter()
         failed: list[Result] = []
@@ -42,14 +42,14 @@ class ModelRunner:
         times.predictor_s += time.perf_counter() - start
         return [*outcomes, *failed]
 
-    def advance(self, work: Work) -> None:
+    def advance(self, work: ScheduledWork) -> None:
         row = work.request.row
         row.num_computed += work.count
         row.sample_pending = row.sample_pending and not work.sample
         if row.num_computed == row.num_prefix and work.request.prefix_key is not None:
             self.prefixes.remember(work.request.prefix_key, work.request.block_table, row.num_prefix)
 
-    def forward(self, works: Sequence[Work]) -> list[tuple[Work, Tensor]]:
+    def forward(self, works: Sequence[ScheduledWork]) -> list[tuple[ScheduledWork, Tensor]]:
         """Works of one count -> the hidden state [H] of each one's last input."""
         if not works:
             return []
@@ -73,7 +73,7 @@ class ModelRunner:
         positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(count, device=self.device)
         return positions, PagedContext(self.kv, padded, positions)
 
-    def sample(self, due: Sequence[tuple[Work, Tensor]]) -> list[Result]:
+    def sample(self, due: Sequence[tuple[ScheduledWork, Tensor]]) -> list[Result]:
         if not due:
             return []
         hidden = torch.stack([row for _, row in due])
@@ -94,6 +94,6 @@ def isolate(compute: Callable[[Sequence[Item]], list[Out]], items: Sequence[Item
         if not items:
             raise
         first: Any = items[0]
-        work: Work = first[0] if isinstance(first, tuple) else first
-        failed.append((work.request, Failed(f"{type(error).__name__}: {error}")))
+        work: ScheduledWork = first[0] if isinstance(first, tuple) else first
+        failed.append((work.request, FailedOutcome(f"{type(error).__name__}: {error}")))
         return []

@@ -32,7 +32,7 @@ def starts_cluster(character: str) -> bool:
 
 
 @dataclass(slots=True)
-class _Run:
+class _ComposedRun:
     num_composed: int
     num_raw: int
 
@@ -42,7 +42,7 @@ class NfcStream:
 
     def __init__(self) -> None:
         self._held: list[str] = []
-        self._runs: deque[_Run] = deque()
+        self._runs: deque[_ComposedRun] = deque()
         self._num_raw_used = 0
 
     def push(self, text: str) -> str:
@@ -80,9 +80,9 @@ class NfcStream:
         composed = compose(raw)
         if composed == _SURROGATE.sub("\ufffd", raw):
             if raw:
-                self._runs.append(_Run(len(raw), len(raw)))
+                self._runs.append(_ComposedRun(len(raw), len(raw)))
             return composed
-        self._runs.extend(_Run(len(compose(cluster)), len(cluster)) for cluster in _clusters(raw))
+        self._runs.extend(_ComposedRun(len(compose(cluster)), len(cluster)) for cluster in _clusters(raw))
         return composed
 
 

@@ -1,6 +1,6 @@
 """Where the randomness of a draw comes from: exponential variates q for argmax(p / q).
 
-Two sources. ``CounterNoise`` is a pure function of (seed, segment, frame, codebook, id): the same on every device and
+Two sources. ``PhiloxNoise`` is a pure function of (seed, segment, frame, codebook, id): the same on every device and
 in every batch, so a row that sat out, moved or was computed again draws the same. ``GeneratorNoise`` reads a torch
 generator at full width, in the order of the official code, whose multinomial draws exactly this way.
 """
@@ -25,7 +25,7 @@ _HALF = np.uint64(32)
 _ROUNDS = 10
 
 
-class DrawKey(NamedTuple):
+class SampleKey(NamedTuple):
     """What one draw depends on, besides the id of each candidate."""
 
     seed: int
@@ -37,7 +37,7 @@ class NoiseSource(Protocol):
     full_width: bool
     """Whether ``exponential`` must be asked for every id of the vocabulary, in order."""
 
-    def exponential(self, keys: list[DrawKey], codebook: int, ids: Tensor) -> Tensor:
+    def exponential(self, keys: list[SampleKey], codebook: int, ids: Tensor) -> Tensor:
         """One variate for each of ids [N, n], in fp32; ``keys`` has one entry a row."""
         ...
 
@@ -71,10 +71,10 @@ def _round_keys(seeds: tuple[int, ...]) -> list[Words]:
     return expand_keys(np.array(seeds, dtype=np.uint64)[:, None])
 
 
-class CounterNoise:
+class PhiloxNoise:
     full_width = False
 
-    def exponential(self, keys: list[DrawKey], codebook: int, ids: Tensor) -> Tensor:
+    def exponential(self, keys: list[SampleKey], codebook: int, ids: Tensor) -> Tensor:
         even = np.empty((2, *ids.shape), dtype=np.uint64)
         even[0] = ids.cpu().numpy()
         even[1] = [[key.frame] for key in keys]
@@ -91,5 +91,5 @@ class GeneratorNoise:
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
-    def exponential(self, keys: list[DrawKey], codebook: int, ids: Tensor) -> Tensor:
+    def exponential(self, keys: list[SampleKey], codebook: int, ids: Tensor) -> Tensor:
         return torch.empty(ids.shape, device=ids.device).exponential_(1, generator=self.generator)

@@ -37,7 +37,7 @@ def byte_level(text: str) -> str:
     return text.encode().decode("latin-1").translate(BYTE_CHARACTERS)
 
 
-class BytePairs:
+class BpeVocab:
     """A vocabulary and its merges, with the questions an open word asks of them."""
 
     def __init__(self, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
@@ -82,10 +82,10 @@ def _longest_by_first(vocab: Mapping[str, int]) -> dict[str, int]:
     return longest
 
 
-class OpenWord:
+class IncrementalBpe:
     """One pre-token while its end is unknown. ``push`` returns final ids, ``close`` the rest."""
 
-    def __init__(self, pairs: BytePairs) -> None:
+    def __init__(self, pairs: BpeVocab) -> None:
         self._pairs = pairs
         self._open = ""
         self._last_tokens = [""]

@@ -14,7 +14,7 @@ from pathlib import Path
 PREFIX = "voicewire-run-"
 
 
-class OwnFolder:
+class RunDirectory:
     """Its maker holds a lock on it, which the system takes away however that ends: a folder that nobody holds was left
     by a process that was killed, and goes when the next is made."""
 

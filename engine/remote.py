@@ -26,15 +26,26 @@ from engine.api import (
     EngineOverloaded,
     EngineStats,
     InvalidRequest,
+    ReferenceAudio,
     SpeechRequest,
-    VoiceSample,
 )
-from engine.commands import Command, DismissSample, Encoded, EncodeVoice, Prefetch
+from engine.commands import CancelEncodeVoice, Command, EncodeVoice, PrefetchVoice, VoiceEncoded
 from engine.config import EngineConfig
-from engine.own_folder import OwnFolder
+from engine.own_folder import RunDirectory
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
-from engine.wire import LENGTH, PROGRESS, READY, Events, Hello, Message, Stats, decode_message, encode, unpack_events
+from engine.wire import (
+    LENGTH,
+    PROGRESS,
+    READY,
+    EventsMessage,
+    HelloMessage,
+    Message,
+    StatsMessage,
+    decode_message,
+    encode,
+    unpack_events,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +70,7 @@ class EngineProcess:
     """The child that runs ``engine.host``; it ends when our end of its standard input closes."""
 
     def __init__(self, folder: Path, config: EngineConfig, device: str, dtype: str, is_embedded: bool) -> None:
-        self._folder = OwnFolder()
+        self._folder = RunDirectory()
         self.socket = self._folder.path / "engine.sock"
         self.settings = {
             "socket": str(self.socket),
@@ -131,7 +142,7 @@ class RemoteEngine:
         self._streams = StreamTable(self._send)
         self._encodings: dict[int, asyncio.Future[ClonedVoice]] = {}
         self._numbers = itertools.count(1)
-        self._hello: Hello | None = None
+        self._hello: HelloMessage | None = None
         self._stats: EngineStats | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -161,7 +172,7 @@ class RemoteEngine:
     async def _connect(self) -> asyncio.StreamReader:
         reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=READ_AHEAD_BYTES)
         hello = decode_message(await receive(reader))
-        if not isinstance(hello, Hello):
+        if not isinstance(hello, HelloMessage):
             raise EngineDead(f"the engine began with {type(hello).__name__}")
         self._hello, self._writer = hello, writer
         return reader
@@ -206,14 +217,14 @@ class RemoteEngine:
 
     async def _take(self, message: Message, reader: asyncio.StreamReader) -> None:
         match message:
-            case Events():
+            case EventsMessage():
                 self._streams.dispatch(unpack_events(message, await reader.readexactly(message.num_pcm_bytes)))
-            case Stats(stats):
+            case StatsMessage(stats):
                 self._stats = stats
-            case Encoded():
+            case VoiceEncoded():
                 self._settle(message)
 
-    def _settle(self, answer: Encoded) -> None:
+    def _settle(self, answer: VoiceEncoded) -> None:
         future = self._encodings.get(answer.number)
         if future is None or future.done():
             return
@@ -232,7 +243,7 @@ class RemoteEngine:
         check_request(request, self.info, self._hello.max_text_chars)
         return self._streams.submit(request, self._hello.room)
 
-    async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
+    async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
         check_sample(sample, self.info)
         if self._writer is None:
             raise EngineDead("the engine process is not running")
@@ -242,7 +253,7 @@ class RemoteEngine:
         try:
             return await future
         except asyncio.CancelledError:
-            self._send(DismissSample(number))
+            self._send(CancelEncodeVoice(number))
             raise
         finally:
             del self._encodings[number]
@@ -251,7 +262,7 @@ class RemoteEngine:
         known = {voice.name.lower() for voice in self.info.voices}
         for voice in voices:
             if voice.lower() in known:
-                self._send(Prefetch(voice))
+                self._send(PrefetchVoice(voice))
 
     def stats(self) -> EngineStats:
         """At most ``host.STATS_EVERY_S`` old."""

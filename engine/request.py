@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from engine.api import FinishReason, SpeechRequest
 from engine.guards import LoopGuard, SilenceGuard
-from engine.models.base import Row, TextIntake
+from engine.models.base import IncrementalEncoder, SequenceState
 
 MAX_LEFT_S = 86_400
 """A listener cannot be further behind than a day."""
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     WAITING = auto()
     """Holds nothing yet."""
     RUNNING = auto()
@@ -67,8 +67,8 @@ class Request:
     spec: SpeechRequest
     epoch: int
     seed: int
-    row: Row
-    tokens: TextIntake
+    row: SequenceState
+    tokens: IncrementalEncoder
     clock: PlaybackClock
     silence: SilenceGuard
     loop: LoopGuard
@@ -76,7 +76,7 @@ class Request:
     submitted_s: float
     frame_cap: int
     """By the text so far."""
-    phase: Phase = Phase.WAITING
+    phase: RequestPhase = RequestPhase.WAITING
     parked: bool = False
     has_new_text: bool = False
     """Text came, or closed, since the model was last asked for an input."""

@@ -46,7 +46,7 @@ class RequestCounts:
                 del self.num_burst_of[spec.group]
 
 
-class Room(msgspec.Struct, frozen=True):
+class QueueLimits(msgspec.Struct, frozen=True):
     """A gateway counts its own requests by it, the engine those of all."""
 
     for_new: int
@@ -56,7 +56,7 @@ class Room(msgspec.Struct, frozen=True):
     for_burst_of_group: int
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Room:
+    def of(cls, config: EngineConfig) -> QueueLimits:
         for_new = config.max_requests + config.max_waiting
         for_burst = burst_share(for_new)
         return cls(for_new, for_new + config.max_waiting_segments, for_burst, for_burst - for_burst // 3)

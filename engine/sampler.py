@@ -9,11 +9,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from engine.noise import DrawKey, NoiseSource
+from engine.noise import NoiseSource, SampleKey
 
 
 @dataclass(frozen=True, slots=True)
-class DrawParams:
+class RowSamplingParams:
     """Of one row and one kind of codebook; temperature 0 is greedy, top_k 0 no limit."""
 
     temperature: float
@@ -21,10 +21,10 @@ class DrawParams:
     top_p: float = 1.0
 
 
-class DrawBatch:
+class SamplingBatch:
     """Rows of draw parameters as tensors, with what lets the common case skip work."""
 
-    def __init__(self, params: Sequence[DrawParams], device: torch.device) -> None:
+    def __init__(self, params: Sequence[RowSamplingParams], device: torch.device) -> None:
         self.greedy = torch.tensor([p.temperature == 0 for p in params], device=device)
         self.temperature = torch.tensor([[p.temperature or 1.0] for p in params], device=device)
         self.top_k = torch.tensor([[p.top_k or 1 << 30] for p in params], device=device)
@@ -36,14 +36,14 @@ class DrawBatch:
         self.max_k = 0 if any(p.top_k == 0 for p in params) else max(p.top_k for p in params)
 
     @staticmethod
-    def of(params: Sequence[DrawParams], device: torch.device) -> DrawBatch:
+    def of(params: Sequence[RowSamplingParams], device: torch.device) -> SamplingBatch:
         """Made once for each mix of rows: the mix changes only when a row joins or leaves."""
         return _draw_batch(tuple(params), device)
 
 
 @lru_cache(maxsize=256)
-def _draw_batch(params: tuple[DrawParams, ...], device: torch.device) -> DrawBatch:
-    return DrawBatch(params, device)
+def _draw_batch(params: tuple[RowSamplingParams, ...], device: torch.device) -> SamplingBatch:
+    return SamplingBatch(params, device)
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def draw(logits: Tensor, batch: DrawBatch, keys: list[DrawKey], codebook: int, noise: NoiseSource) -> Tensor:
+def draw(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource) -> Tensor:
     """logits [N, V] in fp32, bans already -inf -> ids [N]: argmax(p / q)."""
     if batch.all_greedy:
         return logits.argmax(-1)
@@ -61,7 +61,7 @@ def draw(logits: Tensor, batch: DrawBatch, keys: list[DrawKey], codebook: int, n
     return torch.where(batch.greedy, logits.argmax(-1), picked) if batch.any_greedy else picked
 
 
-def draw_full(logits: Tensor, batch: DrawBatch, keys: list[DrawKey], codebook: int, noise: NoiseSource) -> Tensor:
+def draw_full(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource) -> Tensor:
     """The reference: every id keeps its place; ties at the k-th value all stay."""
     scaled = logits / batch.temperature
     ranked, order = scaled.sort(dim=-1, descending=True)
@@ -75,7 +75,9 @@ def draw_full(logits: Tensor, batch: DrawBatch, keys: list[DrawKey], codebook: i
     return (scaled.softmax(-1) / noise.exponential(keys, codebook, ids)).argmax(-1)
 
 
-def draw_candidates(logits: Tensor, batch: DrawBatch, keys: list[DrawKey], codebook: int, noise: NoiseSource) -> Tensor:
+def draw_candidates(
+    logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource
+) -> Tensor:
     """The same draw over the top-k alone: noise is needed for them only. Of ties at the k-th value one stays."""
     ranked, ids = logits.topk(min(batch.max_k or logits.shape[-1], logits.shape[-1]), dim=-1)
     ranked = ranked / batch.temperature

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from engine.admission import StepModel
-from engine.batch import Batch, Work
+from engine.batch import ScheduledWork, StepBatch
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
 from engine.fairness import DEADLINE_S, FairShares, StepBudget
-from engine.models.base import DecodeStage, Park, SpeechModel
-from engine.request import Phase, Request, ShareKey
+from engine.models.base import AwaitText, DecodeStage, SpeechModel
+from engine.request import Request, RequestPhase, ShareKey
 from engine.room import burst_share
 from engine.waiting import WaitingQueue
 
@@ -69,11 +69,11 @@ class Scheduler:
         self.spares_paced = False
         """Burst rows leave room for paced ones, which are there or were lately."""
 
-    def schedule(self, now_s: float) -> Batch:
+    def schedule(self, now_s: float) -> StepBatch:
         """Admit, let rows fetch their next input, pick the most urgent, find blocks for them."""
         self.admit(now_s)
         rows = list(self.runnable(now_s))
-        batch, positions_left, starving = Batch(), self.config.max_prefill_positions, None
+        batch, positions_left, starving = StepBatch(), self.config.max_prefill_positions, None
         max_batch = self.config.max_batch
         num_burst, budget = 0, StepBudget(self.burst_model, self.paced_slack_s(now_s), max_batch)
         for request in self.in_order(rows):
@@ -128,7 +128,7 @@ class Scheduler:
         lead_s = (request.spec.lead_ms or 0) / 1000 + self.chunk_s
         return request.clock.lead_s(now_s) - min(STEP_MARGIN_S, lead_s / 2)
 
-    def plan(self, request: Request, positions_left: int, may_grow: bool) -> Work | None:
+    def plan(self, request: Request, positions_left: int, may_grow: bool) -> ScheduledWork | None:
         """What to compute of a row; None when it has no text, no block, or more to compute than this step takes.
 
         While a more urgent row lacks blocks, rows may run on those they hold but not take another. Where a long
@@ -136,7 +136,7 @@ class Scheduler:
         """
         row = request.row
         if self.is_ordinary(request):
-            return Work(request, 1, row.sample_pending)
+            return ScheduledWork(request, 1, row.sample_pending)
         request.lacks_blocks = False
         if row.num_computed == 0 and not self.restore_prefix(request, may_grow):
             return None
@@ -150,7 +150,7 @@ class Scheduler:
             return None
         if not self.find_blocks(request, row.num_computed + count, may_grow):
             return None
-        return Work(request, count, row.sample_pending and count == num_due)
+        return ScheduledWork(request, count, row.sample_pending and count == num_due)
 
     def is_ordinary(self, request: Request) -> bool:
         """Nearly every row of nearly every step: one input, and room for it in a block that it holds."""
@@ -185,7 +185,7 @@ class Scheduler:
         """Give free slots to waiting requests."""
         while (request := self.next_admitted()) is not None and (slot := self.stage.reserve()) is not None:
             self.waiting.remove(request)
-            request.slot, request.phase, request.started_s = slot, Phase.RUNNING, now_s
+            request.slot, request.phase, request.started_s = slot, RequestPhase.RUNNING, now_s
             self.running.append(request)
             self.by_slot[slot] = request
             self.count_slot(request, 1)
@@ -224,7 +224,7 @@ class Scheduler:
 
     def may_run(self, request: Request, now_s: float) -> bool:
         """Neither without text nor at its lead."""
-        if request.phase is not Phase.RUNNING or (request.parked and not request.has_new_text):
+        if request.phase is not RequestPhase.RUNNING or (request.parked and not request.has_new_text):
             return False
         return request.spec.lead_ms is None or self.wait_s(request, now_s) <= ROUNDING_S
 
@@ -249,7 +249,7 @@ class Scheduler:
         except Exception as error:
             self.on_failed(request, error)
             return False
-        if isinstance(found, Park):
+        if isinstance(found, AwaitText):
             if not request.parked:
                 request.parked = True
                 self.on_parked(request)
@@ -284,14 +284,14 @@ class Scheduler:
         request.block_table += blocks or []
         return blocks is not None
 
-    def preempt_for(self, urgent: Request, batch: Batch, now_s: float) -> None:
+    def preempt_for(self, urgent: Request, batch: StepBatch, now_s: float) -> None:
         """Take the blocks of a row that waits for text, else of the row furthest ahead of playback; they serve once
         this step has passed.
 
         Unless it waits for text it must be well ahead of the urgent one, or they would take turns recomputing each
         other; when nothing at all can run, the least urgent row gives way whatever its lead.
         """
-        holders = [r for r in self.running if r.block_table and r.phase is Phase.RUNNING and r is not urgent]
+        holders = [r for r in self.running if r.block_table and r.phase is RequestPhase.RUNNING and r is not urgent]
         if not holders or self.pool.num_quarantined:
             return
         victim = max(holders, key=lambda r: (r.waits_for_text, r.priority()))
@@ -316,10 +316,10 @@ class Scheduler:
         self.pool.free(request.block_table)
         request.block_table = []
         request.lacks_blocks = False
-        request.phase = Phase.DRAINING
+        request.phase = RequestPhase.DRAINING
 
     def release(self, request: Request) -> None:
-        if request.phase is Phase.WAITING:
+        if request.phase is RequestPhase.WAITING:
             self.waiting.remove(request)
         if request.block_table:
             self.pool.free(request.block_table)
@@ -330,10 +330,10 @@ class Scheduler:
             self.count_slot(request, -1)
             del self.by_slot[request.slot]
             request.slot = None
-        request.phase = Phase.DONE
+        request.phase = RequestPhase.DONE
 
     def next_wake_s(self, now_s: float) -> float | None:
         """When the first row that waits at its lead may run again; None when no row waits for the clock."""
-        at_lead = [r for r in self.running if r.phase is Phase.RUNNING and not r.waits_for_text]
+        at_lead = [r for r in self.running if r.phase is RequestPhase.RUNNING and not r.waits_for_text]
         waits = [wait_s for request in at_lead if (wait_s := self.wait_s(request, now_s)) > ROUNDING_S]
         return now_s + min(waits) if waits else None

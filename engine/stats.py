@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
-class StepTimes:
+class StepTimings:
     """Seconds, added up over steps; ``host_s`` is what the others leave of the whole."""
 
     talker_s: float = 0.0

@@ -12,15 +12,24 @@ import msgspec
 
 from engine.api import (
     EngineDead,
-    Finished,
     FinishReason,
     InvalidRequest,
+    RequestFinished,
     SpeechChunk,
     SpeechEvent,
     SpeechRequest,
 )
-from engine.commands import Cancel, Command, Emitted, EndInput, PushText, Released, ReportPlayback, Submit
-from engine.room import RequestCounts, Room
+from engine.commands import (
+    CancelRequest,
+    Command,
+    Emitted,
+    EndRequestInput,
+    PushRequestText,
+    ReportRequestPlayback,
+    RequestReleased,
+    SubmitRequest,
+)
+from engine.room import QueueLimits, RequestCounts
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -53,16 +62,16 @@ class EngineStream:
         if self._closed and not self._ended:
             raise InvalidRequest("text cannot follow the end of the text", "text")
         if not self._ended:
-            self._send(PushText(self._epoch, well_formed(text)))
+            self._send(PushRequestText(self._epoch, well_formed(text)))
 
     def end_input(self) -> None:
         if not self._closed and not self._ended:
-            self._send(EndInput(self._epoch))
+            self._send(EndRequestInput(self._epoch))
         self._closed = True
 
     def report_playback(self, played_samples: int) -> None:
         if not self._ended:
-            self._send(ReportPlayback(self._epoch, played_samples))
+            self._send(ReportRequestPlayback(self._epoch, played_samples))
 
     def cancel(self) -> None:
         terminal_event_was_read = self._ended and not self._events
@@ -70,8 +79,8 @@ class EngineStream:
             return
         self._events.clear()
         self._ended = False
-        self.take(Finished(self._request_id, FinishReason.CANCELLED, num_samples=self._num_samples))
-        self._send(Cancel(self._epoch))
+        self.take(RequestFinished(self._request_id, FinishReason.CANCELLED, num_samples=self._num_samples))
+        self._send(CancelRequest(self._epoch))
 
     async def released(self) -> None:
         await self._released.wait()
@@ -90,7 +99,7 @@ class EngineStream:
             return
         if isinstance(event, SpeechChunk):
             self._num_samples = event.start_sample + len(event.pcm)
-        self._ended = isinstance(event, Finished)
+        self._ended = isinstance(event, RequestFinished)
         self._events.append(event)
         self._arrived.set()
 
@@ -110,7 +119,7 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def submit(self, request: SpeechRequest, room: Room) -> EngineStream:
+    def submit(self, request: SpeechRequest, room: QueueLimits) -> EngineStream:
         """Raises ``EngineOverloaded`` when there is no room for it."""
         room.check(self._counts, request)
         request = msgspec.structs.replace(
@@ -118,7 +127,7 @@ class StreamTable:
         )
         epoch = next(self._epochs)
         stream = EngineStream(request, epoch, self._send)
-        self._send(Submit(epoch, request))
+        self._send(SubmitRequest(epoch, request))
         self._streams[epoch] = stream
         self._counts.add(request)
         return stream
@@ -128,7 +137,7 @@ class StreamTable:
             stream = self._streams.get(epoch)
             if stream is None:
                 continue
-            if isinstance(event, Released):
+            if isinstance(event, RequestReleased):
                 del self._streams[epoch]
                 self._counts.remove(stream.request)
                 stream.release()
@@ -145,7 +154,7 @@ class StreamTable:
     def fail_all(self, message: str) -> None:
         """The engine is gone: each request ends with ``engine_dead``, and holds nothing any more."""
         for stream in self._clear():
-            stream.take(Finished(stream.request_id, FinishReason.ERROR, code=EngineDead.code, message=message))
+            stream.take(RequestFinished(stream.request_id, FinishReason.ERROR, code=EngineDead.code, message=message))
             stream.release()
 
     def _clear(self) -> list[EngineStream]:

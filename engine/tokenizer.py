@@ -12,9 +12,9 @@ from pathlib import Path
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
-from engine.models.base import TextIntake
+from engine.models.base import IncrementalEncoder
 from engine.nfc import WHITE_SPACE, NfcStream, compose
-from engine.open_word import BytePairs, OpenWord, byte_level
+from engine.open_word import BpeVocab, IncrementalBpe, byte_level
 from engine.tokenizer_files import TokenizerFiles
 
 PRE_TOKEN_PATTERN = (
@@ -34,7 +34,7 @@ class BytePairTokenizer:
     """Encodes any text by a vocabulary and its merges; knows no special tokens."""
 
     def __init__(self, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
-        self._pairs = BytePairs(vocab, merges)
+        self._pairs = BpeVocab(vocab, merges)
         self._split = Split(Regex(PRE_TOKEN_PATTERN), "isolated")
 
     def encode(self, text: str) -> list[int]:
@@ -43,11 +43,11 @@ class BytePairTokenizer:
     def pre_tokens(self, text: str) -> list[str]:
         return [word for word, _ in self._split.pre_tokenize_str(text)]
 
-    def incremental(self) -> TextIntake:
+    def incremental(self) -> IncrementalEncoder:
         return IncrementalTokenizer(self)
 
-    def open_word(self) -> OpenWord:
-        return OpenWord(self._pairs)
+    def open_word(self) -> IncrementalBpe:
+        return IncrementalBpe(self._pairs)
 
 
 class TextTokenizer(BytePairTokenizer):

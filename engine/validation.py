@@ -14,9 +14,9 @@ from engine.api import (
     ClonedVoice,
     EngineInfo,
     Pcm,
+    ReferenceAudio,
     SamplingParams,
     SpeechRequest,
-    VoiceSample,
 )
 from engine.errors import InvalidRequest, RequestTooLong, UnknownLanguage, UnknownVoice
 
@@ -135,7 +135,7 @@ def check_transcript(transcript: str) -> None:
         raise RequestTooLong(f"{found}; the limit is {MAX_TRANSCRIPT_CHARS}", "voice.transcript")
 
 
-def check_sample(sample: VoiceSample, info: EngineInfo) -> Pcm:
+def check_sample(sample: ReferenceAudio, info: EngineInfo) -> Pcm:
     """The recording's samples. Raises ``InvalidRequest`` for one that cannot be listened to."""
     if not info.can_encode:
         raise InvalidRequest(f"{info.model} cannot listen to recordings", "voice")

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.api import EngineInfo, EngineStats, Finished, FinishReason, SpeechChunk, SpeechEvent, Starved
-from engine.commands import Command, Emitted, Encoded, Released
-from engine.room import Room
+from engine.api import EngineInfo, EngineStats, FinishReason, RequestFinished, RequestParked, SpeechChunk, SpeechEvent
+from engine.commands import Command, Emitted, RequestReleased, VoiceEncoded
+from engine.room import QueueLimits
 
 LENGTH = struct.Struct(">I")
 READY = "ready"
@@ -26,26 +26,26 @@ PROGRESS = "progress: "
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class HelloMessage(msgspec.Struct, frozen=True, tag=True):
     """The first message of the engine on every connection."""
 
     info: EngineInfo
     max_text_chars: int
-    room: Room
+    room: QueueLimits
 
 
-class Stats(msgspec.Struct, frozen=True, tag=True):
+class StatsMessage(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-class Events(msgspec.Struct, frozen=True, tag=True):
+class EventsMessage(msgspec.Struct, frozen=True, tag=True):
     """Each event as (epoch, kind, fields...), PCM as its number of samples; float32 of all of them follows."""
 
     events: list[tuple[Any, ...]]
     num_pcm_bytes: int = 0
 
 
-Message = Hello | Stats | Events | Encoded
+Message = HelloMessage | StatsMessage | EventsMessage | VoiceEncoded
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Command)
 _message_decoder = msgspec.msgpack.Decoder(Message)
@@ -70,15 +70,15 @@ def decode_message(payload: bytes) -> Message:
     return _message_decoder.decode(payload)
 
 
-def pack_event(epoch: int, event: SpeechEvent | Released) -> tuple[Any, ...]:
+def pack_event(epoch: int, event: SpeechEvent | RequestReleased) -> tuple[Any, ...]:
     match event:
         case SpeechChunk(request_id, start, pcm, tail, last):
             return (epoch, "chunk", request_id, start, len(pcm), tail, last)
-        case Starved(request_id, lead_ms):
+        case RequestParked(request_id, lead_ms):
             return (epoch, "starved", request_id, lead_ms)
-        case Finished():
+        case RequestFinished():
             return (epoch, "finished", *astuple(event))
-        case Released(request_id):
+        case RequestReleased(request_id):
             return (epoch, "released", request_id)
 
 
@@ -89,10 +89,10 @@ def pack_events(events: Iterable[Emitted]) -> list[Buffer]:
         packed.append(pack_event(epoch, event))
         if isinstance(event, SpeechChunk) and len(event.pcm):
             pcm.append(np.ascontiguousarray(event.pcm, np.float32).data.cast("B"))
-    return [encode(Events(packed, sum(map(len, pcm)))), *pcm]
+    return [encode(EventsMessage(packed, sum(map(len, pcm)))), *pcm]
 
 
-def unpack_events(message: Events, pcm: bytes) -> Iterator[Emitted]:
+def unpack_events(message: EventsMessage, pcm: bytes) -> Iterator[Emitted]:
     """Chunks are copies of their own: a slow reader of one must not keep all that came with it."""
     samples, end = np.frombuffer(pcm, np.float32), 0
     for epoch, kind, *fields in message.events:
@@ -107,9 +107,9 @@ def unpack_events(message: Events, pcm: bytes) -> Iterator[Emitted]:
 def unpack_event(epoch: int, kind: str, fields: Sequence[Any]) -> Emitted:
     match kind:
         case "starved":
-            return epoch, Starved(*fields)
+            return epoch, RequestParked(*fields)
         case "finished":
-            return epoch, Finished(fields[0], FinishReason(fields[1]), *fields[2:])
+            return epoch, RequestFinished(fields[0], FinishReason(fields[1]), *fields[2:])
         case "released":
-            return epoch, Released(*fields)
+            return epoch, RequestReleased(*fields)
     raise ValueError(f"unknown event kind {kind!r}")

@@ -22,8 +22,8 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import HTTPConnection
 
-from realtime.config import AuthSettings, ConfigError, WireSettings
-from realtime.errors import Refused
+from realtime.config import AuthSettings, ConfigError, DialectSettings
+from realtime.errors import RequestRefused
 from realtime.token_secret import load_token_secret
 from realtime.tokens import TokenScope, mint, read, signing_key
 
@@ -68,7 +68,7 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Principal:
     """Whose work it is; limits that are ``None`` are the server's."""
 
     name: str = ""
@@ -91,17 +91,17 @@ class Caller:
         return self.scopes is None or scope in self.scopes
 
 
-LOCAL = Caller("local")
+LOCAL = Principal("local")
 
 
-class Gatekeeper:
+class Authenticator:
     """Tells who makes a request, or refuses it."""
 
     def __init__(
         self,
-        keys: Sequence[tuple[bytes, Caller]],
+        keys: Sequence[tuple[bytes, Principal]],
         token_secret: bytes | None = None,
-        max_token_ttl_s: int = WireSettings().token_ttl_s,
+        max_token_ttl_s: int = DialectSettings().token_ttl_s,
     ) -> None:
         """Without a secret, tokens are good for this object alone."""
         self._keys = tuple(keys)
@@ -119,25 +119,25 @@ class Gatekeeper:
         """Of every caller there can be."""
         return [caller.name for _, caller in self._keys] or [LOCAL.name]
 
-    def admit(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Caller:
-        """Whose request this is. A token must have the scope. Raises ``Refused``."""
+    def admit(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Principal:
+        """Whose request this is. A token must have the scope. Raises ``RequestRefused``."""
         return self.admit_late(request, scope) or self.caller_of("", scope)
 
-    def admit_holder(self, request: HTTPConnection) -> Caller:
-        """Whose key the request shows, where no token will do. Raises ``Refused``."""
+    def admit_holder(self, request: HTTPConnection) -> Principal:
+        """Whose key the request shows, where no token will do. Raises ``RequestRefused``."""
         return self._admit(request, None) or self.caller_of("")
 
-    def admit_late(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Caller | None:
-        """``None`` if the request shows no key at all and may show it later. Raises ``Refused``."""
+    def admit_late(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Principal | None:
+        """``None`` if the request shows no key at all and may show it later. Raises ``RequestRefused``."""
         return self._admit(request, scope)
 
-    def caller_of(self, key: str, scope: TokenScope = TokenScope.SPEECH) -> Caller:
-        """Whose key or token this is. Raises ``Refused``."""
+    def caller_of(self, key: str, scope: TokenScope = TokenScope.SPEECH) -> Principal:
+        """Whose key or token this is. Raises ``RequestRefused``."""
         if (found := self._find(key) if self._keys else LOCAL) is None:
-            raise Refused("unauthorized", UNKNOWN_KEY)
+            raise RequestRefused("unauthorized", UNKNOWN_KEY)
         return _require_scope(found, scope)
 
-    def _admit(self, request: HTTPConnection, scope: TokenScope | None) -> Caller | None:
+    def _admit(self, request: HTTPConnection, scope: TokenScope | None) -> Principal | None:
         """Of several keys and tokens, the first that will do counts."""
         if not self._keys:
             _require_loopback(request)
@@ -147,26 +147,28 @@ class Gatekeeper:
             return None
         found = [caller for key in shown if (caller := self._find(key)) is not None]
         if not found:
-            raise Refused("unauthorized", UNKNOWN_KEY)
+            raise RequestRefused("unauthorized", UNKNOWN_KEY)
         return next((caller for caller in found if caller.has_scope(scope)), None) or _require_scope(found[0], scope)
 
-    def caller_named(self, name: str | None) -> Caller | None:
+    def caller_named(self, name: str | None) -> Principal | None:
         """Whose key has this name; of the first key without a name, of this machine without keys."""
         if not self._keys:
             return LOCAL if name is None else None
         return next((caller for _, caller in self._keys if name in (None, caller.name)), None)
 
-    def mint(self, caller: Caller, ttl_s: int, scopes: Iterable[TokenScope] = (TokenScope.SPEECH,)) -> tuple[str, int]:
+    def mint(
+        self, caller: Principal, ttl_s: int, scopes: Iterable[TokenScope] = (TokenScope.SPEECH,)
+    ) -> tuple[str, int]:
         """A token that stands for the caller, and when it expires."""
         expires_s = int(time.time()) + ttl_s
         return mint(caller.name, expires_s, self._signing_keys[caller.name], scopes), expires_s
 
-    def _find(self, key: str) -> Caller | None:
+    def _find(self, key: str) -> Principal | None:
         digest = _digest(key)
         found = [caller for known, caller in self._keys if hmac.compare_digest(known, digest)]
         return found[0] if found else self._find_by_token(key)
 
-    def _find_by_token(self, text: str) -> Caller | None:
+    def _find_by_token(self, text: str) -> Principal | None:
         token = read(text)
         secret = self._signing_keys.get(token.key_name) if token else None
         if token is None or secret is None or not token.is_genuine(secret):
@@ -177,7 +179,7 @@ class Gatekeeper:
         return replace(caller, scopes=token.scopes)
 
 
-def load_gatekeeper(settings: AuthSettings, max_token_ttl_s: int = WireSettings().token_ttl_s) -> Gatekeeper:
+def load_gatekeeper(settings: AuthSettings, max_token_ttl_s: int = DialectSettings().token_ttl_s) -> Authenticator:
     """Raises ``ConfigError``; its message names the entry and never the key."""
     keys = [*_from_file(settings.keys_file), *_from_text(settings.api_keys)]
     given = settings.keys_file is not None or settings.api_keys is not None
@@ -188,10 +190,10 @@ def load_gatekeeper(settings: AuthSettings, max_token_ttl_s: int = WireSettings(
         raise ConfigError("auth: two API keys have the same name")
     if len({digest for digest, _ in keys}) < len(keys):
         raise ConfigError("auth: two names have the same API key")
-    return Gatekeeper(keys, load_token_secret(settings.token_secret) if keys else None, max_token_ttl_s)
+    return Authenticator(keys, load_token_secret(settings.token_secret) if keys else None, max_token_ttl_s)
 
 
-def _from_file(path: str | None) -> Iterator[tuple[bytes, Caller]]:
+def _from_file(path: str | None) -> Iterator[tuple[bytes, Principal]]:
     if path is None:
         return
     try:
@@ -199,15 +201,15 @@ def _from_file(path: str | None) -> Iterator[tuple[bytes, Caller]]:
     except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"auth.keys_file {path}: {error}") from None
     for entry in content.keys:
-        yield _entry_digest(entry), Caller(entry.name, entry.max_connections, entry.max_active_responses)
+        yield _entry_digest(entry), Principal(entry.name, entry.max_connections, entry.max_active_responses)
 
 
-def _from_text(text: str | None) -> Iterator[tuple[bytes, Caller]]:
+def _from_text(text: str | None) -> Iterator[tuple[bytes, Principal]]:
     for number, part in enumerate(text.split(",") if text else (), start=1):
         name, colon, key = part.strip().partition(":")
         if not (colon and name):
             raise ConfigError(f"auth.api_keys: entry {number} is not of the form name:key")
-        yield _entry_digest(KeyEntry(name=name, key=key)), Caller(name)
+        yield _entry_digest(KeyEntry(name=name, key=key)), Principal(name)
 
 
 def _entry_digest(entry: KeyEntry) -> bytes:
@@ -236,10 +238,10 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _require_scope(caller: Caller, scope: TokenScope | None) -> Caller:
+def _require_scope(caller: Principal, scope: TokenScope | None) -> Principal:
     if not caller.has_scope(scope):
         needed = "an API key is needed here" if scope is None else f"scope {scope.value!r} is needed here"
-        raise Refused("insufficient_scope", f"a token was shown; {needed}")
+        raise RequestRefused("insufficient_scope", f"a token was shown; {needed}")
     return caller
 
 
@@ -284,16 +286,16 @@ def _subprotocol_keys(offered: Sequence[str]) -> Iterator[str]:
 def _require_loopback(request: HTTPConnection) -> None:
     """Let in what this machine itself asks for: no page of another site, no re-bound name, nothing forwarded."""
     if request.client is None or not _is_loopback(request.client.host):
-        raise Refused("not_loopback", NO_KEYS)
+        raise RequestRefused("not_loopback", NO_KEYS)
     proxy_header = next(filter(PROXY_HEADER.fullmatch, request.headers.keys()), None)
     if proxy_header is not None:
-        raise Refused("not_loopback", f"{NO_KEYS}; {proxy_header} shows that this request was passed on")
+        raise RequestRefused("not_loopback", f"{NO_KEYS}; {proxy_header} shows that this request was passed on")
     host = request.headers.get("host", "").lower()
     if not _is_loopback(_hostname(f"//{host}")):
-        raise Refused("forbidden_host", "the Host header names no loopback address")
+        raise RequestRefused("forbidden_host", "the Host header names no loopback address")
     origin = request.headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
-        raise Refused("forbidden_origin", "pages of another origin may not use a server without API keys")
+        raise RequestRefused("forbidden_origin", "pages of another origin may not use a server without API keys")
 
 
 def _hostname(url: str) -> str:

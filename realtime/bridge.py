@@ -11,16 +11,23 @@ from collections.abc import Callable
 import msgspec
 
 from engine.api import EngineError
-from realtime.errors import Refused, error_body
+from realtime.errors import RequestRefused, error_body
 from realtime.protocol import events as ev
-from realtime.protocol.conversation import Conversation
+from realtime.protocol.conversation import SessionStateMachine
 from realtime.protocol.native import MAX_PACKET_BYTES, serialize, serialize_audio
 from realtime.protocol.transitions import ResponseState, SessionState
 from realtime.settings import speech_settings, wire_settings
-from realtime.transports.link import Link
+from realtime.transports.link import MessageTransport
 from sessions.config import Encoding
 from sessions.errors import SessionError
-from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseStatus, ResponseWords
+from sessions.events import (
+    FlushCompleted,
+    HeardText,
+    ResponseAudio,
+    ResponseFinished,
+    ResponseStatus,
+    ResponseWordTimes,
+)
 from sessions.response import Response
 from sessions.session import Session
 
@@ -36,13 +43,13 @@ RUN_BYTES = MAX_PACKET_BYTES // 2 // 2 * 2
 """Long runs of PCM are cut so; a whole number of samples of any encoding."""
 
 
-class Bridge:
+class EventBridge:
     """One session on one line. ``receive`` never waits for speech: each response is spoken by a task of ``tasks``."""
 
     def __init__(
         self,
         session: Session,
-        link: Link,
+        link: MessageTransport,
         tasks: asyncio.TaskGroup,
         *,
         may_speak: Callable[[], None],
@@ -54,11 +61,11 @@ class Bridge:
         self._link = link
         self._tasks = tasks
         self._may_speak = may_speak
-        """Raises ``Refused`` when no response may begin now."""
+        """Raises ``RequestRefused`` when no response may begin now."""
         self._on_silent = on_silent
         """Called when the last response has ended."""
         self._default_lead_ms = default_lead_ms
-        self._conversation = Conversation(max_remembered_responses)
+        self._conversation = SessionStateMachine(max_remembered_responses)
         self._numbers = itertools.count(1)
         self._speaking: set[asyncio.Task[None]] = set()
 
@@ -77,7 +84,7 @@ class Bridge:
             await asyncio.wait(self._speaking, timeout=timeout_s)
 
     async def receive(self, event: ev.ClientEvent) -> None:
-        """Act on one event. Raises ``RemoteProtocolError``, ``Refused``, ``SessionError`` or ``EngineError``."""
+        """Act on one event. Raises ``RemoteProtocolError``, ``RequestRefused``, ``SessionError`` or ``EngineError``."""
         self._session.touch()
         if isinstance(event, ev.ResponseCreate) and event.response_id is None:
             event = msgspec.structs.replace(event, response_id=f"resp_{secrets.token_hex(8)}")
@@ -120,11 +127,11 @@ class Bridge:
             response = self._session.create_response(
                 event.response_id, settings=settings, text=event.text, text_closed=event.end
             )
-        except (Refused, SessionError, EngineError):
+        except (RequestRefused, SessionError, EngineError):
             self._conversation.refused(event.response_id)
             raise
         number = next(self._numbers)
-        audio = ev.ActualFormat(
+        audio = ev.ResponseAudioFormat(
             encoding=response.format.encoding,
             sample_rate=response.format.sample_rate,
             pre_skip_samples=response.pre_skip_samples,
@@ -160,20 +167,20 @@ class Bridge:
                 case ResponseAudio():
                     message = _audio_message(event, response.format.encoding, number)
                     await self._link.send(serialize_audio(message), lambda: not response.done)
-                case ResponseWords():
+                case ResponseWordTimes():
                     await self._say(_words(event))
-                case FlushDone():
+                case FlushCompleted():
                     await self._say(
                         ev.TextFlushed(response_id=event.response_id, flush=event.flush, end_sample=event.end_sample)
                     )
-                case ResponseDone():
+                case ResponseFinished():
                     self._conversation.done(event.response_id)
                     log.info("response ended", extra=self._facts(event))
                     await self._say(_done(event, number))
         if not self._conversation.num_live:
             self._on_silent()
 
-    def _facts(self, done: ResponseDone) -> dict[str, object]:
+    def _facts(self, done: ResponseFinished) -> dict[str, object]:
         """What the log is told of a response: nothing that was said."""
         return {
             "session_id": self._session.session_id,
@@ -195,13 +202,13 @@ def _audio_message(audio: ResponseAudio, encoding: Encoding, number: int) -> ev.
     return ev.AudioMessage(KINDS[encoding], number, audio.sequence, audio.start_sample, packets)
 
 
-def _words(event: ResponseWords) -> ev.ResponseWords:
-    names = ev.Word.__struct_fields__
-    words = tuple(ev.Word(**{name: getattr(word, name) for name in names}) for word in event.words)
+def _words(event: ResponseWordTimes) -> ev.ResponseWords:
+    names = ev.WordTiming.__struct_fields__
+    words = tuple(ev.WordTiming(**{name: getattr(word, name) for name in names}) for word in event.words)
     return ev.ResponseWords(response_id=event.response_id, words=words)
 
 
-def _done(event: ResponseDone, number: int) -> ev.ResponseDone:
+def _done(event: ResponseFinished, number: int) -> ev.ResponseDone:
     completed = event.status is ResponseStatus.COMPLETED
     return ev.ResponseDone(
         response_id=event.response_id,
@@ -216,5 +223,5 @@ def _done(event: ResponseDone, number: int) -> ev.ResponseDone:
     )
 
 
-def _heard(heard: Heard) -> ev.HeardBody:
+def _heard(heard: HeardText) -> ev.HeardBody:
     return ev.HeardBody(text=heard.text, remaining=heard.remaining, played_ms=heard.audio_ms)

@@ -9,17 +9,17 @@ from urllib.parse import urlsplit
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from realtime.protocol.events import AudioMessage, ClientEvent, Error, ServerEvent, SessionCreated
+from realtime.protocol.events import AudioMessage, ClientEvent, ErrorEvent, ServerEvent, SessionCreated
 from realtime.protocol.native import PATH, SUBPROTOCOL, parse_audio, parse_server, serialize
 
 MAX_MESSAGE_BYTES = 2**24
 
 
-class SessionRefused(OSError):
+class SessionRejected(OSError):
     """The server closed the session before it began, and said why."""
 
 
-class SpeechClient:
+class NativeClient:
     """One session. ``send`` events, iterate over what comes back; the iteration ends when the line is closed."""
 
     def __init__(self, socket: ClientConnection, created: SessionCreated) -> None:
@@ -36,7 +36,7 @@ class SpeechClient:
         except ConnectionClosed:
             raise ConnectionError(f"closed_{self.close_code}") from None
 
-    def __aiter__(self) -> SpeechClient:
+    def __aiter__(self) -> NativeClient:
         return self
 
     async def __anext__(self) -> ServerEvent | AudioMessage:
@@ -56,7 +56,7 @@ class SpeechClient:
         """Cut the line without a word."""
         self._socket.transport.abort()
 
-    async def __aenter__(self) -> SpeechClient:
+    async def __aenter__(self) -> NativeClient:
         return self
 
     async def __aexit__(
@@ -78,7 +78,7 @@ def speech_url(url: str) -> str:
     return parts._replace(scheme=scheme, path=PATH if parts.path in ("", "/") else parts.path).geturl()
 
 
-async def open_session(url: str, *, api_key: str | None = None, trust: ssl.SSLContext | None = None) -> SpeechClient:
+async def open_session(url: str, *, api_key: str | None = None, trust: ssl.SSLContext | None = None) -> NativeClient:
     """Raises ``OSError``, ``websockets.exceptions.InvalidStatus`` when refused, or ``SessionRefused``."""
     address = speech_url(url)
     socket = await connect(
@@ -93,5 +93,5 @@ async def open_session(url: str, *, api_key: str | None = None, trust: ssl.SSLCo
     first = parse(await socket.recv())
     if not isinstance(first, SessionCreated):
         await socket.close()
-        raise SessionRefused(first.message if isinstance(first, Error) else f"unexpected first event: {first}")
-    return SpeechClient(socket, first)
+        raise SessionRejected(first.message if isinstance(first, ErrorEvent) else f"unexpected first event: {first}")
+    return NativeClient(socket, first)

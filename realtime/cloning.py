@@ -9,30 +9,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.api import ClonedVoice, EngineInfo, InvalidRequest, SpeechEngine, VoiceSample
-from realtime.config import ConfigError, ServerConfig, VoiceSettings
-from realtime.gate import Gate
+from engine.api import ClonedVoice, EngineInfo, InvalidRequest, ReferenceAudio, SpeechEngine
+from realtime.config import ConfigError, ServerConfig, VoiceStoreSettings
+from realtime.gate import ConcurrencyLimit
 from realtime.references.addresses import refused
 from realtime.references.data_uri import PREFIX, decode_data_uri
 from realtime.references.fetch import Fetcher, FetchRules
 from sessions.audio.pcm import Pcm
 from sessions.audio.recordings.isolated import DecodeLimits, decode_isolated
-from sessions.tally import ENCODINGS, UPLOADS, LocalTally, Tally
+from sessions.tally import ENCODINGS, UPLOADS, LocalUsageCounters, UsageCounters
 from sessions.voices.voice import MAX_TRANSCRIPT_CHARS
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class Cloning:
+class VoiceCloner:
     """Of one server. Gates bound how many recordings are in work at once, wherever ``tally`` counts."""
 
-    def __init__(self, config: ServerConfig, engine: SpeechEngine, tally: Tally | None = None) -> None:
+    def __init__(self, config: ServerConfig, engine: SpeechEngine, tally: UsageCounters | None = None) -> None:
         settings, retry_after_ms = config.voices, config.limits.retry_after_ms
-        tally = tally or LocalTally()
+        tally = tally or LocalUsageCounters()
         self._settings = settings
         self._engine = engine
-        self.gate = Gate("max_encodings", settings.max_encodings, retry_after_ms, tally, ENCODINGS)
-        self.uploads = Gate("max_uploads", settings.max_uploads, retry_after_ms, tally, UPLOADS)
+        self.gate = ConcurrencyLimit("max_encodings", settings.max_encodings, retry_after_ms, tally, ENCODINGS)
+        self.uploads = ConcurrencyLimit("max_uploads", settings.max_uploads, retry_after_ms, tally, UPLOADS)
         self.fetcher = Fetcher(fetch_rules(settings))
 
     @property
@@ -40,7 +40,7 @@ class Cloning:
         return self._engine.info
 
     async def from_reference(self, reference: str, transcript: str) -> ClonedVoice:
-        """``reference`` is a data URI or an address. Raises ``InvalidRequest`` or ``Refused``."""
+        """``reference`` is a data URI or an address. Raises ``InvalidRequest`` or ``RequestRefused``."""
         self._require_encoder("ref_audio")
         with self.gate.inside():
             if reference[: len(PREFIX)].lower() == PREFIX:
@@ -52,7 +52,7 @@ class Cloning:
             return await self._listen(data, transcript, "ref_audio")
 
     async def from_upload(self, data: bytes, transcript: str) -> tuple[ClonedVoice, float]:
-        """The voice, and how long the recording is. Raises ``InvalidRequest`` or ``Refused``."""
+        """The voice, and how long the recording is. Raises ``InvalidRequest`` or ``RequestRefused``."""
         self._require_encoder("audio_sample")
         with self.gate.inside():
             pcm = await self._decode(data, "audio_sample")
@@ -87,7 +87,7 @@ class Cloning:
     async def _encode(self, pcm: Pcm, transcript: str, param: str) -> ClonedVoice:
         check_transcript(transcript)
         try:
-            return await self._engine.encode_voice(VoiceSample(pcm=pcm.tobytes(), transcript=transcript))
+            return await self._engine.encode_voice(ReferenceAudio(pcm=pcm.tobytes(), transcript=transcript))
         except InvalidRequest as error:
             error.param = param if error.param == "audio" else error.param
             raise
@@ -104,7 +104,7 @@ def check_transcript(transcript: str) -> None:
         raise InvalidRequest(f"{found}, at most {MAX_TRANSCRIPT_CHARS} are allowed", "ref_text")
 
 
-def fetch_rules(settings: VoiceSettings) -> FetchRules:
+def fetch_rules(settings: VoiceStoreSettings) -> FetchRules:
     """Raises ``ConfigError``."""
     rules = FetchRules(
         max_bytes=settings.max_upload_bytes,

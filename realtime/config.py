@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from realtime.config_section import Section
+from realtime.config_section import SettingsSection
 from realtime.device_config import MqttSettings, WyomingSettings, XiaozhiSettings
 
 ENVIRONMENT_PREFIX = "VOICEWIRE_"
@@ -26,7 +26,7 @@ class ConfigError(Exception):
     """A setting that cannot be used; the message names the setting, where it came from, its value and its range."""
 
 
-class ListenSettings(Section, frozen=True):
+class ListenSettings(SettingsSection, frozen=True):
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")] = 8765
     gateways: Annotated[
@@ -67,7 +67,7 @@ class ListenSettings(Section, frozen=True):
     page: Annotated[str | None, Meta(description="Folder of the page; by default the one that was installed.")] = None
 
 
-class LimitSettings(Section, frozen=True):
+class LimitSettings(SettingsSection, frozen=True):
     max_connections: Annotated[int, Meta(ge=1, le=100_000, description="Open WebSocket connections.")] = 5_000
     max_connections_per_key: Annotated[
         int, Meta(ge=0, le=100_000, description="Of them with one API key; 0: half, and all if it is the only key.")
@@ -133,7 +133,7 @@ class LimitSettings(Section, frozen=True):
     ] = 2.0
 
 
-class SpeechDefaults(Section, frozen=True):
+class SpeechDefaults(SettingsSection, frozen=True):
     voice: Annotated[str | None, Meta(description="Voice; by default the checkpoint's first.")] = None
     language: Annotated[str, Meta(description="Language.")] = "auto"
     encoding: Annotated[Literal["opus", "pcm_s16le", "mulaw", "alaw"], Meta(description="How audio is coded.")] = "opus"
@@ -155,7 +155,7 @@ class SpeechDefaults(Section, frozen=True):
     ] = "letters"
 
 
-class EngineSettings(Section, frozen=True):
+class EngineSettings(SettingsSection, frozen=True):
     model: Annotated[
         str | None,
         Meta(description="Checkpoint folder, or OWNER/NAME of a model on the hub; by default the embedded voice."),
@@ -163,7 +163,7 @@ class EngineSettings(Section, frozen=True):
     options: Annotated[dict[str, Any], Meta(description="Handed to the engine as they are.")] = {}  # noqa: RUF012  a Struct copies it
 
 
-class AuthSettings(Section, frozen=True):
+class AuthSettings(SettingsSection, frozen=True):
     keys_file: Annotated[str | None, Meta(description="TOML file of API keys (docs/guides/deployment.md).")] = None
     api_keys: Annotated[str | None, Meta(description="API keys as `name:key,name:key`; best in the environment.")] = (
         None
@@ -174,7 +174,7 @@ class AuthSettings(Section, frozen=True):
     ] = None
 
 
-class WireSettings(Section, frozen=True):
+class DialectSettings(SettingsSection, frozen=True):
     lead_ms: Annotated[
         int, Meta(ge=100, le=600_000, description="Lead on vendors' wires, whose clients expect bursts.")
     ] = 10_000
@@ -190,7 +190,7 @@ class WireSettings(Section, frozen=True):
     token_ttl_s: Annotated[int, Meta(ge=1, le=86_400, description="The longest a browser token may be valid.")] = 3_600
 
 
-class CallSettings(Section, frozen=True):
+class CallSettings(SettingsSection, frozen=True):
     twilio_auth_token: Annotated[
         str | None, Meta(description="Twilio's auth token: lines that it signed are let in, and no others.")
     ] = None
@@ -235,7 +235,7 @@ class CallSettings(Section, frozen=True):
     ] = 20.0
 
 
-class VoiceSettings(Section, frozen=True):
+class VoiceStoreSettings(SettingsSection, frozen=True):
     folder: Annotated[
         str | None, Meta(description="Where voices are stored; by default voicewire/voices in the user's data folder.")
     ] = None
@@ -257,7 +257,7 @@ class VoiceSettings(Section, frozen=True):
     ] = None
 
 
-class LogSettings(Section, frozen=True):
+class LogSettings(SettingsSection, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe to write.")] = "info"
     format: Annotated[Literal["json", "text"], Meta(description="`json`, one object a line, or `text`.")] = "json"
 
@@ -268,8 +268,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     speech: SpeechDefaults = SpeechDefaults()
     engine: EngineSettings = EngineSettings()
     auth: AuthSettings = AuthSettings()
-    wires: WireSettings = WireSettings()
-    voices: VoiceSettings = VoiceSettings()
+    wires: DialectSettings = DialectSettings()
+    voices: VoiceStoreSettings = VoiceStoreSettings()
     calls: CallSettings = CallSettings()
     mqtt: MqttSettings = MqttSettings()
     wyoming: WyomingSettings = WyomingSettings()
@@ -280,7 +280,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 TABLE = "a table"
 
 
-class Given(NamedTuple):
+class RawSetting(NamedTuple):
     """One setting as it came."""
 
     name: str
@@ -319,7 +319,7 @@ def environment_name(setting: str) -> str:
     return ENVIRONMENT_PREFIX + setting.replace(".", "_").upper()
 
 
-def _from_file(file: Path | None) -> Iterator[Given]:
+def _from_file(file: Path | None) -> Iterator[RawSetting]:
     if file is None:
         return
     try:
@@ -329,18 +329,20 @@ def _from_file(file: Path | None) -> Iterator[Given]:
     for section, values in content.items():
         if not isinstance(values, dict):
             raise ConfigError(f"{file}: {section} stands outside of a [section]")
-        yield from (Given(f"{section}.{field}", value, str(file), is_text=False) for field, value in values.items())
+        yield from (
+            RawSetting(f"{section}.{field}", value, str(file), is_text=False) for field, value in values.items()
+        )
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[Given]:
+def _from_environment(environment: Mapping[str, str]) -> Iterator[RawSetting]:
     for name in settings():
         variable = environment_name(name)
         if variable in environment:
-            yield Given(name, environment[variable], variable)
+            yield RawSetting(name, environment[variable], variable)
 
 
-def _from_flags(flags: Mapping[str, object]) -> Iterator[Given]:
-    return (Given(name, value, "command line") for name, value in flags.items())
+def _from_flags(flags: Mapping[str, object]) -> Iterator[RawSetting]:
+    return (RawSetting(name, value, "command line") for name, value in flags.items())
 
 
 @cache
@@ -349,7 +351,7 @@ def _tables() -> frozenset[str]:
     return frozenset(name for name, field in settings().items() if allowed(field) == TABLE)
 
 
-def _as_table(setting: Given) -> Given:
+def _as_table(setting: RawSetting) -> RawSetting:
     """The setting itself, or for an entry of a table, such as ``engine.options.max_batch``, the table with it alone.
 
     Text becomes a TOML value where it is one: ``8``, ``false``, ``[1, 2]``, ``"text"``; else it stays text.
@@ -381,7 +383,7 @@ def _merge(former: object, value: object) -> object:
     return former | {key: _merge(former.get(key), entry) for key, entry in value.items()}
 
 
-def _convert(setting: Given) -> object:
+def _convert(setting: RawSetting) -> object:
     """The value in its field's type."""
     field = settings().get(setting.name)
     if field is None:

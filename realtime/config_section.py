@@ -5,5 +5,5 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Section(Struct, frozen=True, kw_only=True):
+class SettingsSection(Struct, frozen=True, kw_only=True):
     """A group of settings; each field says in its ``Meta`` what it is and how far it may go."""

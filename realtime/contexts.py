@@ -9,23 +9,23 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from engine.api import EngineError
-from realtime.errors import Refused, describe, error_body
+from realtime.errors import RequestRefused, describe, error_body
 from realtime.protocol.dialects import base as on
-from realtime.wishes import Grantor
+from realtime.wishes import OptionResolver
 from sessions.alignment.times import WordTime
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import LimitExceeded, SessionClosed, SessionError
-from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseEvent, ResponseWords
+from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
 from sessions.response import Response
 from sessions.session import Session
 
-ContextIntent = on.Open | on.Append | on.Flush | on.End | on.Cancel | on.Finish
-TextIntent = on.Append | on.Flush | on.End
+ContextIntent = on.OpenContext | on.AppendText | on.FlushContext | on.EndContext | on.CancelContext | on.FinishContexts
+TextIntent = on.AppendText | on.FlushContext | on.EndContext
 
 
 @dataclass(slots=True, eq=False)
-class Context:
+class ContextState:
     """A text that is spoken as one signal: a response, from its first text on."""
 
     context_id: str
@@ -50,29 +50,29 @@ class ContextLimits:
     max_remembered: int
 
 
-class Tell(Protocol):
+class EventSink(Protocol):
     def __call__(self, event: on.Event, wanted: Callable[[], bool] | None = None) -> Awaitable[None]:
         """Tell the dialect, and carry out what it asks for; messages only while they are ``wanted``."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class Contexts:
+class ContextRegistry:
     """``act`` never waits: it gives what is to be told at once. What comes later is told by a task of ``tasks`` for
     each context that speaks."""
 
     session: Session
-    grantor: Grantor
+    grantor: OptionResolver
     tasks: asyncio.TaskGroup
-    tell: Tell
+    tell: EventSink
     may_speak: Callable[[], None]
-    """Raises ``Refused`` when nothing may begin now."""
+    """Raises ``RequestRefused`` when nothing may begin now."""
     limits: ContextLimits
     serial: bool = False
     """All are of one line."""
     tells_heard: bool = True
     """Somebody is told what was heard. In a line that is found as it sounds: the next one begins once it is known."""
-    _open: dict[str, Context] = field(default_factory=dict)
+    _open: dict[str, ContextState] = field(default_factory=dict)
     """In the order they were opened."""
     _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
     _speaking: set[asyncio.Task[None]] = field(default_factory=set)
@@ -89,41 +89,45 @@ class Contexts:
         self.session.touch()
         return [*self._apply(intent), *self._settle()]
 
-    async def recall(self, intent: on.Recall) -> list[on.Event]:
+    async def recall(self, intent: on.QueryHeard) -> list[on.Event]:
         """What is to be told once the words are found."""
         self.session.touch()
         response = self._past.get(intent.context)
         if response is None:
             return []
         heard = await response.recall(intent.played_ms)
-        return [] if response.forgotten else [on.Recalled(intent.context, heard.text, heard.remaining, heard.audio_ms)]
+        return (
+            []
+            if response.forgotten
+            else [on.HeardReported(intent.context, heard.text, heard.remaining, heard.audio_ms)]
+        )
 
     async def silent(self, timeout_s: float) -> None:
         """Wait until every context has been told its end, or so long; but not for the task that asks."""
         if others := self._speaking - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=timeout_s)
 
-    def idle(self, timeout_s: float, now: float) -> list[on.Idle]:
+    def idle(self, timeout_s: float, now: float) -> list[on.ContextIdle]:
         """The contexts that nothing was said to, nor by, for so long."""
         quiet = (context for context in self._open.values() if context.waits is None)
-        return [on.Idle(context.context_id) for context in quiet if now - context.last_sign_s >= timeout_s]
+        return [on.ContextIdle(context.context_id) for context in quiet if now - context.last_sign_s >= timeout_s]
 
     def _apply(self, intent: ContextIntent) -> list[on.Event]:
         match intent:
-            case on.Open():
+            case on.OpenContext():
                 return self._begin(intent)
-            case on.Finish():
+            case on.FinishContexts():
                 self._finishing = True
                 return []
         context = self._open.get(intent.context)
         if context is None:
             return []
         context.last_sign_s = now_s()
-        if isinstance(intent, on.Cancel):
+        if isinstance(intent, on.CancelContext):
             return self._cancel(context, intent.played_ms)
         return self._wait(context, intent) if context.waits is not None else self._write(context, intent)
 
-    def _begin(self, intent: on.Open) -> list[on.Event]:
+    def _begin(self, intent: on.OpenContext) -> list[on.Event]:
         if intent.context in self._open:
             return []
         line = "" if self.serial else intent.line
@@ -133,10 +137,12 @@ class Contexts:
             settings, warnings = self.grantor.grant(intent.wish)
             if waits is not None:
                 self.may_speak()
-        except (Refused, SessionError) as error:
+        except (RequestRefused, SessionError) as error:
             return [_failed(intent.context, error)]
-        self._open[intent.context] = Context(intent.context, settings, now_s(), line, waits, admitted=waits is not None)
-        return [on.Opened(intent.context, warnings)]
+        self._open[intent.context] = ContextState(
+            intent.context, settings, now_s(), line, waits, admitted=waits is not None
+        )
+        return [on.ContextOpened(intent.context, warnings)]
 
     def _is_busy(self, line: str | None) -> bool:
         return line is not None and any(context.line == line for context in self._open.values())
@@ -147,7 +153,7 @@ class Contexts:
         if len(self._open) >= self.limits.max_contexts:
             raise LimitExceeded(f"max_contexts of a connection is {self.limits.max_contexts}")
 
-    def _wait(self, context: Context, intent: TextIntent) -> list[on.Event]:
+    def _wait(self, context: ContextState, intent: TextIntent) -> list[on.Event]:
         """Keep it until the contexts before have ended."""
         assert context.waits is not None
         context.waits.append(intent)
@@ -157,43 +163,43 @@ class Contexts:
             return self._fail(context, LimitExceeded(f"the text that waits for its turn may have {limit} characters"))
         return []
 
-    def _write(self, context: Context, intent: TextIntent) -> list[on.Event]:
+    def _write(self, context: ContextState, intent: TextIntent) -> list[on.Event]:
         if context.ended or (context.response is not None and context.response.done):
             return []
         match intent:
-            case on.Append():
+            case on.AppendText():
                 return self._append(context, intent.text, intent.last)
-            case on.Flush() if context.response is None:
-                return [on.Flushed(context.context_id, 0.0)]
-            case on.Flush():
+            case on.FlushContext() if context.response is None:
+                return [on.ContextFlushed(context.context_id, 0.0)]
+            case on.FlushContext():
                 assert context.response is not None
                 context.response.flush()
                 return []
-            case on.End():
+            case on.EndContext():
                 return self._end_text(context)
 
-    def _append(self, context: Context, text: str, last: bool) -> list[on.Event]:
+    def _append(self, context: ContextState, text: str, last: bool) -> list[on.Event]:
         if context.response is None and text.strip():
             return self._speak(context, text.lstrip(), last)
         if context.response is not None:
             context.response.push_text(text)
         return self._end_text(context) if last else []
 
-    def _end_text(self, context: Context) -> list[on.Event]:
+    def _end_text(self, context: ContextState) -> list[on.Event]:
         context.ended = True
         if context.response is None:
-            return self._leave(context, on.Ended(context.context_id))
+            return self._leave(context, on.ContextEnded(context.context_id))
         context.response.end_input()
         return []
 
-    def _speak(self, context: Context, text: str, last: bool) -> list[on.Event]:
+    def _speak(self, context: ContextState, text: str, last: bool) -> list[on.Event]:
         """The first text: take a place, and speak."""
         try:
             if not context.admitted:
                 self.may_speak()
             settings = replace(context.settings, tells_heard=self.tells_heard, heard_at_once=self.serial)
             response = self.session.create_response(settings=settings, text=text, text_closed=last)
-        except (Refused, SessionError, EngineError) as error:
+        except (RequestRefused, SessionError, EngineError) as error:
             return self._fail(context, error)
         context.response = response
         context.ended = last
@@ -202,16 +208,16 @@ class Contexts:
         task.add_done_callback(self._speaking.discard)
         return []
 
-    def _cancel(self, context: Context, played_ms: float | None) -> list[on.Event]:
+    def _cancel(self, context: ContextState, played_ms: float | None) -> list[on.Event]:
         if context.response is None:
-            return self._leave(context, on.Ended(context.context_id, "cancelled"))
+            return self._leave(context, on.ContextEnded(context.context_id, "cancelled"))
         context.response.cancel(played_ms)
         return []
 
-    async def _hear(self, context: Context, response: Response) -> None:
+    async def _hear(self, context: ContextState, response: Response) -> None:
         async for event in response:
             context.last_sign_s = now_s()
-            if isinstance(event, ResponseDone):
+            if isinstance(event, ResponseFinished):
                 self._remember(context.context_id, response)
                 for told in (*self._leave(context, _ended(context.context_id, event)), *self._settle()):
                     await self.tell(told)
@@ -219,15 +225,15 @@ class Contexts:
                 for told in _told(context.context_id, response, event):
                     await self.tell(told, lambda: not response.done)
 
-    def _fail(self, context: Context, error: Exception) -> list[on.Event]:
+    def _fail(self, context: ContextState, error: Exception) -> list[on.Event]:
         return self._leave(context, _failed(context.context_id, error))
 
-    def _leave(self, context: Context, ended: on.Ended) -> list[on.Event]:
+    def _leave(self, context: ContextState, ended: on.ContextEnded) -> list[on.Event]:
         del self._open[context.context_id]
         self._take_waits(context)
         return [ended]
 
-    def _take_waits(self, context: Context) -> list[TextIntent]:
+    def _take_waits(self, context: ContextState) -> list[TextIntent]:
         waits, context.waits = context.waits or [], None
         self._num_waiting_chars -= sum(map(_weight, waits))
         return waits
@@ -237,14 +243,14 @@ class Contexts:
         told = [event for context in self._whose_turn_it_is() for event in self._catch_up(context)]
         if self._finishing and not self._open:
             self._finishing = False
-            told.append(on.Silent())
+            told.append(on.AllContextsEnded())
         return told
 
-    def _whose_turn_it_is(self) -> Iterator[Context]:
+    def _whose_turn_it_is(self) -> Iterator[ContextState]:
         while (first := self._first_that_waits()) is not None:
             yield first
 
-    def _first_that_waits(self) -> Context | None:
+    def _first_that_waits(self) -> ContextState | None:
         """In its line, with nobody before it."""
         busy: set[str | None] = {None}
         for context in self._open.values():
@@ -253,7 +259,7 @@ class Contexts:
             busy.add(context.line)
         return None
 
-    def _catch_up(self, context: Context) -> list[on.Event]:
+    def _catch_up(self, context: ContextState) -> list[on.Event]:
         context.last_sign_s = now_s()
         return [event for intent in self._take_waits(context) for event in self._apply(intent)]
 
@@ -265,7 +271,7 @@ class Contexts:
 
 
 def _weight(intent: TextIntent) -> int:
-    return 1 + len(intent.text) if isinstance(intent, on.Append) else 1
+    return 1 + len(intent.text) if isinstance(intent, on.AppendText) else 1
 
 
 def _told(context_id: str, response: Response, event: ResponseEvent) -> Iterator[on.Event]:
@@ -275,11 +281,13 @@ def _told(context_id: str, response: Response, event: ResponseEvent) -> Iterator
     match event:
         case ResponseAudio():
             end_sample = event.start_sample + event.num_samples
-            yield on.Audio(context_id, b"".join(event.packets), ms(event.start_sample), ms(end_sample), event.packets)
-        case ResponseWords():
-            yield on.Words(context_id, tuple(_timed(word) for word in event.words))
-        case FlushDone():
-            yield on.Flushed(context_id, ms(event.end_sample))
+            yield on.ContextAudio(
+                context_id, b"".join(event.packets), ms(event.start_sample), ms(end_sample), event.packets
+            )
+        case ResponseWordTimes():
+            yield on.ContextWords(context_id, tuple(_timed(word) for word in event.words))
+        case FlushCompleted():
+            yield on.ContextFlushed(context_id, ms(event.end_sample))
 
 
 def _timed(word: WordTime) -> on.TimedWord:
@@ -294,13 +302,13 @@ def _timed(word: WordTime) -> on.TimedWord:
     )
 
 
-def _ended(context_id: str, done: ResponseDone) -> on.Ended:
-    heard: Heard = done.heard
+def _ended(context_id: str, done: ResponseFinished) -> on.ContextEnded:
+    heard: HeardText = done.heard
     error = None if done.error is None else error_body(done.error)
-    return on.Ended(
+    return on.ContextEnded(
         context_id, done.status.value, done.audio_ms, heard.text, heard.remaining, heard.audio_ms, error=error
     )
 
 
-def _failed(context_id: str, error: Exception) -> on.Ended:
-    return on.Ended(context_id, "failed", error=error_body(describe(error)))
+def _failed(context_id: str, error: Exception) -> on.ContextEnded:
+    return on.ContextEnded(context_id, "failed", error=error_body(describe(error)))

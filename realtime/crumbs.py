@@ -10,7 +10,7 @@ MIN_PIECE_BYTES, MAX_CRUMBS = 256, 1_000
 """A body may come in so many pieces of any size, and in more as long as they are so large in the mean."""
 
 
-class CrumblessConnection(h11.Connection):
+class ChunkLimitedConnection(h11.Connection):
     """As h11's, for either role; a body in crumbs breaks the protocol."""
 
     _num_bytes = _num_pieces = 0

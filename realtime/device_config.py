@@ -6,10 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from realtime.config_section import Section
+from realtime.config_section import SettingsSection
 
 
-class MqttSettings(Section, frozen=True):
+class MqttSettings(SettingsSection, frozen=True):
     host: Annotated[str | None, Meta(description="MQTT 5 broker to speak through; without it there is no MQTT.")] = None
     port: Annotated[int, Meta(ge=1, le=65_535, description="The broker's port; usually 8883 with TLS.")] = 1_883
     tls: Annotated[bool, Meta(description="Whether the broker is spoken to over TLS.")] = False
@@ -53,7 +53,7 @@ class MqttSettings(Section, frozen=True):
     ] = 1_000
 
 
-class WyomingSettings(Section, frozen=True):
+class WyomingSettings(SettingsSection, frozen=True):
     enabled: Annotated[bool, Meta(description="Whether there is a port for Wyoming (Home Assistant).")] = False
     port: Annotated[int, Meta(ge=0, le=65_535, description="That port; 0 takes a free one.")] = 10_200
     host: Annotated[str, Meta(description="Address of that port, which has no keys: whoever reaches it may speak.")] = (
@@ -66,7 +66,7 @@ class WyomingSettings(Section, frozen=True):
     sample_rate: Annotated[int, Meta(ge=8_000, le=48_000, description="Samples a second.")] = 24_000
 
 
-class XiaozhiSettings(Section, frozen=True):
+class XiaozhiSettings(SettingsSection, frozen=True):
     bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Bits a second of Opus.")] = 32_000
     linger_ms: Annotated[
         int, Meta(ge=0, le=10_000, description="Silence after which a device is told that the speech has ended.")

@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 from realtime.protocol.close import CloseCode
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import Error, ErrorBody
+from realtime.protocol.events import ErrorBody, ErrorEvent
 from sessions.errors import ErrorInfo, error_info
 
 
-class Fault(StrEnum):
+class FaultOwner(StrEnum):
     CLIENT = "client"
     REQUEST = "request"
     CAPACITY = "capacity"
     SERVER = "server"
 
 
-class Rule(NamedTuple):
-    fault: Fault
+class ErrorRule(NamedTuple):
+    fault: FaultOwner
     http_status: int
     """Of the answer to an HTTP request or a handshake that fails so."""
     close: CloseCode | None
@@ -27,7 +27,7 @@ class Rule(NamedTuple):
     meaning: str
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request or a handshake that is turned away; ``code`` is one of the table."""
 
     def __init__(self, code: str, message: str, param: str | None = None, retry_after_ms: int | None = None) -> None:
@@ -37,58 +37,62 @@ class Refused(Exception):
         self.retry_after_ms = retry_after_ms
 
 
-C, Q, K, S = Fault.CLIENT, Fault.REQUEST, Fault.CAPACITY, Fault.SERVER
+C, Q, K, S = FaultOwner.CLIENT, FaultOwner.REQUEST, FaultOwner.CAPACITY, FaultOwner.SERVER
 
-RULES: dict[str, Rule] = {
-    "malformed_json": Rule(C, 400, CloseCode.INVALID_DATA, "a message that is not JSON"),
-    "unknown_event": Rule(C, 400, CloseCode.INVALID_DATA, "a `type` that is no client event"),
-    "invalid_event": Rule(
+RULES: dict[str, ErrorRule] = {
+    "malformed_json": ErrorRule(C, 400, CloseCode.INVALID_DATA, "a message that is not JSON"),
+    "unknown_event": ErrorRule(C, 400, CloseCode.INVALID_DATA, "a `type` that is no client event"),
+    "invalid_event": ErrorRule(
         C, 400, CloseCode.INVALID_DATA, "a field that is missing, unknown, of the wrong type or none of its few values"
     ),
-    "binary_not_accepted": Rule(C, 400, CloseCode.UNSUPPORTED_DATA, "a binary message from a client"),
-    "body_timeout": Rule(C, 408, None, "the body of a request did not arrive in time"),
-    "message_too_big": Rule(C, 413, CloseCode.MESSAGE_TOO_BIG, "more than `max_message_bytes`"),
-    "too_many_errors": Rule(C, 400, CloseCode.POLICY_VIOLATION, "more than `max_errors` on one connection"),
-    "idle_timeout": Rule(C, 408, CloseCode.IDLE_TIMEOUT, "no event and no speech for `idle_timeout_s`"),
-    "session_expired": Rule(C, 408, CloseCode.SESSION_EXPIRED, "older than `max_session_s`"),
-    "unknown_response": Rule(C, 404, None, "no such response: never created, or forgotten"),
-    "unknown_call": Rule(C, 404, None, "no such call: it never was, it has ended, or it is not yours"),
-    "duplicate_response": Rule(C, 409, None, "the response id is in use, or was a moment ago"),
-    "text_closed": Rule(C, 409, None, "text, a flush or an end after the end of the text"),
-    "response_done": Rule(C, 409, None, "text, a flush or an end after the end of the response"),
-    "session_closed": Rule(C, 409, None, "a new response or settings after `session.close`"),
-    "slow_reader": Rule(C, 408, None, "audio was due for `reader_timeout_s` and was not taken"),
-    "text_timeout": Rule(C, 408, None, "no text came for `text_timeout_s`, and nothing was left to play"),
-    "unauthorized": Rule(C, 401, CloseCode.POLICY_VIOLATION, "no API key, or a wrong one"),
-    "insufficient_scope": Rule(C, 403, CloseCode.POLICY_VIOLATION, "a token that is not meant for this"),
-    "not_loopback": Rule(C, 403, CloseCode.POLICY_VIOLATION, "a server without keys serves its own machine only"),
-    "forbidden_host": Rule(C, 403, CloseCode.POLICY_VIOLATION, "without keys: the Host header is no loopback name"),
-    "forbidden_origin": Rule(C, 403, CloseCode.POLICY_VIOLATION, "without keys: a page of another origin"),
-    "unknown_path": Rule(C, 404, None, "no such address on this server"),
-    "method_not_allowed": Rule(C, 405, None, "an address that takes other methods; `Allow` names them"),
-    "unsupported_subprotocol": Rule(C, 400, None, "a handshake that does not offer `voicewire.v1`"),
-    "invalid_request": Rule(Q, 400, None, "a setting out of range; the message names field, limit and value"),
-    "unknown_voice": Rule(Q, 400, None, "no such voice"),
-    "voice_not_found": Rule(Q, 404, None, "no such voice, or it is not yours"),
-    "voice_exists": Rule(Q, 409, None, "a voice of this name is stored already"),
-    "voice_protected": Rule(Q, 403, None, "a voice of the model or the operator, which cannot be replaced or deleted"),
-    "unknown_language": Rule(Q, 400, None, "no such language"),
-    "unsupported_format": Rule(Q, 400, None, "an encoding, rate or setting that cannot be served"),
-    "request_too_long": Rule(Q, 413, None, "more text than one response may have"),
-    "limit_exceeded": Rule(K, 429, None, "a named limit was passed; try again if `retryable` (else 400)"),
-    "overloaded": Rule(K, 429, None, "no capacity now; try again after `retry_after_ms`"),
-    "too_many_connections": Rule(K, 429, None, "`max_connections` is reached"),
-    "draining": Rule(K, 503, CloseCode.SERVICE_RESTART, "the server is about to stop; connect again"),
-    "engine_timeout": Rule(S, 504, None, "the engine made no sound for `engine_timeout_s`"),
-    "engine_dead": Rule(S, 503, None, "the engine stopped and is being restarted"),
-    "engine_error": Rule(S, 500, None, "the engine failed on this request"),
-    "bad_checkpoint": Rule(S, 500, None, "a model folder that cannot be served"),
-    "session_error": Rule(S, 500, None, "the session failed"),
-    "internal_error": Rule(S, 500, CloseCode.INTERNAL_ERROR, "a fault of the server"),
+    "binary_not_accepted": ErrorRule(C, 400, CloseCode.UNSUPPORTED_DATA, "a binary message from a client"),
+    "body_timeout": ErrorRule(C, 408, None, "the body of a request did not arrive in time"),
+    "message_too_big": ErrorRule(C, 413, CloseCode.MESSAGE_TOO_BIG, "more than `max_message_bytes`"),
+    "too_many_errors": ErrorRule(C, 400, CloseCode.POLICY_VIOLATION, "more than `max_errors` on one connection"),
+    "idle_timeout": ErrorRule(C, 408, CloseCode.IDLE_TIMEOUT, "no event and no speech for `idle_timeout_s`"),
+    "session_expired": ErrorRule(C, 408, CloseCode.SESSION_EXPIRED, "older than `max_session_s`"),
+    "unknown_response": ErrorRule(C, 404, None, "no such response: never created, or forgotten"),
+    "unknown_call": ErrorRule(C, 404, None, "no such call: it never was, it has ended, or it is not yours"),
+    "duplicate_response": ErrorRule(C, 409, None, "the response id is in use, or was a moment ago"),
+    "text_closed": ErrorRule(C, 409, None, "text, a flush or an end after the end of the text"),
+    "response_done": ErrorRule(C, 409, None, "text, a flush or an end after the end of the response"),
+    "session_closed": ErrorRule(C, 409, None, "a new response or settings after `session.close`"),
+    "slow_reader": ErrorRule(C, 408, None, "audio was due for `reader_timeout_s` and was not taken"),
+    "text_timeout": ErrorRule(C, 408, None, "no text came for `text_timeout_s`, and nothing was left to play"),
+    "unauthorized": ErrorRule(C, 401, CloseCode.POLICY_VIOLATION, "no API key, or a wrong one"),
+    "insufficient_scope": ErrorRule(C, 403, CloseCode.POLICY_VIOLATION, "a token that is not meant for this"),
+    "not_loopback": ErrorRule(C, 403, CloseCode.POLICY_VIOLATION, "a server without keys serves its own machine only"),
+    "forbidden_host": ErrorRule(
+        C, 403, CloseCode.POLICY_VIOLATION, "without keys: the Host header is no loopback name"
+    ),
+    "forbidden_origin": ErrorRule(C, 403, CloseCode.POLICY_VIOLATION, "without keys: a page of another origin"),
+    "unknown_path": ErrorRule(C, 404, None, "no such address on this server"),
+    "method_not_allowed": ErrorRule(C, 405, None, "an address that takes other methods; `Allow` names them"),
+    "unsupported_subprotocol": ErrorRule(C, 400, None, "a handshake that does not offer `voicewire.v1`"),
+    "invalid_request": ErrorRule(Q, 400, None, "a setting out of range; the message names field, limit and value"),
+    "unknown_voice": ErrorRule(Q, 400, None, "no such voice"),
+    "voice_not_found": ErrorRule(Q, 404, None, "no such voice, or it is not yours"),
+    "voice_exists": ErrorRule(Q, 409, None, "a voice of this name is stored already"),
+    "voice_protected": ErrorRule(
+        Q, 403, None, "a voice of the model or the operator, which cannot be replaced or deleted"
+    ),
+    "unknown_language": ErrorRule(Q, 400, None, "no such language"),
+    "unsupported_format": ErrorRule(Q, 400, None, "an encoding, rate or setting that cannot be served"),
+    "request_too_long": ErrorRule(Q, 413, None, "more text than one response may have"),
+    "limit_exceeded": ErrorRule(K, 429, None, "a named limit was passed; try again if `retryable` (else 400)"),
+    "overloaded": ErrorRule(K, 429, None, "no capacity now; try again after `retry_after_ms`"),
+    "too_many_connections": ErrorRule(K, 429, None, "`max_connections` is reached"),
+    "draining": ErrorRule(K, 503, CloseCode.SERVICE_RESTART, "the server is about to stop; connect again"),
+    "engine_timeout": ErrorRule(S, 504, None, "the engine made no sound for `engine_timeout_s`"),
+    "engine_dead": ErrorRule(S, 503, None, "the engine stopped and is being restarted"),
+    "engine_error": ErrorRule(S, 500, None, "the engine failed on this request"),
+    "bad_checkpoint": ErrorRule(S, 500, None, "a model folder that cannot be served"),
+    "session_error": ErrorRule(S, 500, None, "the session failed"),
+    "internal_error": ErrorRule(S, 500, CloseCode.INTERNAL_ERROR, "a fault of the server"),
 }
 
 
-def rule_for(code: str) -> Rule:
+def rule_for(code: str) -> ErrorRule:
     return RULES.get(code, RULES["internal_error"])
 
 
@@ -102,15 +106,15 @@ def describe(error: Exception) -> ErrorInfo:
     match error:
         case RemoteProtocolError():
             return ErrorInfo(error.code, str(error), error.param)
-        case Refused():
-            retryable = rule_for(error.code).fault is Fault.CAPACITY
+        case RequestRefused():
+            retryable = rule_for(error.code).fault is FaultOwner.CAPACITY
             return ErrorInfo(error.code, str(error), error.param, retryable, error.retry_after_ms)
         case _:
             return error_info(error)
 
 
-def error_event(info: ErrorInfo, response_id: str | None = None) -> Error:
-    return Error(
+def error_event(info: ErrorInfo, response_id: str | None = None) -> ErrorEvent:
+    return ErrorEvent(
         code=info.code,
         message=info.message,
         param=info.param,

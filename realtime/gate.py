@@ -6,28 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from realtime.errors import Refused
-from sessions.tally import Tally
+from realtime.errors import RequestRefused
+from sessions.tally import UsageCounters
 
 
 @dataclass(slots=True)
-class Gate:
+class ConcurrencyLimit:
     """A limit on what ``tally`` counts under a name, here and in other processes that keep the same one."""
 
     limit_name: str
     max_inside: int
     retry_after_ms: int
-    tally: Tally
+    tally: UsageCounters
     counted: str
     num_inside: int = 0
     """Here."""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Raises ``Refused`` when it is full."""
+        """Raises ``RequestRefused`` when it is full."""
         if self.tally.total(self.counted) >= self.max_inside:
             limit = f"{self.limit_name} is {self.max_inside}"
-            raise Refused("overloaded", limit, retry_after_ms=self.retry_after_ms)
+            raise RequestRefused("overloaded", limit, retry_after_ms=self.retry_after_ms)
         self._count(1)
         try:
             yield

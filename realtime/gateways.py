@@ -22,13 +22,13 @@ from prometheus_client import multiprocess
 
 from engine.api import SpeechEngine
 from realtime.auth import load_gatekeeper
-from realtime.calls.exchange import Exchange
+from realtime.calls.exchange import GatewayHub
 from realtime.config import ServerConfig
 from realtime.local_engine import connect_engine, share_engine
 from realtime.logs import configure_logs
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.serve import create_app, serve
-from realtime.shared_tally import SharedTally
+from realtime.shared_tally import SharedUsageCounters
 from realtime.signals import STOP_SIGNALS, unless_told_to_stop
 from realtime.transports.listener import Ports, open_listeners
 from sessions.tally import all_names
@@ -64,11 +64,11 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     column: int = 0
     """Which of its columns is this gateway's."""
 
-    def open_tally(self) -> SharedTally:
-        return SharedTally(Path(self.tally), self.counted, self.column)
+    def open_tally(self) -> SharedUsageCounters:
+        return SharedUsageCounters(Path(self.tally), self.counted, self.column)
 
 
-class Gateways:
+class GatewaySupervisor:
     """The processes. ``run`` until SIGTERM or SIGINT."""
 
     def __init__(self, plan: GatewayPlan, metrics_folder: str) -> None:
@@ -172,7 +172,7 @@ async def serve_by_gateways(
         folder = address.parent / "gateways"
         folder.mkdir()
         tally = folder / "tally"
-        SharedTally.make_file(tally, counted, config.listen.gateways)
+        SharedUsageCounters.make_file(tally, counted, config.listen.gateways)
         plan = GatewayPlan(
             config=msgspec.structs.replace(config, listen=listen),
             engine=str(address),
@@ -180,8 +180,8 @@ async def serve_by_gateways(
             counted=tuple(counted),
             exchange=str(folder / "exchange"),
         )
-        async with Exchange().open(Path(plan.exchange)):
-            await Gateways(plan, str(folder)).run(lambda: on_ready(ports))
+        async with GatewayHub().open(Path(plan.exchange)):
+            await GatewaySupervisor(plan, str(folder)).run(lambda: on_ready(ports))
     finally:
         await engine.aclose()
         reserved.close()

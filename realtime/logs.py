@@ -39,7 +39,7 @@ QUOTES = re.compile(r"""[<('"\[{:=]""")
 """Where asyncio's own words end and somebody else's may begin."""
 
 
-class DiscreetFormatter(logging.Formatter):
+class RedactingFormatter(logging.Formatter):
     """Tells of an exception its type and where it came from; its message, which may quote a client, at debug alone."""
 
     def __init__(self, format: str | None = None, *, debug: bool = False) -> None:
@@ -58,7 +58,7 @@ def discreet(record: logging.LogRecord) -> bool:
     return True
 
 
-class JsonFormatter(DiscreetFormatter):
+class JsonFormatter(RedactingFormatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
@@ -71,7 +71,7 @@ class JsonFormatter(DiscreetFormatter):
         return msgspec.json.encode(line).decode()
 
 
-class TextFormatter(DiscreetFormatter):
+class TextFormatter(RedactingFormatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         return f"{super().format(record)} {fields}".rstrip()

@@ -58,7 +58,7 @@ GAUGES: dict[str, tuple[str, Literal["livesum", "livemin", "livemax", "livemostr
 """Name -> what it is, and what becomes of the values of several gateways."""
 
 
-class Watched(Protocol):
+class MetricsSource(Protocol):
     """What a scrape reads from the server."""
 
     @property
@@ -83,7 +83,7 @@ class Watched(Protocol):
 class ServerMetrics:
     """Implements ``sessions.metrics.Metrics``; a name that is not in the tables above is our fault (``KeyError``)."""
 
-    def __init__(self, server: Watched) -> None:
+    def __init__(self, server: MetricsSource) -> None:
         self._server = server
         self._is_gateway = MULTIPROCESS_FOLDER in os.environ
         self._registry = CollectorRegistry()

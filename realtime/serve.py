@@ -13,19 +13,19 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from engine.api import EngineError, SpeechEngine
 from realtime.auth import load_gatekeeper
-from realtime.calls.relay import Relay
-from realtime.calls.switchboard import Switchboard
+from realtime.calls.relay import HubClient
+from realtime.calls.switchboard import CallRegistry
 from realtime.config import ServerConfig, load_config
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.local_engine import make_engine
 from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.native import PATH
 from realtime.server import SpeechServer
 from realtime.signals import unless_told_to_stop
-from realtime.transports.audiosocket import AudioSocketPort
+from realtime.transports.audiosocket import AudioSocketServer
 from realtime.transports.calls import call_routes
 from realtime.transports.http import INFORMATION_ROUTES, refuse, refuse_socket
-from realtime.transports.listener import DrainingServer, ListenConfig, Ports, open_listeners
+from realtime.transports.listener import DrainingServer, Ports, UvicornConfig, open_listeners
 from realtime.transports.page import page_routes
 from realtime.transports.phones import owner_of_lines, phone_routes
 from realtime.transports.speech import speech
@@ -33,19 +33,19 @@ from realtime.transports.speech_batch import speech_batch
 from realtime.transports.tokens import token_routes
 from realtime.transports.vendor_voices import VENDOR_VOICE_ROUTES, open_webui_routes
 from realtime.transports.voices import VOICE_ROUTES
-from realtime.transports.websocket import SpeechEndpoint
+from realtime.transports.websocket import NativeEndpoint
 from realtime.transports.wires import wire_routes
-from realtime.transports.wyoming import WyomingPort
-from realtime.transports.xiaozhi import Devices, device_routes
-from realtime.transports.xiaozhi_mqtt import DevicePorts
+from realtime.transports.wyoming import WyomingServer
+from realtime.transports.xiaozhi import XiaozhiService, device_routes
+from realtime.transports.xiaozhi_mqtt import XiaozhiMqttServer
 from sessions.errors import SessionError
-from sessions.tally import Tally
+from sessions.tally import UsageCounters
 
 
 def create_app(
     config: ServerConfig | None = None,
     engine: SpeechEngine | None = None,
-    tally: Tally | None = None,
+    tally: UsageCounters | None = None,
     exchange: Path | None = None,
 ) -> Starlette:
     """The ASGI application; the engine starts with its lifespan. Without a ``config`` the environment gives it.
@@ -60,13 +60,13 @@ def create_app(
         options = {"process": True} | config.engine.options
         engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
     server = SpeechServer(config, engine, load_gatekeeper(config.auth, config.wires.token_ttl_s), tally)
-    switchboard = Switchboard(config.calls.max_events)
-    relay = Relay(switchboard, exchange, config.calls.answer_timeout_s)
-    audiosocket = AudioSocketPort(server, switchboard, owner_of_lines(server))
+    switchboard = CallRegistry(config.calls.max_events)
+    relay = HubClient(switchboard, exchange, config.calls.answer_timeout_s)
+    audiosocket = AudioSocketServer(server, switchboard, owner_of_lines(server))
     mqtt = MqttBridge(server, switchboard)
-    wyoming = WyomingPort(server)
-    devices = Devices(server, switchboard)
-    device_ports = DevicePorts(devices)
+    wyoming = WyomingServer(server)
+    devices = XiaozhiService(server, switchboard)
+    device_ports = XiaozhiMqttServer(devices)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -81,7 +81,7 @@ def create_app(
     app = Starlette(
         routes=_routes(server, switchboard, devices),
         exception_handlers={
-            Refused: refuse,
+            RequestRefused: refuse,
             SessionError: refuse,
             EngineError: refuse,
             404: refuse,
@@ -98,9 +98,9 @@ def create_app(
     return app
 
 
-def _routes(server: SpeechServer, switchboard: Switchboard, devices: Devices) -> list[BaseRoute]:
+def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiService) -> list[BaseRoute]:
     api: list[BaseRoute] = [
-        WebSocketRoute(PATH, SpeechEndpoint(server)),
+        WebSocketRoute(PATH, NativeEndpoint(server)),
         *wire_routes(server),
         *token_routes(),
         *phone_routes(server, switchboard),
@@ -137,7 +137,7 @@ async def serve(
     Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before that.
     """
     app = create_app(config) if app is None else app
-    listen = ListenConfig(app, config.listen, config.limits)
+    listen = UvicornConfig(app, config.listen, config.limits)
     listen.load()
     listeners = open_listeners(config.listen, share_port)
     server = DrainingServer(listen, app.state.server, listeners)

@@ -9,19 +9,19 @@ from contextlib import contextmanager, suppress
 from typing import ParamSpec, Protocol
 
 from engine.api import EngineError, EngineStats, SpeechEngine
-from realtime.auth import Caller, Gatekeeper
-from realtime.cloning import Cloning
+from realtime.auth import Authenticator, Principal
+from realtime.cloning import VoiceCloner
 from realtime.config import ServerConfig
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.heap_trimmer import HeapTrimmer
 from realtime.metrics import ServerMetrics
 from realtime.settings import default_settings
-from sessions.alignment.aligner import LetterAligner, MakeAligner
-from sessions.alignment.even import EvenAligner
+from sessions.alignment.aligner import ForcedAligner, MakeAligner
+from sessions.alignment.even import UniformAligner
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.registry import SessionRegistry
 from sessions.session import Session
-from sessions.tally import CONNECTIONS, LocalTally, Tally, of_key
+from sessions.tally import CONNECTIONS, LocalUsageCounters, UsageCounters, of_key
 from sessions.voices.folder import voices_folder
 from sessions.voices.store import VoiceLimits, VoiceStore
 
@@ -31,7 +31,7 @@ TICK_S = 0.25
 P = ParamSpec("P")
 
 
-class Connection(Protocol):
+class ManagedConnection(Protocol):
     """What the server asks of a connection."""
 
     def tick(self, now_s: float) -> None:
@@ -43,23 +43,23 @@ class Connection(Protocol):
         ...
 
 
-ALIGNERS: dict[str, MakeAligner] = {"letters": LetterAligner, "even": EvenAligner}
+ALIGNERS: dict[str, MakeAligner] = {"letters": ForcedAligner, "even": UniformAligner}
 
 
 class SpeechServer:
     """Owns the engine's life, the sessions and the connections. ``start``, serve, ``drain``, ``aclose``."""
 
     def __init__(
-        self, config: ServerConfig, engine: SpeechEngine, gatekeeper: Gatekeeper, tally: Tally | None = None
+        self, config: ServerConfig, engine: SpeechEngine, gatekeeper: Authenticator, tally: UsageCounters | None = None
     ) -> None:
         self.config = config
-        self.tally = tally or LocalTally()
+        self.tally = tally or LocalUsageCounters()
         self.engine = engine
         self.gatekeeper = gatekeeper
         self.draining = False
         self.metrics = ServerMetrics(self)
         self.voices = VoiceStore(voices_folder(config.voices.folder), voice_limits(config))
-        self.cloning = Cloning(config, engine, self.tally)
+        self.cloning = VoiceCloner(config, engine, self.tally)
         self.registry = SessionRegistry(
             engine,
             registry_limits(config, len(gatekeeper.key_names)),
@@ -69,7 +69,7 @@ class SpeechServer:
             self.tally,
         )
         self.settings = default_settings(config.speech)
-        self._connections: set[Connection] = set()
+        self._connections: set[ManagedConnection] = set()
         self._heap_trimmer = HeapTrimmer()
         self._overloaded_since_s: float | None = None
         self._may_close = asyncio.Event()
@@ -126,18 +126,20 @@ class SpeechServer:
         except EngineError:
             return None
 
-    def open_session(self, caller: Caller) -> Session:
+    def open_session(self, caller: Principal) -> Session:
         # Keys share the engine's burst capacity; without keys sessions do.
         group = caller.name if self.gatekeeper.has_keys else ""
         return self.registry.create(caller.name, self.settings, caller.max_active_responses, group)
 
     def may_speak(self) -> None:
-        """Raises ``Refused`` when no response may begin."""
+        """Raises ``RequestRefused`` when no response may begin."""
         if self.draining:
-            raise Refused("draining", "the server is about to stop", retry_after_ms=self.config.limits.retry_after_ms)
+            raise RequestRefused(
+                "draining", "the server is about to stop", retry_after_ms=self.config.limits.retry_after_ms
+            )
 
-    def check_room(self, caller: Caller) -> None:
-        """Raises ``Refused`` when one connection more is one too many."""
+    def check_room(self, caller: Principal) -> None:
+        """Raises ``RequestRefused`` when one connection more is one too many."""
         self.may_speak()
         limits = self.config.limits
         self._check("max_connections", self.tally.total(CONNECTIONS), limits.max_connections)
@@ -147,14 +149,14 @@ class SpeechServer:
         self._check(name, self.tally.total(of_key(CONNECTIONS, caller.name)), limit)
         now_s = asyncio.get_running_loop().time()
         if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_after_s:
-            raise Refused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
+            raise RequestRefused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
 
-    def check_key(self, caller: Caller) -> None:
+    def check_key(self, caller: Principal) -> None:
         """Raises ``LimitExceeded`` when a response more of this key is one too many."""
         self.registry.check_room(caller.name, caller.max_active_responses)
 
     @contextmanager
-    def connected(self, connection: Connection, caller: Caller) -> Iterator[None]:
+    def connected(self, connection: ManagedConnection, caller: Principal) -> Iterator[None]:
         """Count a connection while it lasts."""
         self._connections.add(connection)
         self._count(caller, 1)
@@ -166,7 +168,7 @@ class SpeechServer:
             self._count(caller, -1)
             self._note_drained()
 
-    def _count(self, caller: Caller, by: int) -> None:
+    def _count(self, caller: Principal, by: int) -> None:
         self.tally.change(CONNECTIONS, by)
         self.tally.change(of_key(CONNECTIONS, caller.name), by)
 
@@ -187,7 +189,7 @@ class SpeechServer:
     def _check(self, name: str, num: int, limit: int) -> None:
         if num >= limit:
             wait_ms = self.config.limits.retry_after_ms
-            raise Refused("too_many_connections", f"{name} is {limit}", retry_after_ms=wait_ms)
+            raise RequestRefused("too_many_connections", f"{name} is {limit}", retry_after_ms=wait_ms)
 
     async def _keep_watch(self) -> None:
         while True:

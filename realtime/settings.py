@@ -32,7 +32,7 @@ def default_settings(defaults: SpeechDefaults) -> SpeechSettings:
     )
 
 
-def speech_settings(given: ev.Settings, base: SpeechSettings, default_lead_ms: int) -> SpeechSettings:
+def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, default_lead_ms: int) -> SpeechSettings:
     """What holds when a client gives these over ``base``. Raises ``UnsupportedFormat`` for an unknown encoding."""
     seed = {} if given.seed is None else {"seed": given.seed}
     return replace(
@@ -45,9 +45,9 @@ def speech_settings(given: ev.Settings, base: SpeechSettings, default_lead_ms: i
     )
 
 
-def wire_settings(speech: SpeechSettings) -> ev.Settings:
+def wire_settings(speech: SpeechSettings) -> ev.NativeSpeechSettings:
     """The same in the client's words, complete."""
-    return ev.Settings(
+    return ev.NativeSpeechSettings(
         voice=speech.voice,
         language=speech.language,
         instruct=speech.instruct or None,
@@ -72,7 +72,7 @@ def _given(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _format(given: ev.Format | None, base: AudioFormat) -> AudioFormat:
+def _format(given: ev.NativeAudioFormat | None, base: AudioFormat) -> AudioFormat:
     changes = _given(given)
     if "encoding" in changes:
         try:
@@ -86,7 +86,7 @@ def _format(given: ev.Format | None, base: AudioFormat) -> AudioFormat:
     return replace(base, **changes)
 
 
-def _lead_ms(given: ev.Settings, base_ms: int | None, default_ms: int) -> int | None:
+def _lead_ms(given: ev.NativeSpeechSettings, base_ms: int | None, default_ms: int) -> int | None:
     if given.pace == "burst":
         return None
     if given.lead_ms is not None:
@@ -94,13 +94,13 @@ def _lead_ms(given: ev.Settings, base_ms: int | None, default_ms: int) -> int | 
     return default_ms if given.pace == "lead" and base_ms is None else base_ms
 
 
-def _wire_format(audio: AudioFormat) -> ev.Format:
+def _wire_format(audio: AudioFormat) -> ev.NativeAudioFormat:
     if audio.encoding is not Encoding.OPUS:
-        return ev.Format(encoding=audio.encoding, sample_rate=audio.sample_rate)
-    names = (field.name for field in fields(audio) if field.name in ev.Format.__struct_fields__)
-    return ev.Format(**{name: getattr(audio, name) for name in names})
+        return ev.NativeAudioFormat(encoding=audio.encoding, sample_rate=audio.sample_rate)
+    names = (field.name for field in fields(audio) if field.name in ev.NativeAudioFormat.__struct_fields__)
+    return ev.NativeAudioFormat(**{name: getattr(audio, name) for name in names})
 
 
-def _wire_sampling(sampling: SamplingParams) -> ev.Sampling | None:
-    known = {name: getattr(sampling, name) for name in ev.Sampling.__struct_fields__}
-    return ev.Sampling(**known) if any(value is not None for value in known.values()) else None
+def _wire_sampling(sampling: SamplingParams) -> ev.NativeSamplingOptions | None:
+    known = {name: getattr(sampling, name) for name in ev.NativeSamplingOptions.__struct_fields__}
+    return ev.NativeSamplingOptions(**known) if any(value is not None for value in known.values()) else None

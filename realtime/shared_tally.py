@@ -6,12 +6,12 @@ import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
-from sessions.tally import LocalTally
+from sessions.tally import LocalUsageCounters
 
 CELL_BYTES = 4
 
 
-class SharedTally:
+class SharedUsageCounters:
     """A file that every process maps: a row for each name, a column for each process, which writes to no other.
 
     So there is nothing to lock. Two processes that look at the same moment may both find the last place free: a limit
@@ -24,7 +24,7 @@ class SharedTally:
         self._rows = {name: row for row, name in enumerate(names)}
         self._num_columns = len(self._cells) // len(names)
         self._column = column
-        self._others = LocalTally()
+        self._others = LocalUsageCounters()
 
     @staticmethod
     def make_file(file: Path, names: Sequence[str], num_columns: int) -> None:

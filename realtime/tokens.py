@@ -23,7 +23,7 @@ class TokenScope(StrEnum):
     CALLS = "calls"
 
 
-class Token(NamedTuple):
+class BrowserToken(NamedTuple):
     key_name: str
     expires_s: int
     """Unix time."""
@@ -49,7 +49,7 @@ def mint(key_name: str, expires_s: int, secret: bytes, scopes: Iterable[TokenSco
     return f"{signed}.{_signature(signed, secret)}"
 
 
-def read(text: str) -> Token | None:
+def read(text: str) -> BrowserToken | None:
     """What a token claims; ``None`` if it is none. Whether it is true, ``is_genuine`` tells."""
     signed, _, signature = text.rpartition(".")
     parts = signed.split(".")
@@ -58,7 +58,7 @@ def read(text: str) -> Token | None:
     try:
         name = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)).decode()
         scopes = frozenset(map(TokenScope, parts[3].split("-")))
-        return Token(name, int(parts[2]), scopes, signed, signature) if signature.isascii() else None
+        return BrowserToken(name, int(parts[2]), scopes, signed, signature) if signature.isascii() else None
     except (binascii.Error, ValueError):
         return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from engine.api import EngineInfo
-from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
 from realtime.speech_api.instructions import supported_instructions
 from realtime.speech_api.languages import known_language
 from sessions.audio.stretch import MAX_SPEED, MIN_SPEED
@@ -19,7 +19,7 @@ MAX_SHOWN_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Grantor:
+class OptionResolver:
     """Turns wishes into settings."""
 
     base: SpeechSettings
@@ -29,7 +29,7 @@ class Grantor:
     is_stored: Callable[[str], bool]
     """Whether the caller has a voice of this name beside those of the checkpoint."""
 
-    def grant(self, wish: Wish) -> tuple[SpeechSettings, tuple[str, ...]]:
+    def grant(self, wish: SpeechOptions) -> tuple[SpeechSettings, tuple[str, ...]]:
         """The settings, and what to tell of them. Raises ``UnsupportedFormat``."""
         voice, voice_warning = self._voice(wish.voice)
         language, language_warning = self._language(wish.language)
@@ -72,7 +72,7 @@ class Grantor:
         return speed, "" if speed == asked else f"speed is taken as {speed:g}, the nearest there is"
 
 
-def audio_format(wished: WireFormat) -> AudioFormat:
+def audio_format(wished: RequestedFormat) -> AudioFormat:
     try:
         encoding = Encoding(wished.encoding)
     except ValueError:

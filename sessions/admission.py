@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sessions.config import RegistryLimits
 from sessions.errors import LimitExceeded
-from sessions.tally import RESPONSES, LocalTally, Tally, of_key
+from sessions.tally import RESPONSES, LocalUsageCounters, UsageCounters, of_key
 
 
-class Admission:
-    def __init__(self, limits: RegistryLimits, tally: Tally | None = None) -> None:
+class ResponseLimiter:
+    def __init__(self, limits: RegistryLimits, tally: UsageCounters | None = None) -> None:
         self._limits = limits
-        self._tally = tally or LocalTally()
+        self._tally = tally or LocalUsageCounters()
         self.num_active = 0
         """Of this process."""
 

@@ -28,7 +28,7 @@ def is_due(moment_s: float, now_s: float) -> bool:
     return moment_s <= now_s + TOLERANCE_S
 
 
-class Alarm:
+class WakeEvent:
     """What one task waits on. A ring while nobody waits is kept for the next wait."""
 
     def __init__(self) -> None:

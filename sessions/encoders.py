@@ -10,7 +10,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-class EncoderThreads:
+class EncoderPool:
     """Serves all responses of a registry. With ``num_threads=0`` work is done where it is asked for; then others have
     their turn."""
 

@@ -35,7 +35,7 @@ class LimitExceeded(SessionError):
         self.retry_after_ms = retry_after_ms
 
 
-class TextClosed(SessionError):
+class TextInputClosed(SessionError):
     """Text or a flush after the end of the text, or after the end of the response."""
 
     code = "text_closed"

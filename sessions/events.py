@@ -33,7 +33,7 @@ class ResponseAudio:
 
 
 @dataclass(frozen=True, slots=True)
-class FlushDone:
+class FlushCompleted:
     """All audio of the text up to this flush has been handed over, in order with the audio."""
 
     response_id: str
@@ -44,10 +44,11 @@ class FlushDone:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseWords:
+class ResponseWordTimes:
     """With ``SpeechSettings.word_times``: the next words of the text and when they are spoken, each word once.
 
-    In order, after the audio they were found in, and before a ``FlushDone`` or a completed end that they belong to.
+    In order, after the audio they were found in, and before a ``FlushCompleted`` or a completed end that they belong
+    to.
     """
 
     response_id: str
@@ -55,7 +56,7 @@ class ResponseWords:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HeardText:
     """Heard text in the client's own characters; docs/design/alignment.md states its accuracy."""
 
     text: str
@@ -67,7 +68,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseDone:
+class ResponseFinished:
     """The terminal event: exactly one a response, and nothing of that response after it."""
 
     response_id: str
@@ -75,7 +76,7 @@ class ResponseDone:
     audio_samples: int
     """Samples of speech handed over, at the format's rate, ``Response.pre_skip_samples`` not counted."""
     audio_ms: float
-    heard: Heard
+    heard: HeardText
     nothing_spoken: bool = False
     """The text held nothing that can be spoken: it was empty, white space, or signs alone."""
     first_audio_ms: float | None = None
@@ -90,4 +91,4 @@ class ResponseDone:
     """A segment was cut by a guard of the engine: endless silence, a loop, or the frame cap of its text."""
 
 
-ResponseEvent = ResponseAudio | ResponseWords | FlushDone | ResponseDone
+ResponseEvent = ResponseAudio | ResponseWordTimes | FlushCompleted | ResponseFinished

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from engine.api import EngineError, SpeechRequest, SpeechStream
 from sessions.clock import TICK_S, is_due, now_s, tick_at
 from sessions.config import SpeechSettings
-from sessions.outbox import Outbox
-from sessions.script import FlushMark, Script, Segment
-from sessions.services import Services
+from sessions.outbox import SendQueue
+from sessions.script import FlushItem, TextPipeline, TextSegment
+from sessions.services import SessionServices
 from sessions.text.dead_air import DeadAirSettings, TextPace, should_close_early, should_open_next
 from sessions.text_budget import TextQueue
 
@@ -21,7 +21,7 @@ MAX_BEGUN_FLUSHES = 50
 """Flushes are taken from the script when they are passed on; very many at once would hold up others."""
 
 
-class Feeder:
+class SegmentScheduler:
     """``on_look`` is called after each look at the script, ``on_error`` when the engine refuses a segment for good."""
 
     def __init__(
@@ -29,9 +29,9 @@ class Feeder:
         request_prefix: str,
         group: str,
         settings: SpeechSettings,
-        services: Services,
-        script: Script,
-        outbox: Outbox,
+        services: SessionServices,
+        script: TextPipeline,
+        outbox: SendQueue,
         text_queue: TextQueue,
         on_look: Callable[[], None],
         on_error: Callable[[EngineError], None],
@@ -47,11 +47,11 @@ class Feeder:
         self._on_error = on_error
         self._dead_air = DeadAirSettings(enabled=settings.avoid_dead_air)
         self._pace = TextPace()
-        self._generating: list[Segment] = []
+        self._generating: list[TextSegment] = []
         self._streams: list[SpeechStream] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
-        self.begun: deque[Segment | FlushMark] = deque()
+        self.begun: deque[TextSegment | FlushItem] = deque()
         """Taken from the script, and not yet taken from here."""
         self.num_begun = 0
         self.first_text_s: float | None = None
@@ -64,7 +64,7 @@ class Feeder:
 
     @property
     def waits_for_text(self) -> bool:
-        has_text = any(isinstance(item, Segment) and item.speakable for item in self._script.waiting)
+        has_text = any(isinstance(item, TextSegment) and item.speakable for item in self._script.waiting)
         gathers = self._script.open is not None and self._script.open.gathers
         return (
             not (self._script.closed or self._script.wants_text)
@@ -87,7 +87,7 @@ class Feeder:
         else:
             self._on_look()
 
-    def note_end(self, segment: Segment) -> None:
+    def note_end(self, segment: TextSegment) -> None:
         """The engine has ended it, maybe before its text was closed: what comes then opens another."""
         self._generating.remove(segment)
         if segment is self._script.open:
@@ -119,7 +119,7 @@ class Feeder:
             self._script.close_early()
         while self._script.waiting and self._may_begin(self._script.waiting[0], left_ms):
             item = self._script.take()
-            if isinstance(item, Segment):
+            if isinstance(item, TextSegment):
                 self._begin(item, now)
             self.begun.append(item)
             self._read_text()
@@ -136,8 +136,8 @@ class Feeder:
             return False
         return segment.starved and should_close_early(segment.facts, left_ms, self._dead_air)
 
-    def _may_begin(self, item: Segment | FlushMark, left_ms: float) -> bool:
-        if isinstance(item, FlushMark):
+    def _may_begin(self, item: TextSegment | FlushItem, left_ms: float) -> bool:
+        if isinstance(item, FlushItem):
             return len(self.begun) < MAX_BEGUN_FLUSHES
         if not item.speakable or not self._has_room():
             return False
@@ -161,14 +161,14 @@ class Feeder:
         is_read = self._outbox.unread_s(now_s()) < MAX_UNREAD_S
         return len(self._generating) < limits.max_burst_segments and has_capacity and is_read
 
-    def _begin(self, segment: Segment, now: float) -> None:
+    def _begin(self, segment: TextSegment, now: float) -> None:
         segment.stream = self._submit(segment)
         self._streams.append(segment.stream)
         self._generating.append(segment)
         self.num_begun += 1
         self.first_text_s = now if self.first_text_s is None else self.first_text_s
 
-    def _submit(self, segment: Segment) -> SpeechStream:
+    def _submit(self, segment: TextSegment) -> SpeechStream:
         settings, limits = self._settings, self._services.limits
         lead_ms = None
         if settings.lead_ms is not None:  # the listener's, in the engine's time

@@ -6,27 +6,27 @@ from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 
-from sessions.alignment.aligner import LetterAligner, MakeAligner
-from sessions.alignment.even import EvenAligner
-from sessions.alignment.late import Backlog, LateAligner
+from sessions.alignment.aligner import ForcedAligner, MakeAligner
+from sessions.alignment.even import UniformAligner
+from sessions.alignment.late import AlignmentBacklog, LazyAligner
 from sessions.alignment.times import WordTime, timed
-from sessions.alignment.words import SpokenWords, word_cut
+from sessions.alignment.words import WordSpanTracker, word_cut
 from sessions.audio.pcm import Pcm
-from sessions.events import Heard
+from sessions.events import HeardText
 from sessions.text.spans import SpannedText
 
 
-class SpokenSegment:
+class SegmentTimeline:
     """One utterance: which of the client's characters it speaks, and when. Samples are at the engine's rate."""
 
     def __init__(
-        self, index: int, raw_start: int, raw: Callable[[], str], aligner: LateAligner, sample_rate: int
+        self, index: int, raw_start: int, raw: Callable[[], str], aligner: LazyAligner, sample_rate: int
     ) -> None:
         """``raw`` gives all of the client's text so far."""
         self.index = index
-        self.words = SpokenWords(raw_start, raw)
+        self.words = WordSpanTracker(raw_start, raw)
         self.aligner = aligner
-        self.even = EvenAligner(sample_rate)
+        self.even = UniformAligner(sample_rate)
         """For those who cannot wait."""
         self.start_sample: int | None = None
         """Where it begins in all the audio; ``None`` until it does."""
@@ -92,24 +92,24 @@ class RawText:
         return text
 
 
-class SpokenText:
+class ResponseTimeline:
     """Keeps the client's text beside the audio made of it. Samples are at ``sample_rate``, which is the engine's;
     played at another ``speed`` they take another time."""
 
     def __init__(
         self,
         sample_rate: int,
-        make_aligner: MakeAligner = LetterAligner,
+        make_aligner: MakeAligner = ForcedAligner,
         speed: float = 1.0,
-        backlog: Backlog | None = None,
+        backlog: AlignmentBacklog | None = None,
     ) -> None:
         """Without a ``backlog`` speech is looked through as it comes."""
         self._sample_rate = sample_rate
         self._played_rate = sample_rate * speed
         self._make_aligner = make_aligner
-        self._backlog = backlog or Backlog()
+        self._backlog = backlog or AlignmentBacklog()
         self._raw = RawText()
-        self.segments: list[SpokenSegment] = []
+        self.segments: list[SegmentTimeline] = []
         self._num_told = 0
         """Segments all of whose words were told."""
         self._told_ms = 0.0
@@ -123,9 +123,9 @@ class SpokenText:
         """The client's text grows."""
         self._raw.write(raw)
 
-    def begin_segment(self, raw_start: int) -> SpokenSegment:
-        aligner = LateAligner(partial(self._make_aligner, self._sample_rate), self._backlog)
-        segment = SpokenSegment(len(self.segments), raw_start, self._raw.read, aligner, self._sample_rate)
+    def begin_segment(self, raw_start: int) -> SegmentTimeline:
+        aligner = LazyAligner(partial(self._make_aligner, self._sample_rate), self._backlog)
+        segment = SegmentTimeline(len(self.segments), raw_start, self._raw.read, aligner, self._sample_rate)
         self.segments.append(segment)
         return segment
 
@@ -148,15 +148,15 @@ class SpokenText:
         for segment in self.segments:
             segment.aligner.forget()
 
-    def heard(self, played_samples: int, roughly: bool = False) -> Heard:
+    def heard(self, played_samples: int, roughly: bool = False) -> HeardText:
         """``roughly`` looks through nothing and takes each character to last as long as any other."""
         raw = self.raw()
         cut = word_cut(raw, self._position(played_samples, roughly))
-        return Heard(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
+        return HeardText(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
 
-    def all_heard(self, audio_ms: float) -> Heard:
+    def all_heard(self, audio_ms: float) -> HeardText:
         """Everything was played to its end."""
-        return Heard(self.raw(), "", audio_ms)
+        return HeardText(self.raw(), "", audio_ms)
 
     def new_words(self) -> list[WordTime]:
         """Words whose times are settled and were not told before, in order."""
@@ -176,7 +176,7 @@ class SpokenText:
             return 0
         return segment.raw_position(played_samples - segment.start_sample, roughly)
 
-    def _playing(self, played_samples: int) -> SpokenSegment | None:
+    def _playing(self, played_samples: int) -> SegmentTimeline | None:
         """The last segment that has begun by then."""
         begun = (one for one in reversed(self.segments) if one.start_sample is not None)
         return next((one for one in begun if played_samples > (one.start_sample or 0)), None)

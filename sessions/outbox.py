@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sessions.alignment.times import WordTime
-from sessions.audio.pacer import Pacer, Underrun, UnderrunCause
-from sessions.events import FlushDone, ResponseAudio, ResponseWords
+from sessions.audio.pacer import Pacer, PlayoutUnderrun, UnderrunCause
+from sessions.events import FlushCompleted, ResponseAudio, ResponseWordTimes
 
 FRAME_MESSAGE_MS = 80
 """Packets made together leave together, the four of a codec frame in any case where the lead is no shorter."""
@@ -18,7 +18,7 @@ MESSAGES_IN_LEAD = 8
 """A long lead is handed over in so many messages."""
 
 
-class Packet(Protocol):
+class AudioPacket(Protocol):
     @property
     def data(self) -> bytes: ...
 
@@ -27,24 +27,24 @@ class Packet(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PacketGroup:
     """Packets that leave together."""
 
-    packets: tuple[Packet, ...]
+    packets: tuple[AudioPacket, ...]
     num_samples: int
     ready_s: float
     late_cause: UnderrunCause
     """Whose fault it is if the listener had to wait for it."""
 
 
-class Outbox:
+class SendQueue:
     """Messages, word times and flush numbers, first in first out; counts their sequence and their samples."""
 
     def __init__(
         self,
         response_id: str,
         pacer: Pacer,
-        on_underrun: Callable[[Underrun], None],
+        on_underrun: Callable[[PlayoutUnderrun], None],
         message_ms: int = FRAME_MESSAGE_MS,
     ) -> None:
         """A message holds at most ``message_ms``, and less with a short lead."""
@@ -52,7 +52,7 @@ class Outbox:
         self._pacer = pacer
         self._on_underrun = on_underrun
         self._max_message_samples = pacer.sample_rate * max_message_ms(pacer.settings.lead_ms, message_ms) // 1000
-        self._waiting: deque[Message | ResponseWords | int] = deque()
+        self._waiting: deque[PacketGroup | ResponseWordTimes | int] = deque()
         self.waiting_samples = 0
         """Of messages that have not been taken yet."""
         self.num_taken = 0
@@ -83,14 +83,14 @@ class Outbox:
         """The client says where its listener is."""
         self._pacer.report(played_samples, now_s)
 
-    def put(self, packets: Iterable[Packet], now_s: float, late_cause: UnderrunCause) -> None:
+    def put(self, packets: Iterable[AudioPacket], now_s: float, late_cause: UnderrunCause) -> None:
         for group in grouped(packets, self._max_message_samples):
             num_samples = sum(packet.num_samples for packet in group)
-            self._waiting.append(Message(tuple(group), num_samples, now_s, late_cause))
+            self._waiting.append(PacketGroup(tuple(group), num_samples, now_s, late_cause))
             self.waiting_samples += num_samples
 
     def put_words(self, words: Sequence[WordTime]) -> None:
-        self._waiting.append(ResponseWords(self._response_id, tuple(words)))
+        self._waiting.append(ResponseWordTimes(self._response_id, tuple(words)))
 
     def put_flush(self, flush: int) -> None:
         self._waiting.append(flush)
@@ -100,30 +100,30 @@ class Outbox:
         if not self._waiting:
             return None
         head = self._waiting[0]
-        return self._pacer.due_s(head.num_samples, now_s) if isinstance(head, Message) else now_s
+        return self._pacer.due_s(head.num_samples, now_s) if isinstance(head, PacketGroup) else now_s
 
     def unread_s(self, now_s: float) -> float:
         """How long audio has been there and nothing was taken."""
-        head = next((item for item in self._waiting if isinstance(item, Message)), None)
+        head = next((item for item in self._waiting if isinstance(item, PacketGroup)), None)
         return 0.0 if head is None else now_s - max(head.ready_s, self._taken_s)
 
-    def take(self, now_s: float) -> ResponseAudio | ResponseWords | FlushDone:
+    def take(self, now_s: float) -> ResponseAudio | ResponseWordTimes | FlushCompleted:
         """What is due."""
         self._taken_s = now_s
         head = self._waiting.popleft()
         match head:
-            case Message():
+            case PacketGroup():
                 return self._hand_over(head, now_s)
-            case ResponseWords():
+            case ResponseWordTimes():
                 return head
             case flush:
-                return FlushDone(self._response_id, flush, self.handed_over_samples)
+                return FlushCompleted(self._response_id, flush, self.handed_over_samples)
 
     def clear(self) -> None:
         self._waiting.clear()
         self.waiting_samples = 0
 
-    def _hand_over(self, message: Message, now_s: float) -> ResponseAudio:
+    def _hand_over(self, message: PacketGroup, now_s: float) -> ResponseAudio:
         start_sample, was_in_time = self._pacer.handed_over_samples, message.ready_s <= self._pacer.runs_dry_s()
         underrun = self._pacer.handed_over(message.num_samples, now_s, message.late_cause)
         if underrun and not was_in_time:
@@ -141,9 +141,9 @@ def max_message_ms(lead_ms: int | None, message_ms: int) -> int:
     return min(message_ms, max(lead_ms // MESSAGES_IN_LEAD, min(FRAME_MESSAGE_MS, lead_ms // 2)))
 
 
-def grouped(packets: Iterable[Packet], max_samples: int) -> Iterable[Sequence[Packet]]:
+def grouped(packets: Iterable[AudioPacket], max_samples: int) -> Iterable[Sequence[AudioPacket]]:
     """In order, each group as long as fits and at least one packet."""
-    group: list[Packet] = []
+    group: list[AudioPacket] = []
     for packet in packets:
         if group and sum(one.num_samples for one in group) + packet.num_samples > max_samples:
             yield group

@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sessions.audio.formats.encoders import held_back_samples, opus_settings, stream_encoder
-from sessions.audio.framer import Frame, Framer
+from sessions.audio.framer import Framer, PcmFrame
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import Pcm
 from sessions.config import AudioFormat, Encoding
-from sessions.outbox import Packet
+from sessions.outbox import AudioPacket
 
 PACKET_MS = 20
 
 
-class PacketEncoder(Protocol):
-    def push(self, pcm: Pcm) -> Sequence[Packet]: ...
+class Packetizer(Protocol):
+    def push(self, pcm: Pcm) -> Sequence[AudioPacket]: ...
 
-    def flush(self) -> Sequence[Packet]:
+    def flush(self) -> Sequence[AudioPacket]:
         """What brings the last samples out, and the end of the stream."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class PlainPacket:
+class RawPacket:
     data: bytes
     num_samples: int
 
 
-class StreamPackets:
+class StreamPacketizer:
     """A stream cut to 20 ms of what went in, the last packet as short as it is. Where the format holds sound back,
     the packet in which it comes out counts it."""
 
@@ -39,28 +39,28 @@ class StreamPackets:
         self._framer = Framer(audio.sample_rate * PACKET_MS // 1000)
         self._num_held_samples = 0
 
-    def push(self, pcm: Pcm) -> list[PlainPacket]:
+    def push(self, pcm: Pcm) -> list[RawPacket]:
         return self._encode(self._framer.push(pcm))
 
-    def flush(self) -> list[PlainPacket]:
+    def flush(self) -> list[RawPacket]:
         packets = self._encode(self._framer.flush())
         end = self._stream.finish()
-        return [*packets, PlainPacket(end, self._num_held_samples)] if end else packets
+        return [*packets, RawPacket(end, self._num_held_samples)] if end else packets
 
-    def _encode(self, frames: list[Frame]) -> list[PlainPacket]:
+    def _encode(self, frames: list[PcmFrame]) -> list[RawPacket]:
         packets = []
         for frame in frames:
             sound = frame.pcm[: frame.pcm.size - frame.padding_samples]
             self._num_held_samples += sound.size
             if data := self._stream.push(sound):
-                packets.append(PlainPacket(data, self._num_held_samples))
+                packets.append(RawPacket(data, self._num_held_samples))
                 self._num_held_samples = 0
         return packets
 
 
-def packet_encoder(audio: AudioFormat) -> PacketEncoder:
+def packet_encoder(audio: AudioFormat) -> Packetizer:
     """Raises ``UnsupportedFormat``."""
-    return OpusEncoder(opus_settings(audio)) if audio.encoding is Encoding.OPUS else StreamPackets(audio)
+    return OpusEncoder(opus_settings(audio)) if audio.encoding is Encoding.OPUS else StreamPacketizer(audio)
 
 
 def held_back_ms(audio: AudioFormat) -> float:

@@ -9,7 +9,7 @@ from sessions.config import SessionLimits
 from sessions.errors import EngineTimeout, SessionError, SlowReader, TextTimeout
 
 
-class WaitsFor(Enum):
+class StallSource(Enum):
     READER = auto()
     """Something is due, and nobody takes it."""
     LISTENER = auto()
@@ -18,13 +18,13 @@ class WaitsFor(Enum):
     ENGINE = auto()
 
 
-class Patience:
+class StallDetector:
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
-        self._seen: tuple[WaitsFor, Hashable] | None = None
+        self._seen: tuple[StallSource, Hashable] | None = None
         self._since_s = 0.0
 
-    def error(self, waits_for: WaitsFor, progress: Hashable, now_s: float) -> SessionError | None:
+    def error(self, waits_for: StallSource, progress: Hashable, now_s: float) -> SessionError | None:
         """Look in now and then. ``progress`` is anything that differs once they have done something."""
         if self._seen != (waits_for, progress):
             self._seen, self._since_s = (waits_for, progress), now_s
@@ -32,13 +32,13 @@ class Patience:
         limit_s = getattr(self._limits, name)
         return fault(f"{name} is {limit_s:g}") if now_s - self._since_s > limit_s else None
 
-    def _limit_of(self, waits_for: WaitsFor) -> tuple[str, type[SessionError]]:
+    def _limit_of(self, waits_for: StallSource) -> tuple[str, type[SessionError]]:
         match waits_for:
-            case WaitsFor.READER:
+            case StallSource.READER:
                 return "reader_timeout_s", SlowReader
-            case WaitsFor.LISTENER:
+            case StallSource.LISTENER:
                 return "playback_timeout_s", SlowReader
-            case WaitsFor.WRITER:
+            case StallSource.WRITER:
                 return "text_timeout_s", TextTimeout
-            case WaitsFor.ENGINE:
+            case StallSource.ENGINE:
                 return "engine_timeout_s", EngineTimeout

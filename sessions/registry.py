@@ -11,22 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.api import SpeechChunk, SpeechEngine
-from sessions.admission import Admission
-from sessions.alignment.aligner import LetterAligner, MakeAligner
-from sessions.alignment.late import Backlog
-from sessions.alignment.spare import SpareMoments
+from sessions.admission import ResponseLimiter
+from sessions.alignment.aligner import ForcedAligner, MakeAligner
+from sessions.alignment.late import AlignmentBacklog
+from sessions.alignment.spare import IdleAlignmentBacklog
 from sessions.audio.formats.codecs import warm_up_codecs
 from sessions.audio.opus_library import OpusUnavailable
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
-from sessions.encoders import EncoderThreads
+from sessions.encoders import EncoderPool
 from sessions.errors import LimitExceeded
 from sessions.metrics import Metrics, NoMetrics
-from sessions.services import Services
+from sessions.services import SessionServices
 from sessions.session import Session
-from sessions.tally import SESSIONS, LocalTally, Tally
+from sessions.tally import SESSIONS, LocalUsageCounters, UsageCounters
 from sessions.voices.store import VoiceStore
-from sessions.voicing import Voicing
+from sessions.voicing import AudioChain
 
 logger = logging.getLogger(__name__)
 
@@ -58,27 +58,27 @@ class SessionRegistry:
         limits: RegistryLimits | None = None,
         metrics: Metrics | None = None,
         voices: VoiceStore | None = None,
-        make_aligner: MakeAligner = LetterAligner,
-        tally: Tally | None = None,
+        make_aligner: MakeAligner = ForcedAligner,
+        tally: UsageCounters | None = None,
     ) -> None:
         self.limits = limits or RegistryLimits()
-        self._encoders = EncoderThreads(self.limits.encoder_threads)
+        self._encoders = EncoderPool(self.limits.encoder_threads)
         make_aligner(WARM_UP_RATE)  # what it reads from disk is read before anybody waits
-        self._aligners = EncoderThreads(min(self.limits.encoder_threads, 1))
+        self._aligners = EncoderPool(min(self.limits.encoder_threads, 1))
         max_unaligned_bytes = self.limits.max_unaligned_mb * 2**20
-        self._services = Services(
+        self._services = SessionServices(
             engine,
             self.limits.session,
             self._encoders,
             metrics or NoMetrics(),
             voices,
             make_aligner,
-            Backlog(max_unaligned_bytes),
-            SpareMoments(max_unaligned_bytes),
+            AlignmentBacklog(max_unaligned_bytes),
+            IdleAlignmentBacklog(max_unaligned_bytes),
             self._aligners,
         )
-        self._tally = tally or LocalTally()
-        self._admission = Admission(self.limits, self._tally)
+        self._tally = tally or LocalUsageCounters()
+        self._admission = ResponseLimiter(self.limits, self._tally)
         self._sessions: dict[str, Session] = {}
         self._num_ever = 0
         self._num_expired = 0
@@ -131,7 +131,7 @@ class SessionRegistry:
         """
         await self._encoders.run(warm_up_codecs)
         with contextlib.suppress(OpusUnavailable):
-            voicing = Voicing(AudioFormat(), WARM_UP_RATE, self._encoders)
+            voicing = AudioChain(AudioFormat(), WARM_UP_RATE, self._encoders)
             await voicing.begin_segment()
             await voicing.push(SpeechChunk("warm-up", 0, np.zeros(WARM_UP_SAMPLES, np.float32)))
             await voicing.finish()

@@ -8,20 +8,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.api import RequestTooLong
-from sessions.alignment.even import EvenAligner
-from sessions.alignment.late import Backlog
+from sessions.alignment.even import UniformAligner
+from sessions.alignment.late import AlignmentBacklog
 from sessions.audio.formats.encoders import opus_settings
-from sessions.audio.pacer import Pacer, PacerSettings, Underrun
-from sessions.clock import Alarm, is_due, now_s
+from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun
+from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, Encoding, SpeechSettings
-from sessions.errors import LimitExceeded, TextClosed, error_info
-from sessions.events import Heard, ResponseAudio, ResponseDone, ResponseEvent, ResponseStatus
-from sessions.heard import SpokenText
-from sessions.outbox import Outbox
-from sessions.patience import Patience, WaitsFor
-from sessions.script import Script
-from sessions.services import Services
-from sessions.speaker import Speaker
+from sessions.errors import LimitExceeded, TextInputClosed, error_info
+from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
+from sessions.heard import ResponseTimeline
+from sessions.outbox import SendQueue
+from sessions.patience import StallDetector, StallSource
+from sessions.script import TextPipeline
+from sessions.services import SessionServices
+from sessions.speaker import AudioProducer
 from sessions.text.segmenter import SegmenterSettings
 from sessions.text_budget import TextQueue
 from sessions.weak import weak_method
@@ -34,7 +34,7 @@ MAX_PLAYED_MS = 1e12
 """A client's count is cut to this: thirty years, and small enough to be turned into samples."""
 
 
-def backlog_for(settings: SpeechSettings, services: Services) -> Backlog | None:
+def backlog_for(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:
     """Where the speech waits in which words are to be found; ``None``: it does not wait."""
     if settings.word_times or not settings.tells_heard:
         return None
@@ -54,7 +54,7 @@ class Response:
         request_prefix: str,
         group: str,
         settings: SpeechSettings,
-        services: Services,
+        services: SessionServices,
         text_queue: TextQueue,
         on_text: Callable[[Response], None],
         on_end: Callable[[Response], None],
@@ -69,12 +69,12 @@ class Response:
         self._on_text = on_text
         self._on_end = on_end
         is_asked = settings.tells_heard or settings.word_times
-        make_aligner = services.make_aligner if is_asked else EvenAligner
-        self._told = SpokenText(info.sample_rate, make_aligner, settings.speed, backlog_for(settings, services))
-        self._script = Script(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
-        self._outbox = Outbox(response_id, pacer, weak_method(self._count_underrun), services.limits.max_message_ms)
-        self._reader = Alarm()
-        self._speaker = Speaker(
+        make_aligner = services.make_aligner if is_asked else UniformAligner
+        self._told = ResponseTimeline(info.sample_rate, make_aligner, settings.speed, backlog_for(settings, services))
+        self._script = TextPipeline(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
+        self._outbox = SendQueue(response_id, pacer, weak_method(self._count_underrun), services.limits.max_message_ms)
+        self._reader = WakeEvent()
+        self._speaker = AudioProducer(
             request_prefix,
             group,
             settings,
@@ -85,7 +85,7 @@ class Response:
             self._reader.ring,
             weak_method(self._end_by),
         )
-        self._terminal: ResponseDone | None = None
+        self._terminal: ResponseFinished | None = None
         self._ended_at_samples = 0
         """Where the listener was then, at the engine's rate."""
         self._num_given = 0
@@ -93,7 +93,7 @@ class Response:
         self.forgotten = False
         self._ended = asyncio.Event()
         self._first_audio_ms: float | None = None
-        self._patience = Patience(services.limits)
+        self._patience = StallDetector(services.limits)
 
     @property
     def format(self) -> AudioFormat:
@@ -118,17 +118,17 @@ class Response:
             self._speaker.receive_text(text)
 
     def push_text(self, text: str) -> None:
-        """Append text. Raises ``TextClosed`` after ``end_input`` or the end. Text beyond ``max_response_chars`` fails
-        the response (``RequestTooLong``)."""
+        """Append text. Raises ``TextInputClosed`` after ``end_input`` or the end. Text beyond ``max_response_chars``
+        fails the response (``RequestTooLong``)."""
         self._require_open("text")
         if self._fits(text) and self._is_admitted(text):
             self._script.push(text)
             self._speaker.receive_text(text)
 
     def flush(self) -> int:
-        """Speak all text so far to its end without waiting for more; returns the number ``FlushDone`` will carry.
+        """Speak all text so far to its end without waiting for more; returns the number ``FlushCompleted`` will carry.
         It counts as one character.
-        Raises ``TextClosed``."""
+        Raises ``TextInputClosed``."""
         self._require_open("flush")
         flush = self._script.flush()
         if self._fits(""):
@@ -158,13 +158,13 @@ class Response:
         self._speaker.advance()
         self._reader.ring()
 
-    def heard(self, played_ms: float | None = None) -> Heard:
+    def heard(self, played_ms: float | None = None) -> HeardText:
         """What the listener has heard of this response; works after its end too. Speech that nobody asked about yet is
         looked through here, 3 ms a second of it."""
         self._take_report(played_ms)
         return self._told.heard(self._played_engine_samples())
 
-    async def recall(self, played_ms: float | None = None) -> Heard:
+    async def recall(self, played_ms: float | None = None) -> HeardText:
         """The same as of now, its words found in a thread; after ``max_heard_wait_ms`` it is told roughly."""
         self._take_report(played_ms)
         return await self._find_heard(self._played_engine_samples())
@@ -208,30 +208,30 @@ class Response:
         if self.done:
             return
         progress = {
-            WaitsFor.READER: self._outbox.num_taken,
-            WaitsFor.LISTENER: self._outbox.num_taken,
-            WaitsFor.WRITER: self._script.num_chars,
-            WaitsFor.ENGINE: self._speaker.num_events,
+            StallSource.READER: self._outbox.num_taken,
+            StallSource.LISTENER: self._outbox.num_taken,
+            StallSource.WRITER: self._script.num_chars,
+            StallSource.ENGINE: self._speaker.num_events,
         }
         whom = self._waits_for(now)
         if error := self._patience.error(whom, progress[whom], now):
             self._end_by(error)
 
-    def _waits_for(self, now: float) -> WaitsFor:
+    def _waits_for(self, now: float) -> StallSource:
         due_s = self._outbox.due_s(now)
         if due_s is not None:
-            return WaitsFor.READER if is_due(due_s, now) else WaitsFor.LISTENER
+            return StallSource.READER if is_due(due_s, now) else StallSource.LISTENER
         if self._speaker.finished:
-            return WaitsFor.READER
+            return StallSource.READER
         if self._speaker.waits_for_text:
-            return WaitsFor.WRITER
-        return WaitsFor.LISTENER if self._outbox.left_ms(now) > 0 else WaitsFor.ENGINE
+            return StallSource.WRITER
+        return StallSource.LISTENER if self._outbox.left_ms(now) > 0 else StallSource.ENGINE
 
     def _require_open(self, param: str) -> None:
         if self.done:
-            raise TextClosed(f"response {self.response_id!r} has ended", param)
+            raise TextInputClosed(f"response {self.response_id!r} has ended", param)
         if self._script.closed:
-            raise TextClosed(f"the text of response {self.response_id!r} has ended", param)
+            raise TextInputClosed(f"the text of response {self.response_id!r} has ended", param)
 
     def _fits(self, text: str) -> bool:
         limit, num_chars = self._services.limits.max_response_chars, self._script.num_chars + len(text)
@@ -276,7 +276,7 @@ class Response:
             self._first_audio_ms = 1000 * (now - self._speaker.first_text_s)
             metrics.observe("time_to_first_audio_seconds", self._first_audio_ms / 1000)
 
-    def _count_underrun(self, underrun: Underrun) -> None:
+    def _count_underrun(self, underrun: PlayoutUnderrun) -> None:
         self._services.metrics.inc("audio_underruns_total", cause=underrun.cause)
 
     def _end_by(self, error: Exception | None) -> None:
@@ -295,12 +295,12 @@ class Response:
         self._services.metrics.inc("responses_total", status=status)
         self._on_end(self)
 
-    def _result(self, status: ResponseStatus, error: Exception | None) -> ResponseDone:
+    def _result(self, status: ResponseStatus, error: Exception | None) -> ResponseFinished:
         """As if all was heard: what really was is found when the end is told."""
         handed_over = max(self._outbox.handed_over_samples - self.pre_skip_samples, 0)
         audio_samples = min(handed_over, self._speaker.num_samples)
         audio_ms = 1000 * audio_samples / self.format.sample_rate
-        return ResponseDone(
+        return ResponseFinished(
             self.response_id,
             status,
             audio_samples=audio_samples,
@@ -314,7 +314,7 @@ class Response:
             has_runaway=self._speaker.has_runaway,
         )
 
-    async def _take_terminal(self) -> ResponseDone:
+    async def _take_terminal(self) -> ResponseFinished:
         assert self._terminal is not None
         terminal = self._terminal
         if terminal.status is not ResponseStatus.COMPLETED:
@@ -322,7 +322,7 @@ class Response:
         self._told_end = True
         return terminal
 
-    async def _find_heard(self, played_samples: int) -> Heard:
+    async def _find_heard(self, played_samples: int) -> HeardText:
         """Where many end at once, with the engine, the last of them would wait a minute for the others."""
         try:
             async with asyncio.timeout(self._services.limits.max_heard_wait_ms / 1000):

@@ -7,23 +7,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.api import SpeechStream
-from sessions.heard import SpokenSegment, SpokenText
-from sessions.text.dead_air import TextFacts
+from sessions.heard import ResponseTimeline, SegmentTimeline
+from sessions.text.dead_air import TextStats
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
 from sessions.text.spans import SpannedText
-from sessions.whole_words import WholeWords
+from sessions.whole_words import WordBuffer
 
 READ_AHEAD_SEGMENTS = 2
 """A long text is read only so far ahead of what is spoken, so that taking it in never holds up others."""
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class TextSegment:
     """A piece of text spoken as one utterance; one request of the engine once it has begun."""
 
     index: int
-    spoken: SpokenSegment
+    spoken: SegmentTimeline
     gathers: bool = False
     """Opened after an early close: waits until it is worth beginning."""
     text: str = ""
@@ -43,8 +43,8 @@ class Segment:
         return self.starved or not (self.closed or self.sounded)
 
     @property
-    def facts(self) -> TextFacts:
-        return TextFacts.of(self.text)
+    def facts(self) -> TextStats:
+        return TextStats.of(self.text)
 
     def add(self, text: SpannedText) -> None:
         self.text += text.text
@@ -62,36 +62,36 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class FlushMark:
+class FlushItem:
     """All text up to here was to be spoken without waiting for more."""
 
     flush: int
 
 
 @dataclass(frozen=True, slots=True)
-class EndMark:
+class EndItem:
     """No more text comes."""
 
 
-class Script:
+class TextPipeline:
     """Pure. Text is read on in small slices, as far as it is needed; how it is sliced never shows in the segments."""
 
-    def __init__(self, told: SpokenText, normalize: bool, segmenter: SegmenterSettings | None = None) -> None:
-        self.waiting: deque[Segment | FlushMark] = deque()
+    def __init__(self, told: ResponseTimeline, normalize: bool, segmenter: SegmenterSettings | None = None) -> None:
+        self.waiting: deque[TextSegment | FlushItem] = deque()
         """What the speaker has not taken yet, in order."""
-        self.open: Segment | None = None
+        self.open: TextSegment | None = None
         """The segment that text is being added to."""
         self.num_chars = 0
         """Taken in; a flush counts as one, so that what limits text limits flushes too."""
         self.closed = False
         self.told = told
-        self._unread: deque[str | FlushMark | EndMark] = deque()
+        self._unread: deque[str | FlushItem | EndItem] = deque()
         # Of the first unread text, if it is text.
         self._num_chars_read = 0
         self._num_flushes = 0
         self._gather_next = False
         self._segmenter = Segmenter(segmenter)
-        self._words: WholeWords | IncrementalNormalizer = IncrementalNormalizer() if normalize else WholeWords()
+        self._words: WordBuffer | IncrementalNormalizer = IncrementalNormalizer() if normalize else WordBuffer()
 
     @property
     def exhausted(self) -> bool:
@@ -106,13 +106,13 @@ class Script:
 
     def flush(self) -> int:
         self.num_chars += 1
-        mark = FlushMark(self._num_flushes)
+        mark = FlushItem(self._num_flushes)
         self._num_flushes += 1
         self._unread.append(mark)
         return mark.flush
 
     def end(self) -> None:
-        self._unread.append(EndMark())
+        self._unread.append(EndItem())
         self.closed = True
 
     @property
@@ -131,7 +131,7 @@ class Script:
         """Drop the unread text."""
         self._unread.clear()
 
-    def take(self) -> Segment | FlushMark:
+    def take(self) -> TextSegment | FlushItem:
         return self.waiting.popleft()
 
     def close_early(self) -> None:
@@ -159,10 +159,10 @@ class Script:
         self._finish_words(mark)
         return 1
 
-    def _finish_words(self, mark: FlushMark | EndMark) -> None:
+    def _finish_words(self, mark: FlushItem | EndItem) -> None:
         self._apply(self._segmenter.push(self._words.flush()))
         self._apply(self._segmenter.flush())
-        if isinstance(mark, FlushMark):
+        if isinstance(mark, FlushItem):
             self.waiting.append(mark)
 
     def _apply(self, events: Iterable[SegmentEvent]) -> None:
@@ -172,9 +172,9 @@ class Script:
             else:
                 self._open_segment(event.index, event.text).add(event.text)
 
-    def _open_segment(self, index: int, text: SpannedText) -> Segment:
+    def _open_segment(self, index: int, text: SpannedText) -> TextSegment:
         if self.open is None:
-            self.open = Segment(index, self.told.begin_segment(text.raw_start), gathers=self._gather_next)
+            self.open = TextSegment(index, self.told.begin_segment(text.raw_start), gathers=self._gather_next)
             self._gather_next = False
             self.waiting.append(self.open)
         return self.open

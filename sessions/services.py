@@ -5,36 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.api import SpeechEngine
-from sessions.alignment.aligner import LetterAligner, MakeAligner
-from sessions.alignment.late import Backlog
-from sessions.alignment.spare import SpareMoments
+from sessions.alignment.aligner import ForcedAligner, MakeAligner
+from sessions.alignment.late import AlignmentBacklog
+from sessions.alignment.spare import IdleAlignmentBacklog
 from sessions.checks import check_settings
 from sessions.config import SessionLimits, SpeechSettings
-from sessions.encoders import EncoderThreads
+from sessions.encoders import EncoderPool
 from sessions.metrics import Metrics
 from sessions.text_budget import TextBudget
-from sessions.turns import Turns
+from sessions.turns import LoopThrottle
 from sessions.voices.naming import with_stored_voice
 from sessions.voices.store import VoiceStore
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class SessionServices:
     engine: SpeechEngine
     limits: SessionLimits
-    encoders: EncoderThreads
+    encoders: EncoderPool
     metrics: Metrics
     voices: VoiceStore | None = None
     """Voices beside those of the checkpoint."""
-    make_aligner: MakeAligner = LetterAligner
+    make_aligner: MakeAligner = ForcedAligner
     """Finds when each word is spoken."""
-    backlog: Backlog = field(default_factory=Backlog)
+    backlog: AlignmentBacklog = field(default_factory=AlignmentBacklog)
     """Speech that it has not looked through, for nobody has asked."""
-    spare_moments: SpareMoments = field(default_factory=SpareMoments)
+    spare_moments: IdleAlignmentBacklog = field(default_factory=IdleAlignmentBacklog)
     """Speech that it looks through soon, for somebody may ask at any moment."""
-    aligners: EncoderThreads = field(default_factory=lambda: EncoderThreads(0))
+    aligners: EncoderPool = field(default_factory=lambda: EncoderPool(0))
     """Where it catches up when somebody does."""
-    turns: Turns = field(default_factory=Turns)
+    turns: LoopThrottle = field(default_factory=LoopThrottle)
     """For chunks of speech: an engine gives those of many responses at once."""
     text_budget: TextBudget = field(default_factory=TextBudget)
 

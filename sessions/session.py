@@ -8,12 +8,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from sessions.admission import Admission
+from sessions.admission import ResponseLimiter
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse
 from sessions.response import Response
-from sessions.services import Services
+from sessions.services import SessionServices
 from sessions.weak import weak_method
 
 
@@ -25,8 +25,8 @@ class Session:
         session_id: str,
         resume_token: str,
         key: str,
-        services: Services,
-        admission: Admission,
+        services: SessionServices,
+        admission: ResponseLimiter,
         on_detach: Callable[[Session], None],
         settings: SpeechSettings,
         key_limit: int | None = None,

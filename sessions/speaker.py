@@ -7,27 +7,27 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from engine.api import EngineError, Finished, FinishReason, SpeechChunk, Starved
+from engine.api import EngineError, FinishReason, RequestFinished, RequestParked, SpeechChunk
 from sessions.audio.pacer import UnderrunCause
-from sessions.clock import Alarm, now_s
+from sessions.clock import WakeEvent, now_s
 from sessions.config import SpeechSettings
 from sessions.errors import EngineFailed
-from sessions.feeder import Feeder
-from sessions.outbox import Outbox, Packet
-from sessions.script import FlushMark, Script, Segment
-from sessions.services import Services
+from sessions.feeder import SegmentScheduler
+from sessions.outbox import AudioPacket, SendQueue
+from sessions.script import FlushItem, TextPipeline, TextSegment
+from sessions.services import SessionServices
 from sessions.text_budget import TextQueue
-from sessions.voicing import Voicing
+from sessions.voicing import AudioChain
 from sessions.weak import weak_method
 
 logger = logging.getLogger(__name__)
 
 
-class Speaker:
+class AudioProducer:
     """``on_ready`` is called when there is something to take or all is spoken, ``on_end`` when it cannot go on:
     with the error, or with ``None`` when its task was cancelled from outside."""
 
-    _voicing: Voicing
+    _voicing: AudioChain
     """There while it listens: encoders are large, and ended responses are remembered."""
 
     def __init__(
@@ -35,9 +35,9 @@ class Speaker:
         request_prefix: str,
         group: str,
         settings: SpeechSettings,
-        services: Services,
-        script: Script,
-        outbox: Outbox,
+        services: SessionServices,
+        script: TextPipeline,
+        outbox: SendQueue,
         text_queue: TextQueue,
         on_ready: Callable[[], None],
         on_end: Callable[[Exception | None], None],
@@ -50,12 +50,12 @@ class Speaker:
         self._on_end = on_end
         self._engine_rate = services.engine.info.sample_rate
         self._told = script.told
-        self._feeder = Feeder(
+        self._feeder = SegmentScheduler(
             request_prefix, group, settings, services, script, outbox, text_queue, weak_method(self._go_on), on_end
         )
-        self._current: Segment | None = None
+        self._current: TextSegment | None = None
         self._text_was_short = False
-        self._alarm = Alarm()
+        self._alarm = WakeEvent()
         self._task: asyncio.Task[None] | None = None
         """Lives as long as anything of the engine is held."""
         self._listening = False
@@ -169,7 +169,7 @@ class Speaker:
 
     async def _hear_all(self) -> None:
         settings = self._settings
-        self._voicing = Voicing(settings.format, self._engine_rate, self._services.encoders, settings.speed)
+        self._voicing = AudioChain(settings.format, self._engine_rate, self._services.encoders, settings.speed)
         try:
             await self._hear_items()
             self._put(await self._voicing.finish())
@@ -180,12 +180,12 @@ class Speaker:
 
     async def _hear_items(self) -> None:
         while (item := await self._next_begun()) is not None:
-            if isinstance(item, Segment):
+            if isinstance(item, TextSegment):
                 await self._hear(item)
             else:
                 await self._pass_flush(item)
 
-    async def _next_begun(self) -> Segment | FlushMark | None:
+    async def _next_begun(self) -> TextSegment | FlushItem | None:
         while not self._feeder.begun:
             if self._feeder.exhausted:
                 return None
@@ -193,14 +193,14 @@ class Speaker:
             await self._alarm.wait()
         return self._feeder.begun.popleft()
 
-    async def _pass_flush(self, mark: FlushMark) -> None:
+    async def _pass_flush(self, mark: FlushItem) -> None:
         self._put(await self._voicing.pause())
         self._outbox.put_flush(mark.flush)
         self._on_ready()
         self.advance()
         await asyncio.sleep(0)
 
-    async def _hear(self, segment: Segment) -> None:
+    async def _hear(self, segment: TextSegment) -> None:
         assert segment.stream is not None, "a segment that has not begun"
         self._current = segment
         self._put(await self._voicing.begin_segment(segment.spoken.push))
@@ -212,14 +212,14 @@ class Speaker:
             match event:
                 case SpeechChunk():
                     await self._hear_chunk(segment, event)
-                case Starved():
+                case RequestParked():
                     segment.starved = not segment.closed
                     self._text_was_short = True
-                case Finished():
+                case RequestFinished():
                     await self._hear_end(segment, event)
             self.advance()
 
-    async def _hear_chunk(self, segment: Segment, chunk: SpeechChunk) -> None:
+    async def _hear_chunk(self, segment: TextSegment, chunk: SpeechChunk) -> None:
         segment.sounded = True
         if not self.num_samples and self._services.limits.first_packet_apart:
             first, chunk = self._voicing.first_packet_of(chunk)
@@ -231,7 +231,7 @@ class Speaker:
         self._tell_words()
         self.report_playback()
 
-    async def _hear_end(self, segment: Segment, end: Finished) -> None:
+    async def _hear_end(self, segment: TextSegment, end: RequestFinished) -> None:
         self._services.metrics.inc("segments_total", reason=end.reason)
         self._services.metrics.observe("queue_time_seconds", end.queue_ms / 1000)
         if end.num_dropped_tokens:
@@ -259,7 +259,7 @@ class Speaker:
             self._outbox.put_words(words)
             self._on_ready()
 
-    def _put(self, packets: Sequence[Packet]) -> None:
+    def _put(self, packets: Sequence[AudioPacket]) -> None:
         self.num_samples = self._voicing.num_samples
         if not packets:
             return

@@ -21,14 +21,14 @@ def all_names(key_names: Iterable[str]) -> list[str]:
     return [CONNECTIONS, SESSIONS, RESPONSES, UPLOADS, ENCODINGS, of_key(CONNECTIONS, ""), *by_key]
 
 
-class Tally(Protocol):
+class UsageCounters(Protocol):
     def change(self, name: str, by: int) -> None: ...
     def total(self, name: str) -> int:
         """Here, and wherever else the same limits hold."""
         ...
 
 
-class LocalTally:
+class LocalUsageCounters:
     """Of one process."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 
-class Turns:
+class LoopThrottle:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:

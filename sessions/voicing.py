@@ -14,10 +14,10 @@ from sessions.audio.formats.encoders import is_costly
 from sessions.audio.joiner import SegmentJoiner
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
-from sessions.audio.stretch import Stretcher
+from sessions.audio.stretch import TimeStretcher
 from sessions.config import AudioFormat
-from sessions.encoders import EncoderThreads
-from sessions.outbox import Packet
+from sessions.encoders import EncoderPool
+from sessions.outbox import AudioPacket
 from sessions.packets import PACKET_MS, held_back_ms, packet_encoder
 
 PIECE_PACKETS = 4
@@ -32,16 +32,16 @@ MIN_PAUSE_MS = 40
 """Enough for joiner, resampler and encoder to let go of all sound, where the format holds back no more than Opus."""
 
 
-class Voicing:
+class AudioChain:
     """Crossfader, joiner, change of speed, resampler and encoder of one response. One call at a time; what costs time
     is done in a thread."""
 
-    def __init__(self, audio: AudioFormat, engine_rate: int, threads: EncoderThreads, speed: float = 1.0) -> None:
+    def __init__(self, audio: AudioFormat, engine_rate: int, threads: EncoderPool, speed: float = 1.0) -> None:
         self._threads = threads
         self._is_costly = is_costly(audio.encoding)
         self._encoder = packet_encoder(audio)
         self._changes_speed = speed != 1.0
-        self._stretcher = Stretcher(engine_rate, speed)
+        self._stretcher = TimeStretcher(engine_rate, speed)
         self._resampler = Resampler(engine_rate, audio.sample_rate)
         self._join_samples = engine_rate * JOIN_MS // 1000
         self._first_samples = engine_rate * (JOIN_MS + RESAMPLE_MS + PACKET_MS) // 1000
@@ -60,7 +60,7 @@ class Voicing:
         self.num_samples = 0
         """Of what has reached the encoder of it, at the format's rate."""
 
-    async def begin_segment(self, on_speech: Callable[[Pcm], None] = lambda pcm: None) -> Sequence[Packet]:
+    async def begin_segment(self, on_speech: Callable[[Pcm], None] = lambda pcm: None) -> Sequence[AudioPacket]:
         """``on_speech`` is told the speech of the segment as it leaves."""
         is_first, self._crossfader = self._crossfader is None, Crossfader()
         self._on_speech = on_speech
@@ -75,54 +75,54 @@ class Voicing:
         first = replace(chunk, pcm=chunk.pcm[:num_samples], provisional_tail_samples=0, last=False)
         return first, replace(chunk, start_sample=chunk.start_sample + num_samples, pcm=chunk.pcm[num_samples:])
 
-    async def push(self, chunk: SpeechChunk) -> Sequence[Packet]:
+    async def push(self, chunk: SpeechChunk) -> Sequence[AudioPacket]:
         assert self._crossfader is not None, "a chunk before begin_segment"
         return await self._speak(self._crossfader.push(chunk))
 
-    async def end_segment(self) -> Sequence[Packet]:
+    async def end_segment(self) -> Sequence[AudioPacket]:
         assert self._crossfader is not None, "an end before begin_segment"
         return await self._speak(self._crossfader.finish())
 
-    async def _speak(self, pcm: Pcm) -> Sequence[Packet]:
+    async def _speak(self, pcm: Pcm) -> Sequence[AudioPacket]:
         packets = await self._add(pcm)
         self._on_speech(pcm)
         return packets
 
-    async def pause(self) -> Sequence[Packet]:
+    async def pause(self) -> Sequence[AudioPacket]:
         """A little silence, which brings all sound so far out of every stage; nothing if a pause did that already."""
         packets = await self._add(np.zeros(self._pause_samples, np.float32)) if self._holds_sound else []
         self._holds_sound = False
         return packets
 
-    async def _add(self, pcm: Pcm) -> Sequence[Packet]:
+    async def _add(self, pcm: Pcm) -> Sequence[AudioPacket]:
         self.num_engine_samples += pcm.size
         self._holds_sound = self._holds_sound or pcm.size > 0
         return await self._encode(self._joiner.push(pcm))
 
-    async def finish(self) -> Sequence[Packet]:
+    async def finish(self) -> Sequence[AudioPacket]:
         rest = await self._encode(self._joiner.finish())
         rest = [*rest, *await self._encode_stretched(self._stretcher.flush())]
         rest = [*rest, *await self._encode_resampled(self._resampler.flush())]
         return [*rest, *await self._run(self._encoder.flush)]
 
-    async def _encode(self, pcm: Pcm) -> Sequence[Packet]:
+    async def _encode(self, pcm: Pcm) -> Sequence[AudioPacket]:
         if self._changes_speed:
             return await self._encode_stretched(await self._threads.run(lambda: self._stretcher.push(pcm)))
         return await self._encode_stretched(pcm)
 
-    async def _encode_stretched(self, pcm: Pcm) -> Sequence[Packet]:
+    async def _encode_stretched(self, pcm: Pcm) -> Sequence[AudioPacket]:
         return await self._encode_resampled(self._resampler.push(pcm))
 
-    async def _encode_resampled(self, pcm: Pcm) -> Sequence[Packet]:
+    async def _encode_resampled(self, pcm: Pcm) -> Sequence[AudioPacket]:
         """In small pieces on the event loop: whoever has a second in hand must not hold up who has not."""
         self.num_samples += pcm.size
         at_once = PIECE_PACKETS * self._packet_samples if self._threads.is_here else max(pcm.size, 1)
-        packets: list[Packet] = []
+        packets: list[AudioPacket] = []
         for at in range(0, pcm.size, at_once):
             packets += await self._run(partial(self._encoder.push, pcm[at : at + at_once]))
         return packets
 
-    async def _run(self, work: Callable[[], Sequence[Packet]]) -> Sequence[Packet]:
+    async def _run(self, work: Callable[[], Sequence[AudioPacket]]) -> Sequence[AudioPacket]:
         """One packet is encoded sooner than a thread takes over; for the first of all somebody waits."""
         is_first_packet = self.num_samples < 2 * self._packet_samples
         return await self._threads.run(work) if self._is_costly and not is_first_packet else work()

@@ -17,7 +17,7 @@ MAX_HELD_CHARS = 200
 """A longer run without white space goes on as it is."""
 
 
-class WholeWords:
+class WordBuffer:
     """Text as the client wrote it, with its place in all of it."""
 
     def __init__(self) -> None:

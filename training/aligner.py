@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from sessions.alignment.aligner import EDGE
 from sessions.alignment.ear import CONTEXT_FRAMES, FRAMES_PER_STEP, NUM_BANDS, STEP_MS, BandEnergies
-from sessions.alignment.letters import CHARACTERS, MAX_STEPS, PLACES_BESIDE, Units, runs_of, window_of
-from sessions.alignment.path import Path as Way
+from sessions.alignment.letters import CHARACTERS, MAX_STEPS, PLACES_BESIDE, AlignmentUnits, runs_of, window_of
+from sessions.alignment.path import ViterbiPath as Way
 from sessions.alignment.weights import AlignerWeights
 from training.clock import warm_cosine
 from training.flite import PHONEMES, SAMPLE_RATE_HZ
@@ -33,7 +33,7 @@ from training.shards import SpeechStore, Utterance, frame_phonemes
 from training.weights import say
 
 Floats = npt.NDArray[np.float32]
-Guess = Callable[[npt.NDArray[np.int64]], Units]
+Guess = Callable[[npt.NDArray[np.int64]], AlignmentUnits]
 """Windows of letters to what they sound like."""
 
 NUM_SOUNDS = len(PHONEMES)
@@ -190,7 +190,7 @@ class Spoken:
         return cls(np.concatenate([window_of(run) for run in runs]), heard.sounds)
 
 
-def first_guess(windows: npt.NDArray[np.int64]) -> Units:
+def first_guess(windows: npt.NDArray[np.int64]) -> AlignmentUnits:
     """Letters by ``SPELLINGS``, marks as pauses."""
     sounds = np.full((len(windows), NUM_SOUNDS), 0.3 / NUM_SOUNDS, np.float32)
     durations = np.full((len(windows), MAX_STEPS + 1), np.log(0.5 / MAX_STEPS), np.float32)
@@ -199,10 +199,10 @@ def first_guess(windows: npt.NDArray[np.int64]) -> Units:
         for rank, name in enumerate(likely):
             sounds[row, PHONEMES.index(name)] += 0.7 / (rank + 1)
         durations[row, 0] = np.log(0.25 if likely != ["pau"] else 0.7)
-    return Units(sounds / sounds.sum(1, keepdims=True), durations)
+    return AlignmentUnits(sounds / sounds.sum(1, keepdims=True), durations)
 
 
-def align(spoken: Spoken, units: Units, log_prior: Floats) -> npt.NDArray[np.int64]:
+def align(spoken: Spoken, units: AlignmentUnits, log_prior: Floats) -> npt.NDArray[np.int64]:
     """The step at which each unit ends; empty where no way leads through."""
     way = Way(NUM_SOUNDS)
     way.add(units)
@@ -234,10 +234,10 @@ def train_letters(spoken: list[Spoken], log_prior: Floats, settings: AlignerSett
 
 
 def _guess_of(model: LetterNet) -> Guess:
-    def guess(windows: npt.NDArray[np.int64]) -> Units:
+    def guess(windows: npt.NDArray[np.int64]) -> AlignmentUnits:
         with torch.inference_mode():
             sounds, durations = model(torch.from_numpy(windows))
-        return Units(sounds.softmax(1).numpy(), durations.log_softmax(1).clamp_min(-9).numpy())
+        return AlignmentUnits(sounds.softmax(1).numpy(), durations.log_softmax(1).clamp_min(-9).numpy())
 
     return guess
 

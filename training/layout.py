@@ -10,8 +10,8 @@ from engine.models.qwen3_tts.config import (
     MODEL_TYPE,
     NUM_CONTROL_IDS,
     CodecDecoderConfig,
-    Section,
-    TalkerConfig,
+    ConfigSection,
+    QwenTalkerConfig,
     read_codec,
     read_talker,
 )
@@ -135,9 +135,9 @@ def generation_file(settings: Settings) -> dict[str, Any]:
     }
 
 
-def talker_config(settings: Settings, text_vocab_size: int) -> TalkerConfig:
-    return read_talker(Section(talker_section(settings, text_vocab_size), "talker_config"))
+def talker_config(settings: Settings, text_vocab_size: int) -> QwenTalkerConfig:
+    return read_talker(ConfigSection(talker_section(settings, text_vocab_size), "talker_config"))
 
 
 def codec_config(sizes: Sizes) -> CodecDecoderConfig:
-    return read_codec(Section(codec_file(sizes), "speech_tokenizer/config.json"))
+    return read_codec(ConfigSection(codec_file(sizes), "speech_tokenizer/config.json"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.layers.transformer import CausalContext
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
-from engine.models.qwen3_tts.prompt import NONE, PromptBuilder, Row
+from engine.models.qwen3_tts.prompt import NONE, PromptBuilder, PromptPosition
 from engine.models.qwen3_tts.talker import Talker
 from training.settings import Sampling
 
@@ -65,7 +65,7 @@ class Speaker:
         stacked = torch.stack(frames, 1)
         return [row[:n].cpu() for row, n in zip(stacked, num_frames.tolist(), strict=True)]
 
-    def _prompt(self, line: Line) -> list[Row]:
+    def _prompt(self, line: Line) -> list[PromptPosition]:
         tail = self._prompts.full_tail(line.ids) if line.full else self._prompts.streaming_tail(line.ids[0])
         return self._prompts.prefix(line.speaker, line.language) + tail
 
@@ -73,7 +73,7 @@ class Speaker:
         text = self._config.text
         return [text.tts_pad] if line.full else [*line.ids[1:], text.tts_eos, text.tts_pad]
 
-    def _embed(self, rows: list[Row]) -> Tensor:
+    def _embed(self, rows: list[PromptPosition]) -> Tensor:
         text, codec = torch.tensor([(row.text, row.codec) for row in rows], device=self._device).unbind(1)
         return self._talker.embed_text(text) + self._talker.embed_codec(codec.clamp_min(0)) * (codec != NONE)[:, None]
 

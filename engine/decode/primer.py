@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from engine.models.base import Reference
+from engine.models.base import VoiceReference
 
 SLICE_FRAMES = 32
 """Of one recording in one step, so that running rows never wait for all of it."""
@@ -16,12 +16,12 @@ State = TypeVar("State")
 
 
 @dataclass(slots=True)
-class Priming:
-    reference: Reference
+class PrimingJob:
+    reference: VoiceReference
     num_done: int = 0
 
 
-class Primer(Generic[State]):
+class DecoderPrimer(Generic[State]):
     """``hear(slot, frames)`` moves a slot on; ``save`` copies what it has come to, and ``load`` puts a copy back.
 
     The state behind each of the last ``max_kept`` recordings is kept.
@@ -36,7 +36,7 @@ class Primer(Generic[State]):
     ) -> None:
         self._hear, self._save, self._load, self._max_kept = hear, save, load, max_kept
         self._kept: OrderedDict[Hashable, State] = OrderedDict()
-        self._jobs: dict[int, Priming] = {}
+        self._jobs: dict[int, PrimingJob] = {}
 
     @property
     def busy(self) -> bool:
@@ -46,9 +46,9 @@ class Primer(Generic[State]):
     def num_kept(self) -> int:
         return len(self._kept)
 
-    def begin(self, slot: int, reference: Reference) -> None:
+    def begin(self, slot: int, reference: VoiceReference) -> None:
         if not self._restore(slot, reference.key):
-            self._jobs[slot] = Priming(reference)
+            self._jobs[slot] = PrimingJob(reference)
 
     def is_at_work(self, slot: int) -> bool:
         return slot in self._jobs

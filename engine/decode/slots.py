@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
 from engine.decode.batcher import ANY, all_calls, in_calls, padded_rows, plan_calls
-from engine.decode.primer import Primer
-from engine.models.base import Decoded, Reference
+from engine.decode.primer import DecoderPrimer
+from engine.models.base import DecodedAudio, VoiceReference
 
 DUMMY_SLOT = 0
 NO_PCM = np.zeros(0, dtype=np.float32)
@@ -54,27 +54,29 @@ class PendingFrames:
         self.final.discard(slot)
 
 
-def decoded(slots: Sequence[int], pcm: Tensor) -> list[Decoded]:
+def decoded(slots: Sequence[int], pcm: Tensor) -> list[DecodedAudio]:
     """One entry a slot; a row that is not finite fails alone."""
     finite = torch.isfinite(pcm).all(-1).tolist()
     samples = pcm.float().cpu().numpy()
     return [
-        Decoded(slot, samples[i], error=None if finite[i] else "the decoder's output is not finite")
+        DecodedAudio(slot, samples[i], error=None if finite[i] else "the decoder's output is not finite")
         for i, slot in enumerate(slots)
     ]
 
 
-def isolated(decode: Callable[[Sequence[int], int], list[Decoded]], slots: Sequence[int], count: int) -> list[Decoded]:
+def isolated(
+    decode: Callable[[Sequence[int], int], list[DecodedAudio]], slots: Sequence[int], count: int
+) -> list[DecodedAudio]:
     """``decode`` for all slots; when that raises, for each alone, and those that raise again carry the error."""
     try:
         return decode(slots, count)
     except Exception as error:
         if len(slots) > 1:
             return [out for slot in slots for out in isolated(decode, [slot], count)]
-        return [Decoded(slots[0], NO_PCM, error=f"{type(error).__name__}: {error}")]
+        return [DecodedAudio(slots[0], NO_PCM, error=f"{type(error).__name__}: {error}")]
 
 
-class ExactDecode:
+class StreamingDecodeStage:
     """``num_slots`` streams of carried state, in calls of few shapes; slot 0 is the dummy that fills them up."""
 
     chunk_frames = 1
@@ -89,7 +91,7 @@ class ExactDecode:
         self.pool = BlockPool(num_slots)
         self.state = codec.new_state(num_slots + 1)
         self.pending = PendingFrames(codec.config.codebook_size)
-        self.primer = Primer(self._hear, self._save, self._load, max_kept_references)
+        self.primer = DecoderPrimer(self._hear, self._save, self._load, max_kept_references)
 
     @torch.inference_mode()
     def warm_up(self, max_s: float) -> None:
@@ -118,7 +120,7 @@ class ExactDecode:
         self.pending.open(slots[0])
         return slots[0]
 
-    def prime(self, slot: int, reference: Reference) -> None:
+    def prime(self, slot: int, reference: VoiceReference) -> None:
         self.primer.begin(slot, reference)
 
     def feed(self, slot: int, codes: Sequence[int]) -> None:
@@ -134,7 +136,7 @@ class ExactDecode:
     def busy(self) -> bool:
         return self.pending.has_frames or self.primer.busy
 
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
         failed = self._prime_some() if self.primer.busy else []
         counts = {slot: n for slot, n in self.pending.counts().items() if not self.primer.is_at_work(slot)}
         for out in failed:
@@ -143,16 +145,16 @@ class ExactDecode:
         runs = [(run, count) for count, slots in calls.items() for run in in_calls(slots, count)]
         return [*failed, *(out for run, count in runs for out in isolated(self._decode, run, count))]
 
-    def _prime_some(self) -> list[Decoded]:
+    def _prime_some(self) -> list[DecodedAudio]:
         slot = self.primer.oldest
         try:
             self.primer.step()
         except Exception as error:
             self.primer.drop(slot)
-            return [Decoded(slot, NO_PCM, error=f"{type(error).__name__}: {error}")]
+            return [DecodedAudio(slot, NO_PCM, error=f"{type(error).__name__}: {error}")]
         return []
 
-    def _decode(self, slots: Sequence[int], count: int) -> list[Decoded]:
+    def _decode(self, slots: Sequence[int], count: int) -> list[DecodedAudio]:
         pcm = self._move_on(slots, self.pending.peek(slots, count))
         self.pending.drop(slots, count)
         return decoded(slots, pcm)

@@ -15,18 +15,18 @@ import torch
 from engine.cache.block_pool import BlockPool
 from engine.decode.batcher import ANY, plan_calls
 from engine.decode.slots import PendingFrames, decoded, isolated
-from engine.models.base import Decoded, Reference
+from engine.models.base import DecodedAudio, VoiceReference
 
 
 @dataclass(slots=True)
-class Window:
+class SlotWindow:
     """Frames already decoded, the newest last, and whether a provisional tail is out."""
 
     frames: list[Sequence[int]] = field(default_factory=list)
     tail_is_out: bool = False
 
 
-class WindowedDecode:
+class WindowedDecodeStage:
     chunk_frames = 1
 
     def __init__(
@@ -48,7 +48,7 @@ class WindowedDecode:
         self.context_frames, self.overlap_samples = context_frames, overlap_samples
         self.pool = BlockPool(num_slots)
         self.pending = PendingFrames(codec.config.codebook_size)
-        self.windows: dict[int, Window] = {}
+        self.windows: dict[int, SlotWindow] = {}
         self.device = next(codec.parameters()).device
 
     @property
@@ -64,10 +64,10 @@ class WindowedDecode:
         if slots is None:
             return None
         self.pending.open(slots[0])
-        self.windows[slots[0]] = Window()
+        self.windows[slots[0]] = SlotWindow()
         return slots[0]
 
-    def prime(self, slot: int, reference: Reference) -> None:
+    def prime(self, slot: int, reference: VoiceReference) -> None:
         self.windows[slot].frames = list(reference.frames[-self.context_frames :])
 
     def feed(self, slot: int, codes: Sequence[int]) -> None:
@@ -87,14 +87,14 @@ class WindowedDecode:
     def _tails_to_settle(self) -> list[int]:
         return [s for s in self.pending.final if not self.pending.frames[s] and self.windows[s].tail_is_out]
 
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
         counts, final = self.pending.counts(), self.pending.final
         calls = plan_calls(counts, slack_s, self.gather_slack_s, final, wanted_frames)
         tails = self._tails_to_settle()
         work = [(slot, count) for count, slots in calls.items() for slot in slots] + [(slot, 0) for slot in tails]
         return [out for slot, count in work for out in isolated(self._decode, [slot], count)]
 
-    def _decode(self, slots: Sequence[int], count: int) -> list[Decoded]:
+    def _decode(self, slots: Sequence[int], count: int) -> list[DecodedAudio]:
         (slot,) = slots
         window = self.windows[slot]
         fresh = self.pending.peek(slots, count)[0]

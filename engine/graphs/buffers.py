@@ -17,7 +17,7 @@ ALIGNMENT = 16
 """Bytes; kernels read whole vectors."""
 
 
-class Buffers:
+class StaticBuffers:
     """Named arrays of ``num_rows`` rows: ``host`` to write or read, ``device`` for the graphs.
 
     Those of one number a row lie side by side and cross in one copy, whatever the number of rows.
@@ -63,7 +63,7 @@ class Buffers:
                 mine.copy_(theirs, non_blocking=True)
 
 
-class Done:
+class DeviceEvent:
     """When the work queued so far on the current stream has passed; at once on the CPU."""
 
     def __init__(self, device: torch.device) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor
 from engine.cache.block_pool import BlockPool
 from engine.decode.batcher import ANY, CALL_FRAMES, GATHER_FRAMES
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
-from engine.graphs.lanes import Lane, Ticket
+from engine.graphs.lanes import DecodeExecutor, PendingWork
 from engine.graphs.rounds import Numbers, Seconds, in_calls, plan_round, spread
-from engine.models.base import Decoded, Reference
+from engine.models.base import DecodedAudio, VoiceReference
 from engine.transfer import to_device
 
 NOT_FINITE = "the decoder's output is not finite"
@@ -31,7 +31,7 @@ ROUND_SHARE = 1.25
 """Frames of one round, for each slot in use: a little more than a step makes."""
 
 
-class DecodeProgram(Protocol):
+class DecodeProgramProtocol(Protocol):
     """What the stage asks of a family: static buffers and a computation over them (``codec_program``)."""
 
     device: torch.device
@@ -51,7 +51,7 @@ class DecodeProgram(Protocol):
     def run(self, num_rows: int, num_frames: int) -> None: ...
 
 
-class SlotUse:
+class SlotTracker:
     """Frames of each slot's present holder, by slot; ``life`` tells holders apart."""
 
     def __init__(self, num_slots: int) -> None:
@@ -76,7 +76,7 @@ class SlotUse:
 
 
 @dataclass(slots=True)
-class Call:
+class DecodeCall:
     """One launched call: slot, life and first frame of each row."""
 
     slots: Numbers
@@ -85,33 +85,33 @@ class Call:
     num_frames: int
     slack_s: float
     """How long the first of its listeners can wait."""
-    results: HostResults
-    done: Ticket
+    results: DecodeHostBuffers
+    done: PendingWork
 
 
-class HostResults:
+class DecodeHostBuffers:
     """Where one call's inputs leave the host and its PCM arrives.
 
     ``places``: slot, row and column of the ring, frames decoded before.
     """
 
-    def __init__(self, program: DecodeProgram) -> None:
+    def __init__(self, program: DecodeProgramProtocol) -> None:
         is_cuda = program.device.type == "cuda"
         self.places = torch.zeros(4, program.max_rows, dtype=torch.int64, pin_memory=is_cuda)
         self.pcm = torch.zeros(program.pcm.shape, dtype=torch.float32, pin_memory=is_cuda)
         self.finite = torch.zeros(program.max_rows, dtype=torch.bool, pin_memory=is_cuda)
 
 
-class GraphDecode:
+class GraphDecodeStage:
     """``step`` is a whole round; a pipelined engine calls ``launch`` and, a step later, ``collect``."""
 
     chunk_frames = 1
 
     def __init__(
         self,
-        program: DecodeProgram,
+        program: DecodeProgramProtocol,
         graphs: GraphSet,
-        lane: Lane,
+        lane: DecodeExecutor,
         num_slots: int,
         sample_rate: int,
         gather_slack_s: float,
@@ -122,13 +122,13 @@ class GraphDecode:
         self.gather_slack_s = gather_slack_s
         self.pool = BlockPool(num_slots)
         self.buckets = {frames: buckets_up_to(program.rows_of(frames)) for frames in reversed(CALL_FRAMES)}
-        self.use = SlotUse(num_slots)
-        self.calls: deque[Call] = deque()
-        self.spare = [HostResults(program) for _ in range(NUM_RESULTS)]
+        self.use = SlotTracker(num_slots)
+        self.calls: deque[DecodeCall] = deque()
+        self.spare = [DecodeHostBuffers(program) for _ in range(NUM_RESULTS)]
         self.references: OrderedDict[Hashable, tuple[Tensor, Tensor]] = OrderedDict()
         """Touched by the lane's work alone."""
         self.max_kept_references = max_kept_references
-        self.primings: dict[int, Ticket] = {}
+        self.primings: dict[int, PendingWork] = {}
         """Of slots of which nothing has been decoded since."""
         self.num_lives = 0
         self.put_off = False
@@ -185,7 +185,7 @@ class GraphDecode:
 
     # -- rounds --------------------------------------------------------------------------------------------------
 
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
         slack, wanted = np.zeros(self.num_slots + 1), np.full(self.num_slots + 1, GATHER_FRAMES)
         slack[list(slack_s)] = list(slack_s.values())
         wanted[list(wanted_frames)] = list(wanted_frames.values())
@@ -207,7 +207,7 @@ class GraphDecode:
 
     def _launch_call(self, slots: Numbers, count: int, slack_s: float) -> None:
         if not self.spare:
-            self.spare.append(HostResults(self.program))
+            self.spare.append(DecodeHostBuffers(self.program))
         results, use = self.spare.pop(), self.use
         firsts = use.num_launched[slots]
         ring_length = self.program.ring.shape[1]
@@ -219,7 +219,7 @@ class GraphDecode:
             self._run(results.places, len(slots), count)
             self._download(results, len(slots), count)
 
-        self.calls.append(Call(slots, use.life[slots], firsts, count, slack_s, results, self.lane.run(decode)))
+        self.calls.append(DecodeCall(slots, use.life[slots], firsts, count, slack_s, results, self.lane.run(decode)))
 
     def _run(self, places: Tensor, num_rows: int, num_frames: int) -> None:
         """Upload what lies on the host, pad with the dummy slot, replay."""
@@ -240,7 +240,7 @@ class GraphDecode:
         """(rows, frames) of every call there can be."""
         return [(rows, frames) for frames, buckets in self.buckets.items() for rows in buckets]
 
-    def _download(self, results: HostResults, num_rows: int, num_frames: int) -> None:
+    def _download(self, results: DecodeHostBuffers, num_rows: int, num_frames: int) -> None:
         program = self.program
         samples = num_rows * num_frames * program.frame_samples
         results.pcm[:samples].copy_(program.pcm[:samples], non_blocking=True)
@@ -251,9 +251,9 @@ class GraphDecode:
         """The oldest call can be collected without a wait."""
         return bool(self.calls) and self.calls[0].done.passed
 
-    def collect(self, num_calls: int) -> list[Decoded]:
+    def collect(self, num_calls: int) -> list[DecodedAudio]:
         """The PCM of the oldest ``num_calls`` calls, once they have passed."""
-        found: list[Decoded] = []
+        found: list[DecodedAudio] = []
         for _ in range(num_calls):
             call = self.calls.popleft()
             call.done.wait()
@@ -261,7 +261,7 @@ class GraphDecode:
             self.spare.append(call.results)
         return found
 
-    def _decoded(self, call: Call) -> list[Decoded]:
+    def _decoded(self, call: DecodeCall) -> list[DecodedAudio]:
         """What was decoded for a holder that is gone, or of a promise not kept, is dropped here.
 
         Each chunk is a copy of its own: a reader that is slow with one must not keep those of all.
@@ -274,7 +274,7 @@ class GraphDecode:
         pcm = call.results.pcm[: len(slots) * call.num_frames * size].numpy().reshape(len(slots), -1)
         finite = call.results.finite.numpy()[: len(slots)].tolist()
         return [
-            Decoded(slot, pcm[i, : count * size].copy(), error=self._error(slot, finite[i]))
+            DecodedAudio(slot, pcm[i, : count * size].copy(), error=self._error(slot, finite[i]))
             for i, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True))
             if count > 0
         ]
@@ -290,13 +290,13 @@ class GraphDecode:
 
     # -- what a slot has heard before ----------------------------------------------------------------------------
 
-    def prime(self, slot: int, reference: Reference) -> None:
+    def prime(self, slot: int, reference: VoiceReference) -> None:
         """Queue the reference's frames, or what is kept of having decoded them. What that raises in another thread is
         told with the slot's first chunk."""
         self.use.num_primed[slot] = len(reference.frames)
         self.primings[slot] = self.lane.run(lambda: self._prime(slot, reference))
 
-    def _prime(self, slot: int, reference: Reference) -> None:
+    def _prime(self, slot: int, reference: VoiceReference) -> None:
         program, kept = self.program, self.references.get(reference.key)
         if kept is None:
             self._hear(slot, reference.frames)

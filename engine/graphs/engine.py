@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.admission import Shape
+from engine.admission import StepTimeTable
 from engine.api import SpeechRequest
-from engine.batch import Batch
+from engine.batch import StepBatch
 from engine.collector import leave_the_old_alone
 from engine.config import EngineConfig
 from engine.decode.batcher import CALL_FRAMES
 from engine.engine import MIN_BURST_SLACK_S, STALL_RETRY_S, Engine
 from engine.graphs.capture import GraphSet
-from engine.graphs.decode import GraphDecode
+from engine.graphs.decode import GraphDecodeStage
 from engine.graphs.runner import GraphRunner
-from engine.graphs.stages import GraphStages
+from engine.graphs.stages import GraphStageFactories
 from engine.kernels.ahead import only_compiling
 from engine.model_runner import Result
-from engine.models.base import Audio, Decoded, SpeechModel
-from engine.request import Phase, Request
+from engine.models.base import DecodedAudio, FrameOutcome, SpeechModel
+from engine.request import Request, RequestPhase
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ COLD_S = 4.0
 
 class PipelinedEngine(Engine):
     runner: GraphRunner
-    stage: GraphDecode
+    stage: GraphDecodeStage
 
-    def __init__(self, model: SpeechModel, stages: GraphStages, config: EngineConfig, **settings: Any) -> None:
+    def __init__(self, model: SpeechModel, stages: GraphStageFactories, config: EngineConfig, **settings: Any) -> None:
         super().__init__(model, stages.decode, config, **settings)
         self.runner = stages.make_runner(model, self.kv, self.prefixes, config)
         self.scheduler.burst_model = self.step_model
@@ -82,7 +82,7 @@ class PipelinedEngine(Engine):
         else:
             log.info("kernels compiled in %.1f s", time.perf_counter() - start)
 
-    def measure_shape(self) -> Shape | None:
+    def measure_shape(self) -> StepTimeTable | None:
         """Of a step whose rows are all nobody's: the frame, and the decoding of as many frames in large calls.
 
         None where the CPU has a part: there steps teach what they take.
@@ -92,7 +92,7 @@ class PipelinedEngine(Engine):
             return None
         most = CALL_FRAMES[0]
         buckets = {rows: self.stage.bucket(-(-rows // most), most) for rows in self.runner.frame_buckets}
-        return Shape({rows: self.seconds_of(rows, calls) for rows, calls in buckets.items()})
+        return StepTimeTable({rows: self.seconds_of(rows, calls) for rows, calls in buckets.items()})
 
     def seconds_of(self, rows: int, call_rows: int) -> float:
         """Of the second run; the first is for the clocks of the chip."""
@@ -149,7 +149,7 @@ class PipelinedEngine(Engine):
 
     def take(self, results: Iterable[Result]) -> None:
         results = list(results)
-        self.stage.feed_all([request.held_slot for request, outcome in results if isinstance(outcome, Audio)])
+        self.stage.feed_all([request.held_slot for request, outcome in results if isinstance(outcome, FrameOutcome)])
         super().take(results)
 
     def feed(self, request: Request, codes: Sequence[int]) -> None:
@@ -158,13 +158,13 @@ class PipelinedEngine(Engine):
 
     def slack_s(self, request: Request, now_s: float) -> float:
         """One at its lead gathers like any other: it plays on, and its next frame is due before it runs dry."""
-        if request.phase is not Phase.RUNNING or request.waits_for_text or request.lacks_blocks:
+        if request.phase is not RequestPhase.RUNNING or request.waits_for_text or request.lacks_blocks:
             return MIN_BURST_SLACK_S if request.is_burst else 0.0
         if request.is_burst or request.spec.chunk_frames:
             return super().slack_s(request, now_s)
         return request.clock.lead_s(now_s)
 
-    def promise(self, batch: Batch) -> None:
+    def promise(self, batch: StepBatch) -> None:
         sampled = [work.request.slot for work in batch.works if work.sample]
         self.stage.promise([slot for slot in sampled if slot is not None])
 
@@ -198,7 +198,7 @@ class PipelinedEngine(Engine):
             self.hand_over()
         return len(chunks)
 
-    def collect_decode(self, num_calls: int) -> list[Decoded]:
+    def collect_decode(self, num_calls: int) -> list[DecodedAudio]:
         start = time.perf_counter()
         try:
             return self.stage.collect(num_calls)

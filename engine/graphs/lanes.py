@@ -9,12 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.graphs.buffers import Done
+from engine.graphs.buffers import DeviceEvent
 
 Work = Callable[[], None]
 
 
-class Ticket(Protocol):
+class PendingWork(Protocol):
     """Work on its way."""
 
     def wait(self) -> None: ...
@@ -22,7 +22,7 @@ class Ticket(Protocol):
     def passed(self) -> bool: ...
 
 
-class Lane(Protocol):
+class DecodeExecutor(Protocol):
     """Work in order, one after the other."""
 
     ring: Tensor
@@ -32,14 +32,14 @@ class Lane(Protocol):
         """What is run from here on sees the codes of all frames launched so far."""
         ...
 
-    def run(self, work: Work) -> Ticket: ...
+    def run(self, work: Work) -> PendingWork: ...
     def close(self) -> None: ...
 
 
-class StreamLane:
+class CudaStreamExecutor:
     """A stream of a CUDA device; on the CPU, at once."""
 
-    def __init__(self, ring: Tensor, bring_codes: Callable[[], Done], priority: int = 0) -> None:
+    def __init__(self, ring: Tensor, bring_codes: Callable[[], DeviceEvent], priority: int = 0) -> None:
         """``bring_codes`` tells when those of all frames launched so far are in ``ring``."""
         self.ring, self._bring_codes = ring, bring_codes
         self._stream = new_stream(ring.device, priority)
@@ -49,21 +49,21 @@ class StreamLane:
         with torch.cuda.stream(self._stream):
             brought.hold()
 
-    def run(self, work: Work) -> Ticket:
+    def run(self, work: Work) -> PendingWork:
         with torch.cuda.stream(self._stream):
             work()
-            return Done(self.ring.device)
+            return DeviceEvent(self.ring.device)
 
     def close(self) -> None:
         pass
 
 
-def beside_frames(ring: Tensor) -> StreamLane:
+def beside_frames(ring: Tensor) -> CudaStreamExecutor:
     """On their own device; frames give way to it."""
-    return StreamLane(ring, lambda: Done(ring.device), priority=-1)
+    return CudaStreamExecutor(ring, lambda: DeviceEvent(ring.device), priority=-1)
 
 
-class Mirror:
+class CodeRingMirror:
     """The ring of codes elsewhere. It is copied whole: what a decode call may be reading is written over by itself."""
 
     def __init__(self, ring: Tensor, device: torch.device) -> None:
@@ -71,40 +71,40 @@ class Mirror:
         self.ring = torch.zeros(ring.shape, dtype=ring.dtype, device=device, pin_memory=is_host_memory)
         self._source, self._stream = ring, new_stream(ring.device)
 
-    def bring(self) -> Done:
+    def bring(self) -> DeviceEvent:
         """Queue the copy behind the frames launched so far, and before none that follow."""
-        frames_made = Done(self._source.device)
+        frames_made = DeviceEvent(self._source.device)
         with torch.cuda.stream(self._stream):
             frames_made.hold()
             self.ring[:-1].copy_(self._source[:-1], non_blocking=True)
-            return Done(self._source.device)
+            return DeviceEvent(self._source.device)
 
 
-class CpuThread:
+class CpuThreadExecutor:
     """A thread of its own with ``num_threads`` for its arithmetic."""
 
     def __init__(self, ring: Tensor, num_threads: int) -> None:
-        self._mirror = Mirror(ring, torch.device("cpu"))
-        self.ring, self._brought = self._mirror.ring, Done(torch.device("cpu"))
+        self._mirror = CodeRingMirror(ring, torch.device("cpu"))
+        self.ring, self._brought = self._mirror.ring, DeviceEvent(torch.device("cpu"))
         self._thread = ThreadPoolExecutor(1, "voicewire-decode", torch.set_num_threads, (num_threads,))
 
     def follow(self) -> None:
         self._brought = self._mirror.bring()
 
-    def run(self, work: Work) -> Ticket:
-        return Promise(self._thread.submit(run_after, self._brought, work))
+    def run(self, work: Work) -> PendingWork:
+        return FutureWork(self._thread.submit(run_after, self._brought, work))
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
 
 @torch.inference_mode()
-def run_after(brought: Done, work: Work) -> None:
+def run_after(brought: DeviceEvent, work: Work) -> None:
     brought.wait()
     work()
 
 
-class Promise:
+class FutureWork:
     """Raises what the work raised."""
 
     def __init__(self, future: Future[None]) -> None:
@@ -122,11 +122,11 @@ def new_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream | N
     return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
 
 
-def choose_lane(ring: Tensor, device: torch.device, wants_own: bool, num_threads: int) -> Lane:
+def choose_lane(ring: Tensor, device: torch.device, wants_own: bool, num_threads: int) -> DecodeExecutor:
     """For decoding on ``device``. On the CPU beside frames on the CPU, a thread of its own where that is wanted."""
     if device.type == "cpu" and (ring.is_cuda or wants_own):
-        return CpuThread(ring, num_threads)
+        return CpuThreadExecutor(ring, num_threads)
     if device.type == "cuda" and (device.index or 0) != (ring.device.index or 0):
-        mirror = Mirror(ring, device)
-        return StreamLane(mirror.ring, mirror.bring)
+        mirror = CodeRingMirror(ring, device)
+        return CudaStreamExecutor(mirror.ring, mirror.bring)
     return beside_frames(ring)

@@ -11,30 +11,30 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch import Batch, Work
+from engine.batch import ScheduledWork, StepBatch
 from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
-from engine.graphs.buffers import Buffers, Done
+from engine.graphs.buffers import DeviceEvent, StaticBuffers
 from engine.graphs.capture import GraphSet, buckets_up_to, fitting
 from engine.model_runner import ModelRunner, Result, isolate
-from engine.models.base import Outcome, Row, SpeechModel
-from engine.request import Phase, Request
-from engine.stats import StepTimes
+from engine.models.base import Outcome, SequenceState, SpeechModel
+from engine.request import Request, RequestPhase
+from engine.stats import StepTimings
 
 
-class FrameProgram(Protocol):
+class FrameProgramProtocol(Protocol):
     """What the runner asks of a family: static buffers, computations over them, and how rows fill them."""
 
-    inputs: Buffers
-    outputs: Buffers
-    tokens: Buffers
+    inputs: StaticBuffers
+    outputs: StaticBuffers
+    tokens: StaticBuffers
 
-    def constants(self, row: Row) -> dict[str, float]:
+    def constants(self, row: SequenceState) -> dict[str, float]:
         """What of ``inputs`` stays the same for all of a row's frames."""
         ...
 
-    def stage_rows(self, rows: Sequence[Row], start: int = 0) -> None:
+    def stage_rows(self, rows: Sequence[SequenceState], start: int = 0) -> None:
         """Write what rows ``start``.. of ``inputs`` are for this frame; a row's last input is the one to compute.
 
         Raises when a row cannot be written; then each is tried alone.
@@ -45,19 +45,19 @@ class FrameProgram(Protocol):
         """Whether these inputs can be prefilled by ids."""
         ...
 
-    def stage_tokens(self, start: int, row: Row, items: Sequence[Any]) -> None: ...
+    def stage_tokens(self, start: int, row: SequenceState, items: Sequence[Any]) -> None: ...
 
-    def outcomes(self, rows: Sequence[Row], out: npt.NDArray[np.int32]) -> list[Outcome]:
+    def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
         """From these rows of ``outputs``; remembers the frames."""
         ...
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightStep:
     """A step on its way: who is in it, and when it has passed."""
 
     requests: Sequence[Request]
-    done: Done
+    done: DeviceEvent
 
 
 class BlockTables:
@@ -86,7 +86,7 @@ class GraphRunner(ModelRunner):
         kv: PagedKV,
         prefixes: PrefixCache,
         config: EngineConfig,
-        program: FrameProgram,
+        program: FrameProgramProtocol,
         frames: GraphSet,
         prefills: GraphSet,
         num_slots: int,
@@ -103,8 +103,8 @@ class GraphRunner(ModelRunner):
         self.tables.rows[0] = kv.scratch_block
         self._constants: dict[str, np.ndarray[Any, Any]] = {}
         self._holders: list[Request | None] = [None] * (num_slots + 1)
-        self._flight: Flight | None = None
-        self._tokens_read = Done(kv.data.device)
+        self._flight: InFlightStep | None = None
+        self._tokens_read = DeviceEvent(kv.data.device)
 
     @property
     def frame_buckets(self) -> list[int]:
@@ -115,7 +115,7 @@ class GraphRunner(ModelRunner):
     def in_flight(self) -> bool:
         return self._flight is not None
 
-    def run(self, batch: Batch, times: StepTimes) -> list[Result]:
+    def run(self, batch: StepBatch, times: StepTimings) -> list[Result]:
         """The whole step at once, for those who do not overlap. A batch that samples nothing leaves the step in flight
         where it is: its outcomes belong to whoever launched it.
         """
@@ -123,7 +123,7 @@ class GraphRunner(ModelRunner):
         samples = any(work.sample for work in batch.works)
         return [*(self.collect(times) if samples else []), *failed]
 
-    def launch(self, batch: Batch, times: StepTimes) -> list[Result]:
+    def launch(self, batch: StepBatch, times: StepTimings) -> list[Result]:
         """Queue the step on the device; returns the rows that could not be."""
         start = time.perf_counter()
         failed: list[Result] = []
@@ -140,11 +140,11 @@ class GraphRunner(ModelRunner):
         times.launch_s += time.perf_counter() - start
         return failed
 
-    def stage(self, works: Sequence[Work], failed: list[Result]) -> list[Request]:
+    def stage(self, works: Sequence[ScheduledWork], failed: list[Result]) -> list[Request]:
         """Write each request's row of the buffers; one that cannot be written fails alone."""
         staged: list[Request] = []
 
-        def write(some: Sequence[Work]) -> list[None]:
+        def write(some: Sequence[ScheduledWork]) -> list[None]:
             requests = [work.request for work in some]
             for request in requests:
                 self.hold(request)
@@ -171,7 +171,7 @@ class GraphRunner(ModelRunner):
         self.program.inputs.upload(bucket)
         self.frames.replay(bucket)
         self.program.outputs.download(count)
-        self._flight = Flight(requests, Done(self.device))
+        self._flight = InFlightStep(requests, DeviceEvent(self.device))
 
     def hold(self, request: Request) -> None:
         """Put what stays the same for a request in place, and the blocks it has by now."""
@@ -185,7 +185,7 @@ class GraphRunner(ModelRunner):
                 self._constants[name][slot] = value
         self.tables.update(slot, request.block_table)
 
-    def collect(self, times: StepTimes) -> list[Result]:
+    def collect(self, times: StepTimings) -> list[Result]:
         """The outcomes of the step in flight, once it has passed; of rows that go on alone."""
         flight, self._flight = self._flight, None
         if flight is None:
@@ -194,16 +194,16 @@ class GraphRunner(ModelRunner):
         flight.done.wait()
         times.wait_s += time.perf_counter() - start
         codes = self.program.outputs.host["codes"][: len(flight.requests)]
-        alive = [request.phase is Phase.RUNNING for request in flight.requests]
+        alive = [request.phase is RequestPhase.RUNNING for request in flight.requests]
         requests = list(compress(flight.requests, alive))
         out = codes if len(requests) == len(alive) else codes[alive]
         return list(zip(requests, self.program.outcomes([request.row for request in requests], out), strict=True))
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
-    def prefill(self, works: Sequence[Work]) -> list[None]:
+    def prefill(self, works: Sequence[ScheduledWork]) -> list[None]:
         """Keys and values of all due inputs but one that is sampled: by ids in one graph, others one by one."""
-        staged: list[Work] = []
+        staged: list[ScheduledWork] = []
         for work in works:
             items = self.items(work)
             if not self.program.can_stage(items):
@@ -214,14 +214,14 @@ class GraphRunner(ModelRunner):
         return [None] * len(works)
 
     @staticmethod
-    def items(work: Work) -> list[Any]:
+    def items(work: ScheduledWork) -> list[Any]:
         start = work.request.row.num_computed
         return work.request.row.inputs[start : start + work.count - int(work.sample)]
 
-    def forward_some(self, work: Work, count: int) -> None:
-        self.forward([Work(work.request, count, sample=False)])
+    def forward_some(self, work: ScheduledWork, count: int) -> None:
+        self.forward([ScheduledWork(work.request, count, sample=False)])
 
-    def prefill_ids(self, works: Sequence[Work]) -> None:
+    def prefill_ids(self, works: Sequence[ScheduledWork]) -> None:
         pieces = [(work, start) for work in works for start in range(0, len(self.items(work)), self.max_tokens)]
         used = 0
         for work, start in pieces:
@@ -250,6 +250,6 @@ class GraphRunner(ModelRunner):
         for name, values in tokens.host.items():
             values[used:bucket] = self.kv.scratch_block if name == "table" else 0
         tokens.upload(bucket)
-        self._tokens_read = Done(self.device)
+        self._tokens_read = DeviceEvent(self.device)
         self.prefills.replay(bucket)
         return 0

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
-from engine.graphs.decode import GraphDecode
+from engine.graphs.decode import GraphDecodeStage
 from engine.graphs.runner import GraphRunner
 from engine.models.base import SpeechModel
 
 
-class GraphStages(NamedTuple):
+class GraphStageFactories(NamedTuple):
     """The decode stage, and a maker of the runner over an engine's own cache."""
 
-    decode: GraphDecode
+    decode: GraphDecodeStage
     make_runner: Callable[[SpeechModel, PagedKV, PrefixCache, EngineConfig], GraphRunner]

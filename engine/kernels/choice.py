@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from engine.config import EngineConfig
-from engine.kernels.plain import PlainOps
+from engine.kernels.plain import ReferenceOps
 
 
-def choose_ops(config: EngineConfig, device: torch.device) -> PlainOps:
+def choose_ops(config: EngineConfig, device: torch.device) -> ReferenceOps:
     """Fused kernels on CUDA, where Triton is there, unless settings say otherwise."""
     if device.type != "cuda" or not config.fused_kernels:
-        return PlainOps()
+        return ReferenceOps()
     try:
-        from engine.kernels.fused import FusedOps
+        from engine.kernels.fused import TritonOps
     except ImportError:
-        return PlainOps()
-    return FusedOps(off=config.plain_kernels)
+        return ReferenceOps()
+    return TritonOps(off=config.plain_kernels)

@@ -15,8 +15,15 @@ from torch import Tensor
 
 from engine.kernels import KERNELS
 from engine.kernels.ahead import is_only_compiling, launch
-from engine.kernels.plain import PlainOps
-from engine.kernels.settings import DrawSettings, PadPlan, Product, Residual, Unit, Waves
+from engine.kernels.plain import ReferenceOps
+from engine.kernels.settings import (
+    ConvParams,
+    PaddedBufferPlan,
+    ResidualStream,
+    ResidualUnitParams,
+    SamplingTensors,
+    SnakeParams,
+)
 from engine.kernels.tiles import NUM_MULTIPROCESSORS, conv_shape
 from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
 from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel, unit_kernel
@@ -55,7 +62,7 @@ def gemm_parts(size: int, num_out: int) -> int:
     return parts
 
 
-class FusedOps(PlainOps):
+class TritonOps(ReferenceOps):
     """``off`` names kernels to leave to the reference."""
 
     def __init__(self, off: Collection[str] = ()) -> None:
@@ -111,7 +118,7 @@ class FusedOps(PlainOps):
             BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=GEMM_DEPTH, num_warps=4, num_stages=GEMM_STAGES,
         )  # fmt: skip
 
-    def normed(self, residual: Residual, weight: Tensor, eps: float) -> Tensor:
+    def normed(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:
         x, parts = residual.x, residual.parts
         if parts is None or "norm" not in self.on:
             return self.norm(self.settled(residual), weight, eps)
@@ -125,13 +132,13 @@ class FusedOps(PlainOps):
         )  # fmt: skip
         return out
 
-    def settled(self, residual: Residual) -> Tensor:
+    def settled(self, residual: ResidualStream) -> Tensor:
         if residual.parts is not None:
             residual.x.copy_(residual.x + residual.parts.sum(0))
             residual.parts = None
         return residual.x
 
-    def norm_linear(self, residual: Residual, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0]
         if not self.fits_gemv(rows, size, num_out):
             return super().norm_linear(residual, norm_weight, eps, weight)
@@ -140,7 +147,7 @@ class FusedOps(PlainOps):
         self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=False, add=False)
         return out
 
-    def norm_swiglu(self, residual: Residual, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0] // 2
         is_gemv, is_gemm = self.fits_gemv(rows, size, num_out), self.fits_gemm(rows, size, num_out)
         if not is_gemv and not is_gemm:
@@ -152,7 +159,7 @@ class FusedOps(PlainOps):
             self.launch_gemm(self.normed(residual, norm_weight, eps), weight, out, 1, swiglu=True)
         return out
 
-    def add_linear(self, residual: Residual, y: Tensor, weight: Tensor) -> None:
+    def add_linear(self, residual: ResidualStream, y: Tensor, weight: Tensor) -> None:
         (rows, size), num_out = y.shape, weight.shape[0]
         x = self.settled(residual)
         if self.fits_gemv(rows, size, num_out):
@@ -254,7 +261,7 @@ class FusedOps(PlainOps):
         return out
 
     def launch_draw(
-        self, logits: Tensor, settings: DrawSettings, codebook: int, first: tuple[Tensor, ...] = (),
+        self, logits: Tensor, settings: SamplingTensors, codebook: int, first: tuple[Tensor, ...] = (),
         num_codes: int = 0, eos: int = 0, table: Tensor | None = None, following: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         rows, width = logits.shape
@@ -273,12 +280,14 @@ class FusedOps(PlainOps):
         )  # fmt: skip
         return out
 
-    def draw(self, logits: Tensor, settings: DrawSettings, codebook: int) -> Tensor:
+    def draw(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
         if "draw" not in self.on:
             return super().draw(logits, settings, codebook)
         return self.launch_draw(logits, settings, codebook)
 
-    def draw_next(self, logits: Tensor, settings: DrawSettings, codebook: int, table: Tensor) -> tuple[Tensor, Tensor]:
+    def draw_next(
+        self, logits: Tensor, settings: SamplingTensors, codebook: int, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
         if "draw" not in self.on or table.shape[0] < logits.shape[1]:
             return super().draw_next(logits, settings, codebook, table)
         following = table.new_empty(logits.shape[0], table.shape[1])
@@ -287,7 +296,7 @@ class FusedOps(PlainOps):
     def draw_first(
         self,
         logits: Tensor,
-        settings: DrawSettings,
+        settings: SamplingTensors,
         seen: Tensor,
         slots: Tensor,
         penalty: Tensor,
@@ -307,12 +316,12 @@ class FusedOps(PlainOps):
     def conv(
         self,
         x: Tensor,
-        product: Product,
+        product: ConvParams,
         length: int,
         residual: Tensor | None = None,
         raw: Tensor | None = None,
         act: Tensor | None = None,
-        waves: Waves | None = None,
+        waves: SnakeParams | None = None,
         gelu: bool = False,
     ) -> None:
         streams, _, channels = x.shape
@@ -336,7 +345,9 @@ class FusedOps(PlainOps):
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
-    def residual_unit(self, padded: Tensor, unit: Unit, x: Tensor, out: Tensor, waves: Waves) -> None:
+    def residual_unit(
+        self, padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: SnakeParams
+    ) -> None:
         streams, length, channels = x.shape
         rows, first = streams * length, power_of_two(channels) // 2
         rest = channels - first
@@ -380,20 +391,20 @@ class FusedOps(PlainOps):
             C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, num_warps=4,
         )  # fmt: skip
 
-    def load_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
+    def load_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
         if "pasts" not in self.on:
             super().load_pasts(pads, state, slots, fresh)
         else:
             self.launch_pasts(pads, state, slots, fresh, load=True)
 
-    def keep_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor) -> None:
+    def keep_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor) -> None:
         if "pasts" not in self.on:
             super().keep_pasts(pads, state, slots)
         else:
             self.launch_pasts(pads, state, slots, slots, load=False)
 
-    def launch_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool) -> None:
+    def launch_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool) -> None:
         launch(pasts_kernel, pads.chunks.shape[0], slots.shape[0])(
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
-            LOAD=load, BLOCK=PadPlan.CHUNK, STEP=pads.step, num_warps=4,
+            LOAD=load, BLOCK=PaddedBufferPlan.CHUNK, STEP=pads.step, num_warps=4,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``engine.noise.CounterNoise`` in torch operators, for graphs: the same variates, made on the device."""
+"""``engine.noise.PhiloxNoise`` in torch operators, for graphs: the same variates, made on the device."""
 
 from __future__ import annotations
 

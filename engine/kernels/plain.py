@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.noise import exponential
-from engine.kernels.settings import DrawSettings, PadPlan, Product, Residual, Unit, Waves
+from engine.kernels.settings import (
+    ConvParams,
+    PaddedBufferPlan,
+    ResidualStream,
+    ResidualUnitParams,
+    SamplingTensors,
+    SnakeParams,
+)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -31,8 +38,8 @@ def snake(x: Tensor, frequency: Tensor, gain: Tensor) -> Tensor:
     return torch.addcmul(x, torch.sin(x * frequency).square(), gain)
 
 
-class PlainOps:
-    """Every operation of the graphs; ``FusedOps`` replaces them one by one."""
+class ReferenceOps:
+    """Every operation of the graphs; ``TritonOps`` replaces them one by one."""
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -42,17 +49,17 @@ class PlainOps:
             return F.rms_norm(x, weight.shape, weight, eps)
         return F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
 
-    def normed(self, residual: Residual, weight: Tensor, eps: float) -> Tensor:
+    def normed(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:
         return self.norm(residual.x, weight, eps)
 
-    def settled(self, residual: Residual) -> Tensor:
+    def settled(self, residual: ResidualStream) -> Tensor:
         """The stream itself, nothing left to be added to it."""
         return residual.x
 
-    def norm_linear(self, residual: Residual, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
         return F.linear(self.normed(residual, norm_weight, eps), weight)
 
-    def norm_swiglu(self, residual: Residual, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
         """``weight`` [2 * I, H] holds gate, then up -> [N, I]."""
         return self.swiglu(F.linear(self.normed(residual, norm_weight, eps), weight))
 
@@ -60,7 +67,7 @@ class PlainOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def add_linear(self, residual: Residual, y: Tensor, weight: Tensor) -> None:
+    def add_linear(self, residual: ResidualStream, y: Tensor, weight: Tensor) -> None:
         """residual + y W^T, in place."""
         self.settled(residual).addmm_(y, weight.t())
 
@@ -169,7 +176,7 @@ class PlainOps:
         """seed, place, frame [N], ids [N, n] -> variates [N, n] in fp32."""
         return exponential(seed, place, frame, ids)
 
-    def draw(self, logits: Tensor, settings: DrawSettings, codebook: int) -> Tensor:
+    def draw(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
         """logits [N, V], bans already -inf -> ids [N]: temperature, top-k, top-p, then argmax(p / q).
 
         The law of ``sampler.draw_full`` with every setting a tensor: ties at the k-th value all stay.
@@ -189,7 +196,9 @@ class PlainOps:
         noise = exponential(settings.seed, settings.place | codebook, settings.frame, ids)
         return torch.where(greedy, logits.argmax(-1), (scaled.softmax(-1) / noise).argmax(-1))
 
-    def draw_next(self, logits: Tensor, settings: DrawSettings, codebook: int, table: Tensor) -> tuple[Tensor, Tensor]:
+    def draw_next(
+        self, logits: Tensor, settings: SamplingTensors, codebook: int, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """``draw``, and the rows of ``table`` [V, H] that were drawn."""
         codes = self.draw(logits, settings, codebook)
         return codes, table[codes]
@@ -197,7 +206,7 @@ class PlainOps:
     def draw_first(
         self,
         logits: Tensor,
-        settings: DrawSettings,
+        settings: SamplingTensors,
         seen: Tensor,
         slots: Tensor,
         penalty: Tensor,
@@ -227,12 +236,12 @@ class PlainOps:
     def conv(
         self,
         x: Tensor,
-        product: Product,
+        product: ConvParams,
         length: int,
         residual: Tensor | None = None,
         raw: Tensor | None = None,
         act: Tensor | None = None,
-        waves: Waves | None = None,
+        waves: SnakeParams | None = None,
         gelu: bool = False,
     ) -> None:
         """x [B, context + T, C]; everything else [B, T, out] and written in place.
@@ -247,7 +256,9 @@ class PlainOps:
         if act is not None:
             act.copy_(F.gelu(y) if gelu else snake(y, *waves) if waves else y)
 
-    def residual_unit(self, padded: Tensor, unit: Unit, x: Tensor, out: Tensor, waves: Waves) -> None:
+    def residual_unit(
+        self, padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: SnakeParams
+    ) -> None:
         """x [B, T, C] += conv(snake(conv(padded [B, context + T, C]))), in place; ``out`` takes the snake of that."""
         hidden = torch.empty_like(x)
         self.conv(padded, unit.wide, x.shape[1], act=hidden, waves=unit.inner)
@@ -268,13 +279,13 @@ class PlainOps:
         taps = [(x[:, j : j + length].float() * weight[j]).sum(-1) for j in range(weight.shape[0])]
         pcm.copy_((torch.stack(taps).sum(0) + bias).clamp(-1.0, 1.0))
 
-    def load_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
+    def load_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
         """Fill the head of every padded buffer from ``state`` [slots, F]; rows that are ``fresh`` begin with zeros."""
         own = state[slots].masked_fill(fresh[:, None], 0)
         for pad in pads.layers:
             pad.buffer[:, : pad.context] = own[:, pad.offset : pad.offset + pad.size].view(-1, pad.context, pad.width)
 
-    def keep_pasts(self, pads: PadPlan, state: Tensor, slots: Tensor) -> None:
+    def keep_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor) -> None:
         """Put the tail of every padded buffer back."""
         for pad in pads.layers:
             state[slots, pad.offset : pad.offset + pad.size] = pad.buffer[:, -pad.context :].flatten(1)

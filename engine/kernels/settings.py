@@ -15,14 +15,14 @@ MAX_STEP = 8
 
 
 @dataclass(slots=True)
-class Residual:
+class ResidualStream:
     """The residual stream x [N, H]; ``parts`` [P, N, H] in fp32 are still to be added to it."""
 
     x: Tensor
     parts: Tensor | None = None
 
 
-class Product(NamedTuple):
+class ConvParams(NamedTuple):
     """weight [taps, in, out] in the working dtype, bias [out] in fp32."""
 
     weight: Tensor
@@ -30,27 +30,27 @@ class Product(NamedTuple):
     dilation: int = 1
 
     @staticmethod
-    def of(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1) -> Product:
-        return Product(weight.to(dtype).contiguous(), bias.float().contiguous(), dilation)
+    def of(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1) -> ConvParams:
+        return ConvParams(weight.to(dtype).contiguous(), bias.float().contiguous(), dilation)
 
 
-class Waves(NamedTuple):
+class SnakeParams(NamedTuple):
     """A snake's frequency and gain, fp32 [out]."""
 
     frequency: Tensor
     gain: Tensor
 
 
-class Unit(NamedTuple):
+class ResidualUnitParams(NamedTuple):
     """A residual unit: ``narrow`` after the snake ``inner`` of ``wide``."""
 
-    wide: Product
-    inner: Waves
-    narrow: Product
+    wide: ConvParams
+    inner: SnakeParams
+    narrow: ConvParams
 
 
 @dataclass(frozen=True, slots=True)
-class DrawSettings:
+class SamplingTensors:
     """Of N rows, as tensors [N]; temperature 0 is greedy, top_k 0 no limit.
 
     ``seed`` int64; ``place`` int64, the segment shifted by 8 bits, to be joined with a codebook; ``frame`` int64.
@@ -65,7 +65,7 @@ class DrawSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PadSpec:
+class ConvStateSpec:
     """A layer that needs its last ``context`` inputs of ``width`` channels; ``rate`` inputs a codec frame."""
 
     width: int
@@ -74,7 +74,7 @@ class PadSpec:
 
 
 @dataclass(slots=True)
-class Pad:
+class PaddedBuffer:
     """[B, context + T, width]: the past, then what the layer before writes; ``offset`` is its place in the state."""
 
     buffer: Tensor
@@ -91,7 +91,7 @@ class Pad:
         return self.buffer[:, self.context :]
 
 
-class PadPlan:
+class PaddedBufferPlan:
     """Every padded buffer of one call shape, side by side in ``workspace``, and where each one's past is kept.
 
     ``chunks`` [n, 6] int64, for the kernels that copy all pasts at once: offset in the state, values, place of the
@@ -100,15 +100,15 @@ class PadPlan:
 
     CHUNK = 1024
 
-    def __init__(self, specs: Sequence[PadSpec], num_rows: int, num_frames: int, workspace: Tensor) -> None:
+    def __init__(self, specs: Sequence[ConvStateSpec], num_rows: int, num_frames: int, workspace: Tensor) -> None:
         strides = [(spec.context + spec.rate * num_frames) * spec.width for spec in specs]
         self.flat = workspace[: sum(strides) * num_rows]
-        self.layers: list[Pad] = []
+        self.layers: list[PaddedBuffer] = []
         chunks = []
         offset = base = 0
         for spec, stride in zip(specs, strides, strict=True):
             buffer = self.flat[base : base + stride * num_rows].view(num_rows, -1, spec.width)
-            self.layers.append(Pad(buffer, spec.context, spec.width, offset))
+            self.layers.append(PaddedBuffer(buffer, spec.context, spec.width, offset))
             size = spec.context * spec.width
             for start in range(0, size, self.CHUNK):
                 count = min(self.CHUNK, size - start)

@@ -87,7 +87,7 @@ def as_image(x: Tensor) -> Tensor:
     return x.transpose(1, 2).unsqueeze(2)
 
 
-class Upsampling:
+class PackedUpsampling:
     """A ``CausalConvTranspose1d`` as one product: inputs (now, then one step earlier) to ``stride`` outputs."""
 
     def __init__(self, layer: CausalConvTranspose1d) -> None:
@@ -105,7 +105,7 @@ class Upsampling:
         return blocks.view(batch, length * self.stride, -1)
 
 
-class SnakeLast:
+class ChannelsLastSnake:
     """A ``Snake`` over the last dimension.
 
     Its sines are numpy's, which take 0.4 ns each on AVX-512 where torch's, by way of MKL, take 1.0; a few channels are

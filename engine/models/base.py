@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.api import ClonedVoice, SpeechRequest, VoiceInfo, VoiceSample
+from engine.api import ClonedVoice, ReferenceAudio, SpeechRequest, VoiceInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from engine.cache.prefix import PrefixCache
     from engine.config import EngineConfig
     from engine.graphs.runner import GraphRunner
-    from engine.graphs.stages import GraphStages
+    from engine.graphs.stages import GraphStageFactories
     from engine.layers.transformer import AttentionContext
 
 Pcm = npt.NDArray[np.float32]
 
 
-class TextIntake(Protocol):
+class IncrementalEncoder(Protocol):
     """The text of one request, in pieces, to ids that no later text can change."""
 
     def push(self, text: str) -> list[int]: ...
@@ -38,10 +38,10 @@ class TextIntake(Protocol):
 
 
 class Tokenizer(Protocol):
-    def incremental(self) -> TextIntake: ...
+    def incremental(self) -> IncrementalEncoder: ...
 
 
-class TextQueue:
+class TokenQueue:
     """Final text ids of one request, in order, and whether more can come."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class TextQueue:
         return taken
 
 
-class Reference(NamedTuple):
+class VoiceReference(NamedTuple):
     """What a row's speech goes on from; equal keys are equal references."""
 
     key: Hashable
@@ -77,25 +77,25 @@ class Reference(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class SequenceState:
     """What the talker stage remembers of one request; families add fields.
 
     ``inputs`` keeps every talker input from the first on, so that keys and values can be computed again after a
     preemption; the first ``num_computed`` of them are in the cache now.
     """
 
-    text: TextQueue
+    text: TokenQueue
     inputs: list[Any] = field(default_factory=list)
     num_computed: int = 0
     sample_pending: bool = False
     """Once all inputs are computed, a sample is due."""
     num_prefix: int = 0
-    """Length of the first ``Rows``: what a voice prefix holds."""
+    """Length of the first ``TalkerInputs``: what a voice prefix holds."""
     num_reserved: int = 0
     """Prompt positions besides these, the text and its end."""
     num_prompt_tokens: int | None = 1
     """Text ids that must be there before the first sample; None waits for all."""
-    reference: Reference | None = None
+    reference: VoiceReference | None = None
     """What the decode stage is to have heard before the row's own frames."""
     num_dropped: int = 0
     """Tokens drawn that stand for sound and were not spoken."""
@@ -109,44 +109,44 @@ class Row:
         return None
 
 
-class Park(NamedTuple):
+class AwaitText(NamedTuple):
     """The row waits for text: it keeps its memory and takes no part in steps."""
 
 
-class Rows(NamedTuple):
+class TalkerInputs(NamedTuple):
     """Talker inputs to compute next; ``sample`` says whether the last one's output is sampled."""
 
     inputs: Sequence[Any]
     sample: bool = True
 
 
-class Audio(NamedTuple):
+class FrameOutcome(NamedTuple):
     """One codec frame."""
 
     codes: Sequence[int]
 
 
-class Control(NamedTuple):
+class ControlOutcome(NamedTuple):
     """A sampled token that makes no sound."""
 
 
-class Stop(NamedTuple):
+class StopOutcome(NamedTuple):
     """The model ended its speech, or came to the end of what its text allows."""
 
     at_limit: bool = False
 
 
-class Failed(NamedTuple):
+class FailedOutcome(NamedTuple):
     """This row cannot go on; the others can."""
 
     message: str
 
 
-Outcome = Audio | Control | Stop | Failed
+Outcome = FrameOutcome | ControlOutcome | StopOutcome | FailedOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class ModelCapabilities:
     """What a checkpoint can do besides speaking in voices of its own: fields of ``EngineInfo`` by these names."""
 
     task: str = "custom_voice"
@@ -185,30 +185,34 @@ class SpeechModel(Protocol):
     @property
     def languages(self) -> tuple[str, ...]: ...
     @property
-    def abilities(self) -> Abilities: ...
+    def abilities(self) -> ModelCapabilities: ...
     @property
     def max_positions(self) -> int: ...
 
-    def new_row(self, request: SpeechRequest, seed: int) -> Row:
+    def new_row(self, request: SpeechRequest, seed: int) -> SequenceState:
         """State of a new request. Raises ``InvalidRequest`` and its kin."""
         ...
 
-    def prefix_key(self, row: Row) -> Hashable | None:
-        """Equal keys have equal first inputs (``Rows`` of the first ``next_input``); None is never shared."""
+    def prefix_key(self, row: SequenceState) -> Hashable | None:
+        """Equal keys have equal first inputs (``TalkerInputs`` of the first ``next_input``); None is never shared."""
         ...
 
-    def next_input(self, row: Row) -> Park | Rows:
+    def next_input(self, row: SequenceState) -> AwaitText | TalkerInputs:
         """What to feed next, or that there is no text for it. Called only when all inputs so far are computed, and
-        after ``Park`` only when text has come or has closed. A row for which it raises fails alone."""
+        after ``AwaitText`` only when text has come or has closed. A row for which it raises fails alone."""
         ...
 
     def forward(
-        self, rows: Sequence[Row], inputs: Sequence[Sequence[Any]], positions: Tensor, context: AttentionContext
+        self,
+        rows: Sequence[SequenceState],
+        inputs: Sequence[Sequence[Any]],
+        positions: Tensor,
+        context: AttentionContext,
     ) -> Tensor:
         """B rows of T inputs each, positions [B, T] -> hidden states [B, T, H]."""
         ...
 
-    def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
+    def sample(self, rows: Sequence[SequenceState], hidden: Tensor) -> list[Outcome]:
         """hidden [N, H] of the last input of each row; rows past ``len(rows)`` are padding. Draws its own noise.
 
         Row state changes only where an outcome is returned, so that a call that raises may be repeated row by row.
@@ -217,7 +221,7 @@ class SpeechModel(Protocol):
 
 
 @dataclass(slots=True)
-class Decoded:
+class DecodedAudio:
     """PCM of one slot out of one decode step; its first ``overlap_samples`` render the last provisional tail again."""
 
     slot: int
@@ -227,7 +231,7 @@ class Decoded:
     error: str | None = None
 
 
-class AudioShape(Protocol):
+class AudioSpec(Protocol):
     """What comes out of a decode stage, known before there is one."""
 
     @property
@@ -236,15 +240,15 @@ class AudioShape(Protocol):
     def frame_samples(self) -> int: ...
 
 
-class Stages(NamedTuple):
+class ModelStages(NamedTuple):
     """A loaded checkpoint: the talker stage, and a maker of decode stages with fresh state on the same weights."""
 
     model: SpeechModel
     make_stage: Callable[[], DecodeStage]
-    audio: AudioShape
-    encode_voice: Callable[[VoiceSample], ClonedVoice] | None = None
+    audio: AudioSpec
+    encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None
     """Where the checkpoint's encoders are loaded."""
-    make_graphs: Callable[[], GraphStages] | None = None
+    make_graphs: Callable[[], GraphStageFactories] | None = None
     """Both stages over graphs, of families that have them so."""
     make_runner: Callable[[SpeechModel, PagedKV, PrefixCache, EngineConfig], GraphRunner] | None = None
     """The talker stage alone over graphs, where the decode stage records its own."""
@@ -272,7 +276,7 @@ class DecodeStage(Protocol):
         """A fresh slot, or None when there is none, or no memory for one."""
         ...
 
-    def prime(self, slot: int, reference: Reference) -> None:
+    def prime(self, slot: int, reference: VoiceReference) -> None:
         """Let a fresh slot go on from frames that make no sound themselves; those of a key are worked off once."""
         ...
 
@@ -293,8 +297,8 @@ class DecodeStage(Protocol):
         """Whether a step now would get anywhere; frames that wait for more frames do not count."""
         ...
 
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int]) -> list[Decoded]:
-        """Run one round, or one slice of it: at most one ``Decoded`` a slot.
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int]) -> list[DecodedAudio]:
+        """Run one round, or one slice of it: at most one ``DecodedAudio`` a slot.
 
         ``slack_s`` gives, for each slot, the seconds until its listener runs dry, and ``wanted_frames`` how many frames
         its next chunk should have: a slot with slack enough waits for them. Without end is the slack of a slot whose

@@ -17,7 +17,7 @@ LEAST_NUMBER, MAX_NUMBER = 1e-30, 1e30
 MAX_SHOWN_CHARS = 80
 
 
-class Section:
+class ConfigSection:
     """One mapping of a JSON file; reads typed values and names file and key when one is missing or wrong."""
 
     def __init__(self, values: Any, where: str) -> None:
@@ -65,8 +65,8 @@ class Section:
         found = self.section(key)
         return {name.lower(): found.get(name, kind) for name in found.values}
 
-    def section(self, key: str) -> Section:
-        return Section(self.get(key, Mapping), f"{self.where}: {key}")
+    def section(self, key: str) -> ConfigSection:
+        return ConfigSection(self.get(key, Mapping), f"{self.where}: {key}")
 
     def fixed(self, key: str, *known: object) -> None:
         """A key that may be there, with one of the values that are built."""
@@ -81,7 +81,7 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
 
 
-def read_rope_theta(section: Section) -> float:
+def read_rope_theta(section: ConfigSection) -> float:
     """Rope base of a transformer, from ``rope_parameters`` (transformers 5) or from ``rope_theta`` and
     ``rope_scaling``. Raises ``CheckpointError`` for a scaled rope, and where the two disagree.
     """
@@ -108,10 +108,10 @@ def _check_rope(where: str, key: str, scaling: object) -> None:
         raise CheckpointError(f"{where}: {key!r} is of type {kind!r}; what is built here: 'default'")
 
 
-def read_json(path: Path) -> Section:
+def read_json(path: Path) -> ConfigSection:
     """Raises ``CheckpointError`` naming the file when it is missing or no JSON."""
     try:
-        return Section(json.loads(path.read_text(encoding="utf-8")), path.name)
+        return ConfigSection(json.loads(path.read_text(encoding="utf-8")), path.name)
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}; it is no checkpoint folder") from None
     except (OSError, ValueError, RecursionError) as error:

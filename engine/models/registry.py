@@ -13,7 +13,7 @@ from engine.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-    from engine.models.base import Stages
+    from engine.models.base import ModelStages
 
 
 COSYVOICE3_FILE = "cosyvoice3.yaml"
@@ -26,7 +26,7 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     decode_device: torch.device | None = None,
-) -> Stages:
+) -> ModelStages:
     """Raises ``CheckpointError`` for a folder of no family known here."""
     family = _family(folder)
     if family == "cosyvoice3":

@@ -68,7 +68,7 @@ def _iterate_names(folder: Path, prefix: str) -> Iterator[tuple[Any, str]]:
             raise CheckpointError(f"{file}: cannot be read: {error}") from None
 
 
-class Reading:
+class LoadProgress:
     """Tells in the log how far the reading of ``num_bytes`` has come; of less than a step nothing is told."""
 
     def __init__(self, what: str, num_bytes: int) -> None:
@@ -84,7 +84,7 @@ class Reading:
         return tensor
 
 
-class _NoInitialValues(TorchFunctionMode):
+class _SkipInitialization(TorchFunctionMode):
     """Random initial values are left out: the file has the real ones, and memory that is never written is never had.
 
     ``torch.nn.init`` hands its own functions over; what they call inside would no longer be seen here.
@@ -102,7 +102,7 @@ def uninitialized() -> TorchFunctionMode:
 
     The meta device would do the same and import for seconds.
     """
-    return _NoInitialValues()
+    return _SkipInitialization()
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def load_weights(
     passed_over: str | None = None,
 ) -> None:
     """Fill ``module`` from ``folder``, tensor by tensor. Raises as ``check_weights``, before anything is read."""
-    reading = Reading(f"{folder.name}/{prefix}*", check_weights(module, folder, prefix, passed_over))
+    reading = LoadProgress(f"{folder.name}/{prefix}*", check_weights(module, folder, prefix, passed_over))
     wanted = module.state_dict().keys()
     found = {
         name: reading.take(tensor).to(device=device, dtype=dtype, copy=True)

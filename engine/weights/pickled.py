@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import CheckpointError
-from engine.weights.loader import Reading
+from engine.weights.loader import LoadProgress
 
 VALUE_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MAX_PICKLE_BYTES = 16 * 2**20
@@ -119,7 +119,7 @@ def load_state(
 ) -> None:
     """Fill ``module``, tensor by tensor. Raises as ``check_state``, before a value is read."""
     found = check_state(module, path, adapt, num_more)
-    reading = Reading(path.name, sum(tensor.nbytes for tensor in found.values()))
+    reading = LoadProgress(path.name, sum(tensor.nbytes for tensor in found.values()))
     taken = {
         name: reading.take(tensor).to(device=device, dtype=dtype, copy=True).contiguous()
         for name, tensor in found.items()

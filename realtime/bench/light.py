@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from realtime.client import speech_url
 from realtime.protocol.events import ClientEvent, ServerEvent
 from realtime.protocol.native import HEADER, SUBPROTOCOL, parse_server, serialize
-from sessions.clock import Alarm
+from sessions.clock import WakeEvent
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 FINAL = 0x80
@@ -29,21 +29,21 @@ HANDSHAKE_END = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedAudio:
     """An audio message: how many packets, and when it came by the loop's clock, which is the machine's."""
 
     num_packets: int
     at_s: float
 
 
-class LightClient(asyncio.Protocol):
-    """One session. ``send`` events, iterate over what comes back, as with ``SpeechClient``."""
+class PacketCountingClient(asyncio.Protocol):
+    """One session. ``send`` events, iterate over what comes back, as with ``NativeClient``."""
 
     def __init__(self, handshake: bytes) -> None:
         self._handshake = handshake
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm()
-        self._messages: deque[ServerEvent | Counted] = deque()
+        self._alarm = WakeEvent()
+        self._messages: deque[ServerEvent | CountedAudio] = deque()
         self._received = bytearray()
         self._is_open = False
         self.close_code: int | None = None
@@ -83,7 +83,7 @@ class LightClient(asyncio.Protocol):
     def _take(self, opcode: int, payload: memoryview, at_s: float) -> None:
         with payload:
             if opcode == BINARY:
-                self._messages.append(Counted(HEADER.unpack_from(payload)[2], at_s))
+                self._messages.append(CountedAudio(HEADER.unpack_from(payload)[2], at_s))
             elif opcode == TEXT:
                 self._messages.append(parse_server(bytes(payload)))
             elif opcode == PING:
@@ -98,10 +98,10 @@ class LightClient(asyncio.Protocol):
             raise ConnectionError(f"closed_{self.close_code}")
         self._transport.write(frame_of(TEXT, serialize(event).encode()))
 
-    def __aiter__(self) -> LightClient:
+    def __aiter__(self) -> PacketCountingClient:
         return self
 
-    async def __anext__(self) -> ServerEvent | Counted:
+    async def __anext__(self) -> ServerEvent | CountedAudio:
         while not self._messages:
             if self._error is not None:
                 raise self._error
@@ -110,7 +110,7 @@ class LightClient(asyncio.Protocol):
             await self._alarm.wait()
         return self._messages.popleft()
 
-    async def __aenter__(self) -> LightClient:
+    async def __aenter__(self) -> PacketCountingClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -143,7 +143,7 @@ def frame_of(opcode: int, payload: bytes) -> bytes:
     return head + NO_MASK + payload
 
 
-async def open_light(url: str, api_key: str | None = None) -> LightClient:
+async def open_light(url: str, api_key: str | None = None) -> PacketCountingClient:
     """Raises ``OSError``; refused with a status, its message is ``http_STATUS``."""
     parts = urlsplit(speech_url(url))
     if parts.scheme != "ws" or parts.hostname is None:
@@ -160,6 +160,6 @@ async def open_light(url: str, api_key: str | None = None) -> LightClient:
     ]
     handshake = "\r\n".join(lines).encode() + HANDSHAKE_END
     loop = asyncio.get_running_loop()
-    _, client = await loop.create_connection(lambda: LightClient(handshake), parts.hostname, parts.port or 80)
+    _, client = await loop.create_connection(lambda: PacketCountingClient(handshake), parts.hostname, parts.port or 80)
     await anext(client)  # session.created
     return client

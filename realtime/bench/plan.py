@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """For one process of clients."""
 
     url: str
@@ -34,7 +34,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions arrive evenly over so long a time."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseResult(msgspec.Struct, frozen=True, kw_only=True):
     """One response as its client saw it. Times in ms are from the delta that made the first word final."""
 
     session: int

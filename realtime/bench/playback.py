@@ -15,7 +15,7 @@ Cause = Literal["text", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
-class Underrun:
+class ObservedUnderrun:
     at_s: float
     """When the sound stopped."""
     received_s: float
@@ -30,7 +30,7 @@ class Playback:
     """One response as it plays. Call ``received`` for each audio message in order, then ``ended``."""
 
     def __init__(self) -> None:
-        self.underruns: list[Underrun] = []
+        self.underruns: list[ObservedUnderrun] = []
         self.received_s = 0.0
         self.first_at_s: float | None = None
         self.last_at_s: float | None = None
@@ -51,7 +51,7 @@ class Playback:
             self.first_at_s = now_s
             self._runs_dry_at_s = now_s + START_AFTER_S
         elif now_s > self._runs_dry_at_s:
-            self.underruns.append(Underrun(self._runs_dry_at_s, self.received_s, *self._sent_in_time))
+            self.underruns.append(ObservedUnderrun(self._runs_dry_at_s, self.received_s, *self._sent_in_time))
             self._runs_dry_at_s = now_s + START_AFTER_S
         self._runs_dry_at_s += audio_s
         self.received_s += audio_s
@@ -73,6 +73,6 @@ class Playback:
         return ["text" if _lacked_text(underrun, s_per_char) else "engine" for underrun in self.underruns]
 
 
-def _lacked_text(underrun: Underrun, s_per_char: float) -> bool:
+def _lacked_text(underrun: ObservedUnderrun, s_per_char: float) -> bool:
     spoken_by_then_s = underrun.received_s + TEXT_SLACK_S
     return not underrun.text_ended and spoken_by_then_s >= underrun.sent_chars * s_per_char

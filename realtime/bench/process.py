@@ -1,4 +1,6 @@
-"""One process of clients: reads a ``Plan`` from standard input, says it is ready, waits for a line, prints outcomes."""
+"""One process of clients: reads a ``LoadPlan`` from standard input, says it is ready, waits for a
+line, prints outcomes.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,26 @@ import msgspec
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
 from realtime.bench.deltas import endless, read_corpus
-from realtime.bench.plan import Outcome, Plan
+from realtime.bench.plan import LoadPlan, ResponseResult
 from realtime.bench.talk import now_s, talk
 
 READY = "ready"
 
 
-async def run(plan: Plan) -> list[Outcome]:
+async def run(plan: LoadPlan) -> list[ResponseResult]:
     texts = read_corpus(Path(plan.corpus))
     sessions = range(plan.first_session, plan.first_session + plan.num_sessions)
     each = await asyncio.gather(*(_arrive(plan, session, texts) for session in sessions))
     return [outcome for outcomes in each for outcome in outcomes]
 
 
-async def _arrive(plan: Plan, session: int, texts: list[str]) -> list[Outcome]:
+async def _arrive(plan: LoadPlan, session: int, texts: list[str]) -> list[ResponseResult]:
     await asyncio.sleep(plan.spread_s * session / plan.total_sessions)
     begun_s = now_s()
     try:
         return await talk(plan, session, endless(texts, plan.seed + session))
     except (OSError, InvalidHandshake) as error:
-        return [Outcome(session=session, status="failed", error=_code(error), begun_s=begun_s, ended_s=now_s())]
+        return [ResponseResult(session=session, status="failed", error=_code(error), begun_s=begun_s, ended_s=now_s())]
 
 
 def _code(error: Exception) -> str:
@@ -39,7 +41,7 @@ def _code(error: Exception) -> str:
 
 
 def main() -> None:
-    plan = msgspec.json.decode(sys.stdin.readline(), type=Plan)
+    plan = msgspec.json.decode(sys.stdin.readline(), type=LoadPlan)
     print(READY, flush=True)
     sys.stdin.readline()
     for outcome in asyncio.run(run(plan)):

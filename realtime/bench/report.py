@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from realtime.bench.plan import Outcome
+from realtime.bench.plan import ResponseResult
 
 PERCENTILES = (50, 95, 99)
 
@@ -45,7 +45,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return self.errors == 0 and self.continuity in (None, 1.0)
 
 
-def summarise(outcomes: Sequence[Outcome], sessions: int, burst: bool, server_rss_mb: float | None) -> Summary:
+def summarise(outcomes: Sequence[ResponseResult], sessions: int, burst: bool, server_rss_mb: float | None) -> Summary:
     spoken = [outcome for outcome in outcomes if outcome.status == "completed" and outcome.audio_s > 0]
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     began = [outcome for outcome in outcomes if outcome.status != "failed"]
@@ -90,7 +90,7 @@ def table(summary: Summary) -> str:
     return "\n".join(f"{name:<30} {value}" for name, value in rows)
 
 
-def plot(outcomes: Sequence[Outcome]) -> str:
+def plot(outcomes: Sequence[ResponseResult]) -> str:
     """The distribution of the time to first audio, as an SVG."""
     times_ms = sorted(outcome.ttfa_ms for outcome in outcomes if outcome.ttfa_ms is not None)
     if not times_ms:
@@ -114,7 +114,9 @@ def plot(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _percentiles(outcomes: Sequence[Outcome], value: Callable[[Outcome], float | None]) -> Percentiles | None:
+def _percentiles(
+    outcomes: Sequence[ResponseResult], value: Callable[[ResponseResult], float | None]
+) -> Percentiles | None:
     values = [found for outcome in outcomes if (found := value(outcome)) is not None]
     if not values:
         return None

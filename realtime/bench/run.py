@@ -13,20 +13,20 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from realtime.bench.plan import Outcome, Plan
+from realtime.bench.plan import LoadPlan, ResponseResult
 from realtime.bench.process import READY
 
 RESIDENT = re.compile(r"^voicewire_resident_memory_bytes (\S+)$", re.MULTILINE)
 
 
-def split(plan: Plan, num_processes: int) -> list[Plan]:
+def split(plan: LoadPlan, num_processes: int) -> list[LoadPlan]:
     """The same load over several processes, none without a session."""
     cuts = [plan.num_sessions * part // num_processes for part in range(num_processes + 1)]
     parts = ((start, end - start) for start, end in itertools.pairwise(cuts) if end > start)
     return [msgspec.structs.replace(plan, first_session=start, num_sessions=num) for start, num in parts]
 
 
-async def measure(plans: Sequence[Plan]) -> list[Outcome]:
+async def measure(plans: Sequence[LoadPlan]) -> list[ResponseResult]:
     """Raises ``ChildProcessError`` when a process of clients fails."""
     processes = [await _start() for _ in plans]
     try:
@@ -39,7 +39,7 @@ async def measure(plans: Sequence[Plan]) -> list[Outcome]:
                 await process.wait()
     if any(process.returncode for process in processes):
         raise ChildProcessError("a process of clients failed")
-    return [msgspec.json.decode(line, type=Outcome) for output, _ in outputs for line in output.splitlines()]
+    return [msgspec.json.decode(line, type=ResponseResult) for output, _ in outputs for line in output.splitlines()]
 
 
 def server_rss_mb(url: str, api_key: str | None) -> float | None:
@@ -64,7 +64,7 @@ async def _start() -> Process:
     )
 
 
-async def _prepare(process: Process, plan: Plan) -> None:
+async def _prepare(process: Process, plan: LoadPlan) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(msgspec.json.encode(plan) + b"\n")

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from realtime.bench.deltas import first_word_is_final_at, pieces
-from realtime.bench.light import Counted, LightClient, open_light
-from realtime.bench.plan import Outcome, Plan
+from realtime.bench.light import CountedAudio, PacketCountingClient, open_light
+from realtime.bench.plan import LoadPlan, ResponseResult
 from realtime.bench.playback import START_AFTER_S, Playback
-from realtime.client import SpeechClient, open_session
+from realtime.client import NativeClient, open_session
 from realtime.protocol import events as ev
 from sessions.audio.opus import OpusDecoder
 
@@ -28,7 +28,7 @@ now_s = time.monotonic
 
 
 @dataclass(slots=True)
-class Reply:
+class BenchResponse:
     """One response while it is listened to."""
 
     response_id: str
@@ -49,7 +49,7 @@ class Reply:
         self.pre_skip_samples = created.format.pre_skip_samples
         self.decoder = OpusDecoder(self.sample_rate, self.pre_skip_samples) if decodes else None
 
-    def counted(self, message: Counted) -> None:
+    def counted(self, message: CountedAudio) -> None:
         self.playback.received(message.num_packets * PACKET_S, message.at_s)
         self.sounding.set()
 
@@ -71,12 +71,12 @@ class Reply:
                 self.decoder = None
         return self.sample_rate // 50
 
-    def outcome(self, session: int, done: ev.ResponseDone) -> Outcome:
+    def outcome(self, session: int, done: ev.ResponseDone) -> ResponseResult:
         playback, final_s = self.playback, self.final_delta_s
         causes = playback.causes()
         last_s = playback.last_at_s or now_s()
         cancelled_s = self.cancelled_s
-        return Outcome(
+        return ResponseResult(
             session=session,
             status=done.status,
             error=done.error.code if done.error else None,
@@ -94,7 +94,7 @@ class Reply:
         )
 
 
-async def talk(plan: Plan, session: int, texts: Iterator[str]) -> list[Outcome]:
+async def talk(plan: LoadPlan, session: int, texts: Iterator[str]) -> list[ResponseResult]:
     """All responses of one session, the cancelled one last."""
     async with await _connect(plan) as client:
         outcomes = [await _converse(client, plan, session, next(texts), f"r{n}") for n in range(plan.num_responses)]
@@ -104,7 +104,7 @@ async def talk(plan: Plan, session: int, texts: Iterator[str]) -> list[Outcome]:
         return outcomes
 
 
-async def _connect(plan: Plan) -> SpeechClient | LightClient:
+async def _connect(plan: LoadPlan) -> NativeClient | PacketCountingClient:
     if plan.light:
         return await open_light(plan.url, plan.api_key)
     OpusDecoder(OPUS_RATE)  # loads the library before anything is timed
@@ -112,9 +112,14 @@ async def _connect(plan: Plan) -> SpeechClient | LightClient:
 
 
 async def _converse(
-    client: SpeechClient | LightClient, plan: Plan, session: int, text: str, response_id: str, cancel: bool = False
-) -> Outcome:
-    reply = Reply(response_id, pieces(text) if plan.tokens_per_second else [text])
+    client: NativeClient | PacketCountingClient,
+    plan: LoadPlan,
+    session: int,
+    text: str,
+    response_id: str,
+    cancel: bool = False,
+) -> ResponseResult:
+    reply = BenchResponse(response_id, pieces(text) if plan.tokens_per_second else [text])
     settings = _settings(plan, "burst" if plan.burst and not cancel else "lead")
     await client.send(ev.ResponseCreate(response_id=response_id, settings=settings))
     writing = asyncio.create_task(_write(client, reply, plan.tokens_per_second, cancel))
@@ -126,14 +131,16 @@ async def _converse(
     return reply.outcome(session, done)
 
 
-def _settings(plan: Plan, pace: ev.Pace) -> ev.Settings:
+def _settings(plan: LoadPlan, pace: ev.Pace) -> ev.NativeSpeechSettings:
     if plan.frames is None:
-        return ev.Settings(voice=plan.voice, pace=pace)
-    sampling = ev.Sampling(min_new_tokens=plan.frames)
-    return ev.Settings(voice=plan.voice, pace=pace, max_frames=plan.frames, sampling=sampling)
+        return ev.NativeSpeechSettings(voice=plan.voice, pace=pace)
+    sampling = ev.NativeSamplingOptions(min_new_tokens=plan.frames)
+    return ev.NativeSpeechSettings(voice=plan.voice, pace=pace, max_frames=plan.frames, sampling=sampling)
 
 
-async def _write(client: SpeechClient | LightClient, reply: Reply, tokens_per_second: float, cancel: bool) -> None:
+async def _write(
+    client: NativeClient | PacketCountingClient, reply: BenchResponse, tokens_per_second: float, cancel: bool
+) -> None:
     final_at = first_word_is_final_at(reply.deltas) if tokens_per_second else 0
     begun_s = reply.first_delta_s = now_s()
     for index, delta in enumerate(reply.deltas):
@@ -151,7 +158,7 @@ async def _write(client: SpeechClient | LightClient, reply: Reply, tokens_per_se
         await _cancel(client, reply)
 
 
-async def _cancel(client: SpeechClient | LightClient, reply: Reply) -> None:
+async def _cancel(client: NativeClient | PacketCountingClient, reply: BenchResponse) -> None:
     await reply.sounding.wait()
     await asyncio.sleep(START_AFTER_S + CANCEL_AFTER_S)
     reply.cancelled_s = now_s()
@@ -159,10 +166,10 @@ async def _cancel(client: SpeechClient | LightClient, reply: Reply) -> None:
     await client.send(ev.ResponseCancel(response_id=reply.response_id, played_ms=played_ms))
 
 
-async def _listen(client: SpeechClient | LightClient, reply: Reply, decodes: bool) -> ev.ResponseDone:
+async def _listen(client: NativeClient | PacketCountingClient, reply: BenchResponse, decodes: bool) -> ev.ResponseDone:
     async for message in client:
         match message:
-            case Counted():
+            case CountedAudio():
                 reply.counted(message)
             case ev.AudioMessage():
                 reply.heard(message, now_s())
@@ -170,7 +177,7 @@ async def _listen(client: SpeechClient | LightClient, reply: Reply, decodes: boo
                 reply.began(message, decodes)
             case ev.ResponseDone():
                 return message
-            case ev.Error():
+            case ev.ErrorEvent():
                 raise ConnectionError(message.code)
     raise ConnectionError(f"closed_{client.close_code}")
 

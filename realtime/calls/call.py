@@ -9,15 +9,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from engine.api import EngineError
-from realtime.calls.line import Line
-from realtime.calls.reply import Reply
-from realtime.errors import Refused, describe, error_body
+from realtime.calls.line import CallPlayout
+from realtime.calls.reply import CallReply
+from realtime.errors import RequestRefused, describe, error_body
 from realtime.protocol import calls as on
 from realtime.protocol.events import ErrorBody, HeardBody
 from realtime.protocol.phones.base import Message
 from sessions.config import SpeechSettings
-from sessions.errors import DuplicateResponse, LimitExceeded, SessionError, TextClosed, TextTimeout, UnknownResponse
-from sessions.events import FlushDone, Heard, ResponseAudio, ResponseDone, ResponseStatus
+from sessions.errors import (
+    DuplicateResponse,
+    LimitExceeded,
+    SessionError,
+    TextInputClosed,
+    TextTimeout,
+    UnknownResponse,
+)
+from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.response import Response
 from sessions.session import Session
 
@@ -40,7 +47,7 @@ class Call:
         call_id: str,
         session: Session,
         settings: SpeechSettings,
-        line: Line,
+        line: CallPlayout,
         limits: CallLimits,
         *,
         may_speak: Callable[[], None],
@@ -52,13 +59,13 @@ class Call:
         self.line = line
         self._session, self._settings, self._limits = session, settings, limits
         self._may_speak = may_speak
-        """Raises ``Refused`` when no reply may begin now."""
+        """Raises ``RequestRefused`` when no reply may begin now."""
         self._tell, self._send_soon, self._hang_up = tell, send_soon, hang_up
         self._numbers = itertools.count(1)
-        self._queue: deque[Reply] = deque()
+        self._queue: deque[CallReply] = deque()
         """Those that wait for their turn."""
-        self._speaking: Reply | None = None
-        self._unplayed: list[Reply] = []
+        self._speaking: CallReply | None = None
+        self._unplayed: list[CallReply] = []
         """All on the line, and not all heard yet."""
         self._more = asyncio.Event()
         self._leaving = False
@@ -69,23 +76,23 @@ class Call:
         return bool(self._speaking or self._queue or self._unplayed)
 
     async def command(self, command: on.Command) -> on.CallEvent | None:
-        """Gives the answer, if there is one. Raises ``SessionError`` or ``Refused``."""
+        """Gives the answer, if there is one. Raises ``SessionError`` or ``RequestRefused``."""
         self._session.touch()
         match command:
-            case on.Say():
+            case on.SayCommand():
                 return self._say(command)
-            case on.Append():
+            case on.AppendCommand():
                 self._reply(command.reply_id).append(command.text)
-            case on.Mark():
+            case on.MarkCommand():
                 self._reply(command.reply_id).mark(command.name, self._limits.max_marks)
-            case on.End():
+            case on.EndReplyCommand():
                 self._reply(command.reply_id).end()
-            case on.Interrupt():
+            case on.InterruptCommand():
                 self.interrupt("agent")
                 await asyncio.sleep(0)  # the clear is on its way before the answer is
-            case on.HangUp(after_speech=True) if self.busy:
+            case on.HangUpCommand(after_speech=True) if self.busy:
                 self._leaving = True
-            case on.HangUp():
+            case on.HangUpCommand():
                 self._hang_up("agent")
         return None
 
@@ -93,7 +100,7 @@ class Call:
         """The caller speaks."""
         if self.busy:
             self._session.touch()
-            self._tell(on.BargeIn(call_id=self.call_id))
+            self._tell(on.CallerBargeIn(call_id=self.call_id))
             self.interrupt("caller")
 
     def interrupt(self, cause: on.Cause) -> None:
@@ -113,11 +120,11 @@ class Call:
 
     def press(self, digit: str) -> None:
         self._session.touch()
-        self._tell(on.Dtmf(call_id=self.call_id, digit=digit))
+        self._tell(on.CallDtmf(call_id=self.call_id, digit=digit))
 
     def wrote(self, text: str) -> None:
         self._session.touch()
-        self._tell(on.Wrote(call_id=self.call_id, text=text))
+        self._tell(on.CallerText(call_id=self.call_id, text=text))
 
     async def run(self) -> None:
         """Speak whatever comes."""
@@ -132,16 +139,16 @@ class Call:
                 self._speaking = None
             self._leave_if_asked()
 
-    async def _speak(self, reply: Reply) -> None:
+    async def _speak(self, reply: CallReply) -> None:
         try:
             response = await self._begin(reply)
-        except (Refused, SessionError, EngineError) as error:
+        except (RequestRefused, SessionError, EngineError) as error:
             self._fail(reply, error)
             return
         if response is not None:
             await self._hear(reply, response)
 
-    async def _begin(self, reply: Reply) -> Response | None:
+    async def _begin(self, reply: CallReply) -> Response | None:
         """``None`` if it was interrupted before it had any text."""
         try:
             async with asyncio.timeout(self._limits.text_timeout_s):
@@ -158,7 +165,7 @@ class Call:
         reply.begin(response, self.line.position)
         return response
 
-    async def _hear(self, reply: Reply, response: Response) -> None:
+    async def _hear(self, reply: CallReply, response: Response) -> None:
         def wanted() -> bool:
             return not response.done and self._speaking is reply
 
@@ -167,21 +174,23 @@ class Call:
                 case ResponseAudio():
                     reply.num_samples += event.num_samples
                     await self.line.play(b"".join(event.packets), wanted)
-                case FlushDone() if event.flush < len(reply.marks):
+                case FlushCompleted() if event.flush < len(reply.marks):
                     await self._mark(reply, reply.marks[event.flush], wanted)
-                case ResponseDone() if self._speaking is reply:
+                case ResponseFinished() if self._speaking is reply:
                     await self._finish(reply, event)
 
-    async def _mark(self, reply: Reply, name: str, wanted: Callable[[], bool]) -> None:
+    async def _mark(self, reply: CallReply, name: str, wanted: Callable[[], bool]) -> None:
         def heard(confirmed: bool) -> None:
-            self._tell(on.MarkHeard(call_id=self.call_id, reply_id=reply.reply_id, name=name, confirmed=confirmed))
+            self._tell(
+                on.CallMarkReached(call_id=self.call_id, reply_id=reply.reply_id, name=name, confirmed=confirmed)
+            )
 
         await self.line.mark(heard, wanted)
 
-    async def _finish(self, reply: Reply, done: ResponseDone) -> None:
+    async def _finish(self, reply: CallReply, done: ResponseFinished) -> None:
         if done.status is not ResponseStatus.COMPLETED:
             self._speaking = None
-            error = done.error or describe(TextClosed("the reply was ended"))
+            error = done.error or describe(TextInputClosed("the reply was ended"))
             self._tell_failed(reply, error_body(error), done.heard)
             await self.line.finish(lambda: True)
             return
@@ -191,13 +200,13 @@ class Call:
         if reply in self._unplayed:
             await self.line.mark(lambda confirmed: self._played(reply, confirmed), lambda: reply in self._unplayed)
 
-    def _played(self, reply: Reply, confirmed: bool) -> None:
+    def _played(self, reply: CallReply, confirmed: bool) -> None:
         if reply not in self._unplayed:
             return
         self._unplayed.remove(reply)
         played_ms = 1000 * reply.num_samples / self.line.format.sample_rate
         self._tell(
-            on.ReplyPlayed(call_id=self.call_id, reply_id=reply.reply_id, played_ms=played_ms, confirmed=confirmed)
+            on.CallReplyPlayed(call_id=self.call_id, reply_id=reply.reply_id, played_ms=played_ms, confirmed=confirmed)
         )
         self._leave_if_asked()
 
@@ -205,7 +214,7 @@ class Call:
         if self._leaving and not self.busy:
             self._hang_up("agent")
 
-    def _say(self, say: on.Say) -> on.ReplyAccepted:
+    def _say(self, say: on.SayCommand) -> on.CallReplyAccepted:
         known = {reply.reply_id for reply in self._known()}
         if len(known) >= self._limits.max_replies:
             raise LimitExceeded(f"max_replies of a call is {self._limits.max_replies}")
@@ -213,39 +222,41 @@ class Call:
         reply_id = say.reply_id or next(one for one in made if one not in known)
         if reply_id in known:
             raise DuplicateResponse(f"reply {reply_id!r} exists already", "reply_id")
-        reply = Reply(reply_id, self._limits.max_reply_chars)
+        reply = CallReply(reply_id, self._limits.max_reply_chars)
         reply.append(say.text)
         if say.end:
             reply.end()
         self._queue.append(reply)
         self._more.set()
-        return on.ReplyAccepted(call_id=self.call_id, reply_id=reply_id)
+        return on.CallReplyAccepted(call_id=self.call_id, reply_id=reply_id)
 
-    def _known(self) -> Iterator[Reply]:
+    def _known(self) -> Iterator[CallReply]:
         yield from self._unplayed
         yield from filter(None, [self._speaking])
         yield from self._queue
 
-    def _reply(self, reply_id: str) -> Reply:
+    def _reply(self, reply_id: str) -> CallReply:
         for reply in self._known():
             if reply.reply_id == reply_id:
                 return reply
         raise UnknownResponse(f"reply {reply_id!r} is unknown, or was heard or interrupted", "reply_id")
 
-    def _cut(self, reply: Reply, played: int, cause: on.Cause) -> None:
+    def _cut(self, reply: CallReply, played: int, cause: on.Cause) -> None:
         heard = reply.heard(played, self.line.format.sample_rate)
         if reply.response is not None:
             reply.response.cancel(reply.played_ms(played, self.line.format.sample_rate))
         reply.changed.set()
-        self._tell(on.ReplyInterrupted(call_id=self.call_id, reply_id=reply.reply_id, cause=cause, heard=_heard(heard)))
+        self._tell(
+            on.CallReplyInterrupted(call_id=self.call_id, reply_id=reply.reply_id, cause=cause, heard=_heard(heard))
+        )
 
-    def _fail(self, reply: Reply, error: Exception) -> None:
+    def _fail(self, reply: CallReply, error: Exception) -> None:
         if self._speaking is reply:
-            self._tell_failed(reply, error_body(describe(error)), Heard("", reply.waiting_text, 0.0))
+            self._tell_failed(reply, error_body(describe(error)), HeardText("", reply.waiting_text, 0.0))
 
-    def _tell_failed(self, reply: Reply, error: ErrorBody, heard: Heard) -> None:
-        self._tell(on.ReplyFailed(call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_heard(heard)))
+    def _tell_failed(self, reply: CallReply, error: ErrorBody, heard: HeardText) -> None:
+        self._tell(on.CallReplyFailed(call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_heard(heard)))
 
 
-def _heard(heard: Heard) -> HeardBody:
+def _heard(heard: HeardText) -> HeardBody:
     return HeardBody(text=heard.text, remaining=heard.remaining, played_ms=heard.audio_ms)

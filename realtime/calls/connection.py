@@ -10,22 +10,22 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from engine.api import EngineError
-from realtime.auth import Caller
+from realtime.auth import Principal
 from realtime.calls.call import Call, CallLimits
-from realtime.calls.line import Line, LineSettings
-from realtime.calls.switchboard import LiveCall, Switchboard
-from realtime.errors import Refused, describe, rule_for
+from realtime.calls.line import CallPlayout, PlayoutSettings
+from realtime.calls.switchboard import CallRegistry, RegisteredCall
+from realtime.errors import RequestRefused, describe, rule_for
 from realtime.protocol import calls as on
 from realtime.protocol.close import CloseCode
 from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.protocol.phones import base
 from realtime.server import SpeechServer
-from realtime.transports.link import Link
-from realtime.transports.reading import Reader, check_size
+from realtime.transports.link import MessageTransport
+from realtime.transports.reading import MessageReader, check_size
 from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding
 from sessions.errors import SessionError
-from sessions.hearing.caller import CallerEar, EarSettings
+from sessions.hearing.caller import BargeInDetector, BargeInSettings
 from sessions.hearing.silero import network
 from sessions.session import Session
 from sessions.weak import weak_method
@@ -36,19 +36,24 @@ MAX_LATE = 1_000
 """A packet whose number is lower by more than that is no late one: the far side has begun to count anew."""
 
 
-class PhoneConnection:
+class CallConnection:
     """``converse`` returns when the line is closed; then ``aclose``."""
 
     def __init__(
-        self, server: SpeechServer, switchboard: Switchboard, dialect: base.PhoneDialect, caller: Caller, link: Link
+        self,
+        server: SpeechServer,
+        switchboard: CallRegistry,
+        dialect: base.TelephonyDialect,
+        caller: Principal,
+        link: MessageTransport,
     ) -> None:
         self._server, self._switchboard = server, switchboard
         self._dialect, self._caller, self._link = dialect, caller, link
         self._settings = server.config.calls
         self._session: Session = server.open_session(caller)
         self._call: Call | None = None
-        self._live: LiveCall | None = None
-        self._ear: CallerEar | None = None
+        self._live: RegisteredCall | None = None
+        self._ear: BargeInDetector | None = None
         self._speaking: list[asyncio.Task[None]] = []
         self._listening = False
         self._last_number = -1
@@ -125,7 +130,7 @@ class PhoneConnection:
         self._soon(self._link.send(message))
 
     async def _read(self) -> None:
-        reader = Reader(self._link)
+        reader = MessageReader(self._link)
         while (message := await reader.receive()) is not None:
             if self._ending:  # whatever it says now comes too late
                 continue
@@ -133,7 +138,7 @@ class PhoneConnection:
                 check_size(message, self._server.config.limits.max_message_bytes)
                 for event in self._dialect.receive(message):
                     await self._act(event)
-            except (ProtocolError, Refused, SessionError, EngineError) as error:
+            except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
                 self._break(error)
 
     def _break(self, error: Exception) -> None:
@@ -143,7 +148,7 @@ class PhoneConnection:
         self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)
 
     async def _act(self, event: base.PhoneEvent) -> None:
-        if isinstance(event, base.Started):
+        if isinstance(event, base.StreamStarted):
             if self._settings.barge_in and not network.cache_info().currsize:
                 await asyncio.to_thread(network)  # takes a good part of a second, once
             self._start(event)
@@ -152,24 +157,24 @@ class PhoneConnection:
             return
         call = self._call
         match event:
-            case base.HungUp():
+            case base.StreamEnded():
                 self._hang_up("caller")
             case _ if call is None:
                 raise RemoteProtocolError("invalid_event", "the call has not started")
-            case base.CallerAudio():
+            case base.CallerAudioReceived():
                 self._listen(call, event)
-            case base.Pressed():
+            case base.DtmfReceived():
                 call.press(event.digit)
-            case base.MarkReached():
+            case base.MarkPlayed():
                 call.line.reached(event.name)
-            case base.Held():
+            case base.FlowControl():
                 call.line.hold(event.on)
-            case base.BrokeIn():
+            case base.RemoteBargeIn():
                 call.barge_in()
-            case base.Wrote():
+            case base.TextReceived():
                 call.wrote(event.text)
 
-    def _listen(self, call: Call, audio: base.CallerAudio) -> None:
+    def _listen(self, call: Call, audio: base.CallerAudioReceived) -> None:
         """Doubled and late packets are passed over; for lost ones nothing is made up."""
         if self._is_late(audio.number) or self._ear is None:
             return
@@ -188,7 +193,7 @@ class PhoneConnection:
         self._last_number = number
         return False
 
-    def _start(self, started: base.Started) -> None:
+    def _start(self, started: base.StreamStarted) -> None:
         line = started.line
         call_id = f"call-{secrets.token_hex(8)}"
         settings = replace(
@@ -197,7 +202,7 @@ class PhoneConnection:
             lead_ms=self._settings.lead_ms + self._settings.in_hand_ms,
             heard_at_once=True,
         )
-        connected = on.Connected(
+        connected = on.CallConnected(
             call_id=call_id,
             provider=self._dialect.name,
             provider_call_id=started.call_id,
@@ -209,16 +214,16 @@ class PhoneConnection:
             call_id,
             self._session,
             settings,
-            Line(self._dialect, line, self._link.send, line_settings(self._server)),
+            CallPlayout(self._dialect, line, self._link.send, line_settings(self._server)),
             call_limits(self._server),
             may_speak=self._server.may_speak,
             tell=weak_method(self._tell),
             send_soon=weak_method(self._send_soon),
             hang_up=weak_method(self._hang_up),
         )
-        self._live = LiveCall(self._caller.name, connected, self._call.command)
+        self._live = RegisteredCall(self._caller.name, connected, self._call.command)
         if self._settings.barge_in:
-            self._ear = CallerEar(line.encoding, line.sample_rate, ear_settings(self._server))
+            self._ear = BargeInDetector(line.encoding, line.sample_rate, ear_settings(self._server))
         self._entered.enter_context(self._switchboard.connected(self._live))
         work = (self._call.run(), self._call.line.keep_clock())
         self._speaking = [self._tasks.create_task(part, name="voicewire call") for part in work]
@@ -236,16 +241,18 @@ class PhoneConnection:
         self._call.interrupt("hang_up")
         if self._ear is not None:
             self._switchboard.ears.forget(self._ear)
-        self._tell(on.HungUp(call_id=self._call.call_id, reason=self._reason))
+        self._tell(on.CallEnded(call_id=self._call.call_id, reason=self._reason))
         self._live = None
         self._entered.close()
         self._session.detach()
         log.info("call ended", extra={"session_id": self._session.session_id, "code": self._reason})
 
 
-def line_settings(server: SpeechServer) -> LineSettings:
+def line_settings(server: SpeechServer) -> PlayoutSettings:
     calls = server.config.calls
-    return LineSettings(lead_ms=calls.lead_ms, mark_every_ms=calls.mark_every_ms, mark_timeout_s=calls.mark_timeout_s)
+    return PlayoutSettings(
+        lead_ms=calls.lead_ms, mark_every_ms=calls.mark_every_ms, mark_timeout_s=calls.mark_timeout_s
+    )
 
 
 def call_limits(server: SpeechServer) -> CallLimits:
@@ -257,9 +264,9 @@ def call_limits(server: SpeechServer) -> CallLimits:
     )
 
 
-def ear_settings(server: SpeechServer) -> EarSettings:
+def ear_settings(server: SpeechServer) -> BargeInSettings:
     calls = server.config.calls
-    return EarSettings(
+    return BargeInSettings(
         threshold=calls.vad_threshold,
         min_speech_ms=calls.vad_min_speech_ms,
         min_silence_ms=calls.vad_min_silence_ms,

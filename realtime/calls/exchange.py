@@ -24,24 +24,24 @@ MAX_UNREAD_BYTES = 16 * 1024 * 1024
 """A gateway that leaves so much unread is cut off; it comes back by itself."""
 
 
-class Message(Struct, frozen=True, tag_field="kind"):
+class HubMessage(Struct, frozen=True, tag_field="kind"):
     pass
 
 
-class Here(Message, tag="here", frozen=True):
+class CallAnnounced(HubMessage, tag="here", frozen=True):
     """The sender has this call. Told when it is connected, and again whenever a gateway joins."""
 
     caller_name: str
-    connected: on.Connected
+    connected: on.CallConnected
 
 
-class Told(Message, tag="told", frozen=True):
+class CallEventForwarded(HubMessage, tag="told", frozen=True):
     """Of a call of the sender's."""
 
     event: on.CallEvent
 
 
-class Asked(Message, tag="asked", frozen=True):
+class CommandRequested(HubMessage, tag="asked", frozen=True):
     """For whoever has the call."""
 
     number: str
@@ -50,35 +50,37 @@ class Asked(Message, tag="asked", frozen=True):
     command: on.Command
 
 
-class Answered(Message, tag="answered", frozen=True):
+class CommandAnswered(HubMessage, tag="answered", frozen=True):
     """For whoever asked with this number."""
 
     number: str
     answer: on.CallEvent | None
 
 
-class Joined(Message, tag="joined", frozen=True):
+class PeerJoined(HubMessage, tag="joined", frozen=True):
     """The sender was not there before."""
 
 
-class Left(Message, tag="left", frozen=True):
+class PeerLeft(HubMessage, tag="left", frozen=True):
     """The sender is gone, and its calls with it."""
 
 
-_decoder = msgspec.json.Decoder(Here | Told | Asked | Answered | Joined | Left)
+_decoder = msgspec.json.Decoder(
+    CallAnnounced | CallEventForwarded | CommandRequested | CommandAnswered | PeerJoined | PeerLeft
+)
 _encoder = msgspec.json.Encoder()
 
 
-def written(message: Message) -> bytes:
+def written(message: HubMessage) -> bytes:
     return _encoder.encode(message) + b"\n"
 
 
-def read(line: bytes) -> tuple[int, Message]:
+def read(line: bytes) -> tuple[int, HubMessage]:
     sender, _, message = line.partition(b" ")
     return int(sender), _decoder.decode(message)
 
 
-class Exchange:
+class GatewayHub:
     """The place in the middle."""
 
     def __init__(self) -> None:
@@ -98,7 +100,7 @@ class Exchange:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(self._numbers)
-        self._pass_on(number, written(Joined()))
+        self._pass_on(number, written(PeerJoined()))
         self._gateways[number] = writer
         try:
             while (line := await reader.readline()).endswith(b"\n"):
@@ -108,7 +110,7 @@ class Exchange:
         finally:
             del self._gateways[number]
             writer.transport.abort()
-            self._pass_on(number, written(Left()))
+            self._pass_on(number, written(PeerLeft()))
 
     def _pass_on(self, sender: int, line: bytes) -> None:
         for number, writer in self._gateways.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from engine.api import EngineError
-from realtime.errors import Refused, describe
+from realtime.errors import RequestRefused, describe
 from realtime.protocol import calls as on
 from realtime.protocol.errors import ProtocolError
 from sessions.errors import SessionError
 
-FAULTS = (ProtocolError, Refused, SessionError, EngineError)
+FAULTS = (ProtocolError, RequestRefused, SessionError, EngineError)
 
 
 def refused(error: Exception, call_id: str | None) -> on.CommandRefused:

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from realtime.protocol.phones.base import LineFormat, Message, PhoneDialect
+from realtime.protocol.phones.base import Message, TelephonyDialect, TelephonyFormat
 from sessions.audio.pacer import Pacer, PacerSettings
-from sessions.clock import Alarm, is_due, now_s, tick_at
-from sessions.hearing.echo import OwnVoice
+from sessions.clock import WakeEvent, is_due, now_s, tick_at
+from sessions.hearing.echo import PlayoutLevel
 from sessions.hearing.levels import SILENCE, SILENCE_DB
 
 FRAME_MS = 20
@@ -28,12 +28,12 @@ Reached = Callable[[bool], None]
 """Called when the caller has heard up to a mark; ``True`` when the far side said so, ``False`` by our clock."""
 
 
-class Write(Protocol):
+class MessageWriter(Protocol):
     def __call__(self, message: Message, wanted: Callable[[], bool] | None = None) -> Awaitable[None]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class LineSettings:
+class PlayoutSettings:
     lead_ms: int = 400
     mark_every_ms: int = 1_000
     mark_timeout_s: float = 5.0
@@ -41,16 +41,18 @@ class LineSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingMark:
+class PendingMark:
     position: int
     sent_s: float
     reached: Reached | None
 
 
-class Line:
+class CallPlayout:
     """Positions count samples since the call began. One task plays; all else may be called from anywhere."""
 
-    def __init__(self, dialect: PhoneDialect, line: LineFormat, write: Write, settings: LineSettings) -> None:
+    def __init__(
+        self, dialect: TelephonyDialect, line: TelephonyFormat, write: MessageWriter, settings: PlayoutSettings
+    ) -> None:
         self.format = line
         self.frame_samples = line.sample_rate * FRAME_MS // 1000
         self._dialect, self.write, self._settings = dialect, write, settings
@@ -58,18 +60,18 @@ class Line:
         self._pacer = self._new_pacer()
         self._base = 0
         """Position where the pacer began."""
-        self._own_voice = OwnVoice(line.encoding, line.sample_rate)
+        self._own_voice = PlayoutLevel(line.encoding, line.sample_rate)
         self._rest = b""
         self._epoch = 0
         """Counts the clears."""
         self._numbers = itertools.count(1)
-        self._marks: dict[str, WaitingMark] = {}
+        self._marks: dict[str, PendingMark] = {}
         """By their names on the wire, in order."""
         self._marked = 0
         self._cleared_s = math.inf
         """When nothing of ours was left to play, if nothing was sent since."""
         self._held = False
-        self._alarm = Alarm()
+        self._alarm = WakeEvent()
 
     @property
     def position(self) -> int:
@@ -133,7 +135,7 @@ class Line:
     async def mark(self, reached: Reached | None, wanted: Callable[[], bool] | None = None) -> None:
         """``reached`` is called once the caller has heard what was played so far; never if it is cleared."""
         name = f"{MARK_PREFIX}{next(self._numbers)}"
-        self._marks[name] = WaitingMark(self._sent(), now_s(), reached)
+        self._marks[name] = PendingMark(self._sent(), now_s(), reached)
         self._marked = self._sent()
         if (message := self._dialect.mark(name)) is not None:
             await self.write(message, wanted)
@@ -177,7 +179,7 @@ class Line:
             if mark.position <= played and now - self._heard_s(mark, played, now) >= grace_s:
                 self._settle(name, False)
 
-    def _heard_s(self, mark: WaitingMark, played: int, now: float) -> float:
+    def _heard_s(self, mark: PendingMark, played: int, now: float) -> float:
         """When the caller was there, by our clock, which stands still once all is played."""
         clock_s = now if self.sounding else min(self._pacer.runs_dry_s(), now)
         return max(mark.sent_s, clock_s - (played - mark.position) / self.format.sample_rate)

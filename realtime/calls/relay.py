@@ -14,19 +14,19 @@ import msgspec
 from realtime.calls.exchange import (
     MAX_LINE_BYTES,
     MAX_UNREAD_BYTES,
-    Answered,
-    Asked,
-    Here,
-    Joined,
-    Left,
-    Message,
-    Told,
+    CallAnnounced,
+    CallEventForwarded,
+    CommandAnswered,
+    CommandRequested,
+    HubMessage,
+    PeerJoined,
+    PeerLeft,
     read,
     written,
 )
 from realtime.calls.faults import FAULTS, refused
-from realtime.calls.switchboard import LiveCall, Switchboard
-from realtime.errors import Refused
+from realtime.calls.switchboard import CallRegistry, RegisteredCall
+from realtime.errors import RequestRefused
 from realtime.protocol import calls as on
 
 log = logging.getLogger("voicewire.call")
@@ -34,10 +34,10 @@ log = logging.getLogger("voicewire.call")
 RETRY_S = 0.5
 
 
-class Relay:
-    """Implements ``Elsewhere``. Does nothing without a ``path``."""
+class HubClient:
+    """Implements ``RemoteCalls``. Does nothing without a ``path``."""
 
-    def __init__(self, switchboard: Switchboard, path: Path | None, answer_timeout_s: float) -> None:
+    def __init__(self, switchboard: CallRegistry, path: Path | None, answer_timeout_s: float) -> None:
         self._switchboard, self._path = switchboard, path
         self._answer_timeout_s = answer_timeout_s
         self._writer: asyncio.StreamWriter | None = None
@@ -61,11 +61,11 @@ class Relay:
             keeping.cancel()
             await asyncio.wait([keeping])
 
-    def connected(self, call: LiveCall) -> None:
-        self._say(Here(call.caller_name, call.connected))
+    def connected(self, call: RegisteredCall) -> None:
+        self._say(CallAnnounced(call.caller_name, call.connected))
 
     def told(self, event: on.CallEvent) -> None:
-        self._say(Told(event))
+        self._say(CallEventForwarded(event))
 
     async def _keep(self, path: Path, linked: asyncio.Event) -> None:
         while True:
@@ -90,24 +90,24 @@ class Relay:
             self._writer = None
             self._forget(list(self._gateways))
 
-    async def _hear(self, sender: int, message: Message) -> None:
+    async def _hear(self, sender: int, message: HubMessage) -> None:
         match message:
-            case Joined():
+            case PeerJoined():
                 self._tell_all()
-            case Here():
+            case CallAnnounced():
                 self._arrived(sender, message)
-            case Told():
+            case CallEventForwarded():
                 self._switchboard.told_elsewhere(message.event)
-                if isinstance(message.event, on.HungUp):
+                if isinstance(message.event, on.CallEnded):
                     self._forget([message.event.call_id])
-            case Left():
+            case PeerLeft():
                 self._forget([call_id for call_id, gateway in self._gateways.items() if gateway == sender])
-            case Asked():
+            case CommandRequested():
                 await self._obey(message)
-            case Answered():
+            case CommandAnswered():
                 await self._answered(message)
 
-    def _arrived(self, gateway: int, here: Here) -> None:
+    def _arrived(self, gateway: int, here: CallAnnounced) -> None:
         call_id = here.connected.call_id
         if call_id in self._gateways:
             return
@@ -116,9 +116,9 @@ class Relay:
             return await self._ask(here.caller_name, call_id, command)
 
         self._gateways[call_id] = gateway
-        self._switchboard.arrived(LiveCall(here.caller_name, here.connected, ask, here=False))
+        self._switchboard.arrived(RegisteredCall(here.caller_name, here.connected, ask, here=False))
 
-    async def _answered(self, message: Answered) -> None:
+    async def _answered(self, message: CommandAnswered) -> None:
         """Nobody may wait for it any more: the call has ended, or who asked is gone."""
         _, answer = self._asked.get(message.number, (None, None))
         if answer is not None and not answer.done():
@@ -126,23 +126,23 @@ class Relay:
             await asyncio.sleep(0)  # what follows is told behind the answer
 
     async def _ask(self, caller_name: str, call_id: str, command: on.Command) -> on.CallEvent | None:
-        """Raises ``Refused``."""
+        """Raises ``RequestRefused``."""
         number = secrets.token_hex(8)
         answer: asyncio.Future[on.CallEvent | None] = asyncio.get_running_loop().create_future()
         self._asked[number] = call_id, answer
         try:
-            self._say(Asked(number, caller_name, call_id, command))
+            self._say(CommandRequested(number, caller_name, call_id, command))
             async with asyncio.timeout(self._answer_timeout_s):
                 told = await answer
         except TimeoutError:
-            raise Refused("overloaded", f"the gateway of call {call_id!r} does not answer") from None
+            raise RequestRefused("overloaded", f"the gateway of call {call_id!r} does not answer") from None
         finally:
             del self._asked[number]
         if isinstance(told, on.CommandRefused):
-            raise Refused(told.code, told.message, told.param, told.retry_after_ms)
+            raise RequestRefused(told.code, told.message, told.param, told.retry_after_ms)
         return told
 
-    async def _obey(self, asked: Asked) -> None:
+    async def _obey(self, asked: CommandRequested) -> None:
         """An agent of another gateway speaks into a call. If it has ended, its end is told already."""
         if asked.call_id not in (call.connected.call_id for call in self._switchboard.calls_here()):
             return
@@ -151,7 +151,7 @@ class Relay:
             answer = await self._switchboard.call(asked.caller_name, asked.call_id).obey(asked.command)
         except FAULTS as error:
             answer = refused(error, asked.call_id)
-        self._say(Answered(asked.number, answer))
+        self._say(CommandAnswered(asked.number, answer))
 
     def _forget(self, call_ids: list[str]) -> None:
         """Calls that have ended, or whose gateway is gone."""
@@ -160,13 +160,13 @@ class Relay:
                 self._switchboard.lost(call_id)
             for of_call, answer in list(self._asked.values()):
                 if of_call == call_id and not answer.done():
-                    answer.set_exception(Refused("unknown_call", f"call {call_id!r} has ended", "call_id"))
+                    answer.set_exception(RequestRefused("unknown_call", f"call {call_id!r} has ended", "call_id"))
 
     def _tell_all(self) -> None:
         for call in self._switchboard.calls_here():
             self.connected(call)
 
-    def _say(self, message: Message) -> None:
+    def _say(self, message: HubMessage) -> None:
         """Without a line, nobody hears of it; with the next line all is told again."""
         if self._writer is None:
             return

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from sessions.errors import LimitExceeded, TextClosed
-from sessions.events import Heard
+from sessions.errors import LimitExceeded, TextInputClosed
+from sessions.events import HeardText
 from sessions.response import Response
 
 
 @dataclass(slots=True, eq=False)
-class Reply:
+class CallReply:
     reply_id: str
     max_waiting_chars: int
     response: Response | None = None
@@ -33,7 +33,7 @@ class Reply:
         return "".join(piece for piece in self._waiting if piece is not None)
 
     def append(self, text: str) -> None:
-        """Raises ``TextClosed``, and ``LimitExceeded`` for more text than may wait."""
+        """Raises ``TextInputClosed``, and ``LimitExceeded`` for more text than may wait."""
         self._require_open()
         if self.response is not None:
             self.response.push_text(text)
@@ -47,7 +47,7 @@ class Reply:
             self.changed.set()
 
     def mark(self, name: str, max_marks: int) -> None:
-        """Raises ``TextClosed`` or ``LimitExceeded``."""
+        """Raises ``TextInputClosed`` or ``LimitExceeded``."""
         self._require_open()
         if len(self.marks) >= max_marks:
             raise LimitExceeded(f"a reply may have {max_marks} marks")
@@ -84,10 +84,10 @@ class Reply:
         if self.ended:
             response.end_input()
 
-    def heard(self, played: int, rate: int) -> Heard:
+    def heard(self, played: int, rate: int) -> HeardText:
         """What the caller has heard, who is at this position of the line."""
         if self.response is None:
-            return Heard("", self.waiting_text, 0.0)
+            return HeardText("", self.waiting_text, 0.0)
         return self.response.heard(self.played_ms(played, rate))
 
     def played_ms(self, played: int, rate: int) -> float:
@@ -95,4 +95,4 @@ class Reply:
 
     def _require_open(self) -> None:
         if self.ended or (self.response is not None and self.response.done):
-            raise TextClosed(f"the text of reply {self.reply_id!r} has ended", "reply_id")
+            raise TextInputClosed(f"the text of reply {self.reply_id!r} has ended", "reply_id")

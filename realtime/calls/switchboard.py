@@ -8,33 +8,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.protocol import calls as on
-from sessions.hearing.ears import Ears
+from sessions.hearing.ears import VadScheduler
 
 Obey = Callable[[on.Command], Awaitable[on.CallEvent | None]]
 
 
 @dataclass(slots=True, eq=False)
-class LiveCall:
+class RegisteredCall:
     caller_name: str
     """Whose it is."""
-    connected: on.Connected
+    connected: on.CallConnected
     obey: Obey
     here: bool = True
     """Its line is in this process."""
 
 
-class Elsewhere(Protocol):
+class RemoteCalls(Protocol):
     """Other processes, whose agents hear of the calls here."""
 
-    def connected(self, call: LiveCall) -> None: ...
+    def connected(self, call: RegisteredCall) -> None: ...
 
     def told(self, event: on.CallEvent) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
-class Agent:
+class AgentSubscription:
     """Who hears of the calls of a key, or of one of them."""
 
     caller_name: str
@@ -46,7 +46,7 @@ class Agent:
     slow: bool = False
     """So many events waited that it was left behind."""
 
-    def hears(self, call: LiveCall) -> bool:
+    def hears(self, call: RegisteredCall) -> bool:
         mine = self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
         return mine and (call.here or not self.only_here)
 
@@ -60,17 +60,17 @@ class Agent:
             self.events.put_nowait(event)
 
 
-class Switchboard:
+class CallRegistry:
     def __init__(self, max_events: int) -> None:
-        self.ears = Ears()
+        self.ears = VadScheduler()
         """Of all its calls."""
-        self.elsewhere: Elsewhere | None = None
+        self.elsewhere: RemoteCalls | None = None
         self._max_events = max_events
-        self._calls: dict[str, LiveCall] = {}
-        self._agents: set[Agent] = set()
+        self._calls: dict[str, RegisteredCall] = {}
+        self._agents: set[AgentSubscription] = set()
 
     @contextmanager
-    def connected(self, call: LiveCall) -> Iterator[None]:
+    def connected(self, call: RegisteredCall) -> Iterator[None]:
         """The call is there while this lasts."""
         self.arrived(call)
         try:
@@ -79,14 +79,16 @@ class Switchboard:
             del self._calls[call.connected.call_id]
 
     @contextmanager
-    def listening(self, caller_name: str, call_id: str | None = None, only_here: bool = False) -> Iterator[Agent]:
-        """An agent, told first of the calls that are there. Raises ``Refused`` when it asks for one that is not.
+    def listening(
+        self, caller_name: str, call_id: str | None = None, only_here: bool = False
+    ) -> Iterator[AgentSubscription]:
+        """An agent, told first of the calls that are there. Raises ``RequestRefused`` when it asks for one that is not.
 
         ``only_here``: of calls whose lines are in this process.
         """
         if call_id is not None:
             self.call(caller_name, call_id)
-        agent = Agent(caller_name, call_id, only_here, self._max_events)
+        agent = AgentSubscription(caller_name, call_id, only_here, self._max_events)
         for call in filter(agent.hears, self._calls.values()):
             agent.events.put_nowait(call.connected)
         self._agents.add(agent)
@@ -95,29 +97,29 @@ class Switchboard:
         finally:
             self._agents.remove(agent)
 
-    def calls(self, caller_name: str) -> list[on.Connected]:
+    def calls(self, caller_name: str) -> list[on.CallConnected]:
         return [call.connected for call in self._calls.values() if call.caller_name == caller_name]
 
-    def calls_here(self) -> list[LiveCall]:
+    def calls_here(self) -> list[RegisteredCall]:
         """Those whose lines are in this process."""
         return [call for call in self._calls.values() if call.here]
 
-    def call(self, caller_name: str, call_id: str) -> LiveCall:
-        """Raises ``Refused``."""
+    def call(self, caller_name: str, call_id: str) -> RegisteredCall:
+        """Raises ``RequestRefused``."""
         call = self._calls.get(call_id)
         if call is None or call.caller_name != caller_name:
-            raise Refused("unknown_call", f"call {call_id[:64]!r} is unknown, or has ended", "call_id")
+            raise RequestRefused("unknown_call", f"call {call_id[:64]!r} is unknown, or has ended", "call_id")
         return call
 
-    def tell(self, call: LiveCall, event: on.CallEvent) -> None:
+    def tell(self, call: RegisteredCall, event: on.CallEvent) -> None:
         for agent in filter(lambda agent: agent.hears(call), self._agents):
             agent.tell(event)
-            if isinstance(event, on.HungUp) and agent.call_id is not None:
+            if isinstance(event, on.CallEnded) and agent.call_id is not None:
                 agent.events.put_nowait(None)
         if call.here and self.elsewhere is not None:
             self.elsewhere.told(event)
 
-    def arrived(self, call: LiveCall) -> None:
+    def arrived(self, call: RegisteredCall) -> None:
         self._calls[call.connected.call_id] = call
         for agent in filter(lambda agent: agent.hears(call), self._agents):
             agent.tell(call.connected)
@@ -130,9 +132,9 @@ class Switchboard:
         if call is None or call.here:
             return
         self.tell(call, event)
-        if isinstance(event, on.HungUp):
+        if isinstance(event, on.CallEnded):
             del self._calls[event.call_id]
 
     def lost(self, call_id: str) -> None:
         """The process that has its line is gone, or out of reach."""
-        self.told_elsewhere(on.HungUp(call_id=call_id, reason="internal_error"))
+        self.told_elsewhere(on.CallEnded(call_id=call_id, reason="internal_error"))

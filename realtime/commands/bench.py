@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from realtime.bench.deltas import CORPUS
-from realtime.bench.plan import Plan
+from realtime.bench.plan import LoadPlan
 from realtime.bench.report import plot, summarise, table
 from realtime.bench.run import measure, server_rss_mb, split
 from realtime.client import speech_url
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     speech_url(args.url)
     pace = args.tokens_per_second
-    plan = Plan(
+    plan = LoadPlan(
         url=args.url,
         api_key=args.api_key,
         num_sessions=args.sessions,

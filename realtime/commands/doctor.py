@@ -26,7 +26,7 @@ COSYVOICE3_FILE = "cosyvoice3.yaml"
 """Such a folder is read as a whole, by its own family."""
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     subject: str
     present: bool
     detail: str
@@ -44,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
     return int(any(finding.required and not finding.present for finding in findings))
 
 
-def line(finding: Finding) -> str:
+def line(finding: CheckResult) -> str:
     mark = "ok     " if finding.present else "MISSING" if finding.required else "absent "
     remedy = "" if finding.present or not finding.remedy else f" -> {finding.remedy}"
     return f"{mark} {finding.subject}: {finding.detail}{remedy}"
 
 
-def examine(model: Path | None) -> Iterator[Finding]:
+def examine(model: Path | None) -> Iterator[CheckResult]:
     yield python()
     yield torch()
     yield opus()
@@ -62,45 +62,45 @@ def examine(model: Path | None) -> Iterator[Finding]:
     yield package("av", "mp3, aac, flac and m4a output")
 
 
-def python() -> Finding:
+def python() -> CheckResult:
     detail = f"{platform.python_version()} at {sys.executable}"
-    return Finding("python", sys.version_info >= (3, 11), detail, "install Python 3.11 or newer")
+    return CheckResult("python", sys.version_info >= (3, 11), detail, "install Python 3.11 or newer")
 
 
-def torch() -> Finding:
+def torch() -> CheckResult:
     remedy = "delete .venv and start ./run again, or pip install torch"
     try:
         import torch
     except (ImportError, OSError) as error:
-        return Finding("torch", False, str(error), remedy)
+        return CheckResult("torch", False, str(error), remedy)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
-    return Finding("torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads, {device}")
+    return CheckResult("torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads, {device}")
 
 
-def opus() -> Finding:
+def opus() -> CheckResult:
     try:
         library = describe()
     except OpusUnavailable as error:
-        return Finding("libopus", False, str(error))
-    return Finding("libopus", True, f"{library.version} at {library.path}")
+        return CheckResult("libopus", False, str(error))
+    return CheckResult("libopus", True, f"{library.version} at {library.path}")
 
 
 def embedded_voice() -> Path:
     return Path(str(files("engine"))) / "voices" / "embedded"
 
 
-def checkpoint(folder: Path) -> Finding:
+def checkpoint(folder: Path) -> CheckResult:
     """The files first, which needs no torch, then every key and tensor."""
     name, remedy = "config.json", "name another folder with --model"
     try:
         for name in checkpoint_files(folder) if folder.exists() else ():
             check_readable(folder / name)
     except Exception as error:
-        return Finding("checkpoint", False, f"{name}: {error}", remedy)
+        return CheckResult("checkpoint", False, f"{name}: {error}", remedy)
     try:
-        return Finding("checkpoint", True, f"{folder}: {told(inspect_checkpoint(folder))}")
+        return CheckResult("checkpoint", True, f"{folder}: {told(inspect_checkpoint(folder))}")
     except (CheckpointError, ImportError) as error:
-        return Finding("checkpoint", False, str(error), remedy)
+        return CheckResult("checkpoint", False, str(error), remedy)
 
 
 def told(report: CheckpointReport) -> str:
@@ -135,19 +135,21 @@ def check_readable(path: Path) -> None:
             pass
 
 
-def player() -> Finding:
+def player() -> CheckResult:
     found = find_player()
     detail = found or f"none of {', '.join(PLAYERS)}"
-    return Finding("player", found is not None, detail, "apt install alsa-utils; -o writes a file without one", False)
+    return CheckResult(
+        "player", found is not None, detail, "apt install alsa-utils; -o writes a file without one", False
+    )
 
 
-def program(name: str, purpose: str) -> Finding:
+def program(name: str, purpose: str) -> CheckResult:
     path = shutil.which(name, path=os.environ.get("PATH", os.defpath) + os.pathsep + "/usr/sbin")
-    return Finding(name, path is not None, path or purpose, f"apt install {name}", required=False)
+    return CheckResult(name, path is not None, path or purpose, f"apt install {name}", required=False)
 
 
-def package(name: str, purpose: str) -> Finding:
+def package(name: str, purpose: str) -> CheckResult:
     try:
-        return Finding(name, True, version(name), required=False)
+        return CheckResult(name, True, version(name), required=False)
     except PackageNotFoundError:
-        return Finding(name, False, purpose, f"pip install {name}", required=False)
+        return CheckResult(name, False, purpose, f"pip install {name}", required=False)

@@ -66,7 +66,7 @@ async def open_output(path: Path | None, sample_rate: int) -> Output:
         return StandardOutput(sample_rate)
     if path is not None:
         return AudioFile(path, sample_rate)
-    return await Player.start(find_player() or next(iter(PLAYERS)), sample_rate)
+    return await AudioPlayer.start(find_player() or next(iter(PLAYERS)), sample_rate)
 
 
 class AudioFile:
@@ -126,8 +126,8 @@ class StandardOutput:
         self._file.close()
 
 
-class Player:
-    """Made by ``Player.start``."""
+class AudioPlayer:
+    """Made by ``AudioPlayer.start``."""
 
     def __init__(self, process: Process) -> None:
         assert process.stdin is not None
@@ -135,7 +135,7 @@ class Player:
         self._stdin = process.stdin
 
     @classmethod
-    async def start(cls, path: str, sample_rate: int) -> Player:
+    async def start(cls, path: str, sample_rate: int) -> AudioPlayer:
         arguments = PLAYERS[Path(path).name].format(rate=sample_rate).split()
         # in a group of its own, so that Ctrl-C reaches us alone
         return cls(await asyncio.create_subprocess_exec(path, *arguments, stdin=PIPE, start_new_session=True))

@@ -20,7 +20,7 @@ from realtime.config import ConfigError, load_config
 from realtime.local_engine import add_model_argument, local_engine
 from realtime.protocol.events import ResponseDone as WireResponseDone
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
-from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
+from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
@@ -82,7 +82,7 @@ async def say(args: argparse.Namespace) -> int:
         sample_rate = engine.info.sample_rate
         async with sole_session(engine, settings(args, sample_rate), voices) as session:
             output = await open_output(args.output, sample_rate)
-            progress = Progress(sample_rate, args.seed)
+            progress = SpeechProgress(sample_rate, args.seed)
             response = session.create_response(text="" if arriving else args.text, text_closed=not arriving)
             async with typed_in(response, sys.stdin.fileno()) if arriving else nullcontext():
                 done = await speak(response, output, progress)
@@ -137,7 +137,7 @@ async def type_in(response: Response, descriptor: int) -> None:
     response.end_input()
 
 
-async def speak(response: Response, output: Output, progress: Progress) -> ResponseDone:
+async def speak(response: Response, output: Output, progress: SpeechProgress) -> ResponseFinished:
     """Hand the audio over until the response ends, by itself or by Ctrl-C."""
     try:
         with cancelled_by_ctrl_c(response):
@@ -150,13 +150,13 @@ async def speak(response: Response, output: Output, progress: Progress) -> Respo
     return done
 
 
-async def hand_over(response: Response, output: Output, progress: Progress) -> ResponseDone:
+async def hand_over(response: Response, output: Output, progress: SpeechProgress) -> ResponseFinished:
     async for event in response:
         match event:
             case ResponseAudio():
                 await output.write(b"".join(event.packets))
                 progress.add(event.num_samples)
-            case ResponseDone():
+            case ResponseFinished():
                 return event
     raise AssertionError("the last event of a response is ResponseDone")
 
@@ -173,7 +173,7 @@ def cancelled_by_ctrl_c(response: Response) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class Progress:
+class SpeechProgress:
     """How far the speech is: one line on standard error, rewritten as it grows where that is a terminal."""
 
     def __init__(self, sample_rate: int, seed: int) -> None:
@@ -188,7 +188,7 @@ class Progress:
         if self._live:
             print(f"\r{self._spoken_s:.1f} s spoken ", end="", file=sys.stderr, flush=True)
 
-    def tell_end(self, done: ResponseDone | WireResponseDone) -> None:
+    def tell_end(self, done: ResponseFinished | WireResponseDone) -> None:
         elapsed_s = time.monotonic() - self._start_s
         parts = [f"{done.status}: {self._spoken_s:.2f} s spoken in {elapsed_s:.2f} s"]
         if done.error is not None:

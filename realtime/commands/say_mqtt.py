@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager, suppress
 
 from realtime.commands.input import arriving_text
 from realtime.commands.output import Output, open_output
-from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, Progress
+from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, SpeechProgress
 from realtime.commands.say_remote import BYTES_PER_SAMPLE, SAMPLE_RATE, ServerError
-from realtime.mqtt.client import BrokerSession, Sound, open_session, settings_of
-from realtime.mqtt.line import BrokerLost
+from realtime.mqtt.client import MqttAudio, MqttClientSession, open_session, settings_of
+from realtime.mqtt.line import BrokerDisconnected
 from realtime.protocol.events import ResponseDone
 from realtime.protocol.mqtt import messages as wire
 from sessions.events import ResponseStatus
@@ -28,14 +28,14 @@ async def say_through_broker(args: argparse.Namespace) -> int:
     try:
         async with open_session(settings_of(args.mqtt), wish(args)) as session:
             done = await speak(session, args)
-    except BrokerLost as error:
+    except BrokerDisconnected as error:
         raise ServerError(f"the broker is lost: {error}") from None
     return 1 if done.nothing_spoken else EXIT_STATUS[ResponseStatus(done.status)]
 
 
-async def speak(session: BrokerSession, args: argparse.Namespace) -> ResponseDone:
+async def speak(session: MqttClientSession, args: argparse.Namespace) -> ResponseDone:
     output = await open_output(args.output, SAMPLE_RATE)
-    progress = Progress(SAMPLE_RATE, args.seed)
+    progress = SpeechProgress(SAMPLE_RATE, args.seed)
     try:
         async with spoken(session, args.text), cancelled_by_ctrl_c(session):
             done = in_native_words(await hand_over(session, output, progress))
@@ -47,7 +47,7 @@ async def speak(session: BrokerSession, args: argparse.Namespace) -> ResponseDon
     return done
 
 
-def in_native_words(done: wire.Done) -> ResponseDone:
+def in_native_words(done: wire.MqttDone) -> ResponseDone:
     return ResponseDone(
         response_id=REPLY,
         response=done.reply,
@@ -59,61 +59,61 @@ def in_native_words(done: wire.Done) -> ResponseDone:
     )
 
 
-def wish(args: argparse.Namespace) -> wire.Open:
-    return wire.Open(
+def wish(args: argparse.Namespace) -> wire.MqttOpen:
+    return wire.MqttOpen(
         voice=args.voice,
         language=None if args.language == "auto" else args.language,
         seed=args.seed,
         lead_ms=AT_ONCE if args.output else PLAYER_LEAD_MS,
-        format=wire.Format(encoding="pcm_s16le", sample_rate=SAMPLE_RATE),
+        format=wire.MqttFormat(encoding="pcm_s16le", sample_rate=SAMPLE_RATE),
     )
 
 
 @asynccontextmanager
-async def spoken(session: BrokerSession, text: str) -> AsyncIterator[None]:
+async def spoken(session: MqttClientSession, text: str) -> AsyncIterator[None]:
     """While this lasts, the text is given: at once, or as it arrives on standard input."""
     typing = asyncio.create_task(type_in(session, text))
     try:
         yield
     finally:
         typing.cancel()
-        with suppress(asyncio.CancelledError, BrokerLost):
+        with suppress(asyncio.CancelledError, BrokerDisconnected):
             await typing
 
 
-async def type_in(session: BrokerSession, text: str) -> None:
+async def type_in(session: MqttClientSession, text: str) -> None:
     if text == "-":
         async for piece in arriving_text(sys.stdin.fileno()):
-            await session.send(wire.Text(d=piece))
+            await session.send(wire.MqttText(d=piece))
     else:
-        await session.send(wire.Text(d=text))
-    await session.send(wire.End())
+        await session.send(wire.MqttText(d=text))
+    await session.send(wire.MqttEnd())
 
 
-async def hand_over(session: BrokerSession, output: Output, progress: Progress) -> wire.Done:
+async def hand_over(session: MqttClientSession, output: Output, progress: SpeechProgress) -> wire.MqttDone:
     async for told in session:
         match told:
-            case Sound():
+            case MqttAudio():
                 await output.write(told.data)
                 progress.add(len(told.data) // BYTES_PER_SAMPLE)
-            case wire.Started():
+            case wire.MqttStarted():
                 for warning in told.warnings:
                     print(warning, file=sys.stderr)
-            case wire.Done():
+            case wire.MqttDone():
                 return told
-            case wire.Failed():
+            case wire.MqttFailed():
                 raise ServerError(told.error.message)
-            case wire.Closed():
+            case wire.MqttClosed():
                 raise ServerError(f"the session was closed: {told.reason}")
     raise AssertionError("what a session tells last is that it is closed")
 
 
 @asynccontextmanager
-async def cancelled_by_ctrl_c(session: BrokerSession) -> AsyncIterator[None]:
+async def cancelled_by_ctrl_c(session: MqttClientSession) -> AsyncIterator[None]:
     """Ctrl-C ends the reply and nothing else, so that its end is told and what was written stays whole."""
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     cancels: list[asyncio.Task[None]] = []
-    loop.add_signal_handler(signal.SIGINT, lambda: cancels.append(loop.create_task(session.send(wire.Cancel()))))
+    loop.add_signal_handler(signal.SIGINT, lambda: cancels.append(loop.create_task(session.send(wire.MqttCancel()))))
     try:
         yield
     finally:

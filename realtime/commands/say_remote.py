@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager, suppress
 
 from websockets.exceptions import InvalidHandshake
 
-from realtime.client import SpeechClient, open_session
+from realtime.client import NativeClient, open_session
 from realtime.commands.input import arriving_text
 from realtime.commands.output import Output, open_output
-from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, Progress
+from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, SpeechProgress
 from realtime.protocol import events as ev
 from sessions.config import Encoding
 from sessions.events import ResponseStatus
@@ -36,7 +36,7 @@ async def say_through_server(args: argparse.Namespace) -> int:
         raise ServerError(f"{args.url}: {error}") from None
     async with client:
         output = await open_output(args.output, SAMPLE_RATE)
-        progress = Progress(SAMPLE_RATE, args.seed)
+        progress = SpeechProgress(SAMPLE_RATE, args.seed)
         try:
             async with spoken(client, args), cancelled_by_ctrl_c(client):
                 done = await hand_over(client, output, progress)
@@ -48,19 +48,19 @@ async def say_through_server(args: argparse.Namespace) -> int:
     return 1 if done.nothing_spoken else EXIT_STATUS[ResponseStatus(done.status)]
 
 
-def settings(args: argparse.Namespace) -> ev.Settings:
-    return ev.Settings(
+def settings(args: argparse.Namespace) -> ev.NativeSpeechSettings:
+    return ev.NativeSpeechSettings(
         voice=args.voice,
         language=args.language,
         seed=args.seed,
-        format=ev.Format(encoding=Encoding.PCM_S16LE, sample_rate=SAMPLE_RATE),
+        format=ev.NativeAudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=SAMPLE_RATE),
         pace="burst" if args.output else "lead",
         lead_ms=None if args.output else PLAYER_LEAD_MS,
     )
 
 
 @asynccontextmanager
-async def spoken(client: SpeechClient, args: argparse.Namespace) -> AsyncIterator[None]:
+async def spoken(client: NativeClient, args: argparse.Namespace) -> AsyncIterator[None]:
     """While this lasts, the text is given: at once, or as it arrives on standard input."""
     arriving = args.text == "-"
     text = "" if arriving else args.text
@@ -75,13 +75,13 @@ async def spoken(client: SpeechClient, args: argparse.Namespace) -> AsyncIterato
             await typing
 
 
-async def type_in(client: SpeechClient, descriptor: int) -> None:
+async def type_in(client: NativeClient, descriptor: int) -> None:
     async for piece in arriving_text(descriptor):
         await client.send(ev.TextAppend(response_id=RESPONSE_ID, text=piece))
     await client.send(ev.TextEnd(response_id=RESPONSE_ID))
 
 
-async def hand_over(client: SpeechClient, output: Output, progress: Progress) -> ev.ResponseDone:
+async def hand_over(client: NativeClient, output: Output, progress: SpeechProgress) -> ev.ResponseDone:
     async for message in client:
         match message:
             case ev.AudioMessage():
@@ -89,13 +89,13 @@ async def hand_over(client: SpeechClient, output: Output, progress: Progress) ->
                 progress.add(sum(map(len, message.packets)) // BYTES_PER_SAMPLE)
             case ev.ResponseDone():
                 return message
-            case ev.Error():
+            case ev.ErrorEvent():
                 raise ServerError(message.message)
     raise ServerError(f"the server closed the connection ({client.close_code})")
 
 
 @asynccontextmanager
-async def cancelled_by_ctrl_c(client: SpeechClient) -> AsyncIterator[None]:
+async def cancelled_by_ctrl_c(client: NativeClient) -> AsyncIterator[None]:
     """Ctrl-C ends the response and nothing else, so that its end is told and what was written stays whole."""
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     cancels: list[asyncio.Task[None]] = []

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         configure_logs(config.log)
         allow_many_sockets()
         run_server = serve_by_gateways if config.listen.gateways > 1 else serve
-        with Progress("loading the voice") as progress:
+        with StartupProgress("loading the voice") as progress:
             asyncio.run(run_server(config, on_ready=lambda ports: announce(config, ports, progress)))
     except ConfigError as error:
         print(f"voicewire serve: {error}", file=sys.stderr)
@@ -73,7 +73,7 @@ def given(args: argparse.Namespace) -> dict[str, object]:
     return values
 
 
-class Progress:
+class StartupProgress:
     """Seconds ticking on a terminal, in a thread of their own, so that they tick while the loop is busy."""
 
     def __init__(self, what: str) -> None:
@@ -81,7 +81,7 @@ class Progress:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="voicewire progress", daemon=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> StartupProgress:
         if sys.stderr.isatty():
             self._thread.start()
         return self
@@ -101,7 +101,7 @@ class Progress:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def announce(config: ServerConfig, ports: Ports, progress: Progress) -> None:
+def announce(config: ServerConfig, ports: Ports, progress: StartupProgress) -> None:
     """Tell where to go, on standard output; programs read the last line."""
     progress.stop()
     listen = config.listen

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
-from realtime.cloning import Cloning, check_transcript
+from realtime.cloning import VoiceCloner, check_transcript
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.local_engine import add_model_argument, local_engine
 from realtime.server import voice_limits
@@ -21,7 +21,7 @@ from sessions.voices.blend import blend
 from sessions.voices.folder import voices_folder
 from sessions.voices.naming import looks_built_in
 from sessions.voices.store import VoiceExists, VoiceStore
-from sessions.voices.voice import SHARED, Manifest, StoredVoice, check_manifest
+from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
 
 WRONG_SETTINGS = 2
 
@@ -90,7 +90,7 @@ async def add_voice(args: argparse.Namespace, config: ServerConfig) -> int:
     async with local_engine(args.model) as engine:
         if looks_built_in(args.name, engine.info):
             raise VoiceExists(f"voice {args.name!r} belongs to the model", "name")
-        clone, sample_s = await _cloned(args.file, args.transcript, Cloning(config, engine))
+        clone, sample_s = await _cloned(args.file, args.transcript, VoiceCloner(config, engine))
         source = "audio" if sample_s else "embedding"
         manifest = msgspec.structs.replace(
             manifest,
@@ -120,7 +120,7 @@ async def remove_voice(args: argparse.Namespace, config: ServerConfig) -> int:
     return 0
 
 
-def table(info: EngineInfo, stored: list[Manifest]) -> str:
+def table(info: EngineInfo, stored: list[VoiceManifest]) -> str:
     """One line a voice: name, languages, description; a star marks stored ones."""
     rows = [(voice.name, ", ".join(voice.languages), voice.description) for voice in info.voices]
     rows += [(manifest.name, "*", manifest.description) for manifest in stored]
@@ -128,7 +128,7 @@ def table(info: EngineInfo, stored: list[Manifest]) -> str:
     return "\n".join(f"{name:{widths[0]}}  {spoken:{widths[1]}}  {about}".rstrip() for name, spoken, about in rows)
 
 
-async def _cloned(file: Path, transcript: str, cloning: Cloning) -> tuple[ClonedVoice, float]:
+async def _cloned(file: Path, transcript: str, cloning: VoiceCloner) -> tuple[ClonedVoice, float]:
     """The voice and the length of the recording; 0 for an embedding."""
     data = _content(file)
     if file.suffix == ".json":
@@ -147,8 +147,8 @@ def _numbers(data: bytes, file: Path) -> list[float]:
         raise InvalidRequest(f"{file} is no JSON list of numbers: {error}", "file") from None
 
 
-def _manifest(args: argparse.Namespace, transcript: str = "") -> Manifest:
-    manifest = Manifest(
+def _manifest(args: argparse.Namespace, transcript: str = "") -> VoiceManifest:
+    manifest = VoiceManifest(
         name=args.name,
         owner=args.owner,
         created_s=int(time.time()),

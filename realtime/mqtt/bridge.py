@@ -9,14 +9,14 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from realtime.calls.switchboard import Switchboard
-from realtime.errors import Refused
-from realtime.mqtt.broker import Broker
-from realtime.mqtt.line import Line, Publication
+from realtime.calls.switchboard import CallRegistry
+from realtime.errors import RequestRefused
+from realtime.mqtt.broker import BrokerConnector
+from realtime.mqtt.line import MqttConnection, Publication
 from realtime.mqtt.status import offline
-from realtime.mqtt.visit import Visit
+from realtime.mqtt.visit import MqttConnectionHandler
 from realtime.protocol.errors import LocalProtocolError
-from realtime.protocol.mqtt.messages import JSON, Closed, serialize
+from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
 from realtime.transports.tcp_port import owner_named
@@ -29,19 +29,19 @@ MAX_NAME_CHARS = 32
 class MqttBridge:
     """``open`` keeps it running. Without ``mqtt.host`` it does nothing. The constructor raises ``ConfigError``."""
 
-    def __init__(self, server: SpeechServer, switchboard: Switchboard) -> None:
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
         settings = server.config.mqtt
         self._server, self._switchboard, self._settings = server, switchboard, settings
         self._topics = Topics(settings.root, settings.group)
         self.worker = worker_name(settings.worker)
-        self.visit: Visit | None = None
+        self.visit: MqttConnectionHandler | None = None
         """While the broker is there."""
         self._farewells: list[str] = []
         """Topics of events of sessions that were lost with the broker."""
         if settings.host is None:
             return
         self._owner = owner_named(server, "mqtt.owner", settings.owner)
-        self._broker = Broker(
+        self._broker = BrokerConnector(
             settings,
             f"voicewire-{self.worker}",
             will=offline(self._topics, self.worker),
@@ -60,22 +60,24 @@ class MqttBridge:
             running.cancel()
             await asyncio.wait([running])
 
-    async def _serve(self, line: Line) -> None:
-        """One connection. Raises ``BrokerLost``; by then every session of it has ended."""
+    async def _serve(self, line: MqttConnection) -> None:
+        """One connection. Raises ``BrokerDisconnected``; by then every session of it has ended."""
         await self._say_farewells(line)
-        visit = self.visit = Visit(self._server, self._switchboard, self._owner, self._topics, self.worker, line)
+        visit = self.visit = MqttConnectionHandler(
+            self._server, self._switchboard, self._owner, self._topics, self.worker, line
+        )
         try:
             await visit.attend()
         finally:
             self._farewells += visit.desk.lost
             self.visit = None
 
-    async def _say_farewells(self, line: Line) -> None:
-        closed = serialize(Closed(reason=LOST))
+    async def _say_farewells(self, line: MqttConnection) -> None:
+        closed = serialize(MqttClosed(reason=LOST))
         while self._farewells:
             topic = self._farewells[-1]
             said = Publication(topic=topic, payload=closed, qos=1, content_type=JSON, expiry_s=FAREWELL_EXPIRY_S)
-            with suppress(Refused, LocalProtocolError):
+            with suppress(RequestRefused, LocalProtocolError):
                 await line.publish(said)
             self._farewells.pop()
 

@@ -17,9 +17,9 @@ from paho.mqtt.properties import Properties
 
 from realtime.config import ConfigError
 from realtime.device_config import MqttSettings
-from realtime.errors import Refused
-from realtime.mqtt.gathering import GatheredLine
-from realtime.mqtt.line import BrokerLost, Capacity, Line, Publication, reason
+from realtime.errors import RequestRefused
+from realtime.mqtt.gathering import BatchedMqttConnection
+from realtime.mqtt.line import BrokerDisconnected, BrokerLimits, MqttConnection, Publication, reason
 
 log = logging.getLogger("voicewire.mqtt")
 
@@ -35,7 +35,7 @@ quiet = logging.getLogger("voicewire.mqtt.client")
 quiet.setLevel(logging.CRITICAL)  # it writes a line for every message that it drops
 
 
-class Broker:
+class BrokerConnector:
     """``run`` keeps a connection. ``will`` is what the broker says when it loses us."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Broker:
         self._max_bytes = HARD_LIMIT * max_message_bytes
         self._tls = tls_context(settings)
 
-    async def run(self, serve: Callable[[Line], Awaitable[None]]) -> None:
+    async def run(self, serve: Callable[[MqttConnection], Awaitable[None]]) -> None:
         """``serve`` each connection until it is lost, again and again."""
         pause_s, now_s = self._settings.retry_min_s, asyncio.get_running_loop().time
         while True:
@@ -60,7 +60,7 @@ class Broker:
                 async with self.connected() as line:
                     log.info("connected to the broker", extra={"host": self._settings.host})
                     await serve(line)
-            except (BrokerLost, Refused) as error:
+            except (BrokerDisconnected, RequestRefused) as error:
                 if now_s() - began_s >= STEADY_S:
                     pause_s = self._settings.retry_min_s
                 log.warning("no broker: %s; trying again in %.2f s", error, pause_s)
@@ -68,9 +68,9 @@ class Broker:
             pause_s = min(2 * pause_s, self._settings.retry_max_s)
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Line]:
-        """Raises ``BrokerLost``."""
-        client, capacity = self._client(), Capacity()
+    async def connected(self) -> AsyncIterator[MqttConnection]:
+        """Raises ``BrokerDisconnected``."""
+        client, capacity = self._client(), BrokerLimits()
         _heed(client, capacity)
         await self._connect(client)
         try:
@@ -85,7 +85,7 @@ class Broker:
             await asyncio.shield(connecting)
         except aiomqtt.MqttError as error:
             _abandon(client)
-            raise BrokerLost(reason(error)) from None
+            raise BrokerDisconnected(reason(error)) from None
         except asyncio.CancelledError:
             await asyncio.wait([connecting])
             if connecting.exception() is None:
@@ -94,11 +94,13 @@ class Broker:
                 _abandon(client)
             raise
 
-    def _line(self, client: aiomqtt.Client, capacity: Capacity) -> Line:
+    def _line(self, client: aiomqtt.Client, capacity: BrokerLimits) -> MqttConnection:
         settings = self._settings
         if settings.gathered:
-            return GatheredLine(client, settings.timeout_s, settings.max_waiting_messages, self._max_bytes, capacity)
-        return Line(client, settings.timeout_s, capacity)
+            return BatchedMqttConnection(
+                client, settings.timeout_s, settings.max_waiting_messages, self._max_bytes, capacity
+            )
+        return MqttConnection(client, settings.timeout_s, capacity)
 
     def _client(self) -> aiomqtt.Client:
         settings = self._settings
@@ -125,7 +127,7 @@ class Broker:
         return client
 
 
-class ClosingSocket(ssl.SSLSocket):
+class AutoClosingSslSocket(ssl.SSLSocket):
     """Closed when nothing comes of it, which paho-mqtt forgets."""
 
     def do_handshake(self, block: bool = False) -> None:
@@ -142,7 +144,7 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
         return None
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca)
-        context.sslsocket_class = ClosingSocket
+        context.sslsocket_class = AutoClosingSslSocket
         if settings.tls_certificate is not None:
             context.load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ssl.SSLError) as error:
@@ -151,7 +153,7 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _heed(client: aiomqtt.Client, capacity: Capacity) -> None:
+def _heed(client: aiomqtt.Client, capacity: BrokerLimits) -> None:
     """What aiomqtt does not: the limits with which the broker greets."""
     paho = client._client
     greeted = paho.on_connect

@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 from engine.api import EngineError
-from realtime.auth import Caller
+from realtime.auth import Principal
 from realtime.calls.faults import refused
-from realtime.calls.switchboard import Switchboard
-from realtime.errors import Refused
-from realtime.mqtt.line import Line, Publication
+from realtime.calls.switchboard import CallRegistry
+from realtime.errors import RequestRefused
+from realtime.mqtt.line import MqttConnection, Publication
 from realtime.protocol import calls as on
 from realtime.protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt.messages import JSON
@@ -23,11 +23,17 @@ log = logging.getLogger("voicewire.mqtt")
 EXPIRY_S = 60
 
 
-class CallDesk:
-    """On one connection to the broker. ``run`` raises ``BrokerLost``."""
+class MqttCallBridge:
+    """On one connection to the broker. ``run`` raises ``BrokerDisconnected``."""
 
     def __init__(
-        self, server: SpeechServer, switchboard: Switchboard, owner: Caller, line: Line, topics: Topics, worker: str
+        self,
+        server: SpeechServer,
+        switchboard: CallRegistry,
+        owner: Principal,
+        line: MqttConnection,
+        topics: Topics,
+        worker: str,
     ) -> None:
         self._server, self._switchboard, self._owner = server, switchboard, owner
         self._line, self._topics, self._worker = line, topics, worker
@@ -62,7 +68,7 @@ class CallDesk:
             call_id, payload = await self._commands.get()
             try:
                 answer = await self._switchboard.call(self._owner.name, call_id).obey(self._parse(payload))
-            except (ProtocolError, Refused, SessionError, EngineError) as error:
+            except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
                 answer = refused(error, call_id)
                 self._server.metrics.refused(answer.code)
             if answer is not None:
@@ -79,6 +85,6 @@ class CallDesk:
         said = Publication(topic=topic, payload=on.serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
         try:
             await self._line.publish(said)
-        except (Refused, LocalProtocolError) as error:  # agents do not hear of it, and the call goes on
+        except (RequestRefused, LocalProtocolError) as error:  # agents do not hear of it, and the call goes on
             log.warning("%s", error)
             self._server.metrics.refused(error.code)

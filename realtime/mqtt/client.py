@@ -14,30 +14,30 @@ import msgspec
 
 from realtime.config import environment_name
 from realtime.device_config import MqttSettings
-from realtime.errors import Refused
-from realtime.mqtt.broker import Broker
-from realtime.mqtt.line import Arrival, Line, Publication
+from realtime.errors import RequestRefused
+from realtime.mqtt.broker import BrokerConnector
+from realtime.mqtt.line import IncomingMessage, MqttConnection, Publication
 from realtime.protocol.mqtt import messages as say
-from realtime.protocol.mqtt.audio import AudioHead, head_of
+from realtime.protocol.mqtt.audio import AudioHeader, head_of
 from realtime.protocol.mqtt.topics import Topics
 
 OPEN_EXPIRY_S = 5
 PORTS = {"mqtt": 1_883, "mqtts": 8_883}
 
 
-class SessionRefused(OSError):
+class MqttSessionRejected(OSError):
     """No server took the session; the message says why."""
 
 
-class Sound(NamedTuple):
-    head: AudioHead
+class MqttAudio(NamedTuple):
+    head: AudioHeader
     data: bytes
 
 
-class BrokerSession:
-    """``async with open_session(...)``; one task iterates. Every method raises ``BrokerLost``."""
+class MqttClientSession:
+    """``async with open_session(...)``; one task iterates. Every method raises ``BrokerDisconnected``."""
 
-    def __init__(self, line: Line, arrivals: AsyncIterator[Arrival], opened: say.Opened) -> None:
+    def __init__(self, line: MqttConnection, arrivals: AsyncIterator[IncomingMessage], opened: say.MqttOpened) -> None:
         self.opened = opened
         self._line, self._arrivals = line, arrivals
         self._num_sent = 0
@@ -49,16 +49,16 @@ class BrokerSession:
         with _allowed():
             await self._line.publish(Publication(topic=self.opened.inbox, payload=say.serialize(numbered), qos=1))
 
-    def __aiter__(self) -> AsyncIterator[Sound | say.Out]:
+    def __aiter__(self) -> AsyncIterator[MqttAudio | say.Out]:
         return self._hear()
 
-    async def _hear(self) -> AsyncIterator[Sound | say.Out]:
+    async def _hear(self) -> AsyncIterator[MqttAudio | say.Out]:
         async for arrival in self._arrivals:
             if arrival.topic == self.opened.audio:
-                yield Sound(head_of(arrival.user), arrival.payload)
+                yield MqttAudio(head_of(arrival.user), arrival.payload)
             elif arrival.topic == self.opened.ev:
                 yield (event := say.parse_out(arrival.payload))
-                if isinstance(event, say.Closed):
+                if isinstance(event, say.MqttClosed):
                     return
 
 
@@ -87,13 +87,15 @@ def settings_of(url: str) -> MqttSettings:
 
 @asynccontextmanager
 async def open_session(
-    settings: MqttSettings, wanted: say.Open, client: str | None = None
-) -> AsyncIterator[BrokerSession]:
-    """Raises ``BrokerLost`` or ``SessionRefused``. When it ends, so does the session, also if this process dies."""
+    settings: MqttSettings, wanted: say.MqttOpen, client: str | None = None
+) -> AsyncIterator[MqttClientSession]:
+    """Raises ``BrokerDisconnected`` or ``SessionRefused``. When it ends, so does the session, also
+    if this process dies.
+    """
     client = client or f"client-{secrets.token_hex(6)}"
     topics = Topics(settings.root, settings.group)
     gone = Publication(topic=topics.gone(client), qos=1)
-    async with Broker(settings, client, will=gone).connected() as line:
+    async with BrokerConnector(settings, client, will=gone).connected() as line:
         arrivals = line.arrivals()
         sid = wanted.sid or secrets.token_hex(8)
         place = topics.session(client, sid)
@@ -103,9 +105,9 @@ async def open_session(
             message = say.serialize(msgspec.structs.replace(wanted, sid=sid))
             opened = await _open(line, arrivals, topics, client, message, settings.timeout_s)
         try:
-            yield BrokerSession(line, arrivals, opened)
+            yield MqttClientSession(line, arrivals, opened)
         finally:
-            with suppress(Refused):
+            with suppress(RequestRefused):
                 await line.publish(gone)
 
 
@@ -114,13 +116,18 @@ def _allowed() -> Iterator[None]:
     """What the broker does not allow is said as what a server refuses is."""
     try:
         yield
-    except Refused as error:
-        raise SessionRefused(str(error)) from None
+    except RequestRefused as error:
+        raise MqttSessionRejected(str(error)) from None
 
 
 async def _open(
-    line: Line, arrivals: AsyncIterator[Arrival], topics: Topics, client: str, payload: str, timeout_s: float
-) -> say.Opened:
+    line: MqttConnection,
+    arrivals: AsyncIterator[IncomingMessage],
+    topics: Topics,
+    client: str,
+    payload: str,
+    timeout_s: float,
+) -> say.MqttOpened:
     answers, tag = topics.answers(client), secrets.token_bytes(8)
     await line.publish(
         Publication(
@@ -139,7 +146,7 @@ async def _open(
                     break
             answer = say.parse_answer(arrival.payload)
     except TimeoutError:
-        raise SessionRefused(f"no server answers on {topics.open}") from None
-    if isinstance(answer, say.Refusal):
-        raise SessionRefused(f"{answer.error.code}: {answer.error.message}")
+        raise MqttSessionRejected(f"no server answers on {topics.open}") from None
+    if isinstance(answer, say.MqttRefusal):
+        raise MqttSessionRejected(f"{answer.error.code}: {answer.error.message}")
     return answer

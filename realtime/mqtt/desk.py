@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from realtime.mqtt.link import SessionLink
+from realtime.mqtt.link import MqttSessionTransport
 from sessions.errors import DuplicateResponse, LimitExceeded
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class SessionEntry:
     client: str
     events: str | None
     """The topic where its end is told; a text that was given whole has none."""
-    link: SessionLink | None = None
+    link: MqttSessionTransport | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Desk:
+class MqttSessionTable:
     max_sessions: int
     max_sessions_per_client: int
     retry_after_ms: int
     lost: list[str] = field(default_factory=list)
     """Topics of events of those that ended with the connection."""
-    _places: dict[str, Place] = field(default_factory=dict)
+    _places: dict[str, SessionEntry] = field(default_factory=dict)
     """By inbox, or by whatever else stands for a session."""
     _num_of: Counter[str] = field(default_factory=Counter)
 
@@ -41,7 +41,7 @@ class Desk:
             raise DuplicateResponse("a session with this sid is open already", "sid")
         self._check("max_sessions", self.num_sessions, self.max_sessions)
         self._check("max_sessions_per_client", self._num_of[client], self.max_sessions_per_client)
-        self._places[inbox] = Place(client, events)
+        self._places[inbox] = SessionEntry(client, events)
         self._num_of[client] += 1
         try:
             yield
@@ -51,11 +51,11 @@ class Desk:
             if not self._num_of[client]:
                 del self._num_of[client]
 
-    def seat(self, inbox: str, link: SessionLink) -> None:
+    def seat(self, inbox: str, link: MqttSessionTransport) -> None:
         """From now on messages reach it."""
         self._places[inbox].link = link
 
-    def link(self, inbox: str) -> SessionLink | None:
+    def link(self, inbox: str) -> MqttSessionTransport | None:
         place = self._places.get(inbox)
         return None if place is None else place.link
 

@@ -15,7 +15,7 @@ MAX_WAITING_BYTES = 65_536
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class GatheredSocket:
+class BatchedSocket:
     """What paho-mqtt takes for its socket; it can ``recv`` what was ``put`` there. ``on_read`` is given all that comes,
     and nothing once the connection has ended."""
 

@@ -15,41 +15,52 @@ from functools import partial
 
 import aiomqtt
 
-from realtime.mqtt.gathered_socket import GatheredSocket
-from realtime.mqtt.line import Arrival, BrokerLost, Capacity, Line, Publication, check_answer, settle, told_of
-from realtime.protocol.mqtt.packet import QOS_2, Received, acknowledged, parse_publish
-from realtime.protocol.mqtt311.packets import PUBACK, PUBLISH, PacketReader, puback
-from sessions.clock import Alarm, now_s
+from realtime.mqtt.gathered_socket import BatchedSocket
+from realtime.mqtt.line import (
+    BrokerDisconnected,
+    BrokerLimits,
+    IncomingMessage,
+    MqttConnection,
+    Publication,
+    check_answer,
+    settle,
+    told_of,
+)
+from realtime.protocol.mqtt.packet import QOS_2, PublishPacket, acknowledged, parse_publish
+from realtime.protocol.mqtt311.packets import PUBACK, PUBLISH, MqttPacketReader, puback
+from sessions.clock import WakeEvent, now_s
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class PendingPublish:
     at_s: float
     answered: Callable[[int], None]
     """Called with the reason code of the broker's answer."""
 
 
-class GatheredLine(Line):
-    """Does what a ``Line`` does. All but subscriptions goes past aiomqtt. The constructor raises ``BrokerLost``."""
+class BatchedMqttConnection(MqttConnection):
+    """Does what a ``Line`` does. All but subscriptions goes past aiomqtt. The constructor raises
+    ``BrokerDisconnected``.
+    """
 
     def __init__(
-        self, client: aiomqtt.Client, timeout_s: float, max_waiting: int, max_bytes: int, capacity: Capacity
+        self, client: aiomqtt.Client, timeout_s: float, max_waiting: int, max_bytes: int, capacity: BrokerLimits
     ) -> None:
         super().__init__(client, timeout_s, capacity)
-        self._packets = PacketReader(max_bytes)
+        self._packets = MqttPacketReader(max_bytes)
         self._max_waiting = max_waiting
-        self._arrived: deque[Arrival] = deque()
-        self._take: Callable[[Arrival], None] = self._keep
-        self._alarm = Alarm()
+        self._arrived: deque[IncomingMessage] = deque()
+        self._take: Callable[[IncomingMessage], None] = self._keep
+        self._alarm = WakeEvent()
         self._turn = asyncio.Lock()
         self._num_in_line = 0
         self._window = asyncio.Semaphore(capacity.unacknowledged)
-        self._unacknowledged: dict[int, Sent] = {}
+        self._unacknowledged: dict[int, PendingPublish] = {}
         """By their packet identifiers, in the order they were sent."""
         self._paho = paho = client._client
         if paho._sock is None:
-            raise BrokerLost("the broker has left at once")
-        self._socket = GatheredSocket(paho._sock, self._read, self._write)
+            raise BrokerDisconnected("the broker has left at once")
+        self._socket = BatchedSocket(paho._sock, self._read, self._write)
         paho._sock = self._socket
         paho.on_socket_register_write = lambda *_: self._socket.write_soon()
         paho.on_socket_unregister_write = None
@@ -64,14 +75,14 @@ class GatheredLine(Line):
     async def post(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
         await self._hand_over(publication, lambda code: told_of(publication.topic, code, on_refused))
 
-    async def arrivals(self) -> AsyncIterator[Arrival]:
+    async def arrivals(self) -> AsyncIterator[IncomingMessage]:
         while True:
             while self._arrived:
                 yield self._arrived.popleft()
             self._require_connection()
             await self._alarm.wait()
 
-    async def listen(self, take: Callable[[Arrival], None]) -> None:
+    async def listen(self, take: Callable[[IncomingMessage], None]) -> None:
         """``take`` is called while packets are read."""
         self._take = take
         try:
@@ -108,7 +119,7 @@ class GatheredLine(Line):
         except Exception:
             self._window.release()
             raise
-        self._unacknowledged[number] = Sent(now_s(), answered)
+        self._unacknowledged[number] = PendingPublish(now_s(), answered)
 
     async def _stand_in_line(self) -> None:
         """Until there is room: first come, first served, message by message."""
@@ -134,11 +145,11 @@ class GatheredLine(Line):
     def _require_connection(self) -> None:
         if self._client._disconnected.done():
             self._broken.set()
-            raise BrokerLost(str(self._client._disconnected.exception() or "the connection was closed"))
+            raise BrokerDisconnected(str(self._client._disconnected.exception() or "the connection was closed"))
         if self._broken.is_set():
-            raise BrokerLost("the connection is broken")
+            raise BrokerDisconnected("the connection is broken")
 
-    def _keep(self, arrival: Arrival) -> None:
+    def _keep(self, arrival: IncomingMessage) -> None:
         if len(self._arrived) < self._max_waiting:
             self._arrived.append(arrival)
             self._alarm.ring()
@@ -161,11 +172,11 @@ class GatheredLine(Line):
         self._socket.put(data)
         self._paho.loop_read()
 
-    def _hear(self, found: Received) -> None:
+    def _hear(self, found: PublishPacket) -> None:
         if found.packet_id is not None:
             self._socket.send(puback(found.packet_id))
         told = (found.retained, found.response_topic, found.correlation, found.content_type, tuple(found.user))
-        self._take(Arrival(found.topic, found.payload, *told))
+        self._take(IncomingMessage(found.topic, found.payload, *told))
 
     def _write(self) -> None:
         with self._ending_when_broken():

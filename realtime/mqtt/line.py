@@ -14,7 +14,7 @@ from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.protocol.errors import LocalProtocolError
 from realtime.protocol.mqtt.packet import publish
 from realtime.protocol.mqtt.properties import packed
@@ -29,12 +29,12 @@ MAX_PACKET_BYTES = 268_435_460
 """Of MQTT: its longest length, and the bytes that tell it."""
 
 
-class BrokerLost(Exception):
+class BrokerDisconnected(Exception):
     """The connection has ended, or was never made; the message says why."""
 
 
 @dataclass(slots=True)
-class Capacity:
+class BrokerLimits:
     """What the broker takes of us, as its answer to our greeting says (3.2.2.3 of MQTT 5)."""
 
     unacknowledged: int = MAX_UNACKNOWLEDGED
@@ -69,7 +69,7 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class IncomingMessage:
     topic: str
     payload: bytes
     retained: bool = False
@@ -79,10 +79,10 @@ class Arrival:
     user: tuple[tuple[str, str], ...] = ()
 
 
-class Line:
-    """A connection while it lasts. Every method raises ``BrokerLost`` when it does not any more."""
+class MqttConnection:
+    """A connection while it lasts. Every method raises ``BrokerDisconnected`` when it does not any more."""
 
-    def __init__(self, client: aiomqtt.Client, timeout_s: float, capacity: Capacity) -> None:
+    def __init__(self, client: aiomqtt.Client, timeout_s: float, capacity: BrokerLimits) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._capacity = capacity
@@ -97,8 +97,8 @@ class Line:
     async def publish(self, publication: Publication) -> None:
         """QoS 0: until it is with the system; QoS 1: until the broker has it.
 
-        Raises ``Refused`` when the broker does not allow it, and ``LocalProtocolError`` when it is longer than the
-        broker takes.
+        Raises ``RequestRefused`` when the broker does not allow it, and ``LocalProtocolError`` when it is longer than
+        the broker takes.
         """
         check_answer(publication.topic, await self._say(publication))
 
@@ -108,38 +108,38 @@ class Line:
         told_of(publication.topic, await self._say(publication), on_refused)
 
     async def subscribe(self, topic: str, qos: int = 1) -> None:
-        """Nothing that was retained comes. Raises ``Refused`` when the broker does not allow it."""
+        """Nothing that was retained comes. Raises ``RequestRefused`` when the broker does not allow it."""
         shared = topic.startswith("$share/")
         options = SubscribeOptions(qos, retainHandling=0 if shared else SEND_NO_RETAINED)
         codes = await self._ask(lambda: self._client.subscribe(topic, options=options, timeout=math.inf))
         if any(int(getattr(code, "value", code)) >= REFUSED for code in codes):
-            raise Refused("unauthorized", f"the broker refuses the subscription to {topic}", "topic")
+            raise RequestRefused("unauthorized", f"the broker refuses the subscription to {topic}", "topic")
 
     async def unsubscribe(self, topic: str) -> None:
         await self._ask(lambda: self._client.unsubscribe(topic, timeout=math.inf))
 
-    async def arrivals(self) -> AsyncIterator[Arrival]:
+    async def arrivals(self) -> AsyncIterator[IncomingMessage]:
         try:
             async for message in self._client.messages:
                 yield _arrival(message)
         except aiomqtt.MqttError as error:
             self._broken.set()
-            raise BrokerLost(reason(error)) from None
+            raise BrokerDisconnected(reason(error)) from None
 
-    async def listen(self, take: Callable[[Arrival], None]) -> None:
+    async def listen(self, take: Callable[[IncomingMessage], None]) -> None:
         """Instead of ``arrivals``, until the connection is lost."""
         async for arrival in self.arrivals():
             take(arrival)
 
     async def watch(self) -> None:
-        """Raises ``BrokerLost`` once something went wrong, whoever met it first."""
+        """Raises ``BrokerDisconnected`` once something went wrong, whoever met it first."""
         await self._broken.wait()
-        raise BrokerLost("the broker did not answer in time, or has left")
+        raise BrokerDisconnected("the broker did not answer in time, or has left")
 
     async def _say(self, publication: Publication) -> int:
         """Gives the reason code of the broker's answer, which aiomqtt keeps to itself."""
         self._check_length(publication.packet(number=publication.qos or None))
-        properties = Packed(publication.properties())
+        properties = PackedProperties(publication.properties())
         told = (publication.topic, publication.payload, publication.qos, publication.retain, properties)
         code: int = await self._ask(lambda: self._say_by_paho(*told))
         return code
@@ -170,7 +170,7 @@ class Line:
         if self._client._disconnected.done():
             self._broken.set()
         if self._broken.is_set():
-            raise BrokerLost("the connection is broken")
+            raise BrokerDisconnected("the connection is broken")
         try:  # aiomqtt's own timeout may swallow a cancellation in Python 3.11
             async with asyncio.timeout(self._timeout_s) as patience:
                 self._patience.add(patience)
@@ -180,7 +180,7 @@ class Line:
                     self._patience.discard(patience)
         except (aiomqtt.MqttError, TimeoutError, ValueError, RuntimeError) as error:
             self._broken.set()
-            raise BrokerLost(reason(error)) from None
+            raise BrokerDisconnected(reason(error)) from None
 
     def _lose_patience(self) -> None:
         """A broker that has left answers nobody."""
@@ -196,9 +196,9 @@ def settle(answer: asyncio.Future[int], code: int) -> None:
 
 
 def check_answer(topic: str, code: int) -> None:
-    """Raises ``Refused`` for a reason code that is a refusal."""
+    """Raises ``RequestRefused`` for a reason code that is a refusal."""
     if code >= REFUSED:
-        raise Refused("unauthorized", f"the broker refuses a message to {topic}: reason code {code}", "topic")
+        raise RequestRefused("unauthorized", f"the broker refuses a message to {topic}: reason code {code}", "topic")
 
 
 def told_of(topic: str, code: int, on_refused: Callable[[], None]) -> None:
@@ -214,10 +214,10 @@ def reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _arrival(message: aiomqtt.Message) -> Arrival:
+def _arrival(message: aiomqtt.Message) -> IncomingMessage:
     found = message.properties
     payload = message.payload
-    return Arrival(
+    return IncomingMessage(
         message.topic.value,
         bytes(payload) if isinstance(payload, bytes | bytearray) else str(payload).encode(),
         message.retain,
@@ -228,7 +228,7 @@ def _arrival(message: aiomqtt.Message) -> Arrival:
     )
 
 
-class Packed:
+class PackedProperties:
     """All that paho-mqtt asks of the properties of a message."""
 
     def __init__(self, packed: bytes) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from realtime.mqtt.line import BrokerLost, Line, Publication
+from realtime.mqtt.line import BrokerDisconnected, MqttConnection, Publication
 from realtime.protocol.mqtt import audio
-from realtime.protocol.mqtt.messages import JSON, Closed, serialize
+from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
 from realtime.protocol.mqtt.topics import SessionTopics
 
 OVERFLOW = "limit_exceeded"
@@ -15,11 +15,11 @@ EXPIRY_S = 60
 """Events that could not be delivered until then are of no use."""
 
 
-class SessionLink:
-    """Implements ``Link``. Once cut, nothing more is said on it, not even that it is closed."""
+class MqttSessionTransport:
+    """Implements ``MessageTransport``. Once cut, nothing more is said on it, not even that it is closed."""
 
     def __init__(
-        self, line: Line, topics: SessionTopics, content_type: str, max_waiting: int, max_waiting_bytes: int
+        self, line: MqttConnection, topics: SessionTopics, content_type: str, max_waiting: int, max_waiting_bytes: int
     ) -> None:
         self.topics = topics
         self._line = line
@@ -59,12 +59,12 @@ class SessionLink:
             return
         try:
             await self._line.post(self._publication(message), self.cut)
-        except BrokerLost:
+        except BrokerDisconnected:
             self.cut()
 
     async def close(self, code: int, reason: str = "") -> None:
         if not self._closed:
-            await self.send(serialize(Closed(reason=reason or "close")))
+            await self.send(serialize(MqttClosed(reason=reason or "close")))
             self.cut()
 
     def _publication(self, message: str | bytes) -> Publication:
@@ -75,10 +75,10 @@ class SessionLink:
         return Publication(topic=self.topics.events, payload=message, qos=1, content_type=JSON, expiry_s=EXPIRY_S)
 
 
-class AnswerLink(SessionLink):
+class MqttReplyTransport(MqttSessionTransport):
     """Of a text that was given whole: everything goes to the topic that was asked for."""
 
-    def __init__(self, line: Line, topic: str, correlation: bytes | None, content_type: str) -> None:
+    def __init__(self, line: MqttConnection, topic: str, correlation: bytes | None, content_type: str) -> None:
         super().__init__(line, SessionTopics("", topic, topic), content_type, 0, 0)
         self._correlation = correlation
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from realtime.mqtt.line import Line, Publication
-from realtime.protocol.mqtt.messages import JSON, Status, serialize
+from realtime.mqtt.line import MqttConnection, Publication
+from realtime.protocol.mqtt.messages import JSON, MqttServerStatus, serialize
 from realtime.protocol.mqtt.topics import Topics
 
 EXPIRY_S = 300
@@ -15,11 +15,11 @@ LOOK_EVERY_S = 0.25
 TELL_EVERY_S = 2.0
 
 
-class StatusBoard:
-    def __init__(self, line: Line, topics: Topics, worker: str, read: Callable[[], Status]) -> None:
+class StatusPublisher:
+    def __init__(self, line: MqttConnection, topics: Topics, worker: str, read: Callable[[], MqttServerStatus]) -> None:
         self._line, self._topics, self._worker = line, topics, worker
         self._read = read
-        self._told: Status | None = None
+        self._told: MqttServerStatus | None = None
         self._told_s = 0.0
 
     async def keep(self, on_draining: Callable[[], Awaitable[None]]) -> None:
@@ -37,7 +37,7 @@ class StatusBoard:
     async def take_down(self) -> None:
         await self._line.publish(Publication(topic=self._topics.status(self._worker), qos=1, retain=True))
 
-    async def _tell(self, status: Status, now: bool = False) -> None:
+    async def _tell(self, status: MqttServerStatus, now: bool = False) -> None:
         time_s = asyncio.get_running_loop().time()
         since_s = time_s - self._told_s
         due = self._told is None or now or since_s >= EXPIRY_S / 2
@@ -46,7 +46,7 @@ class StatusBoard:
             self._told, self._told_s = status, time_s
 
 
-def publication(topics: Topics, worker: str, status: Status) -> Publication:
+def publication(topics: Topics, worker: str, status: MqttServerStatus) -> Publication:
     return Publication(
         topic=topics.status(worker),
         payload=serialize(status),
@@ -59,4 +59,4 @@ def publication(topics: Topics, worker: str, status: Status) -> Publication:
 
 def offline(topics: Topics, worker: str) -> Publication:
     """The will of a server."""
-    return publication(topics, worker, Status(state="offline"))
+    return publication(topics, worker, MqttServerStatus(state="offline"))

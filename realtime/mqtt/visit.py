@@ -10,46 +10,54 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from engine.api import EngineError
-from realtime.auth import Caller
-from realtime.calls.switchboard import Switchboard
-from realtime.errors import Refused, describe, error_body
+from realtime.auth import Principal
+from realtime.calls.switchboard import CallRegistry
+from realtime.errors import RequestRefused, describe, error_body
 from realtime.mqtt.broker import HARD_LIMIT
-from realtime.mqtt.calls import CallDesk
-from realtime.mqtt.desk import Desk
-from realtime.mqtt.line import Arrival, BrokerLost, Line, Publication
-from realtime.mqtt.link import AnswerLink, SessionLink
-from realtime.mqtt.status import StatusBoard
-from realtime.protocol.dialects.registry import Wire
+from realtime.mqtt.calls import MqttCallBridge
+from realtime.mqtt.desk import MqttSessionTable
+from realtime.mqtt.line import BrokerDisconnected, IncomingMessage, MqttConnection, Publication
+from realtime.mqtt.link import MqttReplyTransport, MqttSessionTransport
+from realtime.mqtt.status import StatusPublisher
+from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt import messages as say
-from realtime.protocol.mqtt.dialect import MqttSession, OneShot, failed
+from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialect, failed
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
-from realtime.transports.wire_connection import WireConnection
+from realtime.transports.wire_connection import DialectConnection
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.mqtt")
 
-SESSION_WIRE = Wire("mqtt", MqttSession, serial=True)
-SAY_WIRE = Wire("mqtt/say", OneShot)
-FAULTS = (ProtocolError, Refused, SessionError, EngineError)
+SESSION_WIRE = DialectRoute("mqtt", MqttSessionDialect, serial=True)
+SAY_WIRE = DialectRoute("mqtt/say", MqttOneShotDialect)
+FAULTS = (ProtocolError, RequestRefused, SessionError, EngineError)
 MAX_REFUSING = 256
 """Messages that are being refused at once; more are dropped without a word."""
 
 
-class Visit:
-    """``attend`` raises ``BrokerLost`` or ``Refused``; by then every session of this connection has ended."""
+class MqttConnectionHandler:
+    """``attend`` raises ``BrokerDisconnected`` or ``RequestRefused``; by then every session of this connection has
+    ended.
+    """
 
     def __init__(
-        self, server: SpeechServer, switchboard: Switchboard, owner: Caller, topics: Topics, worker: str, line: Line
+        self,
+        server: SpeechServer,
+        switchboard: CallRegistry,
+        owner: Principal,
+        topics: Topics,
+        worker: str,
+        line: MqttConnection,
     ) -> None:
         mqtt = server.config.mqtt
         self._server, self._owner, self._settings = server, owner, mqtt
         self._topics, self._worker, self._line = topics, worker, line
         retry_after_ms = server.config.limits.retry_after_ms
-        self.desk = Desk(mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms)
-        self._status = StatusBoard(line, topics, worker, self._read_status)
-        self._calls = CallDesk(server, switchboard, owner, line, topics, worker) if mqtt.calls else None
+        self.desk = MqttSessionTable(mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms)
+        self._status = StatusPublisher(line, topics, worker, self._read_status)
+        self._calls = MqttCallBridge(server, switchboard, owner, line, topics, worker) if mqtt.calls else None
         self._tasks, self._sessions = asyncio.TaskGroup(), asyncio.TaskGroup()
         self._num_working = 0
         self.ready = False
@@ -65,7 +73,7 @@ class Visit:
                 lost = _broker_lost(faults)
             except asyncio.CancelledError as stopped:
                 lost = stopped
-                with suppress(BrokerLost, Refused):
+                with suppress(BrokerDisconnected, RequestRefused):
                     await self._status.take_down()
             finally:
                 self.desk.cut_all()
@@ -92,14 +100,14 @@ class Visit:
         for topic in (self._topics.open, self._topics.say):
             await self._line.unsubscribe(self._topics.shared(topic))
 
-    def _read_status(self) -> say.Status:
-        return say.Status(
+    def _read_status(self) -> say.MqttServerStatus:
+        return say.MqttServerStatus(
             state="draining" if self._server.draining else "online",
             sessions=self.desk.num_sessions,
             max_sessions=self.desk.max_sessions,
         )
 
-    def _take(self, arrival: Arrival) -> None:
+    def _take(self, arrival: IncomingMessage) -> None:
         topics, topic = self._topics, arrival.topic
         if arrival.retained:
             return  # left on the broker, by whoever and whenever
@@ -114,7 +122,9 @@ class Visit:
         elif self._calls is not None and topic.startswith(f"{topics.root}/calls/"):
             self._calls.arrived(topic, arrival.payload)
 
-    def _begin(self, work: Callable[[str, Arrival], Coroutine[Any, Any, None]], arrival: Arrival) -> None:
+    def _begin(
+        self, work: Callable[[str, IncomingMessage], Coroutine[Any, Any, None]], arrival: IncomingMessage
+    ) -> None:
         try:
             client = self._topics.client_of(arrival.response_topic)
         except RemoteProtocolError as error:
@@ -129,22 +139,22 @@ class Visit:
         self._num_working += 1
         try:
             await work
-        except BrokerLost:
+        except BrokerDisconnected:
             pass  # whoever reads from the broker says so
-        except Refused as error:  # nobody may be told there
+        except RequestRefused as error:  # nobody may be told there
             self._note(error)
         except Exception:  # a fault of ours in one session ends no other
             log.exception("a session at the broker failed")
         finally:
             self._num_working -= 1
 
-    async def _open(self, client: str, arrival: Arrival) -> None:
+    async def _open(self, client: str, arrival: IncomingMessage) -> None:
         async with AsyncExitStack() as held:
             try:
                 connection, link, answer = await self._prepare_session(held, client, arrival)
             except FAULTS as error:
                 self._note(error)
-                await self._answer(arrival, say.serialize(say.Refusal(error=error_body(describe(error)))))
+                await self._answer(arrival, say.serialize(say.MqttRefusal(error=error_body(describe(error)))))
                 return
             await self._answer(arrival, say.serialize(answer))
             await connection.converse(link)
@@ -152,25 +162,25 @@ class Visit:
                 await self._close_late(link)
 
     async def _prepare_session(
-        self, held: AsyncExitStack, client: str, arrival: Arrival
-    ) -> tuple[WireConnection, SessionLink, say.Opened]:
+        self, held: AsyncExitStack, client: str, arrival: IncomingMessage
+    ) -> tuple[DialectConnection, MqttSessionTransport, say.MqttOpened]:
         """Take a place, and be there to hear. Raises what refuses a session."""
         self._check_size(arrival.payload)
         wanted = say.parse_open(arrival.payload)
         sid = wanted.sid or secrets.token_hex(8)
         topics = self._topics.session(client, sid)
         held.enter_context(self.desk.place(client, topics.inbox, topics.events))
-        connection = self._enter(held, SESSION_WIRE, MqttSession(sid, wanted.wish(self._settings.lead_ms)))
+        connection = self._enter(held, SESSION_WIRE, MqttSessionDialect(sid, wanted.wish(self._settings.lead_ms)))
         content_type = say.CONTENT_TYPES[wanted.format.encoding]
         max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
-        link = SessionLink(self._line, topics, content_type, self._settings.max_waiting_per_session, max_bytes)
+        link = MqttSessionTransport(self._line, topics, content_type, self._settings.max_waiting_per_session, max_bytes)
         self.desk.seat(topics.inbox, link)
         await self._line.subscribe(topics.inbox)
         held.push_async_callback(self._unsubscribe, topics.inbox)
-        answer = say.Opened(sid=sid, worker=self._worker, inbox=topics.inbox, audio=topics.audio, ev=topics.events)
+        answer = say.MqttOpened(sid=sid, worker=self._worker, inbox=topics.inbox, audio=topics.audio, ev=topics.events)
         return connection, link, answer
 
-    async def _say(self, client: str, arrival: Arrival) -> None:
+    async def _say(self, client: str, arrival: IncomingMessage) -> None:
         async with AsyncExitStack() as held:
             try:
                 connection, link = self._prepare_text(held, client, arrival)
@@ -180,25 +190,29 @@ class Visit:
                 return
             await connection.converse(link)
 
-    def _prepare_text(self, held: AsyncExitStack, client: str, arrival: Arrival) -> tuple[WireConnection, AnswerLink]:
+    def _prepare_text(
+        self, held: AsyncExitStack, client: str, arrival: IncomingMessage
+    ) -> tuple[DialectConnection, MqttReplyTransport]:
         self._check_size(arrival.payload)
         wanted = say.parse_say(arrival.payload)
         limit = self._server.config.limits.max_speech_chars
         if len(wanted.text) > limit:
             found = f"text has {len(wanted.text)} characters, max_speech_chars is {limit}"
-            raise Refused("request_too_long", found, "text")
+            raise RequestRefused("request_too_long", found, "text")
         seat = f"say/{secrets.token_hex(8)}"
         held.enter_context(self.desk.place(client, seat))
-        connection = self._enter(held, SAY_WIRE, OneShot(seat, wanted.wish(0), wanted.text))
+        connection = self._enter(held, SAY_WIRE, MqttOneShotDialect(seat, wanted.wish(0), wanted.text))
         content_type = say.CONTENT_TYPES[wanted.format.encoding]
-        link = AnswerLink(self._line, arrival.response_topic or "", arrival.correlation, content_type)
+        link = MqttReplyTransport(self._line, arrival.response_topic or "", arrival.correlation, content_type)
         self.desk.seat(seat, link)
         return connection, link
 
-    def _enter(self, held: AsyncExitStack, wire: Wire, dialect: MqttSession | OneShot) -> WireConnection:
+    def _enter(
+        self, held: AsyncExitStack, wire: DialectRoute, dialect: MqttSessionDialect | MqttOneShotDialect
+    ) -> DialectConnection:
         self._server.check_room(self._owner)
         self._server.check_key(self._owner)
-        connection = WireConnection(self._server, wire, dialect)
+        connection = DialectConnection(self._server, wire, dialect)
         held.push_async_callback(connection.aclose)
         connection.enter(self._owner)
         return connection
@@ -209,7 +223,7 @@ class Visit:
             found = f"a message of {len(payload)} bytes, max_message_bytes is {limit}"
             raise RemoteProtocolError("message_too_big", found)
 
-    async def _answer(self, arrival: Arrival, payload: str, last: bool = False) -> None:
+    async def _answer(self, arrival: IncomingMessage, payload: str, last: bool = False) -> None:
         await self._line.publish(
             Publication(
                 topic=arrival.response_topic or "",
@@ -221,12 +235,12 @@ class Visit:
             )
         )
 
-    async def _close_late(self, link: SessionLink) -> None:
-        closed = say.serialize(say.Closed(reason=link.farewell or ""))
+    async def _close_late(self, link: MqttSessionTransport) -> None:
+        closed = say.serialize(say.MqttClosed(reason=link.farewell or ""))
         await self._line.publish(Publication(topic=link.topics.events, payload=closed, qos=1, content_type=say.JSON))
 
     async def _unsubscribe(self, topic: str) -> None:
-        with suppress(BrokerLost):
+        with suppress(BrokerDisconnected):
             await self._line.unsubscribe(topic)
 
     def _note(self, error: Exception) -> None:
@@ -235,11 +249,11 @@ class Visit:
         log.info("refused a message", extra={"code": code})
 
 
-def _broker_lost(faults: BaseExceptionGroup[BaseException]) -> BrokerLost:
-    lost, others = faults.split((BrokerLost, Refused))
+def _broker_lost(faults: BaseExceptionGroup[BaseException]) -> BrokerDisconnected:
+    lost, others = faults.split((BrokerDisconnected, RequestRefused))
     if others is not None:
         log.error("a connection to the broker failed", exc_info=others)
-    return BrokerLost(str(_first(lost or faults)))
+    return BrokerDisconnected(str(_first(lost or faults)))
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

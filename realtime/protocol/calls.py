@@ -20,7 +20,7 @@ class CommandBase(Struct, frozen=True, kw_only=True, tag_field="type", forbid_un
     call_id: Id | None = None
 
 
-class Say(CommandBase, tag="say", frozen=True):
+class SayCommand(CommandBase, tag="say", frozen=True):
     """A reply, behind those that wait already. Unless it has its ``end``, more text may be appended."""
 
     text: str = ""
@@ -28,41 +28,41 @@ class Say(CommandBase, tag="say", frozen=True):
     end: bool = True
 
 
-class Append(CommandBase, tag="append", frozen=True):
+class AppendCommand(CommandBase, tag="append", frozen=True):
     reply_id: Id
     text: str
 
 
-class Mark(CommandBase, tag="mark", frozen=True):
+class MarkCommand(CommandBase, tag="mark", frozen=True):
     """Tell ``call.mark`` when the caller has heard the reply's text up to here."""
 
     reply_id: Id
     name: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
-class End(CommandBase, tag="end", frozen=True):
+class EndReplyCommand(CommandBase, tag="end", frozen=True):
     """The reply has all its text."""
 
     reply_id: Id
 
 
-class Interrupt(CommandBase, tag="interrupt", frozen=True):
+class InterruptCommand(CommandBase, tag="interrupt", frozen=True):
     """Stop speaking, and forget what waits."""
 
 
-class HangUp(CommandBase, tag="hang_up", frozen=True):
+class HangUpCommand(CommandBase, tag="hang_up", frozen=True):
     after_speech: bool = False
     """Once everything said so far was heard."""
 
 
-Command = Say | Append | Mark | End | Interrupt | HangUp
+Command = SayCommand | AppendCommand | MarkCommand | EndReplyCommand | InterruptCommand | HangUpCommand
 
 
 class EventBase(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=False):
     """What an agent is told."""
 
 
-class Connected(EventBase, tag="call.connected", frozen=True):
+class CallConnected(EventBase, tag="call.connected", frozen=True):
     call_id: str
     provider: str
     provider_call_id: str
@@ -71,14 +71,14 @@ class Connected(EventBase, tag="call.connected", frozen=True):
     parameters: dict[str, str]
 
 
-class ReplyAccepted(EventBase, tag="reply.accepted", frozen=True):
+class CallReplyAccepted(EventBase, tag="reply.accepted", frozen=True):
     """The answer to ``say``."""
 
     call_id: str
     reply_id: str
 
 
-class ReplyPlayed(EventBase, tag="reply.played", frozen=True):
+class CallReplyPlayed(EventBase, tag="reply.played", frozen=True):
     call_id: str
     reply_id: str
     played_ms: float
@@ -86,46 +86,46 @@ class ReplyPlayed(EventBase, tag="reply.played", frozen=True):
     """By the provider's mark; else by our clock."""
 
 
-class ReplyInterrupted(EventBase, tag="reply.interrupted", frozen=True):
+class CallReplyInterrupted(EventBase, tag="reply.interrupted", frozen=True):
     call_id: str
     reply_id: str
     cause: Cause
     heard: HeardBody
 
 
-class ReplyFailed(EventBase, tag="reply.failed", frozen=True):
+class CallReplyFailed(EventBase, tag="reply.failed", frozen=True):
     call_id: str
     reply_id: str
     error: ErrorBody
     heard: HeardBody
 
 
-class MarkHeard(EventBase, tag="call.mark", frozen=True):
+class CallMarkReached(EventBase, tag="call.mark", frozen=True):
     call_id: str
     reply_id: str
     name: str
     confirmed: bool
 
 
-class Dtmf(EventBase, tag="call.dtmf", frozen=True):
+class CallDtmf(EventBase, tag="call.dtmf", frozen=True):
     call_id: str
     digit: str
 
 
-class Wrote(EventBase, tag="call.text", frozen=True):
+class CallerText(EventBase, tag="call.text", frozen=True):
     """A device's user wrote this, or it is the word that woke the device."""
 
     call_id: str
     text: str
 
 
-class BargeIn(EventBase, tag="call.barge_in", frozen=True):
+class CallerBargeIn(EventBase, tag="call.barge_in", frozen=True):
     """The caller speaks into a reply. ``reply.interrupted`` follows for each that was cut."""
 
     call_id: str
 
 
-class HungUp(EventBase, tag="call.hung_up", frozen=True):
+class CallEnded(EventBase, tag="call.hung_up", frozen=True):
     """The last event of a call."""
 
     call_id: str
@@ -142,16 +142,16 @@ class CommandRefused(EventBase, tag="error", frozen=True):
 
 
 CallEvent = (
-    Connected
-    | ReplyAccepted
-    | ReplyPlayed
-    | ReplyInterrupted
-    | ReplyFailed
-    | MarkHeard
-    | Dtmf
-    | Wrote
-    | BargeIn
-    | HungUp
+    CallConnected
+    | CallReplyAccepted
+    | CallReplyPlayed
+    | CallReplyInterrupted
+    | CallReplyFailed
+    | CallMarkReached
+    | CallDtmf
+    | CallerText
+    | CallerBargeIn
+    | CallEnded
     | CommandRefused
 )
 

@@ -10,14 +10,14 @@ from realtime.protocol.transitions import (
     RESPONSE_TRANSITIONS,
     SERVER_TRANSITIONS,
     SESSION_TRANSITIONS,
-    Ignored,
-    Refusal,
+    EventRefusal,
+    IgnoredEvent,
     ResponseState,
     SessionState,
 )
 
 
-class Conversation:
+class SessionStateMachine:
     """Follows one session through the tables.
 
     For each client event call ``receive``, and act on the event only if it returns true. After creating a response
@@ -62,16 +62,16 @@ class Conversation:
 
     def _move_session(self, event: ClientEvent) -> None:
         move = SESSION_TRANSITIONS[self.state].get(type(event), self.state)
-        if isinstance(move, Refusal):
+        if isinstance(move, EventRefusal):
             raise RemoteProtocolError(move.code, move.message)
         self.state = move
 
     def _move_response(self, event: ClientEvent, response_id: str) -> bool:
         state = self.response_state(response_id)
         move = RESPONSE_TRANSITIONS[state][type(event)]
-        if isinstance(move, Refusal):
+        if isinstance(move, EventRefusal):
             raise RemoteProtocolError(move.code, move.message, "response_id")
-        if isinstance(move, Ignored):
+        if isinstance(move, IgnoredEvent):
             return False
         if move is not state:
             self._past.pop(response_id, None)

@@ -22,7 +22,7 @@ Layout = Literal["auto", "streaming", "full"]
 Status = Literal["completed", "cancelled", "failed"]
 
 
-class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class NativeAudioFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How audio is to be coded; what is not given takes the server's default. Only ``opus`` reads the last five."""
 
     encoding: str | None = None
@@ -36,7 +36,7 @@ class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     dtx: bool | None = None
 
 
-class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class NativeSamplingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is not given takes the voice's default; the ranges are the engine's."""
 
     do_sample: bool | None = None
@@ -52,14 +52,14 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     min_new_tokens: int | None = None
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to speak. In ``session.update`` for all responses to come, in ``response.create`` for that one."""
 
     voice: str | None = None
     language: str | None = None
     instruct: str | None = None
     seed: int | None = None
-    format: Format | None = None
+    format: NativeAudioFormat | None = None
     pace: Pace | None = None
     lead_ms: int | None = None
     word_times: bool | None = None
@@ -68,7 +68,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     text_layout: Layout | None = None
     max_frames: int | None = None
     chunk_frames: tuple[int, ...] | None = None
-    sampling: Sampling | None = None
+    sampling: NativeSamplingOptions | None = None
 
 
 class ClientEventBase(
@@ -78,7 +78,7 @@ class ClientEventBase(
 
 
 class SessionUpdate(ClientEventBase, tag="session.update", frozen=True):
-    settings: Settings
+    settings: NativeSpeechSettings
 
 
 class SessionClose(ClientEventBase, tag="session.close", frozen=True):
@@ -88,7 +88,7 @@ class SessionClose(ClientEventBase, tag="session.close", frozen=True):
 class ResponseCreate(ClientEventBase, tag="response.create", frozen=True):
     response_id: Id | None = None
     """Of the client's choice, so that text may follow at once; without it the server makes one."""
-    settings: Settings = Settings()
+    settings: NativeSpeechSettings = NativeSpeechSettings()
     text: str = ""
     end: bool = False
     """Whether ``text`` is all there is; the engine then knows the whole text before it speaks."""
@@ -122,7 +122,7 @@ class ServerEventBase(Struct, frozen=True, kw_only=True, tag_field="type"):
     """What the server may say."""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class SessionLimitsInfo(Struct, frozen=True, kw_only=True):
     """What this server allows one session."""
 
     max_message_bytes: int
@@ -132,7 +132,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_session_s: float
 
 
-class ActualFormat(Struct, frozen=True, kw_only=True):
+class ResponseAudioFormat(Struct, frozen=True, kw_only=True):
     """How the audio of one response is coded."""
 
     encoding: str
@@ -158,12 +158,12 @@ class SessionCreated(ServerEventBase, tag="session.created", frozen=True):
     model: str
     voices: tuple[str, ...]
     languages: tuple[str, ...]
-    settings: Settings
-    limits: Limits
+    settings: NativeSpeechSettings
+    limits: SessionLimitsInfo
 
 
 class SessionUpdated(ServerEventBase, tag="session.updated", frozen=True):
-    settings: Settings
+    settings: NativeSpeechSettings
     """All that now holds for the next response."""
 
 
@@ -171,8 +171,8 @@ class ResponseCreated(ServerEventBase, tag="response.created", frozen=True):
     response_id: str
     response: int
     """The number that stands for this response in audio messages."""
-    format: ActualFormat
-    settings: Settings
+    format: ResponseAudioFormat
+    settings: NativeSpeechSettings
     """All that holds for this response."""
 
 
@@ -186,7 +186,7 @@ class TextFlushed(ServerEventBase, tag="text.flushed", frozen=True):
     """Where that audio ends, counted as ``sample_time`` is."""
 
 
-class Word(Struct, frozen=True, kw_only=True):
+class WordTiming(Struct, frozen=True, kw_only=True):
     """A word of the client's text, with its marks; times count from the first sample of speech."""
 
     text: str
@@ -203,7 +203,7 @@ class ResponseWords(ServerEventBase, tag="response.words", frozen=True):
     """The next words and when they are spoken, after the audio they were found in."""
 
     response_id: str
-    words: tuple[Word, ...]
+    words: tuple[WordTiming, ...]
 
 
 class HeardBody(Struct, frozen=True, kw_only=True):
@@ -241,7 +241,7 @@ class ResponseHeard(ServerEventBase, tag="response.heard", frozen=True):
     heard: HeardBody
 
 
-class Error(ServerEventBase, tag="error", frozen=True):
+class ErrorEvent(ServerEventBase, tag="error", frozen=True):
     code: str
     message: str
     param: str | None = None
@@ -284,5 +284,5 @@ ServerEvent = (
     | TextFlushed
     | ResponseDone
     | ResponseHeard
-    | Error
+    | ErrorEvent
 )

@@ -46,26 +46,26 @@ class ResponseState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class EventRefusal:
     code: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
+class IgnoredEvent:
     """Neither acted on nor answered."""
 
 
-Move = ResponseState | Refusal | Ignored
+Move = ResponseState | EventRefusal | IgnoredEvent
 S, R = SessionState, ResponseState
-IGNORED = Ignored()
-CLOSING = Refusal("session_closed", "the session is closing")
-NO_RESPONSE = Refusal("unknown_response", "there is no response with this id")
-TAKEN = Refusal("duplicate_response", "this response id is in use, or was a moment ago")
-NO_MORE_TEXT = Refusal("text_closed", "the text of this response has ended")
-OVER = Refusal("response_done", "this response has ended")
+IGNORED = IgnoredEvent()
+CLOSING = EventRefusal("session_closed", "the session is closing")
+NO_RESPONSE = EventRefusal("unknown_response", "there is no response with this id")
+TAKEN = EventRefusal("duplicate_response", "this response id is in use, or was a moment ago")
+NO_MORE_TEXT = EventRefusal("text_closed", "the text of this response has ended")
+OVER = EventRefusal("response_done", "this response has ended")
 
-SESSION_TRANSITIONS: dict[SessionState, dict[type[ClientEvent], SessionState | Refusal]] = {
+SESSION_TRANSITIONS: dict[SessionState, dict[type[ClientEvent], SessionState | EventRefusal]] = {
     S.ACTIVE: {SessionUpdate: S.ACTIVE, SessionClose: S.CLOSING, ResponseCreate: S.ACTIVE},
     S.CLOSING: {SessionUpdate: CLOSING, SessionClose: CLOSING, ResponseCreate: CLOSING},
 }

@@ -45,7 +45,7 @@ CLOSED_NETWORKS: tuple[Network, ...] = tuple(
 """Beside those that ``ipaddress`` knows as private, loopback, link-local, multicast, reserved or unspecified."""
 
 
-class Target(NamedTuple):
+class FetchTarget(NamedTuple):
     """Where a URL points, as far as the URL itself says."""
 
     scheme: str
@@ -60,7 +60,7 @@ class Target(NamedTuple):
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def parse_url(url: str, allow_http: bool = False) -> Target:
+def parse_url(url: str, allow_http: bool = False) -> FetchTarget:
     """Raises ``InvalidRequest`` for whatever is not plain."""
     if len(url) > MAX_URL_CHARS:
         raise refused(f"the URL has {len(url)} characters, at most {MAX_URL_CHARS} are allowed")
@@ -79,7 +79,7 @@ def parse_url(url: str, allow_http: bool = False) -> Target:
     port = DEFAULT_PORTS[parts.scheme] if port is None else port
     if port != DEFAULT_PORTS[parts.scheme] and port < FIRST_FREE_PORT:
         raise refused(f"port {port} is not asked; use {DEFAULT_PORTS[parts.scheme]} or one from {FIRST_FREE_PORT} on")
-    return Target(parts.scheme, host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+    return FetchTarget(parts.scheme, host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
 
 
 def check_addresses(addresses: Iterable[str], networks: Iterable[Network] = ()) -> list[Address]:

@@ -21,8 +21,8 @@ from urllib.parse import urljoin
 import h11
 
 from engine.api import InvalidRequest
-from realtime.crumbs import CrumblessConnection
-from realtime.references.addresses import Address, Network, Target, check_addresses, parse_url, refused
+from realtime.crumbs import ChunkLimitedConnection
+from realtime.references.addresses import Address, FetchTarget, Network, check_addresses, parse_url, refused
 from realtime.version import VERSION
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -33,7 +33,9 @@ MAX_HEAD_BYTES = 32_768
 MAX_LOOK_UPS = 4
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-Connect = Callable[[str, Target, ssl.SSLContext | None], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Connect = Callable[
+    [str, FetchTarget, ssl.SSLContext | None], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class FetchRules:
     """Closed networks that are asked all the same."""
 
 
-class Moved(NamedTuple):
+class Redirect(NamedTuple):
     location: str
 
 
@@ -65,7 +67,7 @@ class SystemResolver:
 
 
 async def connect(
-    address: str, target: Target, tls: ssl.SSLContext | None
+    address: str, target: FetchTarget, tls: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """To the address; the name is only what the certificate must be for. Raises ``OSError``."""
     server_hostname = target.host.rstrip(".") if tls else None
@@ -105,7 +107,7 @@ class Fetcher:
             url = urljoin(url, answer.location)
         raise refused(f"it was redirected more than {self.rules.max_redirects} times")
 
-    async def _hop(self, target: Target) -> bytes | Moved:
+    async def _hop(self, target: FetchTarget) -> bytes | Redirect:
         found = await self.resolve(target.host, target.port)
         reader, writer = await self._connect(check_addresses(found, self.rules.networks), target)
         try:
@@ -114,7 +116,7 @@ class Fetcher:
             writer.transport.abort()
 
     async def _connect(
-        self, addresses: Sequence[Address], target: Target
+        self, addresses: Sequence[Address], target: FetchTarget
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """To the first that answers. Raises ``OSError``."""
         tls = self.tls if target.scheme == "https" else None
@@ -123,8 +125,10 @@ class Fetcher:
                 return await self.connect(str(address), target, tls)
         return await self.connect(str(addresses[-1]), target, tls)
 
-    async def _ask(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | Moved:
-        connection = CrumblessConnection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+    async def _ask(
+        self, target: FetchTarget, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bytes | Redirect:
+        connection = ChunkLimitedConnection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         headers = [
             ("Host", target.host_header),
             ("User-Agent", f"voicewire/{VERSION}"),
@@ -160,11 +164,11 @@ class Fetcher:
         return event  # type: ignore[return-value]
 
 
-def _check_head(head: h11.Response, max_bytes: int) -> Moved | None:
+def _check_head(head: h11.Response, max_bytes: int) -> Redirect | None:
     headers = {name: value.decode("latin-1") for name, value in head.headers}
     if head.status_code in REDIRECTS:
         if location := headers.get(b"location"):
-            return Moved(location)
+            return Redirect(location)
         raise refused("it was redirected to nowhere")
     if head.status_code != 200:
         raise refused(f"the host answered with status {head.status_code}")

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.protocol.native import field_at_fault
 
 Parsed = TypeVar("Parsed")
@@ -18,7 +18,7 @@ class NamedVoice(msgspec.Struct):
     name: str | None = None
 
 
-class SpeechBody(msgspec.Struct, kw_only=True):
+class SpeechRequestBody(msgspec.Struct, kw_only=True):
     """Fields that are not listed are ignored, and ``null`` is as good as nothing."""
 
     input: str
@@ -76,25 +76,25 @@ class SpeechBody(msgspec.Struct, kw_only=True):
         return self.voice or self.speaker
 
 
-def parse_body(data: bytes) -> SpeechBody:
-    """Raises ``Refused``."""
-    return _parsed(lambda: msgspec.json.decode(data, type=SpeechBody))
+def parse_body(data: bytes) -> SpeechRequestBody:
+    """Raises ``RequestRefused``."""
+    return _parsed(lambda: msgspec.json.decode(data, type=SpeechRequestBody))
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Raises ``Refused``."""
+    """Raises ``RequestRefused``."""
     return _parsed(lambda: msgspec.json.decode(data, type=dict[str, Any]))
 
 
-def body_of(fields: dict[str, Any]) -> SpeechBody:
-    """Raises ``Refused``."""
-    return _parsed(lambda: msgspec.convert(fields, SpeechBody))
+def body_of(fields: dict[str, Any]) -> SpeechRequestBody:
+    """Raises ``RequestRefused``."""
+    return _parsed(lambda: msgspec.convert(fields, SpeechRequestBody))
 
 
 def _parsed(parse: Callable[[], Parsed]) -> Parsed:
     try:
         return parse()
     except msgspec.ValidationError as error:
-        raise Refused("invalid_event", str(error), field_at_fault(str(error))) from None
+        raise RequestRefused("invalid_event", str(error), field_at_fault(str(error))) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise Refused("malformed_json", f"the body is not JSON: {error}") from None
+        raise RequestRefused("malformed_json", f"the body is not JSON: {error}") from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from realtime.errors import Refused
-from realtime.speech_api.body import SpeechBody
+from realtime.errors import RequestRefused
+from realtime.speech_api.body import SpeechRequestBody
 from sessions.config import AudioFormat, Encoding
 
 FILE_RATE = 24_000
@@ -39,36 +39,38 @@ FILE_FORMATS = {
 """The header of a FLAC file tells its length, and many readers insist on it."""
 
 
-def file_format(body: SpeechBody, default: str) -> FileFormat:
-    """Return the format that the body names, or the default. Raises ``Refused``."""
+def file_format(body: SpeechRequestBody, default: str) -> FileFormat:
+    """Return the format that the body names, or the default. Raises ``RequestRefused``."""
     name = body.response_format or default
     if name not in FILE_FORMATS:
         known = ", ".join(FILE_FORMATS)
-        raise Refused(
+        raise RequestRefused(
             "unsupported_format", f"response_format must be one of {known}, is {name[:40]!r}", "response_format"
         )
     return FILE_FORMATS[name]
 
 
-def audio_format(body: SpeechBody, default: str) -> AudioFormat:
-    """Rate and bitrate are checked where the response begins. Raises ``Refused``."""
+def audio_format(body: SpeechRequestBody, default: str) -> AudioFormat:
+    """Rate and bitrate are checked where the response begins. Raises ``RequestRefused``."""
     chosen = file_format(body, default)
     sample_rate = FILE_RATE if body.sample_rate is None else body.sample_rate
     bitrate = chosen.default_bitrate if body.bitrate is None else body.bitrate
     return AudioFormat(encoding=chosen.encoding, sample_rate=sample_rate, bitrate=bitrate)
 
 
-def delivery(body: SpeechBody, default: str) -> Delivery:
-    """Raises ``Refused``."""
+def delivery(body: SpeechRequestBody, default: str) -> Delivery:
+    """Raises ``RequestRefused``."""
     asked, field = body.stream_format, "stream_format"
     if asked is None and body.stream:
         asked, field = "sse", "stream"
     if asked not in (None, "audio", "sse"):
-        raise Refused("unsupported_format", f"stream_format must be audio or sse, is {asked[:40]!r}", "stream_format")
+        raise RequestRefused(
+            "unsupported_format", f"stream_format must be audio or sse, is {asked[:40]!r}", "stream_format"
+        )
     can_stream = file_format(body, default).can_stream
     if asked is not None and not can_stream:
         name = body.response_format or default
-        raise Refused("unsupported_format", f"{name} cannot be streamed, it is sent as a whole", field)
+        raise RequestRefused("unsupported_format", f"{name} cannot be streamed, it is sent as a whole", field)
     if asked is None and (body.stream is False or not can_stream):
         return Delivery.WHOLE
     return Delivery.EVENTS if asked == "sse" else Delivery.STREAM

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from engine.api import InvalidRequest
-from realtime.auth import Caller
-from realtime.errors import Refused
+from realtime.auth import Principal
+from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
-from realtime.speech_api.body import SpeechBody
+from realtime.speech_api.body import SpeechRequestBody
 from realtime.speech_api.formats import Delivery, delivery, file_format
 from realtime.speech_api.instructions import supported_instructions
 from realtime.speech_api.settings import settings_of
-from realtime.speech_api.voice import Listener, check_reference, check_task, voice_of
+from realtime.speech_api.voice import ReferenceEncoder, check_reference, check_task, voice_of
 from sessions.checks import check_settings
 from sessions.config import SpeechSettings
 from sessions.errors import SessionError
@@ -26,7 +26,7 @@ PARAMS = {"instruct": "instructions", "text": "input"}
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SpeechJob:
     text: str
     settings: SpeechSettings
     delivery: Delivery
@@ -35,10 +35,12 @@ class Order:
     num_reference_frames: int = 0
 
 
-async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller, listener: Listener | None = None) -> Order:
+async def order_of(
+    body: SpeechRequestBody, server: SpeechServer, caller: Principal, listener: ReferenceEncoder | None = None
+) -> SpeechJob:
     """What can be told without listening to a recording is told first.
 
-    Raises ``Refused``, ``SessionError`` or ``InvalidRequest``.
+    Raises ``RequestRefused``, ``SessionError`` or ``InvalidRequest``.
     """
     _check_text(body, server)
     default_format = server.config.speech.response_format
@@ -53,10 +55,10 @@ async def order_of(body: SpeechBody, server: SpeechServer, caller: Caller, liste
     media_type = file_format(body, default_format).media_type
     _, instructions_warning = supported_instructions(body.instructions or "", server.engine.info)
     warning = "; ".join(filter(None, (voice.warning, instructions_warning))) or None
-    return Order(body.input, settings, how, media_type, warning, voice.num_reference_frames)
+    return SpeechJob(body.input, settings, how, media_type, warning, voice.num_reference_frames)
 
 
-def begin(order: Order, session: Session) -> Response:
+def begin(order: SpeechJob, session: Session) -> Response:
     """Raises what ``Session.create_response`` does."""
     with in_our_words():
         return session.create_response(settings=order.settings, text=order.text, text_closed=True)
@@ -72,10 +74,10 @@ def in_our_words() -> Iterator[None]:
         raise
 
 
-def _check_text(body: SpeechBody, server: SpeechServer) -> None:
+def _check_text(body: SpeechRequestBody, server: SpeechServer) -> None:
     limit = server.config.limits.max_speech_chars
     if not body.input.strip():
-        raise Refused("invalid_request", "input is empty", "input")
+        raise RequestRefused("invalid_request", "input is empty", "input")
     if len(body.input) > limit:
         found = f"input has {len(body.input)} characters"
-        raise Refused("request_too_long", f"{found}, max_speech_chars is {limit}", "input")
+        raise RequestRefused("request_too_long", f"{found}, max_speech_chars is {limit}", "input")

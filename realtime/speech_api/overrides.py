@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from realtime.auth import Caller
+from realtime.auth import Principal
 from realtime.server import SpeechServer
 from realtime.speech_api.body import body_of
 from realtime.speech_api.order import in_our_words
@@ -29,11 +29,11 @@ def merge_fields(former: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 
 
 async def override_settings(
-    base: SpeechSettings, fields: Mapping[str, Any], server: SpeechServer, caller: Caller
+    base: SpeechSettings, fields: Mapping[str, Any], server: SpeechServer, caller: Principal
 ) -> SpeechSettings:
     """``base`` with the fields' sampling, layout, chunks and cloned voice. Encodes a recording that they bring.
 
-    Raises ``Refused``, ``InvalidRequest`` or ``SessionError``.
+    Raises ``RequestRefused``, ``InvalidRequest`` or ``SessionError``.
     """
     body = body_of({"input": "", **fields})
     check_task(body, server.engine.info)

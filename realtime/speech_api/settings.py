@@ -10,7 +10,7 @@ import msgspec
 
 from engine.api import CHUNK_FRAMES, InvalidRequest, SamplingParams, TextLayout, UnknownLanguage
 from realtime.server import SpeechServer
-from realtime.speech_api.body import SpeechBody
+from realtime.speech_api.body import SpeechRequestBody
 from realtime.speech_api.formats import audio_format
 from realtime.speech_api.instructions import supported_instructions
 from realtime.speech_api.languages import known_language
@@ -24,8 +24,8 @@ OFFICIAL_NAMES = {
 }
 
 
-def settings_of(body: SpeechBody, server: SpeechServer) -> SpeechSettings:
-    """Raises ``Refused`` or ``InvalidRequest``; the ranges that sessions know are checked by them."""
+def settings_of(body: SpeechRequestBody, server: SpeechServer) -> SpeechSettings:
+    """Raises ``RequestRefused`` or ``InvalidRequest``; the ranges that sessions know are checked by them."""
     base = server.settings
     instructions, _ = supported_instructions(body.instructions or "", server.engine.info)
     return replace(
@@ -51,7 +51,7 @@ def _language(given: str, server: SpeechServer) -> str:
     return known
 
 
-def _layout(body: SpeechBody, base: TextLayout) -> TextLayout:
+def _layout(body: SpeechRequestBody, base: TextLayout) -> TextLayout:
     if body.text_layout is None:
         by_mode = {None: base, True: TextLayout.FULL, False: TextLayout.STREAMING}
         return by_mode[body.non_streaming_mode]
@@ -64,7 +64,7 @@ def _layout(body: SpeechBody, base: TextLayout) -> TextLayout:
         ) from None
 
 
-def _max_frames(body: SpeechBody) -> int | None:
+def _max_frames(body: SpeechRequestBody) -> int | None:
     if body.max_frames is not None or body.max_new_tokens is None:
         return body.max_frames
     if body.max_new_tokens < 2:
@@ -72,7 +72,7 @@ def _max_frames(body: SpeechBody) -> int | None:
     return body.max_new_tokens - 1
 
 
-def _chunk_frames(body: SpeechBody) -> tuple[int, ...]:
+def _chunk_frames(body: SpeechRequestBody) -> tuple[int, ...]:
     if body.chunk_frames is not None:
         return tuple(body.chunk_frames)
     first = body.initial_codec_chunk_frames
@@ -86,7 +86,7 @@ def _chunk_frames(body: SpeechBody) -> tuple[int, ...]:
     return tuple(frames for frames in CHUNK_FRAMES if frames >= first)
 
 
-def _sampling(body: SpeechBody, base: SamplingParams) -> SamplingParams:
+def _sampling(body: SpeechRequestBody, base: SamplingParams) -> SamplingParams:
     given: dict[str, Any] = {}
     for name in SamplingParams.__struct_fields__:
         value = getattr(body, name)

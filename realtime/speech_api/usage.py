@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sessions.events import ResponseDone
+from sessions.events import ResponseFinished
 
 
-def usage(done: ResponseDone, num_reference_frames: int) -> dict[str, Any]:
+def usage(done: ResponseFinished, num_reference_frames: int) -> dict[str, Any]:
     input_tokens = done.num_text_tokens + num_reference_frames
     return {
         "input_tokens": input_tokens,
@@ -17,7 +17,7 @@ def usage(done: ResponseDone, num_reference_frames: int) -> dict[str, Any]:
     }
 
 
-def usage_headers(done: ResponseDone, num_reference_frames: int) -> dict[str, str]:
+def usage_headers(done: ResponseFinished, num_reference_frames: int) -> dict[str, str]:
     told = usage(done, num_reference_frames)
     headers = {f"X-Voicewire-{name.replace('_', '-').title()}": str(told[name]) for name in COUNTS}
     return headers | {"X-Voicewire-Audio-Ms": str(round(done.audio_ms))}

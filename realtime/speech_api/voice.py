@@ -8,11 +8,11 @@ from typing import Protocol
 import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
-from realtime.auth import Caller
+from realtime.auth import Principal
 from realtime.cloning import check_transcript
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
-from realtime.speech_api.body import SpeechBody
+from realtime.speech_api.body import SpeechRequestBody
 from sessions.voices.naming import find_voice, is_built_in
 from sessions.voices.voice import StoredVoice
 
@@ -22,14 +22,14 @@ UNKNOWN_VOICE = "the voice asked for is unknown, the default one spoke"
 BYTES_PER_CODE = 2
 
 
-class Listener(Protocol):
+class ReferenceEncoder(Protocol):
     """Makes a voice of a reference."""
 
     async def from_reference(self, reference: str, transcript: str) -> ClonedVoice: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class SelectedVoice:
     name: str | None
     clone: ClonedVoice | None
     """Speaks in place of the name."""
@@ -38,18 +38,20 @@ class Voice:
     warning: str | None = None
 
 
-async def voice_of(body: SpeechBody, server: SpeechServer, caller: Caller, listener: Listener) -> Voice:
-    """Raises ``Refused`` or ``InvalidRequest``."""
+async def voice_of(
+    body: SpeechRequestBody, server: SpeechServer, caller: Principal, listener: ReferenceEncoder
+) -> SelectedVoice:
+    """Raises ``RequestRefused`` or ``InvalidRequest``."""
     name, warning = _voice_name(body, server, caller)
     is_ours = name is None or is_built_in(name, server.engine.info)
     stored = None if name is None or is_ours else find_voice(server.voices, caller.name, name)
     _check_in_context(body, stored)
     clone = await _clone(body, server, listener) or _by_embedding_alone(body, stored, server.engine.info)
     heard = clone or (None if stored is None else stored.clone)
-    return Voice(name, clone, _num_frames(heard), warning)
+    return SelectedVoice(name, clone, _num_frames(heard), warning)
 
 
-def check_task(body: SpeechBody, info: EngineInfo) -> None:
+def check_task(body: SpeechRequestBody, info: EngineInfo) -> None:
     """Raises ``InvalidRequest`` unless the model serves it."""
     if body.task_type is None:
         return
@@ -62,8 +64,8 @@ def check_task(body: SpeechBody, info: EngineInfo) -> None:
         raise InvalidRequest(f"task_type is {body.task_type}; {info.model} serves {info.task} alone", "task_type")
 
 
-def check_reference(body: SpeechBody, caller: Caller) -> None:
-    """Check what needs no decoding of the recording. Raises ``Refused`` or ``InvalidRequest``."""
+def check_reference(body: SpeechRequestBody, caller: Principal) -> None:
+    """Check what needs no decoding of the recording. Raises ``RequestRefused`` or ``InvalidRequest``."""
     _check_scope(body, caller)
     if body.ref_audio is not None and body.speaker_embedding is not None:
         raise InvalidRequest("a voice is made of ref_audio or of speaker_embedding, not of both", "speaker_embedding")
@@ -75,15 +77,17 @@ def check_reference(body: SpeechBody, caller: Caller) -> None:
         raise InvalidRequest(message, "ref_text")
 
 
-def _check_scope(body: SpeechBody, caller: Caller) -> None:
-    """Refuse a voice in the request of a token, which speaks with the voices of the server only. Raises ``Refused``."""
+def _check_scope(body: SpeechRequestBody, caller: Principal) -> None:
+    """Refuse a voice in the request of a token, which speaks with the voices of the server only. Raises
+    ``RequestRefused``.
+    """
     given = {"ref_audio": body.ref_audio, "speaker_embedding": body.speaker_embedding}
     field = next((name for name, value in given.items() if value is not None), None)
     if caller.by_token and field is not None:
-        raise Refused("insufficient_scope", f"{field} needs an API key; tokens do not clone voices", field)
+        raise RequestRefused("insufficient_scope", f"{field} needs an API key; tokens do not clone voices", field)
 
 
-async def _clone(body: SpeechBody, server: SpeechServer, listener: Listener) -> ClonedVoice | None:
+async def _clone(body: SpeechRequestBody, server: SpeechServer, listener: ReferenceEncoder) -> ClonedVoice | None:
     if body.speaker_embedding is not None:
         return server.cloning.from_embedding(body.speaker_embedding)
     if body.ref_audio is None:
@@ -92,7 +96,7 @@ async def _clone(body: SpeechBody, server: SpeechServer, listener: Listener) -> 
     return await listener.from_reference(body.ref_audio, transcript)
 
 
-def _by_embedding_alone(body: SpeechBody, stored: StoredVoice | None, info: EngineInfo) -> ClonedVoice | None:
+def _by_embedding_alone(body: SpeechRequestBody, stored: StoredVoice | None, info: EngineInfo) -> ClonedVoice | None:
     """Of a stored voice that could speak in context, where that is not wanted."""
     if stored is None or not body.x_vector_only_mode:
         return None
@@ -101,14 +105,14 @@ def _by_embedding_alone(body: SpeechBody, stored: StoredVoice | None, info: Engi
     return msgspec.structs.replace(stored.clone, codes=b"", num_codebooks=0, transcript="")
 
 
-def _check_in_context(body: SpeechBody, stored: StoredVoice | None) -> None:
+def _check_in_context(body: SpeechRequestBody, stored: StoredVoice | None) -> None:
     """Raises ``InvalidRequest`` for cloning in context by a stored voice that has no transcript."""
     if body.x_vector_only_mode is False and stored is not None and not stored.clone.transcript:
         found = f"voice {stored.manifest.name!r} was stored without what is said in its recording"
         raise InvalidRequest(f"{found}; x_vector_only_mode false needs that", "x_vector_only_mode")
 
 
-def _voice_name(body: SpeechBody, server: SpeechServer, caller: Caller) -> tuple[str | None, str | None]:
+def _voice_name(body: SpeechRequestBody, server: SpeechServer, caller: Principal) -> tuple[str | None, str | None]:
     """And a warning. OpenAI's clients insist on OpenAI's voices: an unknown one becomes ours."""
     name, info = body.voice_name, server.engine.info
     if body.ref_audio is not None or body.speaker_embedding is not None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from starlette.datastructures import QueryParams
 
 from engine.api import EngineInfo
-from realtime.auth import Caller
-from realtime.errors import Refused
+from realtime.auth import Principal
+from realtime.errors import RequestRefused
 from realtime.speech_api.languages import CODES, NAMES
 from sessions.voices.naming import voices_for
 from sessions.voices.store import VoiceStore
@@ -34,7 +34,7 @@ class ListedVoice:
         return text.lower() in f"{self.name}\n{self.description}".lower()
 
 
-def listed_voices(info: EngineInfo, store: VoiceStore, caller: Caller) -> list[ListedVoice]:
+def listed_voices(info: EngineInfo, store: VoiceStore, caller: Principal) -> list[ListedVoice]:
     """Those of the model, the caller's, then the shared ones. Reads files: call it in a worker thread."""
     built_in = [
         ListedVoice(voice.name, voice.description, iso_codes(voice.languages), is_built_in=True)
@@ -60,7 +60,7 @@ def iso_codes(languages: Sequence[str]) -> tuple[str, ...]:
 
 
 def whole_number(query: QueryParams, name: str, default: int, low: int, high: int) -> int:
-    """Raises ``Refused``, which names parameter, range and value."""
+    """Raises ``RequestRefused``, which names parameter, range and value."""
     given = query.get(name) or str(default)
     if not (given.isascii() and given.isdecimal() and len(given) < 10 and low <= int(given) <= high):
         raise _refused(name, f"a whole number from {low} to {high}", given)
@@ -68,7 +68,7 @@ def whole_number(query: QueryParams, name: str, default: int, low: int, high: in
 
 
 def one_of(query: QueryParams, name: str, known: Sequence[str]) -> str:
-    """The first one by default. Raises ``Refused``, which names parameter, values and value."""
+    """The first one by default. Raises ``RequestRefused``, which names parameter, values and value."""
     given = query.get(name) or known[0]
     if given not in known:
         raise _refused(name, f"one of {', '.join(known)}", given)
@@ -76,7 +76,7 @@ def one_of(query: QueryParams, name: str, known: Sequence[str]) -> str:
 
 
 def position(voices: Sequence[ListedVoice], query: QueryParams, name: str) -> int | None:
-    """The index of the voice that a cursor names, ``None`` without a cursor. Raises ``Refused``."""
+    """The index of the voice that a cursor names, ``None`` without a cursor. Raises ``RequestRefused``."""
     given = query.get(name)
     if not given:
         return None
@@ -86,5 +86,5 @@ def position(voices: Sequence[ListedVoice], query: QueryParams, name: str) -> in
     raise _refused(name, "a voice of the list", given)
 
 
-def _refused(name: str, allowed: str, given: str) -> Refused:
-    return Refused("invalid_request", f"{name} must be {allowed}, is {given[:MAX_SHOWN_CHARS]!r}", name)
+def _refused(name: str, allowed: str, given: str) -> RequestRefused:
+    return RequestRefused("invalid_request", f"{name} must be {allowed}, is {given[:MAX_SHOWN_CHARS]!r}", name)

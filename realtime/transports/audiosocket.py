@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from msgspec import structs
 
 from engine.api import EngineError
-from realtime.auth import Caller
-from realtime.calls.connection import PhoneConnection
-from realtime.calls.switchboard import Switchboard
+from realtime.auth import Principal
+from realtime.calls.connection import CallConnection
+from realtime.calls.switchboard import CallRegistry
 from realtime.config import ConfigError
-from realtime.errors import Refused, describe
-from realtime.protocol.phones.audiosocket import HEADER, AudioSocket
+from realtime.errors import RequestRefused, describe
+from realtime.protocol.phones.audiosocket import HEADER, AudioSocketDialect
 from realtime.server import SpeechServer
 from realtime.transports.link import WRITE_GRACE_S
 from realtime.transports.listener import listening_sockets, warn_of_strangers
@@ -28,8 +28,8 @@ CLOSE_TIMEOUT_S = 2.0
 """For what is not sent yet when a line is closed."""
 
 
-class TcpLink:
-    """Implements ``Link``; its messages are whole frames."""
+class AudioSocketTransport:
+    """Implements ``MessageTransport``; its messages are whole frames."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class TcpLink:
         return not (self._closed or self._writer.transport.is_closing())
 
 
-class AudioSocketPort:
+class AudioSocketServer:
     """Raises ``ConfigError``."""
 
-    def __init__(self, server: SpeechServer, switchboard: Switchboard, owner: Caller) -> None:
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry, owner: Principal) -> None:
         calls = server.config.calls
         if calls.audiosocket and not calls.audiosocket_port and server.config.listen.gateways > 1:
             raise ConfigError("calls.audiosocket_port = 0: several gateways share one port, which has to be named")
@@ -113,13 +113,15 @@ class AudioSocketPort:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         config = self._server.config
-        link = TcpLink(reader, writer, config.limits.reader_timeout_s + WRITE_GRACE_S, config.listen.close_timeout_s)
+        link = AudioSocketTransport(
+            reader, writer, config.limits.reader_timeout_s + WRITE_GRACE_S, config.listen.close_timeout_s
+        )
         try:
             self._server.check_room(self._owner)
-            connection = PhoneConnection(self._server, self._switchboard, AudioSocket(), self._owner, link)
-        except (Refused, SessionError, EngineError) as error:
+            connection = CallConnection(self._server, self._switchboard, AudioSocketDialect(), self._owner, link)
+        except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
-            log.info("refused a line", extra={"code": describe(error).code, "wire": AudioSocket.name})
+            log.info("refused a line", extra={"code": describe(error).code, "wire": AudioSocketDialect.name})
             writer.close()
             return
         try:

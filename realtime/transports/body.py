@@ -9,35 +9,35 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.transports.staying import client_left
 
 Head = tuple[str, dict[str, str]]
 """Media type and headers of the answer."""
 
 
-class BrokenOff(Exception):
+class ResponseAborted(Exception):
     """Speech broke off after the answer had begun; the connection is cut, so that the client can tell."""
 
 
 async def bounded_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """All of a request's. Raises ``Refused``, also when the client leaves before."""
+    """All of a request's. Raises ``RequestRefused``, also when the client leaves before."""
     body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
             async for piece in request.stream():
                 body += piece
                 if len(body) > max_bytes:
-                    raise Refused("message_too_big", f"the body is longer than max_message_bytes, {max_bytes}")
+                    raise RequestRefused("message_too_big", f"the body is longer than max_message_bytes, {max_bytes}")
     except ClientDisconnect:
         raise client_left() from None
     except TimeoutError:
-        raise Refused("body_timeout", "the body did not arrive in time") from None
+        raise RequestRefused("body_timeout", "the body did not arrive in time") from None
     return bytes(body)
 
 
-class HttpLink:
-    """Implements ``Link``; ``head`` is asked with the first piece of the answer."""
+class HttpTransport:
+    """Implements ``MessageTransport``; ``head`` is asked with the first piece of the answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, head: Callable[[], Head]) -> None:
         self._scope, self._raw_receive, self._raw_send = scope, receive, send
@@ -48,7 +48,7 @@ class HttpLink:
         self._ended = False
 
     async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
-        """Raises ``Refused``."""
+        """Raises ``RequestRefused``."""
         return await bounded_body(self._request, max_bytes, timeout_s)
 
     async def receive(self) -> None:
@@ -73,12 +73,12 @@ class HttpLink:
             await self._raw_send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def abort(self, answer: Response) -> None:
-        """Give this answer instead. Raises ``BrokenOff`` when another has begun."""
+        """Give this answer instead. Raises ``ResponseAborted`` when another has begun."""
         if self._ended:
             return
         self._ended = True
         if self._begun:
-            raise BrokenOff
+            raise ResponseAborted
         await answer(self._scope, self._raw_receive, self._raw_send)
 
     async def _begin(self) -> None:

@@ -15,18 +15,18 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from engine.api import EngineError
-from realtime.auth import Caller
+from realtime.auth import Principal
 from realtime.calls.faults import FAULTS, refused
-from realtime.calls.switchboard import Agent, Switchboard
-from realtime.errors import Refused, describe, rule_for
+from realtime.calls.switchboard import AgentSubscription, CallRegistry
+from realtime.errors import RequestRefused, describe, rule_for
 from realtime.protocol import calls as on
 from realtime.protocol.close import CloseCode
 from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.server import SpeechServer
 from realtime.transports.body import bounded_body
 from realtime.transports.http import refusal_response
-from realtime.transports.link import WRITE_GRACE_S, AsgiLink
-from realtime.transports.reading import Reader, check_size
+from realtime.transports.link import WRITE_GRACE_S, WebSocketTransport
+from realtime.transports.reading import MessageReader, check_size
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.call")
@@ -39,20 +39,20 @@ EVENT_STREAM = "text/event-stream"
 class AgentEndpoint:
     """The WebSocket of an agent: of all calls of its key, or of the one that the address names."""
 
-    def __init__(self, server: SpeechServer, switchboard: Switchboard) -> None:
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
         self._server, self._switchboard = server, switchboard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
         call_id = websocket.path_params.get("call_id")
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
-        link = AsgiLink(scope, receive, send, timeout_s)
+        link = WebSocketTransport(scope, receive, send, timeout_s)
         try:
             caller = self._server.gatekeeper.admit_holder(websocket)
             self._server.check_room(caller)
             listening = self._switchboard.listening(caller.name, call_id)
             agent = listening.__enter__()
-        except (Refused, SessionError, EngineError) as error:
+        except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
             await websocket.send_denial_response(refusal_response(error))
             return
@@ -67,7 +67,12 @@ class AgentEndpoint:
 
 class AgentConnection:
     def __init__(
-        self, server: SpeechServer, switchboard: Switchboard, caller: Caller, agent: Agent, link: AsgiLink
+        self,
+        server: SpeechServer,
+        switchboard: CallRegistry,
+        caller: Principal,
+        agent: AgentSubscription,
+        link: WebSocketTransport,
     ) -> None:
         self._server, self._switchboard, self._caller = server, switchboard, caller
         self._agent, self._link = agent, link
@@ -80,7 +85,7 @@ class AgentConnection:
         async with self._tasks:
             self._ending = False
             telling = self._tasks.create_task(self._tell(), name="voicewire agent")
-            reader = Reader(self._link)
+            reader = MessageReader(self._link)
             while (message := await reader.receive()) is not None:
                 await self._receive(message)
             self._ending = True
@@ -132,10 +137,10 @@ class AgentConnection:
             self.end("too_many_errors")
 
 
-class EventStream:
+class CallEventStream:
     """Counts as a connection of its key, and ends with its call."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: AgentSubscription) -> None:
         self._agent = agent
 
     def tick(self, now_s: float) -> None:
@@ -145,7 +150,7 @@ class EventStream:
         self._agent.events.put_nowait(None)
 
 
-class HoldingResponse(StreamingResponse):
+class LeasedStreamingResponse(StreamingResponse):
     """Holds what was entered for it, until it has been sent or nobody is there for it any more."""
 
     def __init__(self, events: AsyncIterator[str], held: ExitStack) -> None:
@@ -157,10 +162,10 @@ class HoldingResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-class CallsOverHttp:
+class CallHttpApi:
     """``GET`` which calls there are, ``POST`` a command, ``GET`` the events of a call."""
 
-    def __init__(self, server: SpeechServer, switchboard: Switchboard) -> None:
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
         self._server, self._switchboard = server, switchboard
 
     async def calls(self, request: Request) -> Response:
@@ -173,7 +178,7 @@ class CallsOverHttp:
         try:
             answer = await call.obey(on.parse_command(await self._body(request)))
         except ProtocolError as error:
-            raise Refused(error.code, str(error), error.param) from None
+            raise RequestRefused(error.code, str(error), error.param) from None
         return JSONResponse({} if answer is None else msgspec.to_builtins(answer), 202)
 
     async def events(self, request: Request) -> Response:
@@ -184,10 +189,10 @@ class CallsOverHttp:
         self._server.check_room(caller)
         with ExitStack() as entered:
             agent = entered.enter_context(self._switchboard.listening(caller.name, call_id))
-            entered.enter_context(self._server.connected(EventStream(agent), caller))
-            return HoldingResponse(self._stream(agent), entered.pop_all())
+            entered.enter_context(self._server.connected(CallEventStream(agent), caller))
+            return LeasedStreamingResponse(self._stream(agent), entered.pop_all())
 
-    async def _stream(self, agent: Agent) -> AsyncIterator[str]:
+    async def _stream(self, agent: AgentSubscription) -> AsyncIterator[str]:
         while True:
             try:
                 event = await asyncio.wait_for(agent.events.get(), KEEP_ALIVE_S)
@@ -198,17 +203,17 @@ class CallsOverHttp:
                 break
             yield f"data: {on.serialize(event)}\n\n"
         if agent.slow:
-            error = Refused("slow_reader", f"more events waited than max_events, {agent.max_events}")
+            error = RequestRefused("slow_reader", f"more events waited than max_events, {agent.max_events}")
             yield f"data: {on.serialize(refused(error, agent.call_id))}\n\n"
 
     async def _body(self, request: Request) -> bytes:
-        """Raises ``Refused``."""
+        """Raises ``RequestRefused``."""
         config = self._server.config
         return await bounded_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
 
 
-def call_routes(server: SpeechServer, switchboard: Switchboard) -> list[BaseRoute]:
-    over_http = CallsOverHttp(server, switchboard)
+def call_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:
+    over_http = CallHttpApi(server, switchboard)
     agent = AgentEndpoint(server, switchboard)
     return [
         WebSocketRoute(PATH, agent),

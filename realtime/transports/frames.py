@@ -18,7 +18,7 @@ LENGTH_BYTES = {126: 2, 127: 8}
 MASK_BYTES = 4
 
 
-class FrameCutter:
+class FrameSplitter:
     """Bytes in pieces of any length, masked frames out, whole and as they came. Once ``broken``, by one that is longer
     than ``max_bytes`` or not masked, what comes is given as it comes."""
 

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.websockets import WebSocket
 
 from engine.api import EngineError
-from realtime.errors import Refused, describe, http_status, rule_for
+from realtime.errors import RequestRefused, describe, http_status, rule_for
 from realtime.server import SpeechServer
 from sessions.errors import ErrorInfo, SessionError
 
@@ -94,8 +94,8 @@ async def refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         headers = error.headers or {}
         error = _refused_by_starlette(request, error)
-    elif not isinstance(error, Refused | SessionError | EngineError):
-        error = Refused("internal_error", "internal error")
+    elif not isinstance(error, RequestRefused | SessionError | EngineError):
+        error = RequestRefused("internal_error", "internal error")
     server_of(request).metrics.refused(describe(error).code)
     endpoint = request.scope.get("endpoint")
     answer = endpoint.refusal(describe(error)) if isinstance(endpoint, RefusesInOwnShape) else refusal_response(error)
@@ -103,12 +103,14 @@ async def refuse(request: Request, error: Exception) -> Response:
     return answer
 
 
-def _refused_by_starlette(request: Request, error: HTTPException) -> Refused:
+def _refused_by_starlette(request: Request, error: HTTPException) -> RequestRefused:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return Refused("method_not_allowed", f"this address does not take {request.method[:16]}")
-    return Refused("unknown_path", "no such address on this server")
+        return RequestRefused("method_not_allowed", f"this address does not take {request.method[:16]}")
+    return RequestRefused("unknown_path", "no such address on this server")
 
 
 async def refuse_socket(websocket: WebSocket) -> None:
     """The endpoint of every WebSocket address that does not exist."""
-    await websocket.send_denial_response(refusal_response(Refused("unknown_path", "no such address on this server")))
+    await websocket.send_denial_response(
+        refusal_response(RequestRefused("unknown_path", "no such address on this server"))
+    )

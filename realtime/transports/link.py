@@ -17,7 +17,7 @@ WRITE_GRACE_S = 2.0
 """A line is cut so long after the response that could not be written has ended."""
 
 
-class Link(Protocol):
+class MessageTransport(Protocol):
     async def receive(self) -> str | bytes | None:
         """The next message; ``None`` once the line is closed by either side."""
         ...
@@ -34,7 +34,7 @@ class Link(Protocol):
         ...
 
 
-class Line(TypedDict):
+class SocketControls(TypedDict):
     """What our own listener tells about a socket beyond ASGI."""
 
     writable: asyncio.Event
@@ -43,14 +43,14 @@ class Line(TypedDict):
     """Nothing may be sent any more."""
 
 
-class AsgiLink:
+class WebSocketTransport:
     """A WebSocket that was accepted. All writing of a connection goes through ``send``."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, write_timeout_s: float) -> None:
         self._receive = receive
         self._send = send
         self._write_timeout_s = write_timeout_s
-        self._line: Line | None = scope.get("extensions", {}).get(EXTENSION)
+        self._line: SocketControls | None = scope.get("extensions", {}).get(EXTENSION)
         self._closed = False
         self.close_code: int | None = None
         """With which the line was closed, once ``receive`` has said so."""

@@ -23,11 +23,11 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 from realtime.config import ConfigError, LimitSettings, ListenSettings
-from realtime.crumbs import CrumblessConnection
+from realtime.crumbs import ChunkLimitedConnection
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
-from realtime.transports.frames import FIN, OPCODE, WHOLE, FrameCutter, payload
-from realtime.transports.link import EXTENSION, WRITE_GRACE_S, Line
+from realtime.transports.frames import FIN, OPCODE, WHOLE, FrameSplitter, payload
+from realtime.transports.link import EXTENSION, WRITE_GRACE_S, SocketControls
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.listener")
@@ -50,7 +50,7 @@ HARD_LIMIT = 4
 """A message of so many times ``max_message_bytes`` is not even read to its end."""
 
 
-class ListenConfig(uvicorn.Config):
+class UvicornConfig(uvicorn.Config):
     """uvicorn's configuration, made from ours."""
 
     def __init__(self, app: Any, listen: ListenSettings, limits: LimitSettings) -> None:
@@ -62,7 +62,7 @@ class ListenConfig(uvicorn.Config):
         super().__init__(
             app,
             http=SpeechHttpProtocol,
-            ws=SpeechSocketProtocol,
+            ws=SpeechWebSocketProtocol,
             ws_max_size=HARD_LIMIT * limits.max_message_bytes,
             ws_ping_interval=listen.ping_interval_s,
             ws_ping_timeout=listen.ping_timeout_s,
@@ -92,7 +92,7 @@ class SpeechHttpProtocol(H11Protocol):
     """Closes a connection that does not come up with its first request, or the next one, and cuts one that takes
     nothing of an answer; so many may be open."""
 
-    config: ListenConfig
+    config: UvicornConfig
     app: ASGI3Application
     _deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
@@ -102,7 +102,7 @@ class SpeechHttpProtocol(H11Protocol):
         self.app = FencedApp(self.app, weakref.ref(self))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.conn = CrumblessConnection(h11.SERVER)
+        self.conn = ChunkLimitedConnection(h11.SERVER)
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self.config.listen.write_buffer_bytes)
         self.config.http_connections.add(self)
@@ -193,14 +193,14 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-class SpeechSocketProtocol(WebSocketsSansIOProtocol):
+class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
     """Tells the application when it can write, and lets no closed connection linger. Messages that are whole in a
     frame go past the general parser."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.close_timeout = cast(ListenConfig, self.config).listen.close_timeout_s
-        self._cutter: FrameCutter | None = None
+        self.close_timeout = cast(UvicornConfig, self.config).listen.close_timeout_s
+        self._cutter: FrameSplitter | None = None
         self._in_pieces = False
         """A message has begun whose last frame has not come."""
 
@@ -211,9 +211,9 @@ class SpeechSocketProtocol(WebSocketsSansIOProtocol):
             return
         shook_hands = self.handshake_initiated
         super().data_received(data)
-        config = cast(ListenConfig, self.config)
+        config = cast(UvicornConfig, self.config)
         if config.listen.own_frames and self.handshake_initiated and not (shook_hands or self.conn.reader.buffer):
-            self._cutter = FrameCutter(config.ws_max_size)
+            self._cutter = FrameSplitter(config.ws_max_size)
 
     def _take(self, frame: bytes, is_broken: bool) -> None:
         kind = WHOLE.get(frame[0])
@@ -232,7 +232,9 @@ class SpeechSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
-            line = Line(writable=self.writable, abort=self.transport.abort, ended=weak_method(self._has_ended))
+            line = SocketControls(
+                writable=self.writable, abort=self.transport.abort, ended=weak_method(self._has_ended)
+            )
             cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = line
 
     def handle_cont(self, event: Frame) -> None:
@@ -296,7 +298,7 @@ class DrainingServer(uvicorn.Server):
     acceptor: Acceptor
     """From startup on."""
 
-    def __init__(self, config: ListenConfig, speech: SpeechServer, listeners: Listeners) -> None:
+    def __init__(self, config: UvicornConfig, speech: SpeechServer, listeners: Listeners) -> None:
         super().__init__(config)
         self._speech = speech
         self._listeners = listeners
@@ -305,7 +307,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets=[])  # uvicorn's own servers count no handshakes
-        config = cast(ListenConfig, self.config)
+        config = cast(UvicornConfig, self.config)
         self.acceptor = Acceptor(
             self._create_protocol,
             config.listen.handshake_timeout_s,

@@ -37,7 +37,7 @@ HEADERS = {
 }
 
 
-class Page(StaticFiles):
+class PageFiles(StaticFiles):
     """The page is for anyone, as long as a server without keys keeps to its own machine."""
 
     def __init__(self, server: SpeechServer, folder: Path) -> None:
@@ -55,7 +55,7 @@ class Page(StaticFiles):
         return response
 
 
-class Rest(Mount):
+class FallbackMount(Mount):
     """Addresses that no route before it knows; one that knows an address by another method answers for it (405)."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -72,4 +72,4 @@ def page_folder(config: ServerConfig) -> Path | None:
 def page_routes(server: SpeechServer) -> list[BaseRoute]:
     """To come last."""
     folder = page_folder(server.config)
-    return [Rest("/", Page(server, folder))] if folder else []
+    return [FallbackMount("/", PageFiles(server, folder))] if folder else []

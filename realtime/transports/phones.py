@@ -12,17 +12,17 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from engine.api import EngineError
-from realtime.auth import Caller
-from realtime.calls.connection import PhoneConnection
-from realtime.calls.switchboard import Switchboard
+from realtime.auth import Principal
+from realtime.calls.connection import CallConnection
+from realtime.calls.switchboard import CallRegistry
 from realtime.config import CallSettings, ConfigError
-from realtime.errors import Refused, describe
-from realtime.protocol.phones.registry import PHONES, Phone
+from realtime.errors import RequestRefused, describe
+from realtime.protocol.phones.registry import PHONES, TelephonyRoute
 from realtime.protocol.phones.signature import is_signed
 from realtime.server import SpeechServer
 from realtime.tokens import TokenScope
 from realtime.transports.http import refusal_response
-from realtime.transports.link import WRITE_GRACE_S, AsgiLink
+from realtime.transports.link import WRITE_GRACE_S, WebSocketTransport
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.call")
@@ -31,10 +31,10 @@ SIGNATURE = "x-twilio-signature"
 SOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
-class PhoneEndpoint:
+class TelephonyEndpoint:
     """The ASGI application of one provider."""
 
-    def __init__(self, server: SpeechServer, switchboard: Switchboard, phone: Phone) -> None:
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry, phone: TelephonyRoute) -> None:
         self._server, self._switchboard, self._phone = server, switchboard, phone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,9 +44,9 @@ class PhoneEndpoint:
         try:
             caller = self._admit(websocket)
             self._server.check_room(caller)
-            link = AsgiLink(scope, receive, send, timeout_s)
-            connection = PhoneConnection(self._server, self._switchboard, dialect, caller, link)
-        except (Refused, SessionError, EngineError) as error:
+            link = WebSocketTransport(scope, receive, send, timeout_s)
+            connection = CallConnection(self._server, self._switchboard, dialect, caller, link)
+        except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
             log.info("refused a line", extra={"code": describe(error).code, "wire": dialect.name})
             await websocket.send_denial_response(refusal_response(error))
@@ -58,13 +58,13 @@ class PhoneEndpoint:
         finally:
             await connection.aclose()
 
-    def _admit(self, request: HTTPConnection) -> Caller:
-        """Raises ``Refused``."""
+    def _admit(self, request: HTTPConnection) -> Principal:
+        """Raises ``RequestRefused``."""
         calls = self._server.config.calls
         if not self._phone.signed or calls.twilio_auth_token is None:
             return self._server.gatekeeper.admit(request, TokenScope.CALLS)
         if not is_signed(calls.twilio_auth_token, called(request, calls), request.headers.get(SIGNATURE, "")):
-            raise Refused("unauthorized", "X-Twilio-Signature is missing or wrong for this address", SIGNATURE)
+            raise RequestRefused("unauthorized", "X-Twilio-Signature is missing or wrong for this address", SIGNATURE)
         return owner_of_lines(self._server)
 
 
@@ -92,7 +92,7 @@ def check_public_url(url: str | None) -> None:
         raise ConfigError(f"calls.public_url = {url!r}: must be an address such as https://voice.example.com")
 
 
-def owner_of_lines(server: SpeechServer) -> Caller:
+def owner_of_lines(server: SpeechServer) -> Principal:
     """Whose the lines are that show no key. Raises ``ConfigError``."""
     owner = server.gatekeeper.caller_named(server.config.calls.owner)
     if owner is None:
@@ -100,7 +100,7 @@ def owner_of_lines(server: SpeechServer) -> Caller:
     return owner
 
 
-def phone_routes(server: SpeechServer, switchboard: Switchboard) -> list[BaseRoute]:
+def phone_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:
     """Raises ``ConfigError``."""
     check_public_url(server.config.calls.public_url)
-    return [WebSocketRoute(phone.path, PhoneEndpoint(server, switchboard, phone)) for phone in PHONES]
+    return [WebSocketRoute(phone.path, TelephonyEndpoint(server, switchboard, phone)) for phone in PHONES]

@@ -14,16 +14,16 @@ M = TypeVar("M", bound=str | bytes)
 M_co = TypeVar("M_co", bound=str | bytes, covariant=True)
 
 
-class Source(Protocol[M_co]):
+class MessageSource(Protocol[M_co]):
     async def receive(self) -> M_co | None:
         """The next message; ``None`` once the line is closed by either side."""
         ...
 
 
-class Reader(Generic[M]):
+class MessageReader(Generic[M]):
     """Of one line. Whoever sends faster than is read holds up nobody else."""
 
-    def __init__(self, line: Source[M]) -> None:
+    def __init__(self, line: MessageSource[M]) -> None:
         self._line = line
         self._num_messages = 0
 

@@ -15,19 +15,19 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from engine.api import EngineError
-from realtime.auth import Caller
-from realtime.errors import Refused, describe, http_status, rule_for
+from realtime.auth import Principal
+from realtime.errors import RequestRefused, describe, http_status, rule_for
 from realtime.server import SpeechServer
-from realtime.speech_api.body import SpeechBody, parse_body
+from realtime.speech_api.body import SpeechRequestBody, parse_body
 from realtime.speech_api.formats import Delivery
-from realtime.speech_api.order import Order, begin, order_of
+from realtime.speech_api.order import SpeechJob, begin, order_of
 from realtime.speech_api.usage import usage, usage_headers
 from realtime.transports.http import server_of
 from realtime.transports.staying import ClientLeft, client_left, unless_it_leaves
 from sessions.audio.formats.encoders import stream_encoder
 from sessions.audio.formats.whole import whole_file
 from sessions.errors import ErrorInfo, LimitExceeded, SessionError
-from sessions.events import ResponseAudio, ResponseDone, ResponseStatus
+from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
 from sessions.response import Response as SpokenResponse
 from sessions.session import Session
@@ -46,7 +46,7 @@ EVENT_STREAM = "text/event-stream"
 UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class SpokenFile(StreamingResponse):
+class SpeechFileResponse(StreamingResponse):
     """A body that is spoken as it is sent; whatever ends it ends its session."""
 
     def __init__(self, session: Session, content: AsyncIterator[bytes], **kwargs: object) -> None:
@@ -61,12 +61,12 @@ class SpokenFile(StreamingResponse):
             self._session.detach()
 
 
-class SpeechFailed(Exception):
+class SpeechAborted(Exception):
     """Speech broke off after the answer had begun; the connection is cut, so that the client can tell."""
 
 
 async def speech(request: Request) -> Response:
-    """Raises ``Refused``, ``SessionError`` or ``EngineError`` as long as no audio was sent."""
+    """Raises ``RequestRefused``, ``SessionError`` or ``EngineError`` as long as no audio was sent."""
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
     body = await decode(parse_body, await read_body(request, server, caller))
@@ -74,25 +74,25 @@ async def speech(request: Request) -> Response:
     return await unless_it_leaves(request, _answered(body, server, caller))
 
 
-def check_place(server: SpeechServer, caller: Caller) -> None:
-    """Before any work. Raises ``Refused`` or ``LimitExceeded``."""
+def check_place(server: SpeechServer, caller: Principal) -> None:
+    """Before any work. Raises ``RequestRefused`` or ``LimitExceeded``."""
     server.may_speak()
     server.check_key(caller)
 
 
-async def _answered(body: SpeechBody, server: SpeechServer, caller: Caller) -> Response:
+async def _answered(body: SpeechRequestBody, server: SpeechServer, caller: Principal) -> Response:
     """As soon as there is sound; until then whatever goes wrong ends the session."""
     order = await order_of(body, server, caller)
     session = server.open_session(caller)
     try:
-        room = AnswerRoom(server.config.limits.max_answer_bytes)
+        room = ByteBudget(server.config.limits.max_answer_bytes)
         return await _answer(order, session, room, server.metrics)
     except BaseException:
         session.detach()
         raise
 
 
-async def _answer(order: Order, session: Session, room: AnswerRoom, metrics: Metrics) -> Response:
+async def _answer(order: SpeechJob, session: Session, room: ByteBudget, metrics: Metrics) -> Response:
     headers = {VOICE_WARNING: order.warning} if order.warning else {}
     if order.delivery is Delivery.WHOLE:
         data, done = await speak_whole(order, session, room, metrics)
@@ -104,11 +104,13 @@ async def _answer(order: Order, session: Session, room: AnswerRoom, metrics: Met
     content = _events(response, order) if is_events else _stream(response)
     first = await anext(content)
     if is_events:
-        return SpokenFile(session, _joined(first, content), media_type=EVENT_STREAM, headers=headers | UNBUFFERED)
-    return SpokenFile(session, _joined(first, content), media_type=order.media_type, headers=headers)
+        return SpeechFileResponse(
+            session, _joined(first, content), media_type=EVENT_STREAM, headers=headers | UNBUFFERED
+        )
+    return SpeechFileResponse(session, _joined(first, content), media_type=order.media_type, headers=headers)
 
 
-class AnswerRoom:
+class ByteBudget:
     """Bytes of audio that an answer may hold before it is sent; all files of one answer share it."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -125,7 +127,9 @@ class AnswerRoom:
         self._num_bytes -= num_bytes
 
 
-async def speak_whole(order: Order, session: Session, room: AnswerRoom, metrics: Metrics) -> tuple[bytes, ResponseDone]:
+async def speak_whole(
+    order: SpeechJob, session: Session, room: ByteBudget, metrics: Metrics
+) -> tuple[bytes, ResponseFinished]:
     """The file, and how it ended. Speech that ran away is made once more with another seed, unless the request has one.
 
     What was made first is the answer if the second attempt fails. Raises what ``whole`` does.
@@ -136,15 +140,15 @@ async def speak_whole(order: Order, session: Session, room: AnswerRoom, metrics:
     metrics.inc("runaways_retried_total")
     try:
         second = await whole(begin(order, session), room)
-    except (Refused, SessionError, EngineError) as error:
+    except (RequestRefused, SessionError, EngineError) as error:
         log.info("a second attempt failed", extra={"code": describe(error).code})
         return data, done
     room.give_back(len(data))
     return second
 
 
-async def whole(response: SpokenResponse, room: AnswerRoom) -> tuple[bytes, ResponseDone]:
-    """The file, and how it ended. Raises ``Refused`` or ``LimitExceeded``; then nothing more is spoken."""
+async def whole(response: SpokenResponse, room: ByteBudget) -> tuple[bytes, ResponseFinished]:
+    """The file, and how it ended. Raises ``RequestRefused`` or ``LimitExceeded``; then nothing more is spoken."""
     pieces: list[bytes] = []
     try:
         async for event in response:
@@ -152,7 +156,7 @@ async def whole(response: SpokenResponse, room: AnswerRoom) -> tuple[bytes, Resp
                 case ResponseAudio():
                     room.take(sum(map(len, event.packets)))
                     pieces += event.packets
-                case ResponseDone():
+                case ResponseFinished():
                     _require_success(event)
                     data = b"".join(pieces) or stream_encoder(response.format).finish()
                     return whole_file(data, response.format, event.audio_samples), event
@@ -163,8 +167,8 @@ async def whole(response: SpokenResponse, room: AnswerRoom) -> tuple[bytes, Resp
     raise AssertionError("a response without an end")
 
 
-async def read_body(request: Request, server: SpeechServer, caller: Caller) -> bytes:
-    """Beyond ``max_message_bytes`` only what may hold a recording, and so many at once. Raises ``Refused``.
+async def read_body(request: Request, server: SpeechServer, caller: Principal) -> bytes:
+    """Beyond ``max_message_bytes`` only what may hold a recording, and so many at once. Raises ``RequestRefused``.
 
     A token brings no recording.
     """
@@ -186,52 +190,54 @@ async def read_body(request: Request, server: SpeechServer, caller: Caller) -> b
                         raise _too_big(limits.max_message_bytes, room, caller)
                     if len(body) > limits.max_message_bytes and num_values > max_values:
                         message = f"a body longer than max_message_bytes has at most {max_values} values"
-                        raise Refused("message_too_big", message)
+                        raise RequestRefused("message_too_big", message)
         except ClientDisconnect:
             raise client_left() from None
         except TimeoutError:
-            raise Refused("body_timeout", "the body did not arrive in time") from None
+            raise RequestRefused("body_timeout", "the body did not arrive in time") from None
     return bytes(body)
 
 
 async def decode(parse: Callable[[bytes], Parsed], body: bytes) -> Parsed:
-    """Parse a body, a large one in a thread. Raises ``Refused``."""
+    """Parse a body, a large one in a thread. Raises ``RequestRefused``."""
     return parse(body) if len(body) <= MAX_INLINE_BYTES else await asyncio.to_thread(parse, body)
 
 
-def _too_big(max_message_bytes: int, room: int, caller: Caller) -> Refused:
+def _too_big(max_message_bytes: int, room: int, caller: Principal) -> RequestRefused:
     message = f"the body is longer than max_message_bytes, {max_message_bytes}"
     if room:
         message += " beside a recording"
     elif caller.by_token:
         message += "; ref_audio needs an API key"
-    return Refused("message_too_big", message)
+    return RequestRefused("message_too_big", message)
 
 
 async def _stream(response: SpokenResponse) -> AsyncIterator[bytes]:
-    """The first piece comes with the first audio. Raises ``Refused`` before it and ``SpeechFailed`` after it."""
+    """The first piece comes with the first audio. Raises ``RequestRefused`` before it and
+    ``SpeechAborted`` after it.
+    """
     begun = False
     async for event in response:
         match event:
             case ResponseAudio():
                 yield b"".join(event.packets)
                 begun = True
-            case ResponseDone():
+            case ResponseFinished():
                 if begun and event.status is not ResponseStatus.COMPLETED:
-                    raise SpeechFailed(_error_of(event).code)
+                    raise SpeechAborted(_error_of(event).code)
                 _require_success(event)
                 yield b"" if begun else stream_encoder(response.format).finish()
 
 
-async def _events(response: SpokenResponse, order: Order) -> AsyncIterator[bytes]:
-    """Raises ``Refused`` before the first audio; later an error is an event."""
+async def _events(response: SpokenResponse, order: SpeechJob) -> AsyncIterator[bytes]:
+    """Raises ``RequestRefused`` before the first audio; later an error is an event."""
     begun = False
     async for event in response:
         match event:
             case ResponseAudio():
                 yield _audio_event(b"".join(event.packets))
                 begun = True
-            case ResponseDone():
+            case ResponseFinished():
                 if begun and event.status is not ResponseStatus.COMPLETED:
                     yield _event("speech.audio.error", error=_error_body(_error_of(event)))
                     return
@@ -259,11 +265,11 @@ async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
         yield piece
 
 
-def _error_of(done: ResponseDone) -> ErrorInfo:
+def _error_of(done: ResponseFinished) -> ErrorInfo:
     return done.error or ErrorInfo("session_closed", "the speech was cancelled")
 
 
-def _require_success(done: ResponseDone) -> None:
+def _require_success(done: ResponseFinished) -> None:
     if done.status is not ResponseStatus.COMPLETED:
         error = _error_of(done)
-        raise Refused(error.code, error.message, error.param, error.retry_after_ms)
+        raise RequestRefused(error.code, error.message, error.param, error.retry_after_ms)

@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from engine.api import ClonedVoice, EngineError, InvalidRequest
-from realtime.auth import Caller
-from realtime.errors import Refused, describe, rule_for
+from realtime.auth import Principal
+from realtime.errors import RequestRefused, describe, rule_for
 from realtime.server import SpeechServer
 from realtime.speech_api.body import body_of, parse_object
 from realtime.speech_api.order import order_of
 from realtime.speech_api.usage import usage
-from realtime.speech_api.voice import Listener
+from realtime.speech_api.voice import ReferenceEncoder
 from realtime.transports.http import server_of
-from realtime.transports.speech import AnswerRoom, check_place, decode, read_body, speak_whole
+from realtime.transports.speech import ByteBudget, check_place, decode, read_body, speak_whole
 from realtime.transports.staying import unless_it_leaves
 from sessions.errors import SessionError
 from sessions.session import Session
@@ -35,10 +35,10 @@ OF_STREAMS = ("stream", "stream_format")
 """A batch is sent as a whole; these are passed over."""
 
 
-class HeardOnce:
+class SharedReferenceEncoder:
     """Items that name the same recording share what was made of it, be it a voice or an error."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: ReferenceEncoder) -> None:
         self._listener = listener
         self._made: dict[tuple[str, str], ClonedVoice | InvalidRequest] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -58,17 +58,17 @@ class HeardOnce:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SpeechBatch:
     server: SpeechServer
-    caller: Caller
+    caller: Principal
     session: Session
-    listener: HeardOnce
-    room: AnswerRoom
+    listener: SharedReferenceEncoder
+    room: ByteBudget
     at_once: asyncio.Semaphore
 
 
 async def speech_batch(request: Request) -> Response:
-    """Raises ``Refused`` or ``LimitExceeded`` for what is wrong with all of it."""
+    """Raises ``RequestRefused`` or ``LimitExceeded`` for what is wrong with all of it."""
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
     items = _items(await decode(parse_object, await read_body(request, server, caller)))
@@ -77,11 +77,11 @@ async def speech_batch(request: Request) -> Response:
     return StreamingResponse(_told(results), media_type="application/json")
 
 
-async def _all_spoken(items: list[dict[str, Any]], server: SpeechServer, caller: Caller) -> list[dict[str, Any]]:
+async def _all_spoken(items: list[dict[str, Any]], server: SpeechServer, caller: Principal) -> list[dict[str, Any]]:
     limits, session = server.config.limits, server.open_session(caller)
     at_once = asyncio.Semaphore(limits.max_active_responses_per_session)
-    room = AnswerRoom(limits.max_answer_bytes)
-    batch = Batch(server, caller, session, HeardOnce(server.cloning), room, at_once)
+    room = ByteBudget(limits.max_answer_bytes)
+    batch = SpeechBatch(server, caller, session, SharedReferenceEncoder(server.cloning), room, at_once)
     try:
         async with asyncio.TaskGroup() as tasks:
             spoken = [tasks.create_task(_speak(index, item, batch)) for index, item in enumerate(items)]
@@ -91,23 +91,23 @@ async def _all_spoken(items: list[dict[str, Any]], server: SpeechServer, caller:
 
 
 def _items(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each with the batch's own fields as its defaults. Raises ``Refused``."""
+    """Each with the batch's own fields as its defaults. Raises ``RequestRefused``."""
     items = body.pop("items", None)
     if not isinstance(items, list) or not 1 <= len(items) <= MAX_ITEMS:
         found = f"{len(items)}" if isinstance(items, list) else "none"
-        raise Refused("invalid_request", f"items must be a list of 1 to {MAX_ITEMS}, holds {found}", "items")
+        raise RequestRefused("invalid_request", f"items must be a list of 1 to {MAX_ITEMS}, holds {found}", "items")
     return [body | item if isinstance(item, dict) else {"input": None} for item in items]
 
 
-async def _speak(index: int, item: dict[str, Any], batch: Batch) -> dict[str, Any]:
+async def _speak(index: int, item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
     async with batch.at_once:
         try:
             return {"index": index, "status": "success"} | await _spoken(item, batch)
-        except (Refused, SessionError, EngineError) as error:
+        except (RequestRefused, SessionError, EngineError) as error:
             return {"index": index, "status": "error"} | _error(error)
 
 
-async def _spoken(item: dict[str, Any], batch: Batch) -> dict[str, Any]:
+async def _spoken(item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
     fields = {name: value for name, value in item.items() if name not in OF_STREAMS}
     order = await order_of(body_of(fields), batch.server, batch.caller, batch.listener)
     data, done = await speak_whole(order, batch.session, batch.room, batch.server.metrics)

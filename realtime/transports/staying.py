@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 
 Result = TypeVar("Result")
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 async def unless_it_leaves(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """What the work gives, once the body of the request has been read.
 
-    Raises ``Refused`` when the client leaves first; by then the work has ended and given back what it held.
+    Raises ``RequestRefused`` when the client leaves first; by then the work has ended and given back what it held.
     """
     working = asyncio.create_task(work, name="voicewire http work")
     leaving = asyncio.create_task(_until_it_leaves(request), name="voicewire http client")
@@ -32,7 +32,7 @@ async def unless_it_leaves(request: Request, work: Coroutine[Any, Any, Result]) 
         del working, leaving  # the error that a task holds would hold the task
 
 
-class ClientLeft(Refused):
+class ClientLeft(RequestRefused):
     """The client closed the connection before its answer was complete."""
 
 

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 
 from msgspec import structs
 
-from realtime.auth import LOCAL, Caller
+from realtime.auth import LOCAL, Principal
 from realtime.config import ConfigError
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
-from realtime.transports.audiosocket import WRITE_BUFFER_BYTES, TcpLink
+from realtime.transports.audiosocket import WRITE_BUFFER_BYTES, AudioSocketTransport
 from realtime.transports.link import WRITE_GRACE_S
 from realtime.transports.listener import listening_sockets, warn_of_strangers
 
@@ -24,7 +24,7 @@ READ_BYTES = 65_536
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class StreamLink(TcpLink):
+class TcpStreamTransport(AudioSocketTransport):
     """Messages are whatever has come, so much at most."""
 
     max_bytes = READ_BYTES
@@ -40,11 +40,11 @@ class StreamLink(TcpLink):
         return piece or None
 
 
-def stream_link(server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> StreamLink:
+def stream_link(server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> TcpStreamTransport:
     config = server.config
     writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
     timeout_s = config.limits.reader_timeout_s + WRITE_GRACE_S
-    link = StreamLink(reader, writer, timeout_s, config.listen.close_timeout_s)
+    link = TcpStreamTransport(reader, writer, timeout_s, config.listen.close_timeout_s)
     link.max_bytes = min(READ_BYTES, config.limits.max_message_bytes)
     return link
 
@@ -92,7 +92,7 @@ async def until_closed(server: SpeechServer, writer: asyncio.StreamWriter) -> No
         writer.transport.abort()
 
 
-def owner_named(server: SpeechServer, setting: str, name: str | None) -> Caller:
+def owner_named(server: SpeechServer, setting: str, name: str | None) -> Principal:
     """Whose work it is that shows no key. Raises ``ConfigError``."""
     owner = server.gatekeeper.caller_named(name) if server.gatekeeper.has_keys or name is not None else LOCAL
     if owner is None:

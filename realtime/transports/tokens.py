@@ -10,43 +10,45 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.protocol.native import field_at_fault
 from realtime.tokens import TokenScope
 from realtime.transports.body import bounded_body
 from realtime.transports.http import server_of
 
 
-class Minted(NamedTuple):
+class IssuedToken(NamedTuple):
     token: str
     expires_s: int
     """Unix time."""
     ttl_s: int
 
 
-class Mint(NamedTuple):
+class TokenRoute(NamedTuple):
     """One address where tokens are to be had."""
 
     path: str
     ttl_field: str | None
     """Where the body may say it; a dot leads into an object."""
     default_ttl_s: int
-    answer: Callable[[Minted], dict[str, Any]]
+    answer: Callable[[IssuedToken], dict[str, Any]]
     scopes_field: str | None = None
     """Where the body may list scopes; without it a token speaks, and does nothing else."""
 
 
 MINTS = (
-    Mint("/v1/tokens", "ttl_s", 60, lambda minted: {"token": minted.token, "expires_at": minted.expires_s}, "scopes"),
-    Mint("/v1/single-use-token/{kind}", None, 900, lambda minted: {"token": minted.token}),
-    Mint("/access-token", "expires_in", 60, lambda minted: {"token": minted.token}),
-    Mint(
+    TokenRoute(
+        "/v1/tokens", "ttl_s", 60, lambda minted: {"token": minted.token, "expires_at": minted.expires_s}, "scopes"
+    ),
+    TokenRoute("/v1/single-use-token/{kind}", None, 900, lambda minted: {"token": minted.token}),
+    TokenRoute("/access-token", "expires_in", 60, lambda minted: {"token": minted.token}),
+    TokenRoute(
         "/v1/auth/grant",
         "ttl_seconds",
         30,
         lambda minted: {"access_token": minted.token, "expires_in": minted.ttl_s},
     ),
-    Mint(
+    TokenRoute(
         "/v1/realtime/client_secrets",
         "expires_after.seconds",
         600,
@@ -56,19 +58,19 @@ MINTS = (
 """Ours, ElevenLabs', Cartesia's, Deepgram's and OpenAI's."""
 
 
-class MintEndpoint:
-    def __init__(self, mint: Mint) -> None:
+class TokenEndpoint:
+    def __init__(self, mint: TokenRoute) -> None:
         self._mint = mint
 
     async def __call__(self, request: Request) -> Response:
-        """Raises ``Refused``."""
+        """Raises ``RequestRefused``."""
         server = server_of(request)
         caller = server.gatekeeper.admit_holder(request)
         longest_s = server.config.wires.token_ttl_s
         body = await read_object(request)
         ttl_s, scopes = self._ttl_s(body, longest_s), self._scopes(body)
         token, expires_s = server.gatekeeper.mint(caller, ttl_s, scopes)
-        answer = self._mint.answer(Minted(token, expires_s, ttl_s))
+        answer = self._mint.answer(IssuedToken(token, expires_s, ttl_s))
         return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 
     def _ttl_s(self, body: Mapping[str, Any], longest_s: int) -> int:
@@ -77,7 +79,7 @@ class MintEndpoint:
         if asked is None:
             return min(self._mint.default_ttl_s, longest_s)
         if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= longest_s:
-            raise Refused("invalid_request", f"{name} must be 1 to {longest_s} (wires.token_ttl_s)", name)
+            raise RequestRefused("invalid_request", f"{name} must be 1 to {longest_s} (wires.token_ttl_s)", name)
         return asked
 
     def _scopes(self, body: Mapping[str, Any]) -> frozenset[TokenScope]:
@@ -85,7 +87,7 @@ class MintEndpoint:
             return frozenset({TokenScope.SPEECH})
         known = [scope.value for scope in TokenScope]
         if not isinstance(asked, list) or not asked or any(one not in known for one in asked):
-            raise Refused("invalid_request", f"scopes must be a list of {' or '.join(known)}", "scopes")
+            raise RequestRefused("invalid_request", f"scopes must be a list of {' or '.join(known)}", "scopes")
         return frozenset(map(TokenScope, asked))
 
 
@@ -96,16 +98,16 @@ def _found(body: Any, name: str) -> Any:
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The body, a JSON object or nothing. Raises ``Refused``."""
+    """The body, a JSON object or nothing. Raises ``RequestRefused``."""
     config = server_of(request).config
     body = await bounded_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
     try:
         return msgspec.json.decode(body or b"{}", type=dict[str, Any])
     except msgspec.ValidationError as error:
-        raise Refused("invalid_event", str(error), field_at_fault(str(error))) from None
+        raise RequestRefused("invalid_event", str(error), field_at_fault(str(error))) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise Refused("malformed_json", f"the body is not JSON: {error}") from None
+        raise RequestRefused("malformed_json", f"the body is not JSON: {error}") from None
 
 
 def token_routes() -> list[BaseRoute]:
-    return [Route(mint.path, MintEndpoint(mint).__call__, methods=["POST"]) for mint in MINTS]
+    return [Route(mint.path, TokenEndpoint(mint).__call__, methods=["POST"]) for mint in MINTS]

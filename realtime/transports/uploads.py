@@ -11,7 +11,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.transports.staying import client_left
 
 MAX_FIELDS = 16
@@ -20,7 +20,7 @@ MAX_FIELD_BYTES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class UploadForm:
     fields: dict[str, str]
     files: dict[str, bytes]
 
@@ -32,12 +32,12 @@ class Form:
         return next((self.files[name] for name in names if name in self.files), None)
 
 
-async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> Form:
-    """Raises ``Refused``, at once where a header tells that it must."""
+async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> UploadForm:
+    """Raises ``RequestRefused``, at once where a header tells that it must."""
     limit = max_file_bytes + MAX_FIELD_BYTES
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or b"boundary" not in options:
-        raise Refused("invalid_request", "the body must be multipart/form-data, with its boundary in the header")
+        raise RequestRefused("invalid_request", "the body must be multipart/form-data, with its boundary in the header")
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limit:
         raise _too_big(max_file_bytes)
@@ -50,9 +50,9 @@ async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> 
     except ClientDisconnect:
         raise client_left() from None
     except TimeoutError:
-        raise Refused("body_timeout", "the body did not arrive in time") from None
+        raise RequestRefused("body_timeout", "the body did not arrive in time") from None
     except (MultiPartException, UnicodeError) as error:
-        raise Refused("invalid_request", f"the form cannot be read: {_why(error)}") from None
+        raise RequestRefused("invalid_request", f"the form cannot be read: {_why(error)}") from None
 
 
 async def _limited(request: Request, limit: int, max_file_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -64,9 +64,9 @@ async def _limited(request: Request, limit: int, max_file_bytes: int) -> AsyncGe
         yield piece
 
 
-async def _taken(form: FormData, max_file_bytes: int) -> Form:
+async def _taken(form: FormData, max_file_bytes: int) -> UploadForm:
     """What the form holds, its temporary files closed."""
-    taken = Form({}, {})
+    taken = UploadForm({}, {})
     try:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
@@ -80,8 +80,10 @@ async def _taken(form: FormData, max_file_bytes: int) -> Form:
     return taken
 
 
-def _too_big(max_file_bytes: int) -> Refused:
-    return Refused("message_too_big", f"a recording has at most max_upload_bytes, {max_file_bytes}", "audio_sample")
+def _too_big(max_file_bytes: int) -> RequestRefused:
+    return RequestRefused(
+        "message_too_big", f"a recording has at most max_upload_bytes, {max_file_bytes}", "audio_sample"
+    )
 
 
 def _why(error: Exception) -> str:

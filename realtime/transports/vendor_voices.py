@@ -50,7 +50,7 @@ async def _voices(request: Request) -> list[ListedVoice]:
 
 
 def elevenlabs_page(voices: list[ListedVoice], query: QueryParams, model: str) -> dict[str, Any]:
-    """Filters by what voices here do not have (gender, age, accent) are passed over. Raises ``Refused``."""
+    """Filters by what voices here do not have (gender, age, accent) are passed over. Raises ``RequestRefused``."""
     size = whole_number(query, "page_size", DEFAULT_PAGE, 1, MAX_PAGE)
     wanted, category, text = query.getlist("voice_ids"), query.get("category"), query.get("search") or ""
     found = [
@@ -97,7 +97,7 @@ def _category(voice: ListedVoice) -> str:
 
 
 def cartesia_page(voices: list[ListedVoice], query: QueryParams) -> dict[str, Any]:
-    """In the shape of ``Cartesia-Version`` 2025 and later. Raises ``Refused``."""
+    """In the shape of ``Cartesia-Version`` 2025 and later. Raises ``RequestRefused``."""
     limit, owner = whole_number(query, "limit", DEFAULT_PAGE, 1, MAX_PAGE), query.get("is_owner")
     text = query.get("q") or ""
     found = [

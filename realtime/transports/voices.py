@@ -16,15 +16,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest, VoiceInfo
-from realtime.auth import Caller
+from realtime.auth import Principal
 from realtime.cloning import check_transcript
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
 from realtime.transports.http import server_of
 from realtime.transports.staying import unless_it_leaves
-from realtime.transports.uploads import Form, read_form
+from realtime.transports.uploads import UploadForm, read_form
 from sessions.voices.naming import find_voice, is_built_in, looks_built_in, voices_for
-from sessions.voices.voice import SHARED, Manifest, StoredVoice, check_manifest
+from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
 
 log = logging.getLogger("voicewire.voices")
 
@@ -77,7 +77,7 @@ async def add_voice(request: Request) -> Response:
         await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone))
     except OSError:
         log.exception("a voice could not be stored")
-        raise Refused("internal_error", "the voice could not be stored") from None
+        raise RequestRefused("internal_error", "the voice could not be stored") from None
     return JSONResponse({"success": True, "voice": _told(manifest, caller)})
 
 
@@ -85,19 +85,19 @@ async def delete_voice(request: Request) -> Response:
     server = server_of(request)
     caller, name = server.gatekeeper.admit_holder(request), request.path_params["name"]
     if is_built_in(name, server.engine.info):
-        raise Refused("voice_protected", f"voice {name!r} belongs to the model", "name")
+        raise RequestRefused("voice_protected", f"voice {name!r} belongs to the model", "name")
     if not await asyncio.to_thread(server.voices.remove, caller.name, name):
         if await asyncio.to_thread(server.voices.find, SHARED, name):
-            raise Refused("voice_protected", f"voice {name!r} belongs to the operator", "name")
+            raise RequestRefused("voice_protected", f"voice {name!r} belongs to the operator", "name")
         raise _not_found(name)
     return JSONResponse({"success": True, "message": f"voice {name!r} was deleted"})
 
 
-async def _stored(server: SpeechServer, caller: Caller) -> list[Manifest]:
+async def _stored(server: SpeechServer, caller: Principal) -> list[VoiceManifest]:
     return await asyncio.to_thread(voices_for, server.voices, caller.name)
 
 
-def _manifest(form: Form, caller: Caller, info: EngineInfo) -> Manifest:
+def _manifest(form: UploadForm, caller: Principal, info: EngineInfo) -> VoiceManifest:
     """Raises ``InvalidRequest`` for whatever can be seen without listening."""
     has_audio, has_embedding = form.file(*AUDIO_FIELDS) is not None, bool(form.text(EMBEDDING_FIELD))
     if has_audio == has_embedding:
@@ -105,7 +105,7 @@ def _manifest(form: Form, caller: Caller, info: EngineInfo) -> Manifest:
         raise InvalidRequest(f"a voice is made of audio_sample or of speaker_embedding; {given}", "audio_sample")
     transcript = form.text("ref_text", "transcript") if has_audio else ""
     check_transcript(transcript)
-    manifest = Manifest(
+    manifest = VoiceManifest(
         name=form.text("name"),
         owner=caller.name,
         model=info.model,
@@ -119,15 +119,15 @@ def _manifest(form: Form, caller: Caller, info: EngineInfo) -> Manifest:
     return manifest
 
 
-def _check_free(server: SpeechServer, manifest: Manifest) -> None:
+def _check_free(server: SpeechServer, manifest: VoiceManifest) -> None:
     """Before any work; the store looks again when it writes."""
     if looks_built_in(manifest.name, server.engine.info):
-        raise Refused("voice_protected", f"voice {manifest.name!r} belongs to the model", "name")
+        raise RequestRefused("voice_protected", f"voice {manifest.name!r} belongs to the model", "name")
     if server.voices.find(manifest.owner, manifest.name):
-        raise Refused("voice_exists", f"voice {manifest.name!r} exists already; delete it first", "name")
+        raise RequestRefused("voice_exists", f"voice {manifest.name!r} exists already; delete it first", "name")
 
 
-async def _cloned(server: SpeechServer, form: Form, manifest: Manifest) -> tuple[ClonedVoice, Manifest]:
+async def _cloned(server: SpeechServer, form: UploadForm, manifest: VoiceManifest) -> tuple[ClonedVoice, VoiceManifest]:
     audio = form.file(*AUDIO_FIELDS)
     if audio is None:
         return server.cloning.from_embedding(_numbers(form.text(EMBEDDING_FIELD))), manifest
@@ -143,7 +143,7 @@ def _numbers(text: str) -> list[float]:
         raise InvalidRequest("speaker_embedding must be a JSON list of numbers", EMBEDDING_FIELD) from None
 
 
-def _told(manifest: Manifest, caller: Caller) -> dict[str, Any]:
+def _told(manifest: VoiceManifest, caller: Principal) -> dict[str, Any]:
     """What may be told of a stored voice: who agreed to it and what was said is for the holder of its owner's key."""
     is_shared = manifest.owner == SHARED
     is_private = is_shared or caller.by_token
@@ -172,8 +172,8 @@ def _common(name: str, languages: tuple[str, ...], description: str) -> dict[str
     return {"name": name, "voice_id": name, "languages": list(languages), "description": description}
 
 
-def _not_found(name: str) -> Refused:
-    return Refused("voice_not_found", f"voice {name!r} is unknown", "name")
+def _not_found(name: str) -> RequestRefused:
+    return RequestRefused("voice_not_found", f"voice {name!r} is unknown", "name")
 
 
 VOICE_ROUTES: list[BaseRoute] = [

@@ -9,16 +9,16 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from engine.api import EngineError
-from realtime.bridge import Bridge
-from realtime.errors import Refused, describe, error_event, rule_for
+from realtime.bridge import EventBridge
+from realtime.errors import RequestRefused, describe, error_event, rule_for
 from realtime.protocol import events as ev
 from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.protocol.native import SUBPROTOCOL, parse_client, serialize
 from realtime.server import SpeechServer
 from realtime.settings import wire_settings
 from realtime.transports.http import refusal_response
-from realtime.transports.link import WRITE_GRACE_S, AsgiLink, Link
-from realtime.transports.reading import Reader, check_size
+from realtime.transports.link import WRITE_GRACE_S, MessageTransport, WebSocketTransport
+from realtime.transports.reading import MessageReader, check_size
 from realtime.version import VERSION
 from sessions.errors import ErrorInfo, SessionError
 from sessions.session import Session
@@ -33,7 +33,7 @@ LAST_WORDS_S = 0.5
 """A connection that the server ends waits at most so long until each response was told its end."""
 
 
-class SpeechEndpoint:
+class NativeEndpoint:
     """The ASGI application of ``/v1/speech``."""
 
     def __init__(self, server: SpeechServer) -> None:
@@ -45,17 +45,17 @@ class SpeechEndpoint:
             caller = self._server.gatekeeper.admit(websocket)
             offered = scope.get("subprotocols", [])
             if offered and SUBPROTOCOL not in offered:
-                raise Refused("unsupported_subprotocol", f"this address speaks {SUBPROTOCOL}")
+                raise RequestRefused("unsupported_subprotocol", f"this address speaks {SUBPROTOCOL}")
             self._server.check_room(caller)
             session = self._server.open_session(caller)
-        except (Refused, SessionError, EngineError) as error:
+        except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
             log.info("refused a handshake", extra={"code": describe(error).code})
             await websocket.send_denial_response(refusal_response(error))
             return
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
-        link = AsgiLink(scope, receive, send, timeout_s)
-        connection = SpeechConnection(self._server, session, link)
+        link = WebSocketTransport(scope, receive, send, timeout_s)
+        connection = NativeConnection(self._server, session, link)
         try:
             with self._server.connected(connection, caller):
                 await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
@@ -66,10 +66,10 @@ class SpeechEndpoint:
             log.info("session closed", extra={"session_id": session.session_id, "close_code": link.close_code})
 
 
-class SpeechConnection:
+class NativeConnection:
     """One session on one line, from ``session.created`` to the close."""
 
-    def __init__(self, server: SpeechServer, session: Session, link: Link) -> None:
+    def __init__(self, server: SpeechServer, session: Session, link: MessageTransport) -> None:
         self._server = server
         self._session = session
         self._link = link
@@ -79,7 +79,7 @@ class SpeechConnection:
         """Not to be ended: not yet begun, or about to end."""
         self._opened_s = asyncio.get_running_loop().time()
         self._tasks = asyncio.TaskGroup()
-        self._bridge = Bridge(
+        self._bridge = EventBridge(
             session,
             link,
             self._tasks,
@@ -115,17 +115,17 @@ class SpeechConnection:
     def end(self, code: str) -> None:
         if not self._ending:
             self._ending = True
-            reason = describe(Refused(code, rule_for(code).meaning))
+            reason = describe(RequestRefused(code, rule_for(code).meaning))
             self._tasks.create_task(self._close(reason), name="voicewire close")
 
     async def _read(self) -> None:
-        reader = Reader(self._link)
+        reader = MessageReader(self._link)
         while (message := await reader.receive()) is not None:
             event: ev.ClientEvent | None = None
             try:
                 event = self._parse(message)
                 await self._bridge.receive(event)
-            except (ProtocolError, Refused, SessionError, EngineError) as error:
+            except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
                 await self._answer(error, getattr(event, "response_id", None))
 
     def _parse(self, message: str | bytes) -> ev.ClientEvent:
@@ -184,7 +184,7 @@ class SpeechConnection:
             voices=voices,
             languages=info.languages,
             settings=wire_settings(self._session.settings),
-            limits=ev.Limits(
+            limits=ev.SessionLimitsInfo(
                 max_message_bytes=limits.max_message_bytes,
                 max_response_chars=limits.max_response_chars,
                 max_active_responses=limits.max_active_responses_per_session,

@@ -13,20 +13,20 @@ from typing import Any, cast
 from starlette.responses import JSONResponse
 
 from engine.api import EngineError
-from realtime.auth import UNKNOWN_KEY, Caller
-from realtime.contexts import ContextIntent, ContextLimits, Contexts
-from realtime.errors import Refused, describe, error_body, http_status, rule_for
+from realtime.auth import UNKNOWN_KEY, Principal
+from realtime.contexts import ContextIntent, ContextLimits, ContextRegistry
+from realtime.errors import RequestRefused, describe, error_body, http_status, rule_for
 from realtime.protocol.close import CloseCode
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.registry import Wire
+from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.errors import ProtocolError
 from realtime.server import SpeechServer
 from realtime.speech_api.overrides import merge_fields, override_settings
-from realtime.transports.body import BrokenOff, HttpLink
+from realtime.transports.body import HttpTransport, ResponseAborted
 from realtime.transports.http import refusal_headers
-from realtime.transports.link import Link
-from realtime.transports.reading import Reader, check_size
-from realtime.wishes import Grantor
+from realtime.transports.link import MessageTransport
+from realtime.transports.reading import MessageReader, check_size
+from realtime.wishes import OptionResolver
 from sessions.checks import check_format
 from sessions.clock import now_s
 from sessions.errors import ErrorInfo, SessionError
@@ -36,7 +36,7 @@ from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.wire")
 
-OtherIntent = on.Close | on.Abort | on.Authenticate | on.Configure | on.Recall | ContextIntent
+OtherIntent = on.CloseConnection | on.AbortRequest | on.AuthenticateKey | on.Configure | on.QueryHeard | ContextIntent
 LAST_WORDS_S = 0.5
 """A connection that is closed waits at most so long until each context was told its end."""
 VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
@@ -44,27 +44,27 @@ VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_
 WARNING = "X-Voicewire-Warning"
 
 
-class WireConnection:
+class DialectConnection:
     """One client on one wire. ``enter``, ``converse``, ``aclose``."""
 
-    def __init__(self, server: SpeechServer, wire: Wire, dialect: on.Dialect) -> None:
+    def __init__(self, server: SpeechServer, wire: DialectRoute, dialect: on.Dialect) -> None:
         self._server = server
         self._wire = wire
         self._dialect = dialect
         self._limits = server.config.limits
         self._tasks = asyncio.TaskGroup()
         self._entered = ExitStack()
-        self._caller = Caller()
-        self._grantor = Grantor(
+        self._caller = Principal()
+        self._grantor = OptionResolver(
             replace(server.settings, lead_ms=self._lead_ms),
             server.engine.info,
             server.config.wires.voices,
             weak_method(self._has_stored_voice),
         )
         self._session: Session | None = None
-        self._contexts: Contexts
+        self._contexts: ContextRegistry
         """There with the session: once it is known whose connection this is."""
-        self._link: Link
+        self._link: MessageTransport
         self._warnings: tuple[str, ...] = ()
         self._speech_fields: dict[str, Any] = {}
         self._num_errors = 0
@@ -79,7 +79,7 @@ class WireConnection:
         config = self._server.config
         return None if self._wire.carrier == "http" else min(config.wires.lead_ms, config.limits.max_lead_ms)
 
-    def enter(self, caller: Caller) -> None:
+    def enter(self, caller: Principal) -> None:
         """Take a place. Raises what refuses a handshake."""
         self._caller = caller
         if self._dialect.wish is not None:
@@ -88,7 +88,7 @@ class WireConnection:
             self._open_session(caller)
         self._entered.enter_context(self._server.connected(self, caller))
 
-    def _check_wish(self, wish: on.Wish) -> tuple[str, ...]:
+    def _check_wish(self, wish: on.SpeechOptions) -> tuple[str, ...]:
         """What to warn of. Raises ``UnsupportedFormat``."""
         settings, warnings = self._grantor.grant(wish)
         check_format(settings.format)
@@ -102,8 +102,8 @@ class WireConnection:
     def head(self) -> tuple[str, dict[str, str]]:
         return self._dialect.media_type, self.headers()
 
-    async def converse(self, link: Link, body: bytes | None = None) -> None:
-        """Returns when the line is closed. An HTTP request has its ``body``. Raises ``BrokenOff``."""
+    async def converse(self, link: MessageTransport, body: bytes | None = None) -> None:
+        """Returns when the line is closed. An HTTP request has its ``body``. Raises ``ResponseAborted``."""
         self._link = link
         self._server.metrics.inc("wire_connections_total", wire=self._wire.path)
         try:
@@ -118,8 +118,8 @@ class WireConnection:
         except ExceptionGroup as faults:
             self._ending = True
             self._detach()
-            if faults.split(BrokenOff)[1] is None:
-                raise BrokenOff from None
+            if faults.split(ResponseAborted)[1] is None:
+                raise ResponseAborted from None
             log.exception("a connection failed", extra={"wire": self._wire.path})
             await self._fail(ErrorInfo("internal_error", "internal error"), CloseCode.INTERNAL_ERROR)
 
@@ -148,11 +148,11 @@ class WireConnection:
     def end(self, code: str) -> None:
         if not self._ending:
             self._ending = True
-            reason = describe(Refused(code, rule_for(code).meaning))
+            reason = describe(RequestRefused(code, rule_for(code).meaning))
             self._tasks.create_task(self._fail(reason, rule_for(code).close), name="voicewire close")
 
     async def _read(self) -> None:
-        reader = Reader(self._link)
+        reader = MessageReader(self._link)
         while (message := await reader.receive()) is not None:
             if not self._closing:
                 await self._receive(message)
@@ -163,19 +163,19 @@ class WireConnection:
         try:
             check_size(message, self._limits.max_message_bytes)
             await self._carry_out(self._dialect.receive(message))
-        except (ProtocolError, Refused, SessionError, EngineError) as error:
+        except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
             await self._answer(error)
 
     async def _carry_out(self, intents: Iterable[on.Intent], wanted: Callable[[], bool] | None = None) -> None:
         for kind, run in itertools.groupby(list(intents), type):
-            if kind is on.Send:
-                messages = list(cast(Iterable[on.Send], run))
+            if kind is on.SendMessage:
+                messages = list(cast(Iterable[on.SendMessage], run))
                 await self._send(messages, wanted)
                 await self._count_errors(sum(message.is_refusal for message in messages))
             else:
                 await self._act(cast(Iterable[OtherIntent], run))
 
-    async def _send(self, messages: Iterable[on.Send], wanted: Callable[[], bool] | None) -> None:
+    async def _send(self, messages: Iterable[on.SendMessage], wanted: Callable[[], bool] | None) -> None:
         """Nothing comes between messages that belong together, however slowly the line takes them."""
         async with self._writing:
             for each in messages:
@@ -184,11 +184,11 @@ class WireConnection:
     async def _act(self, intents: Iterable[OtherIntent]) -> None:
         for intent in intents:
             match intent:
-                case on.Close():
+                case on.CloseConnection():
                     await self._close(intent.code, intent.reason)
-                case on.Abort():
+                case on.AbortRequest():
                     await self._abort(intent)
-                case on.Authenticate():
+                case on.AuthenticateKey():
                     self._authenticate(intent.key)
                 case on.Configure():
                     await self._configure(intent.fields)
@@ -197,22 +197,22 @@ class WireConnection:
                         await self._tell(event)
                         await self._count_refusal(event)
 
-    async def _answers(self, intent: ContextIntent | on.Recall) -> list[on.Event]:
+    async def _answers(self, intent: ContextIntent | on.QueryHeard) -> list[on.Event]:
         if self._session is None:
-            raise Refused("unauthorized", UNKNOWN_KEY)
-        return await self._contexts.recall(intent) if isinstance(intent, on.Recall) else self._contexts.act(intent)
+            raise RequestRefused("unauthorized", UNKNOWN_KEY)
+        return await self._contexts.recall(intent) if isinstance(intent, on.QueryHeard) else self._contexts.act(intent)
 
     async def _tell(self, event: on.Event, wanted: Callable[[], bool] | None = None) -> None:
-        if isinstance(event, on.Opened):
+        if isinstance(event, on.ContextOpened):
             self._note_warnings(event.warnings)
-        if isinstance(event, on.Ended):
+        if isinstance(event, on.ContextEnded):
             log.info("context ended", extra=self._facts(event))
             self._server.metrics.inc("wire_contexts_total", wire=self._wire.path, status=event.status)
         await self._carry_out(self._dialect.tell(event), wanted)
 
     async def _count_refusal(self, event: on.Event) -> None:
         """A context that fails in answer to a message counts as an error of the connection."""
-        if not isinstance(event, on.Ended) or event.error is None:
+        if not isinstance(event, on.ContextEnded) or event.error is None:
             return
         self._server.metrics.refused(event.error.code)
         await self._count_errors(1)
@@ -235,7 +235,7 @@ class WireConnection:
             self._warnings = warnings
             log.info("a wish was not granted", extra={"wire": self._wire.path})
 
-    def _facts(self, ended: on.Ended) -> dict[str, object]:
+    def _facts(self, ended: on.ContextEnded) -> dict[str, object]:
         """What the log is told of a context: nothing that was said."""
         return {
             "session_id": self._session and self._session.session_id,
@@ -281,18 +281,18 @@ class WireConnection:
             await self._contexts.silent(LAST_WORDS_S)
         await self._link.close(code, reason)
 
-    async def _abort(self, abort: on.Abort) -> None:
+    async def _abort(self, abort: on.AbortRequest) -> None:
         self._ending = True
         self._detach()
         error = abort.error
         info = ErrorInfo(error.code, error.message, error.param, error.retryable, error.retry_after_ms)
-        if isinstance(self._link, HttpLink):
+        if isinstance(self._link, HttpTransport):
             await self._link.abort(refusal(self._wire, info))
         else:
             await self._link.close(CloseCode.INTERNAL_ERROR, error.code)
 
     def _authenticate(self, key: str) -> None:
-        """Raises ``Refused`` or ``SessionError``. Once it is known whose connection this is, it stays theirs."""
+        """Raises ``RequestRefused`` or ``SessionError``. Once it is known whose connection this is, it stays theirs."""
         if self._session is not None:
             return
         caller = self._server.gatekeeper.caller_of(key)
@@ -305,16 +305,16 @@ class WireConnection:
     async def _configure(self, given: Mapping[str, Any]) -> None:
         """Raises what ``override_settings`` does; then what was configured before goes on to hold."""
         if self._session is None:
-            raise Refused("unauthorized", UNKNOWN_KEY)
+            raise RequestRefused("unauthorized", UNKNOWN_KEY)
         fields = merge_fields(self._speech_fields, given)
         base = await override_settings(self._grantor.base, fields, self._server, self._caller)
         self._speech_fields = fields
         self._contexts.grantor = replace(self._grantor, base=base)
 
-    def _open_session(self, caller: Caller) -> None:
+    def _open_session(self, caller: Principal) -> None:
         self._caller = caller
         self._session = self._server.open_session(caller)
-        self._contexts = Contexts(
+        self._contexts = ContextRegistry(
             self._session,
             self._grantor,
             self._tasks,
@@ -337,7 +337,7 @@ class WireConnection:
             self._session.detach()
 
 
-def refusal(wire: Wire, info: ErrorInfo) -> JSONResponse:
+def refusal(wire: DialectRoute, info: ErrorInfo) -> JSONResponse:
     """The vendor's shape of an HTTP error."""
     status = http_status(info)
     body, headers = wire.dialect.refuse(error_body(info), status)

@@ -12,25 +12,25 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from engine.api import EngineError
-from realtime.auth import Caller
-from realtime.errors import Refused, describe
+from realtime.auth import Principal
+from realtime.errors import RequestRefused, describe
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.registry import WIRES, Wire
+from realtime.protocol.dialects.registry import WIRES, DialectRoute
 from realtime.protocol.errors import ProtocolError
 from realtime.server import SpeechServer
-from realtime.transports.body import HttpLink
-from realtime.transports.link import WRITE_GRACE_S, AsgiLink
-from realtime.transports.wire_connection import WireConnection, refusal
+from realtime.transports.body import HttpTransport
+from realtime.transports.link import WRITE_GRACE_S, WebSocketTransport
+from realtime.transports.wire_connection import DialectConnection, refusal
 from sessions.errors import ErrorInfo, SessionError
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.wire")
 
 
-class WireEndpoint:
+class DialectEndpoint:
     """The ASGI application of one wire."""
 
-    def __init__(self, server: SpeechServer, wire: Wire) -> None:
+    def __init__(self, server: SpeechServer, wire: DialectRoute) -> None:
         self._server = server
         self._wire = wire
 
@@ -39,9 +39,9 @@ class WireEndpoint:
             request = HTTPConnection(scope)
             caller = self._admit(request)
             dialect = self._wire.dialect(_handshake(request))
-            connection = WireConnection(self._server, self._wire, dialect)
+            connection = DialectConnection(self._server, self._wire, dialect)
             connection.enter(caller)
-        except (Refused, ProtocolError, SessionError, EngineError) as error:
+        except (RequestRefused, ProtocolError, SessionError, EngineError) as error:
             await self._refuse(error, scope, receive, send)
             return
         try:
@@ -55,28 +55,28 @@ class WireEndpoint:
     def refusal(self, info: ErrorInfo) -> JSONResponse:
         return refusal(self._wire, info)
 
-    def _admit(self, request: HTTPConnection) -> Caller:
-        """Raises ``Refused``."""
+    def _admit(self, request: HTTPConnection) -> Principal:
+        """Raises ``RequestRefused``."""
         gatekeeper = self._server.gatekeeper
-        anybody = Caller(max_connections=self._server.config.wires.max_connections_without_key)
+        anybody = Principal(max_connections=self._server.config.wires.max_connections_without_key)
         caller = gatekeeper.admit_late(request) or anybody if self._wire.late_key else gatekeeper.admit(request)
         self._server.check_room(caller)
         self._server.check_key(caller)
         return caller
 
-    async def _serve_socket(self, connection: WireConnection, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_socket(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in connection.headers().items()]
         offered = scope.get("subprotocols", [])
         await WebSocket(scope, receive, send).accept(subprotocol=offered[0] if offered else None, headers=headers)
-        await connection.converse(AsgiLink(scope, receive, send, timeout_s))
+        await connection.converse(WebSocketTransport(scope, receive, send, timeout_s))
 
-    async def _serve_http(self, connection: WireConnection, scope: Scope, receive: Receive, send: Send) -> None:
-        link = HttpLink(scope, receive, send, weak_method(connection.head))
+    async def _serve_http(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
+        link = HttpTransport(scope, receive, send, weak_method(connection.head))
         try:
             limit = self._server.config.limits.max_message_bytes
             body = await link.read_body(limit, self._server.config.listen.handshake_timeout_s)
-        except Refused as error:
+        except RequestRefused as error:
             await self._refuse(error, scope, receive, send)
         else:
             await connection.converse(link, body)
@@ -94,15 +94,15 @@ class WireEndpoint:
 
 def wire_routes(server: SpeechServer) -> list[BaseRoute]:
     return [
-        WebSocketRoute(wire.path, WireEndpoint(server, wire))
+        WebSocketRoute(wire.path, DialectEndpoint(server, wire))
         if wire.carrier == "socket"
-        else Route(wire.path, WireEndpoint(server, wire), methods=["POST"])
+        else Route(wire.path, DialectEndpoint(server, wire), methods=["POST"])
         for wire in WIRES
     ]
 
 
-def _handshake(request: HTTPConnection) -> on.Handshake:
-    return on.Handshake(
+def _handshake(request: HTTPConnection) -> on.ClientHandshake:
+    return on.ClientHandshake(
         path={name: str(value) for name, value in request.path_params.items()},
         query=dict(request.query_params),
         headers=dict(request.headers),

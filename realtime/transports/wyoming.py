@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 from engine.api import EngineError
 from realtime.config import ConfigError
-from realtime.errors import Refused, describe
-from realtime.protocol.dialects.registry import Wire
-from realtime.protocol.wyoming.dialect import Wyoming, info_of
-from realtime.protocol.wyoming.events import Data, Event, serialize
+from realtime.errors import RequestRefused, describe
+from realtime.protocol.dialects.registry import DialectRoute
+from realtime.protocol.wyoming.dialect import WyomingDialect, info_of
+from realtime.protocol.wyoming.events import Data, WyomingEvent, serialize
 from realtime.server import SpeechServer
 from realtime.speech_api.languages import CODES
 from realtime.transports.tcp_port import (
@@ -22,7 +22,7 @@ from realtime.transports.tcp_port import (
     stream_link,
     until_closed,
 )
-from realtime.transports.wire_connection import WireConnection
+from realtime.transports.wire_connection import DialectConnection
 from realtime.version import VERSION
 from sessions.audio.formats.encoders import COMMON_RATES
 from sessions.errors import SessionError
@@ -30,10 +30,10 @@ from sessions.voices.naming import voices_for
 
 log = logging.getLogger("voicewire.wyoming")
 
-WIRE = Wire("wyoming", Wyoming, serial=True)
+WIRE = DialectRoute("wyoming", WyomingDialect, serial=True)
 
 
-class WyomingPort:
+class WyomingServer:
     """The constructor raises ``ConfigError``."""
 
     def __init__(self, server: SpeechServer) -> None:
@@ -70,14 +70,14 @@ class WyomingPort:
         limit = self._server.config.limits.max_message_bytes
         try:
             self._check_room()
-            dialect = Wyoming(await self._info(), self._settings.sample_rate, limit)
-            connection = WireConnection(self._server, WIRE, dialect)
+            dialect = WyomingDialect(await self._info(), self._settings.sample_rate, limit)
+            connection = DialectConnection(self._server, WIRE, dialect)
             connection.enter(self._owner)
-        except (Refused, SessionError, EngineError) as error:
+        except (RequestRefused, SessionError, EngineError) as error:
             info = describe(error)
             self._server.metrics.refused(info.code)
             log.info("refused a connection", extra={"code": info.code, "wire": WIRE.path})
-            writer.write(serialize(Event("error", {"text": info.message, "code": info.code})))
+            writer.write(serialize(WyomingEvent("error", {"text": info.message, "code": info.code})))
             return
         try:
             await connection.converse(stream_link(self._server, reader, writer))
@@ -89,7 +89,7 @@ class WyomingPort:
         limit = self._settings.max_connections
         if self._num_connections > limit:
             wait_ms = self._server.config.limits.retry_after_ms
-            raise Refused("too_many_connections", f"wyoming.max_connections is {limit}", retry_after_ms=wait_ms)
+            raise RequestRefused("too_many_connections", f"wyoming.max_connections is {limit}", retry_after_ms=wait_ms)
 
     async def _info(self) -> Data:
         info = self._server.engine.info

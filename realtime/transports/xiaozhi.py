@@ -12,17 +12,17 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from engine.api import EngineError
-from realtime.auth import Caller
-from realtime.calls.connection import PhoneConnection
-from realtime.calls.switchboard import Switchboard
-from realtime.errors import Refused, describe
-from realtime.protocol.phones.xiaozhi import VERSIONS, Xiaozhi
+from realtime.auth import Principal
+from realtime.calls.connection import CallConnection
+from realtime.calls.switchboard import CallRegistry
+from realtime.errors import RequestRefused, describe
+from realtime.protocol.phones.xiaozhi import VERSIONS, XiaozhiDialect
 from realtime.server import SpeechServer
 from realtime.tokens import TokenScope
 from realtime.transports.http import refusal_response
-from realtime.transports.link import WRITE_GRACE_S, AsgiLink, Link
-from realtime.xiaozhi.link import DeviceLink
-from sessions.encoders import EncoderThreads
+from realtime.transports.link import WRITE_GRACE_S, MessageTransport, WebSocketTransport
+from realtime.xiaozhi.link import XiaozhiTransport
+from sessions.encoders import EncoderPool
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.xiaozhi")
@@ -31,29 +31,29 @@ PATHS = ("/xiaozhi/v1", "/xiaozhi/v1/")
 MAX_HEADER_CHARS = 128
 
 
-class Devices:
+class XiaozhiService:
     """What all devices share, however they come. ``aclose`` ends the threads of their encoders."""
 
-    def __init__(self, server: SpeechServer, switchboard: Switchboard) -> None:
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
         self.server, self._switchboard = server, switchboard
-        self._threads = EncoderThreads(server.config.limits.encoder_threads)
+        self._threads = EncoderPool(server.config.limits.encoder_threads)
 
     def close(self) -> None:
         self._threads.close()
 
     async def converse(
         self,
-        line: Link,
-        dialect: Xiaozhi,
-        caller: Caller,
+        line: MessageTransport,
+        dialect: XiaozhiDialect,
+        caller: Principal,
         version: int = 1,
         accept: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """With one of them, to its end. Raises ``Refused``, ``SessionError`` or ``EngineError``, and then it was not
-        accepted."""
+        """With one of them, to its end. Raises ``RequestRefused``, ``SessionError`` or ``EngineError``, and then it was
+        not accepted."""
         self.server.check_room(caller)
         settings = self.server.config.xiaozhi
-        link = DeviceLink(
+        link = XiaozhiTransport(
             line,
             dialect,
             self._threads,
@@ -61,7 +61,7 @@ class Devices:
             bitrate=settings.bitrate,
             linger_s=settings.linger_ms / 1000,
         )
-        connection = PhoneConnection(self.server, self._switchboard, dialect, caller, link)
+        connection = CallConnection(self.server, self._switchboard, dialect, caller, link)
         watching = asyncio.create_task(link.watch(), name="voicewire device")
         try:
             if accept is not None:
@@ -73,29 +73,29 @@ class Devices:
             await asyncio.wait([watching])
 
 
-class DeviceEndpoint:
-    def __init__(self, devices: Devices) -> None:
+class XiaozhiEndpoint:
+    def __init__(self, devices: XiaozhiService) -> None:
         self._devices, self._server = devices, devices.server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
-        link = AsgiLink(scope, receive, send, self._server.config.limits.reader_timeout_s + WRITE_GRACE_S)
+        link = WebSocketTransport(scope, receive, send, self._server.config.limits.reader_timeout_s + WRITE_GRACE_S)
         try:
             caller = self._server.gatekeeper.admit(websocket, TokenScope.CALLS)
             version = version_of(websocket.headers.get("protocol-version", "1"))
-            dialect = Xiaozhi(f"device-{secrets.token_hex(8)}", shown(websocket))
+            dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", shown(websocket))
             await self._devices.converse(link, dialect, caller, version, websocket.accept)
-        except (Refused, SessionError, EngineError) as error:
+        except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
             log.info("refused a device", extra={"code": describe(error).code})
             await websocket.send_denial_response(refusal_response(error))
 
 
 def version_of(header: str) -> int:
-    """Raises ``Refused``."""
+    """Raises ``RequestRefused``."""
     if header not in map(str, VERSIONS):
         known = ", ".join(map(str, VERSIONS))
-        raise Refused("invalid_request", f"Protocol-Version must be one of {known}", "Protocol-Version")
+        raise RequestRefused("invalid_request", f"Protocol-Version must be one of {known}", "Protocol-Version")
     return int(header)
 
 
@@ -106,6 +106,6 @@ def shown(websocket: WebSocket) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def device_routes(devices: Devices) -> list[BaseRoute]:
-    endpoint = DeviceEndpoint(devices)
+def device_routes(devices: XiaozhiService) -> list[BaseRoute]:
+    endpoint = XiaozhiEndpoint(devices)
     return [WebSocketRoute(path, endpoint) for path in PATHS]

@@ -14,17 +14,17 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from engine.api import EngineError
-from realtime.auth import NO_KEYS, Caller
+from realtime.auth import NO_KEYS, Principal
 from realtime.config import ConfigError
-from realtime.errors import Refused, describe
+from realtime.errors import RequestRefused, describe
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.mqtt311 import packets as mqtt
-from realtime.protocol.phones.xiaozhi import Xiaozhi
+from realtime.protocol.phones.xiaozhi import XiaozhiDialect
 from realtime.tokens import TokenScope
-from realtime.transports.tcp_port import StreamLink, listening, stream_link, until_closed
-from realtime.transports.xiaozhi import Devices
-from realtime.xiaozhi.mqtt_line import MqttLine
-from realtime.xiaozhi.udp import UdpPort
+from realtime.transports.tcp_port import TcpStreamTransport, listening, stream_link, until_closed
+from realtime.transports.xiaozhi import XiaozhiService
+from realtime.xiaozhi.mqtt_line import XiaozhiMqttTransport
+from realtime.xiaozhi.udp import UdpServer
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.xiaozhi")
@@ -35,13 +35,13 @@ MAX_KEEP_ALIVE_S = 1_200
 """For devices that ask for none, or for more."""
 
 
-class DevicePorts:
+class XiaozhiMqttServer:
     """Both ports. The constructor raises ``ConfigError``."""
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: XiaozhiService) -> None:
         self._devices, self._server = devices, devices.server
         self._settings = devices.server.config.xiaozhi
-        self._udp = UdpPort(self._settings.max_packets_per_s)
+        self._udp = UdpServer(self._settings.max_packets_per_s)
         self._serving: set[asyncio.Task[None]] = set()
         self._num_devices = 0
         """Of them, that have shown who they are."""
@@ -98,7 +98,7 @@ class DevicePorts:
         link = stream_link(self._server, reader, writer)
         try:
             await self._attend(link, str(writer.get_extra_info("peername")[0]), writer)
-        except (RemoteProtocolError, Refused, SessionError, EngineError, TimeoutError) as error:
+        except (RemoteProtocolError, RequestRefused, SessionError, EngineError, TimeoutError) as error:
             code = "idle_timeout" if isinstance(error, TimeoutError) else describe(error).code
             self._server.metrics.refused(code)
             log.info("a device was turned away", extra={"code": code})
@@ -108,14 +108,16 @@ class DevicePorts:
             self._serving.discard(task)
             await until_closed(self._server, writer)
 
-    async def _attend(self, link: StreamLink, host: str, writer: asyncio.StreamWriter) -> None:
+    async def _attend(self, link: TcpStreamTransport, host: str, writer: asyncio.StreamWriter) -> None:
         self._check_strangers()
-        reader = mqtt.PacketReader(self._server.config.limits.max_message_bytes)
+        reader = mqtt.MqttPacketReader(self._server.config.limits.max_message_bytes)
         async with asyncio.timeout(self._server.config.listen.handshake_timeout_s):
             first, early = await self._first(link, reader)
         connect, caller = await self._admit(link, first, host)
         where = str(writer.get_extra_info("sockname")[0])
-        device = Device(self._devices, self._udp, link, connect, caller, host, self._settings.udp_public_host or where)
+        device = XiaozhiMqttDevice(
+            self._devices, self._udp, link, connect, caller, host, self._settings.udp_public_host or where
+        )
         self._num_devices += 1
         try:
             await self._talk(link, reader, device, early, self._patience_s(connect))
@@ -123,13 +125,18 @@ class DevicePorts:
             self._num_devices -= 1
 
     def _check_strangers(self) -> None:
-        """Raises ``Refused``. Who shows no key takes no device's place."""
+        """Raises ``RequestRefused``. Who shows no key takes no device's place."""
         limit = self._server.config.limits.max_http_connections
         if len(self._serving) - self._num_devices > limit:
-            raise Refused("too_many_connections", f"max_http_connections is {limit}")
+            raise RequestRefused("too_many_connections", f"max_http_connections is {limit}")
 
     async def _talk(
-        self, link: StreamLink, reader: mqtt.PacketReader, device: Device, early: list[mqtt.Packet], patience_s: float
+        self,
+        link: TcpStreamTransport,
+        reader: mqtt.MqttPacketReader,
+        device: XiaozhiMqttDevice,
+        early: list[mqtt.MqttPacket],
+        patience_s: float,
     ) -> None:
         await link.send(mqtt.connack(mqtt.ACCEPTED))
         async with device:
@@ -145,63 +152,67 @@ class DevicePorts:
                         return
                     await device.take(packet)
 
-    async def _first(self, link: StreamLink, reader: mqtt.PacketReader) -> tuple[mqtt.Packet, list[mqtt.Packet]]:
+    async def _first(
+        self, link: TcpStreamTransport, reader: mqtt.MqttPacketReader
+    ) -> tuple[mqtt.MqttPacket, list[mqtt.MqttPacket]]:
         """The first packet, and what came right behind it."""
         while (piece := await link.receive()) is not None:
             if found := list(reader.push(piece)):
                 return found[0], found[1:]
         raise RemoteProtocolError("invalid_event", "the device left before it said who it is")
 
-    async def _admit(self, link: StreamLink, packet: mqtt.Packet, host: str) -> tuple[mqtt.Connect, Caller]:
-        """By its password, which is an API key. Raises ``RemoteProtocolError`` or ``Refused``."""
+    async def _admit(
+        self, link: TcpStreamTransport, packet: mqtt.MqttPacket, host: str
+    ) -> tuple[mqtt.ConnectPacket, Principal]:
+        """By its password, which is an API key. Raises ``RemoteProtocolError`` or ``RequestRefused``."""
         code = mqtt.WRONG_LEVEL
         try:
             connect = mqtt.parse_connect(packet)
             code = mqtt.WRONG_KEY
             gatekeeper = self._server.gatekeeper
             if not gatekeeper.has_keys and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
-                raise Refused("not_loopback", NO_KEYS)
+                raise RequestRefused("not_loopback", NO_KEYS)
             caller = gatekeeper.caller_of(connect.password, TokenScope.CALLS)
             code = mqtt.BUSY
             self._server.check_room(caller)
             if self._num_devices >= self._settings.max_devices:
-                raise Refused("too_many_connections", f"xiaozhi.max_devices is {self._settings.max_devices}")
-        except (RemoteProtocolError, Refused):
+                raise RequestRefused("too_many_connections", f"xiaozhi.max_devices is {self._settings.max_devices}")
+        except (RemoteProtocolError, RequestRefused):
             await link.send(mqtt.connack(code))
             raise
         return connect, caller
 
-    def _patience_s(self, connect: mqtt.Connect) -> float:
+    def _patience_s(self, connect: mqtt.ConnectPacket) -> float:
         return KEEP_ALIVE_GRACE * min(connect.keep_alive_s or MAX_KEEP_ALIVE_S, MAX_KEEP_ALIVE_S)
 
 
-class Device:
+class XiaozhiMqttDevice:
     """One that is connected; its conversations come and go, one at a time."""
 
     def __init__(
         self,
-        devices: Devices,
-        udp: UdpPort,
-        link: StreamLink,
-        connect: mqtt.Connect,
-        caller: Caller,
+        devices: XiaozhiService,
+        udp: UdpServer,
+        link: TcpStreamTransport,
+        connect: mqtt.ConnectPacket,
+        caller: Principal,
         host: str,
         public_host: str,
     ) -> None:
         self._devices, self._udp, self._link, self._caller = devices, udp, link, caller
         self._client_id, self._topic = connect.client_id, DEVICE_TOPIC + connect.client_id
         self._host, self._public_host = host, public_host
-        self._line: MqttLine | None = None
+        self._line: XiaozhiMqttTransport | None = None
         self._conversing: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Device:
+    async def __aenter__(self) -> XiaozhiMqttDevice:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._end()
 
-    async def take(self, packet: mqtt.Packet) -> None:
-        """Raises ``RemoteProtocolError``, ``Refused`` or ``SessionError``."""
+    async def take(self, packet: mqtt.MqttPacket) -> None:
+        """Raises ``RemoteProtocolError``, ``RequestRefused`` or ``SessionError``."""
         match packet.kind:
             case mqtt.PUBLISH:
                 published = mqtt.parse_publish(packet)
@@ -217,22 +228,22 @@ class Device:
         message = payload.decode("utf-8", "replace")
         if is_hello(message):
             await self._end()
-            self._line = line = MqttLine(self._publish)
+            self._line = line = XiaozhiMqttTransport(self._publish)
             self._conversing = asyncio.create_task(self._converse(line), name="voicewire device")
         if self._line is not None:
             self._line.wrote(message)
 
-    async def _converse(self, line: MqttLine) -> None:
+    async def _converse(self, line: XiaozhiMqttTransport) -> None:
         with self._udp.stream(self._host, line.sounded) as stream:
             line.stream = stream
             sound = stream.sound
             place = {"server": self._public_host, "port": self._udp.port}
             udp = {**place, "key": sound.key.hex(), "nonce": sound.nonce.hex()}
             shown = {"client_id": self._client_id} if self._client_id else {}
-            dialect = Xiaozhi(f"device-{secrets.token_hex(8)}", shown, "udp", udp=udp)
+            dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", shown, "udp", udp=udp)
             try:
                 await self._devices.converse(line, dialect, self._caller)
-            except (Refused, SessionError, EngineError) as error:
+            except (RequestRefused, SessionError, EngineError) as error:
                 self._devices.server.metrics.refused(describe(error).code)
                 log.info("refused a conversation", extra={"code": describe(error).code})
                 await line.send(dialect.hang_up())

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable
 
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.phones.xiaozhi import FLUSH, PACKET_MS, SAMPLE_RATE, Xiaozhi, framed, unframed
-from realtime.transports.link import Link
+from realtime.protocol.phones.xiaozhi import FLUSH, PACKET_MS, SAMPLE_RATE, XiaozhiDialect, framed, unframed
+from realtime.transports.link import MessageTransport
 from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusError, OpusPacket, OpusSettings
 from sessions.audio.pcm import pcm_to_s16le, s16le_to_pcm
 from sessions.clock import now_s
-from sessions.encoders import EncoderThreads
+from sessions.encoders import EncoderPool
 
 log = logging.getLogger("voicewire.xiaozhi")
 
@@ -25,11 +25,18 @@ START_DELAY_S = 0.12
 """A device begins to play so long after the first packet came."""
 
 
-class DeviceLink:
-    """Implements ``Link`` over the device's own. ``watch`` runs beside it."""
+class XiaozhiTransport:
+    """Implements ``MessageTransport`` over the device's own. ``watch`` runs beside it."""
 
     def __init__(
-        self, line: Link, dialect: Xiaozhi, threads: EncoderThreads, *, version: int, bitrate: int, linger_s: float
+        self,
+        line: MessageTransport,
+        dialect: XiaozhiDialect,
+        threads: EncoderPool,
+        *,
+        version: int,
+        bitrate: int,
+        linger_s: float,
     ) -> None:
         self._line, self._dialect, self._threads = line, dialect, threads
         self._version = version

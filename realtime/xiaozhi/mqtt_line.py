@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from realtime.xiaozhi.udp import Stream
+from realtime.xiaozhi.udp import UdpAudioStream
 
 MAX_WAITING = 256
 """Messages and packets that are not read yet; sound beyond is dropped, a message beyond ends the line."""
 
 
-class MqttLine:
-    """Implements ``Link``."""
+class XiaozhiMqttTransport:
+    """Implements ``MessageTransport``."""
 
     def __init__(self, publish: Callable[[str], Awaitable[None]]) -> None:
         self._publish = publish
-        self.stream: Stream | None = None
+        self.stream: UdpAudioStream | None = None
         """Once it is open."""
         self._waiting: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self._closed = False

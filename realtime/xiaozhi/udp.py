@@ -11,7 +11,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any, NamedTuple, cast
 
 from realtime.protocol.phones.xiaozhi import PACKET_MS
-from realtime.protocol.phones.xiaozhi_udp import KEY_BYTES, UdpSound, stream_of
+from realtime.protocol.phones.xiaozhi_udp import KEY_BYTES, EncryptedAudioStream, stream_of
 from sessions.clock import now_s
 
 MAX_HELD_PACKETS = 16
@@ -19,7 +19,7 @@ MAX_HELD_PACKETS = 16
 Address = tuple[Any, ...]
 
 
-class Answer(NamedTuple):
+class UdpReplyPath(NamedTuple):
     """The way back to whoever sent a datagram."""
 
     transport: asyncio.DatagramTransport
@@ -29,14 +29,16 @@ class Answer(NamedTuple):
         self.transport.sendto(datagram, self.address)
 
 
-class Stream:
+class UdpAudioStream:
     """One device's sound. ``heard`` is called with each packet that may be."""
 
-    def __init__(self, sound: UdpSound, host: str, heard: Callable[[bytes], None], max_packets_per_s: int) -> None:
+    def __init__(
+        self, sound: EncryptedAudioStream, host: str, heard: Callable[[bytes], None], max_packets_per_s: int
+    ) -> None:
         self.sound = sound
         self._host, self._heard = host, heard
         self._max_packets_per_s = max_packets_per_s
-        self._answer: Answer | None = None
+        self._answer: UdpReplyPath | None = None
         self._held: deque[bytes] = deque(maxlen=MAX_HELD_PACKETS)
         self._second, self._num_packets = 0, 0
         self._num_sent = 0
@@ -49,7 +51,7 @@ class Stream:
         else:
             self._answer.send(datagram)
 
-    def arrived(self, datagram: bytes, answer: Answer) -> None:
+    def arrived(self, datagram: bytes, answer: UdpReplyPath) -> None:
         """Only from the machine that holds the device's other line, and not faster than any device speaks."""
         if answer.address[0] != self._host or self._is_too_fast():
             return
@@ -68,10 +70,10 @@ class Stream:
         return self._num_packets > self._max_packets_per_s
 
 
-class UdpSocket(asyncio.DatagramProtocol):
+class UdpProtocol(asyncio.DatagramProtocol):
     """One address of the port."""
 
-    def __init__(self, arrived: Callable[[bytes, Answer], None]) -> None:
+    def __init__(self, arrived: Callable[[bytes, UdpReplyPath], None]) -> None:
         self._arrived = arrived
         self._transport: asyncio.DatagramTransport
 
@@ -79,18 +81,18 @@ class UdpSocket(asyncio.DatagramProtocol):
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def datagram_received(self, data: bytes, addr: Address) -> None:
-        self._arrived(data, Answer(self._transport, addr))
+        self._arrived(data, UdpReplyPath(self._transport, addr))
 
     def error_received(self, exc: Exception) -> None:
         """A device that is gone; its other line tells."""
 
 
-class UdpPort:
+class UdpServer:
     """All streams. What belongs to none is dropped without a word."""
 
     def __init__(self, max_packets_per_s: int) -> None:
         self._max_packets_per_s = max_packets_per_s
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, UdpAudioStream] = {}
         self.port = 0
 
     @asynccontextmanager
@@ -99,25 +101,25 @@ class UdpPort:
         loop = asyncio.get_running_loop()
         with ExitStack() as transports:
             for one in bound_sockets(host, port):
-                transport, _ = await loop.create_datagram_endpoint(lambda: UdpSocket(self._arrived), sock=one)
+                transport, _ = await loop.create_datagram_endpoint(lambda: UdpProtocol(self._arrived), sock=one)
                 transports.callback(transport.close)
                 self.port = one.getsockname()[1]
             yield
 
     @contextmanager
-    def stream(self, host: str, heard: Callable[[bytes], None]) -> Iterator[Stream]:
+    def stream(self, host: str, heard: Callable[[bytes], None]) -> Iterator[UdpAudioStream]:
         """A new one, while this lasts."""
         number = secrets.randbits(32)
         while number in self._streams:
             number = secrets.randbits(32)
-        sound = UdpSound(secrets.token_bytes(KEY_BYTES), number)
-        self._streams[number] = Stream(sound, host, heard, self._max_packets_per_s)
+        sound = EncryptedAudioStream(secrets.token_bytes(KEY_BYTES), number)
+        self._streams[number] = UdpAudioStream(sound, host, heard, self._max_packets_per_s)
         try:
             yield self._streams[number]
         finally:
             del self._streams[number]
 
-    def _arrived(self, data: bytes, answer: Answer) -> None:
+    def _arrived(self, data: bytes, answer: UdpReplyPath) -> None:
         number = stream_of(data)
         if number is not None and (stream := self._streams.get(number)) is not None:
             stream.arrived(data, answer)

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sessions.alignment.ear import Ear, step_samples
+from sessions.alignment.ear import AcousticModel, step_samples
 from sessions.alignment.letters import joins, units_of
-from sessions.alignment.path import Path
+from sessions.alignment.path import ViterbiPath
 from sessions.alignment.weights import AlignerWeights, load_weights
 
 Pcm = npt.NDArray[np.float32]
@@ -52,13 +52,13 @@ MakeAligner = Callable[[int], Aligner]
 """Makes one for speech at a sample rate."""
 
 
-class LetterAligner:
+class ForcedAligner:
     """By the likeliest path of letters through sounds."""
 
     def __init__(self, sample_rate: int, weights: AlignerWeights | None = None) -> None:
         self._weights = weights or load_weights()
-        self._ear = Ear(self._weights.ear, sample_rate)
-        self._path = Path(self._weights.ear.log_prior.size)
+        self._ear = AcousticModel(self._weights.ear, sample_rate)
+        self._path = ViterbiPath(self._weights.ear.log_prior.size)
         self._step_samples = step_samples(sample_rate)
         self._num_samples = 0
         self._num_chars = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sessions.alignment.weights import EarWeights
+from sessions.alignment.weights import AcousticWeights
 
 Floats = npt.NDArray[np.float32]
 
@@ -89,10 +89,10 @@ def _mel(hz: float) -> float:
     return float(2595 * np.log10(1 + hz / 700))
 
 
-class Ear:
+class AcousticModel:
     """One utterance. Scores are log-likelihood ratios: how much likelier the sound is than it is at large."""
 
-    def __init__(self, weights: EarWeights, sample_rate: int) -> None:
+    def __init__(self, weights: AcousticWeights, sample_rate: int) -> None:
         self._weights = weights
         self._energies = BandEnergies(sample_rate)
         self._step_samples = step_samples(sample_rate)

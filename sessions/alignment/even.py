@@ -8,7 +8,7 @@ TYPICAL_S_PER_CHAR = 0.07
 """English read aloud at about 14 characters a second: reckons the length of an utterance that is not finished."""
 
 
-class EvenAligner:
+class UniformAligner:
     """Settles nothing before the end."""
 
     def __init__(self, sample_rate: int) -> None:

@@ -21,31 +21,31 @@ PIECE_SAMPLES = 3_840
 
 
 @dataclass(slots=True, eq=False)
-class _Share:
+class _PendingShare:
     """Of one aligner in a backlog."""
 
-    aligner: weakref.ref[LateAligner]
+    aligner: weakref.ref[LazyAligner]
     num_bytes: int = 0
 
 
-class Backlog:
+class AlignmentBacklog:
     """The speech that aligners keep and have not looked through. Beyond ``max_bytes`` as much of the oldest is looked
     through as comes in; with 0 all of it is, as it comes."""
 
     def __init__(self, max_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._shares: dict[_Share, None] = {}
+        self._shares: dict[_PendingShare, None] = {}
         """The oldest first."""
         self._lock = threading.Lock()
 
-    def add(self, share: _Share, num_bytes: int) -> None:
+    def add(self, share: _PendingShare, num_bytes: int) -> None:
         with self._lock:
             self._shares.setdefault(share)
             share.num_bytes += num_bytes
             self.num_bytes += num_bytes
 
-    def remove(self, share: _Share, num_bytes: int) -> None:
+    def remove(self, share: _PendingShare, num_bytes: int) -> None:
         with self._lock:
             share.num_bytes -= num_bytes
             self.num_bytes -= num_bytes
@@ -69,13 +69,13 @@ class Backlog:
         return aligner.look_at_one()
 
 
-class LateAligner:
+class LazyAligner:
     """Any aligner, told what it is told when ``bounds`` or ``estimate`` are asked for, and not before."""
 
-    def __init__(self, make: Callable[[], Aligner], backlog: Backlog) -> None:
+    def __init__(self, make: Callable[[], Aligner], backlog: AlignmentBacklog) -> None:
         self._make = make
         self._backlog = backlog
-        self._share = _Share(weakref.ref(self))
+        self._share = _PendingShare(weakref.ref(self))
         self._aligner: Aligner | None = None
         self._kept: deque[tuple[Deed, int]] = deque()
         """What the aligner has still to be told, and how many bytes of speech that is."""

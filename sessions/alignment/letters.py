@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from sessions.alignment.weights import LetterWeights
+from sessions.alignment.weights import LetterModelWeights
 
 Floats = npt.NDArray[np.float32]
 
@@ -32,7 +32,7 @@ OTHER_SPREAD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class AlignmentUnits:
     """One row for each character."""
 
     sounds: Floats
@@ -78,13 +78,13 @@ def window_of(run: str) -> npt.NDArray[np.int64]:
 
 
 @lru_cache(maxsize=MAX_KEPT_WORDS)
-def units_of(weights: LetterWeights, run: str) -> Units:
+def units_of(weights: LetterModelWeights, run: str) -> AlignmentUnits:
     sounds, durations = weights.predict(window_of(run))
     sounds, durations = np.exp(sounds), np.maximum(durations, FLOOR_LOG)
     for place, character in enumerate(run):
         if plain(character) not in NUMBERS:
             sounds[place], durations[place] = _unknown(character, sounds.shape[1])
-    return Units(sounds, durations)
+    return AlignmentUnits(sounds, durations)
 
 
 def _unknown(character: str, num_sounds: int) -> tuple[Floats, Floats]:

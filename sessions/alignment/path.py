@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sessions.alignment.letters import MAX_STEPS, Units
+from sessions.alignment.letters import MAX_STEPS, AlignmentUnits
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -31,7 +31,7 @@ EXTRA_UNITS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrivals:
+class _Backpointers:
     """How each boundary of the window was reached at one step."""
 
     low: int
@@ -41,7 +41,7 @@ class _Arrivals:
     """The step at which the unit before that boundary began."""
 
 
-class Path:
+class ViterbiPath:
     """Boundaries are at whole steps; step ``t`` is over when ``t`` scores have been pushed."""
 
     def __init__(self, num_sounds: int) -> None:
@@ -60,10 +60,10 @@ class Path:
         self._low = 0
         self._best = 0
         self._final = IMPOSSIBLE
-        self._arrivals: deque[_Arrivals] = deque()
+        self._arrivals: deque[_Backpointers] = deque()
         self._first_arrival = 1
 
-    def add(self, units: Units) -> None:
+    def add(self, units: AlignmentUnits) -> None:
         num_units = self.num_units + len(units.sounds)
         self._make_room(num_units)
         self._sounds[self.num_units : num_units] = units.sounds
@@ -85,7 +85,7 @@ class Path:
         sources = np.maximum.accumulate(np.where(shifted >= running, np.arange(shifted.size, dtype=np.int32), 0))
         best = running + self._silent[self._low + 1 : high + 1]
         self._enter(window, best)
-        self._arrivals.append(_Arrivals(self._low, sources, starts))
+        self._arrivals.append(_Backpointers(self._low, sources, starts))
         if best.size:
             self._best = self._low + 1 + int(best.argmax())
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from sessions.alignment.late import Backlog
+from sessions.alignment.late import AlignmentBacklog
 from sessions.clock import TICK_S, between_ticks, now_s
 
 LOOK_S = 0.0005
 """After so long the rest waits for the next spare moment; a piece that is begun is looked through."""
 
 
-class SpareMoments(Backlog):
+class IdleAlignmentBacklog(AlignmentBacklog):
     """Belongs to one event loop."""
 
     def __init__(self, max_bytes: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessions.alignment.words import SpokenWord
+from sessions.alignment.words import WordSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class WordTime:
 
 
 def timed(
-    word: SpokenWord, bounds: Sequence[int], segment: int, start_sample: int, sample_rate: float, floor_ms: float
+    word: WordSpan, bounds: Sequence[int], segment: int, start_sample: int, sample_rate: float, floor_ms: float
 ) -> WordTime:
     """``bounds`` count samples from the start of the segment, as ``Aligner.bounds``; nothing is before ``floor_ms``."""
 

@@ -16,7 +16,7 @@ FILE = Path(__file__).with_name("weights.safetensors")
 
 
 @dataclass(frozen=True)
-class EarWeights:
+class AcousticWeights:
     layers: tuple[tuple[Floats, Floats], ...]
     """(weight [in, out], bias [out]) of each."""
     log_prior: Floats
@@ -31,7 +31,7 @@ class EarWeights:
 
 
 @dataclass(frozen=True, eq=False)
-class LetterWeights:
+class LetterModelWeights:
     embedding: Floats
     """[places, characters, width]: what a character at a place around a letter adds to the hidden layer."""
     bias: Floats
@@ -48,8 +48,8 @@ class LetterWeights:
 
 @dataclass(frozen=True)
 class AlignerWeights:
-    ear: EarWeights
-    letters: LetterWeights
+    ear: AcousticWeights
+    letters: LetterModelWeights
 
     @classmethod
     def of(cls, tensors: dict[str, npt.NDArray[np.generic]]) -> AlignerWeights:
@@ -59,8 +59,8 @@ class AlignerWeights:
             return held[f"{name}.weight"], held[f"{name}.bias"]
 
         num_layers = sum(name.startswith("ear.") and name.endswith(".weight") for name in held)
-        ear = EarWeights(tuple(layer(f"ear.{number}") for number in range(num_layers)), held["ear.log_prior"])
-        letters = LetterWeights(
+        ear = AcousticWeights(tuple(layer(f"ear.{number}") for number in range(num_layers)), held["ear.log_prior"])
+        letters = LetterModelWeights(
             held["letters.embedding"], held["letters.bias"], layer("letters.sounds"), layer("letters.durations")
         )
         return cls(ear, letters)

@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from sessions.text.spans import Span, SpannedText
+from sessions.text.spans import SourceSpan, SpannedText
 
 _UNSPACED = "\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Chinese and Japanese: each character is a word, with the marks on it."""
@@ -24,7 +24,7 @@ _WORD = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenWord:
+class WordSpan:
     """A word of the client's text, and which characters of the segment's spoken text stand for it."""
 
     text: str
@@ -43,7 +43,7 @@ class SpokenWord:
         return self.raw_start + len(self.text)
 
 
-class SpokenWords:
+class WordSpanTracker:
     """The words of one segment, one after the other as its text comes. Words without a sound are passed over."""
 
     def __init__(self, raw_start: int, raw: Callable[[], str]) -> None:
@@ -64,7 +64,7 @@ class SpokenWords:
             self.raw_end = max(self.raw_end, span.raw_end)
         self.spoken += text.text
 
-    def _places_of(self, span: Span, spoken: str) -> Iterable[int]:
+    def _places_of(self, span: SourceSpan, spoken: str) -> Iterable[int]:
         if span.verbatim:
             return range(span.raw_start, span.raw_end)
         written = self._raw()[span.raw_start : span.raw_end]
@@ -74,7 +74,7 @@ class SpokenWords:
         """Where a spoken character stands in the client's text."""
         return self._places[spoken_char] if spoken_char < len(self._places) else self.raw_end
 
-    def next_word(self, complete: bool) -> SpokenWord | None:
+    def next_word(self, complete: bool) -> WordSpan | None:
         """The next word that is all there; after ``take``, the one after it."""
         raw = self._raw()
         while match := _WORD.search(raw, self._raw_at, self.raw_end):
@@ -89,17 +89,17 @@ class SpokenWords:
         spoken = self.spoken[bisect_left(self._places, raw_start) : bisect_left(self._places, raw_end)]
         return any(character.isalnum() for character in spoken)
 
-    def _word(self, text: str, raw_start: int) -> SpokenWord:
+    def _word(self, text: str, raw_start: int) -> WordSpan:
         start = bisect_left(self._places, raw_start)
         reached = tuple(bisect_left(self._places, raw_start + place + 1) for place in range(len(text)))
         spoken = self.spoken[start : reached[-1]]
         sounds = [start + place for place, character in enumerate(spoken) if character.isalnum()]
         first, last = (sounds[0], sounds[-1] + 1) if sounds else (start, start)
-        return SpokenWord(
+        return WordSpan(
             text, raw_start, spoken.strip(), start + len(spoken) - len(spoken.lstrip()), first, last, reached
         )
 
-    def take(self, word: SpokenWord) -> None:
+    def take(self, word: WordSpan) -> None:
         self._raw_at = word.raw_end
 
 

@@ -9,7 +9,7 @@ from sessions.audio.fade import Fade, crossfade
 from sessions.audio.pcm import EMPTY, Pcm
 
 
-class ChunkOutOfPlace(ValueError):
+class ChunkOrderError(ValueError):
     """A chunk that does not fit what the chunks before it declared: a fault of whoever made the chunks."""
 
 
@@ -31,7 +31,7 @@ class Crossfader:
         self._ended = False
 
     def push(self, chunk: SpeechChunk) -> Pcm:
-        """Raises ``ChunkOutOfPlace`` for a gap, an overlap that was not declared, or a chunk after the last."""
+        """Raises ``ChunkOrderError`` for a gap, an overlap that was not declared, or a chunk after the last."""
         self._check(chunk)
         self._ended = chunk.last
         self._next_start_sample = chunk.start_sample + chunk.pcm.size - chunk.provisional_tail_samples
@@ -69,12 +69,12 @@ class Crossfader:
         start, size, tail = chunk.start_sample, chunk.pcm.size, chunk.provisional_tail_samples
         held = self._tail.size - self._again.size
         if self._ended:
-            raise ChunkOutOfPlace(f"chunk at sample {start} comes after the last chunk")
+            raise ChunkOrderError(f"chunk at sample {start} comes after the last chunk")
         if start != self._next_start_sample:
-            raise ChunkOutOfPlace(f"chunk starts at sample {start}, expected {self._next_start_sample}")
+            raise ChunkOrderError(f"chunk starts at sample {start}, expected {self._next_start_sample}")
         if not 0 <= tail <= size:
-            raise ChunkOutOfPlace(f"provisional_tail_samples must be between 0 and the chunk's {size}, got {tail}")
+            raise ChunkOrderError(f"provisional_tail_samples must be between 0 and the chunk's {size}, got {tail}")
         if chunk.last and tail:
-            raise ChunkOutOfPlace(f"the last chunk has no provisional tail, got {tail} samples")
+            raise ChunkOrderError(f"the last chunk has no provisional tail, got {tail} samples")
         if size < held and (tail or (chunk.last and size)):
-            raise ChunkOutOfPlace(f"chunk at sample {start} must cover the {held} samples held back, got {size}")
+            raise ChunkOrderError(f"chunk at sample {start} must cover the {held} samples held back, got {size}")

@@ -10,7 +10,7 @@ from sessions.audio.pcm import EMPTY, Pcm
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PcmFrame:
     start_sample: int
     """Position of ``pcm[0]`` in all that the framer has given, padding included."""
     pcm: Pcm
@@ -31,13 +31,13 @@ class Framer:
         """Pushed, and not yet part of a frame."""
         return self._rest.size
 
-    def push(self, pcm: Pcm) -> list[Frame]:
+    def push(self, pcm: Pcm) -> list[PcmFrame]:
         signal = np.concatenate([self._rest, pcm]) if self._rest.size else pcm
         whole = signal.size - signal.size % self.frame_samples
         self._rest = signal[whole:]
         return [self._frame(signal[at : at + self.frame_samples]) for at in range(0, whole, self.frame_samples)]
 
-    def flush(self) -> list[Frame]:
+    def flush(self) -> list[PcmFrame]:
         """What is pending, padded with silence to one frame; nothing if nothing is pending. More may be pushed."""
         if not self._rest.size:
             return []
@@ -46,7 +46,7 @@ class Framer:
         self._rest = EMPTY
         return [self._frame(padded, padding)]
 
-    def _frame(self, pcm: Pcm, padding_samples: int = 0) -> Frame:
-        frame = Frame(self._next_start_sample, pcm, padding_samples)
+    def _frame(self, pcm: Pcm, padding_samples: int = 0) -> PcmFrame:
+        frame = PcmFrame(self._next_start_sample, pcm, padding_samples)
         self._next_start_sample += self.frame_samples
         return frame

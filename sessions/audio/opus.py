@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sessions.audio.framer import Frame, Framer
+from sessions.audio.framer import Framer, PcmFrame
 from sessions.audio.opus_library import load_opuslib
 from sessions.audio.pcm import EMPTY, Pcm
 from sessions.errors import UnsupportedFormat
@@ -112,12 +112,12 @@ class OpusEncoder:
         delayed = self._framer.push(np.zeros(self.settings.pre_skip_samples, np.float32))
         return self._encode(delayed + self._framer.flush())
 
-    def _encode(self, frames: list[Frame]) -> list[OpusPacket]:
+    def _encode(self, frames: list[PcmFrame]) -> list[OpusPacket]:
         if frames and self._encoder is None:
             self._encoder = _new_encoder(self.settings)
         return [self._packet(frame) for frame in frames]
 
-    def _packet(self, frame: Frame) -> OpusPacket:
+    def _packet(self, frame: PcmFrame) -> OpusPacket:
         data = self._encoder.encode_float(frame.pcm.tobytes(), frame.pcm.size)
         return OpusPacket(frame.start_sample, frame.pcm.size, data, frame.padding_samples)
 

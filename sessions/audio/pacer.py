@@ -21,7 +21,7 @@ class UnderrunCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Underrun:
+class PlayoutUnderrun:
     """The listener had played all there was, and later more came."""
 
     at_sample: int
@@ -71,7 +71,7 @@ class Pacer:
 
     def handed_over(
         self, num_samples: int, now_s: float, late_cause: UnderrunCause = UnderrunCause.ENGINE
-    ) -> Underrun | None:
+    ) -> PlayoutUnderrun | None:
         """Note that audio has left. Tells the underrun that this ends, if any: what was late is the caller's to say."""
         underrun = None
         if not self.handed_over_samples:
@@ -104,11 +104,11 @@ class Pacer:
         """When the listener has played, or had played, all that was handed over; ``inf`` before the first audio."""
         return self._reached_s(self.handed_over_samples)
 
-    def _underrun(self, now_s: float, cause: UnderrunCause) -> Underrun | None:
+    def _underrun(self, now_s: float, cause: UnderrunCause) -> PlayoutUnderrun | None:
         gap_s = now_s - self.runs_dry_s()
         if gap_s * 1000 < self.settings.min_underrun_ms:
             return None
-        return Underrun(self.handed_over_samples, gap_s, cause)
+        return PlayoutUnderrun(self.handed_over_samples, gap_s, cause)
 
     def _reached_s(self, position: int) -> float:
         return self._anchor_s + (position - self._anchor_samples) / self.sample_rate

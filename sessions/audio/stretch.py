@@ -23,7 +23,7 @@ SLOWEST_STEP = 0.5
 PIECE_MS = 20
 
 
-class Stretcher:
+class TimeStretcher:
     """``speed`` 2 makes speech half as long. With ``speed`` 1 it is the identity and holds nothing back."""
 
     def __init__(self, sample_rate: int, speed: float) -> None:

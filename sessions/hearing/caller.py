@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sessions.audio.resampler import Resampler
-from sessions.hearing.echo import EchoLimit
+from sessions.hearing.echo import EchoThreshold
 from sessions.hearing.levels import DECODERS, SILENCE, SILENCE_DB
-from sessions.hearing.noise import LineNoise
-from sessions.hearing.onset import Onset
-from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, Track, Windows, likelihoods
+from sessions.hearing.noise import NoiseFloor
+from sessions.hearing.onset import OnsetDetector
+from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, VadState, WindowSlicer, likelihoods
 
 NUM_TRACKS = 2
 HOP_MS = WINDOW_MS // NUM_TRACKS
@@ -34,7 +34,7 @@ MAX_BEHIND_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarSettings:
+class BargeInSettings:
     threshold: float = 0.55
     """How likely a window has to be speech."""
     min_speech_ms: int = 32
@@ -49,32 +49,32 @@ class EarSettings:
     """What is louder than the line's noise by less is nobody, and the network need not look; 0: it looks at all."""
 
 
-class Sound(NamedTuple):
+class VadFormat(NamedTuple):
     """What windows are made of."""
 
     encoding: str
     rate: int
 
 
-class Look(NamedTuple):
+class VadWindow(NamedTuple):
     """A window that waits to be looked at."""
 
-    track: Track
+    track: VadState
     window: bytes
     """With its context."""
     own_db: float
     """Our own voice, or what of it may still come back."""
 
 
-class CallerEar:
+class BargeInDetector:
     """``hear`` takes sound in; its ``waiting`` looks, whose tracks alternate, are judged in order, and gone then."""
 
-    def __init__(self, encoding: str, sample_rate: int, settings: EarSettings) -> None:
+    def __init__(self, encoding: str, sample_rate: int, settings: BargeInSettings) -> None:
         self._resamples = sample_rate not in RATES
-        self.sound = Sound("pcm_f32le", max(RATES)) if self._resamples else Sound(encoding, sample_rate)
-        self.waiting: deque[Look] = deque()
+        self.sound = VadFormat("pcm_f32le", max(RATES)) if self._resamples else VadFormat(encoding, sample_rate)
+        self.waiting: deque[VadWindow] = deque()
         self._decode = DECODERS[encoding]
-        self._echo = EchoLimit(settings.echo_loss_db)
+        self._echo = EchoThreshold(settings.echo_loss_db)
         self._settings = settings
         self._from_rate = sample_rate
         self.rest()
@@ -85,11 +85,13 @@ class CallerEar:
         self.waiting.clear()
         silence = SILENCE[self.sound.encoding]
         window, hop, context = (len(silence) * num for num in num_samples(self.sound.rate))
-        self._windows = Windows(window, hop, silence * (context // len(silence)))
+        self._windows = WindowSlicer(window, hop, silence * (context // len(silence)))
         self._resampler = Resampler(self._from_rate, self.sound.rate) if self._resamples else None
-        self._tracks = itertools.cycle([Track() for _ in range(NUM_TRACKS)])
-        self._noise = LineNoise(settings.noise_margin_db)
-        self._onset = Onset(settings.threshold, settings.min_speech_ms, settings.min_silence_ms, WINDOW_MS, HOP_MS)
+        self._tracks = itertools.cycle([VadState() for _ in range(NUM_TRACKS)])
+        self._noise = NoiseFloor(settings.noise_margin_db)
+        self._onset = OnsetDetector(
+            settings.threshold, settings.min_speech_ms, settings.min_silence_ms, WINDOW_MS, HOP_MS
+        )
 
     def hear(self, data: bytes, own_db: float = SILENCE_DB) -> None:
         """``own_db`` is how loud our own voice is, or was so shortly that it may still come back."""
@@ -97,9 +99,9 @@ class CallerEar:
             data = self._resampler.push(self._decode(data)).tobytes()
         for window in self._windows.push(data):
             if len(self.waiting) < MAX_BEHIND_MS // HOP_MS:
-                self.waiting.append(Look(next(self._tracks), window, own_db))
+                self.waiting.append(VadWindow(next(self._tracks), window, own_db))
 
-    def may_be_voice(self, look: Look, level_db: float) -> bool:
+    def may_be_voice(self, look: VadWindow, level_db: float) -> bool:
         """Whether the network has to be asked about a window that is so loud. While we speak somebody may want to
         interrupt us at any moment, and it is shown all there is."""
         if not self._settings.noise_margin_db or look.own_db > SILENCE_DB:
@@ -127,7 +129,7 @@ class CallerEar:
             began += look_once([self], self.sound)
         return bool(began)
 
-    def _least_db(self, look: Look) -> float:
+    def _least_db(self, look: VadWindow) -> float:
         return max(self._settings.min_level_db, self._echo.db(look.own_db))
 
 
@@ -136,7 +138,7 @@ def num_samples(rate: int) -> tuple[int, int, int]:
     return WINDOW_MS * rate // 1000, HOP_MS * rate // 1000, CONTEXT_MS * rate // 1000
 
 
-def look_once(ears: Sequence[CallerEar], sound: Sound) -> list[CallerEar]:
+def look_once(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[BargeInDetector]:
     """One window of each track by one run of the network. Gives those into which somebody has begun to speak.
 
     Tracks that missed some are shown these before; an ear with one that is not through yet judges nothing until then.
@@ -145,10 +147,10 @@ def look_once(ears: Sequence[CallerEar], sound: Sound) -> list[CallerEar]:
     levels = levels_db(decoded([look.window for _, look in turns], sound)[:, num_samples(sound.rate)[2] :])
     all_asked = [ear.may_be_voice(look, level_db) for (ear, look), level_db in zip(turns, levels, strict=True)]
     catch_up([look.track for (_, look), asked in zip(turns, all_asked, strict=True) if asked], sound)
-    shown: list[tuple[Track, bytes]] = []
-    judged: list[tuple[CallerEar, float, int | None]] = []
+    shown: list[tuple[VadState, bytes]] = []
+    judged: list[tuple[BargeInDetector, float, int | None]] = []
     """With the level, and which of those that are shown it is."""
-    behind: set[CallerEar] = set()
+    behind: set[BargeInDetector] = set()
     for (ear, look), level_db, asked in zip(turns, levels, all_asked, strict=True):
         if asked and look.track.missed:
             behind.add(ear)
@@ -164,7 +166,7 @@ def look_once(ears: Sequence[CallerEar], sound: Sound) -> list[CallerEar]:
     return [ear for ear, level_db, at in judged if ear.judge(None if at is None else likely[at], level_db)]
 
 
-def catch_up(tracks: Sequence[Track], sound: Sound) -> None:
+def catch_up(tracks: Sequence[VadState], sound: VadFormat) -> None:
     """Show tracks what they missed, one window of each a run, as far as the work of a turn goes."""
     num_left = MAX_CAUGHT_UP
     while late := [track for track in tracks if track.missed][: max(num_left - RUN_COST, 0)]:
@@ -172,7 +174,7 @@ def catch_up(tracks: Sequence[Track], sound: Sound) -> None:
         num_left -= len(late) + RUN_COST
 
 
-def seen(shown: list[tuple[Track, bytes]], sound: Sound) -> list[float]:
+def seen(shown: list[tuple[VadState, bytes]], sound: VadFormat) -> list[float]:
     """How likely each is speech."""
     if not shown:
         return []
@@ -181,7 +183,7 @@ def seen(shown: list[tuple[Track, bytes]], sound: Sound) -> list[float]:
     return likely
 
 
-def decoded(windows: Sequence[bytes], sound: Sound) -> npt.NDArray[np.float32]:
+def decoded(windows: Sequence[bytes], sound: VadFormat) -> npt.NDArray[np.float32]:
     """[windows, samples]"""
     return DECODERS[sound.encoding](b"".join(windows)).reshape(len(windows), -1)
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from sessions.clock import between_ticks, now_s
-from sessions.hearing.caller import NUM_TRACKS, CallerEar, look_once
+from sessions.hearing.caller import NUM_TRACKS, BargeInDetector, look_once
 from sessions.hearing.levels import SILENCE_DB
 
 MAX_LOOKS = 64
@@ -19,22 +19,22 @@ Began = Callable[[], None]
 """Called when a caller begins to speak."""
 
 
-class Ears:
+class VadScheduler:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[CallerEar, Began] = {}
+        self._waiting: dict[BargeInDetector, Began] = {}
         """Those with something to look at; who has waited longest is first."""
         self._timer: asyncio.Handle | None = None
 
-    def hear(self, ear: CallerEar, data: bytes, began: Began, own_db: float = SILENCE_DB) -> None:
+    def hear(self, ear: BargeInDetector, data: bytes, began: Began, own_db: float = SILENCE_DB) -> None:
         ear.hear(data, own_db)
         if ear.waiting:
             self._waiting.setdefault(ear, began)
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_at(between_ticks(now_s()), self._look)
 
-    def forget(self, ear: CallerEar) -> None:
+    def forget(self, ear: BargeInDetector) -> None:
         """Nobody listens by it any more."""
         ear.rest()
         self._waiting.pop(ear, None)
@@ -47,7 +47,7 @@ class Ears:
             if self._waiting and self._timer is None:
                 self._timer = asyncio.get_running_loop().call_soon(self._look)
 
-    def _look_at(self, taken: list[CallerEar]) -> None:
+    def _look_at(self, taken: list[BargeInDetector]) -> None:
         begans = {ear: self._waiting.pop(ear) for ear in taken}
         try:
             for sound in {ear.sound for ear in taken}:
@@ -60,9 +60,9 @@ class Ears:
         finally:  # they go behind the others
             self._waiting |= {ear: began for ear, began in begans.items() if ear.waiting}
 
-    def _take(self) -> list[CallerEar]:
+    def _take(self) -> list[BargeInDetector]:
         """Whose turn it is: at most one look for each track."""
-        taken: list[CallerEar] = []
+        taken: list[BargeInDetector] = []
         num_left = MAX_LOOKS
         for ear in self._waiting:
             num_left -= min(NUM_TRACKS, len(ear.waiting))

@@ -14,7 +14,7 @@ MAX_FRAMES = 1_024
 """More than any line is sent ahead; of a line on which nobody listens, the oldest are forgotten."""
 
 
-class OwnVoice:
+class PlayoutLevel:
     def __init__(self, encoding: str, sample_rate: int) -> None:
         self._encoding = encoding
         self._behind, self._ahead = (duration * sample_rate // 1000 for duration in (BEHIND_MS, AHEAD_MS))
@@ -52,7 +52,7 @@ NUM_WINDOWS = 80
 """So many have to be heard while we speak, 1.3 s, before anything is believed of them."""
 
 
-class EchoLimit:
+class EchoThreshold:
     """How loud an echo of our own voice may be: ``least_loss_db`` below it, or no louder than a line has shown."""
 
     def __init__(self, least_loss_db: float) -> None:

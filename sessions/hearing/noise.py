@@ -11,7 +11,7 @@ NUM_WINDOWS = 8
 """The quietest of so many is the noise: bursts of it are still looked at."""
 
 
-class LineNoise:
+class NoiseFloor:
     """``margin_db`` above it begins what may be a voice. Where the line falls by as much at once, that noise has ended:
     what is there now may be a quieter voice as well, and is looked at until its noise is known."""
 

@@ -6,7 +6,7 @@ HYSTERESIS = 0.15
 """Speech goes on while it is at most so much less likely than it had to be to begin."""
 
 
-class Onset:
+class OnsetDetector:
     """Windows of ``window_ms`` begin every ``hop_ms``."""
 
     def __init__(self, threshold: float, min_speech_ms: int, min_silence_ms: int, window_ms: int, hop_ms: int) -> None:

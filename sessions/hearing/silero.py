@@ -26,7 +26,7 @@ FILE = Path("data") / "silero_vad.onnx"
 """In the package."""
 
 
-class Track:
+class VadState:
     """What the network remembers of one sound, whose windows follow each other without a gap."""
 
     def __init__(self) -> None:
@@ -35,7 +35,9 @@ class Track:
         """The last windows, with their contexts, that the network was not shown."""
 
 
-def likelihoods(tracks: Sequence[Track], windows: npt.NDArray[np.float32], sample_rate: int) -> npt.NDArray[np.float32]:
+def likelihoods(
+    tracks: Sequence[VadState], windows: npt.NDArray[np.float32], sample_rate: int
+) -> npt.NDArray[np.float32]:
     """Of speech, 0 to 1, in the next window of each track. A window [context + window] has its ``CONTEXT_MS`` before
     it. No track may be there twice."""
     state = np.concatenate([track.state for track in tracks], axis=1)
@@ -46,7 +48,7 @@ def likelihoods(tracks: Sequence[Track], windows: npt.NDArray[np.float32], sampl
     return np.asarray(likely[:, 0], np.float32)
 
 
-class Windows:
+class WindowSlicer:
     """Cuts encoded sound into windows of ``size`` bytes that begin every ``hop``, each with what is ``before`` it."""
 
     def __init__(self, size: int, hop: int, before: bytes) -> None:

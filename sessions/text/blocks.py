@@ -24,7 +24,7 @@ class BlockLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TextBlock:
     """Words with one space between them, and the raw characters they come from."""
 
     text: str
@@ -47,7 +47,7 @@ class LineBreak:
     raw_start: int
 
 
-Part = BlockStart | Block | LineBreak
+Part = BlockStart | TextBlock | LineBreak
 
 
 class BlockSplitter:
@@ -119,7 +119,7 @@ class BlockSplitter:
         self._num_word_chars = 0
         self._word_glued = False
 
-    def _end_block(self) -> Iterator[Block]:
+    def _end_block(self) -> Iterator[TextBlock]:
         if self._words:
-            yield Block(" ".join(self._words), self._block_start, self._block_end, self._block_glued)
+            yield TextBlock(" ".join(self._words), self._block_start, self._block_end, self._block_glued)
             self._words.clear()

@@ -79,7 +79,7 @@ class TextPace:
 
 
 @dataclass(frozen=True, slots=True)
-class TextFacts:
+class TextStats:
     """What the rule wants to know of a piece of text."""
 
     num_words: int = 0
@@ -87,7 +87,7 @@ class TextFacts:
     has_sentence_end: bool = False
 
     @classmethod
-    def of(cls, text: str) -> TextFacts:
+    def of(cls, text: str) -> TextStats:
         return cls(
             num_words=sum(1 for _ in _WORD.finditer(text)),
             has_clause_mark=_CLAUSE_MARK.search(text) is not None,
@@ -95,7 +95,7 @@ class TextFacts:
         )
 
 
-def should_close_early(open_text: TextFacts, remaining_ms: float, settings: DeadAirSettings) -> bool:
+def should_close_early(open_text: TextStats, remaining_ms: float, settings: DeadAirSettings) -> bool:
     """Of a segment whose request waits for text that has stalled: whether to end it now. Every word fed to it is still
     spoken."""
     if not settings.enabled or remaining_ms >= settings.close_below_ms:
@@ -103,7 +103,7 @@ def should_close_early(open_text: TextFacts, remaining_ms: float, settings: Dead
     return open_text.num_words >= settings.min_words or open_text.has_clause_mark
 
 
-def should_open_next(gathered: TextFacts, remaining_ms: float, settings: DeadAirSettings) -> bool:
+def should_open_next(gathered: TextStats, remaining_ms: float, settings: DeadAirSettings) -> bool:
     """Of the text that has come since a segment was closed early: whether to begin the next segment with it.
 
     Other segments begin as soon as their first word is there; so does this one with the rule off.

@@ -26,7 +26,7 @@ _NEVER_LAST = frozenset(
 _MAX_LIST_NUMBER_DIGITS = 3
 
 
-class Ending(IntEnum):
+class Boundary(IntEnum):
     """What may end at a place, from weakest to strongest."""
 
     NOTHING = 0
@@ -35,11 +35,11 @@ class Ending(IntEnum):
     SENTENCE = 3
 
 
-class Endings:
+class BoundaryDetector:
     """Tell it every character in turn; ``before`` answers for the place in front of a visible one."""
 
     def __init__(self) -> None:
-        self._mark = Ending.NOTHING
+        self._mark = Boundary.NOTHING
         self._mark_needs_space = True
         self._gap = False
         self._num_breaks = 0
@@ -47,37 +47,37 @@ class Endings:
         self._word_begins_line = True
 
     @property
-    def possible(self) -> Ending:
+    def possible(self) -> Boundary:
         """The strongest ending that what comes after this white space can reveal; another line break may."""
-        return max(self._mark, Ending.SENTENCE if self._num_breaks else Ending.WORD)
+        return max(self._mark, Boundary.SENTENCE if self._num_breaks else Boundary.WORD)
 
     def space(self, character: str) -> None:
         self._gap = True
         self._num_breaks += character in _LINE_BREAKS
 
-    def before(self, character: str) -> Ending:
+    def before(self, character: str) -> Boundary:
         """What ends in front of this visible character."""
         ending = self._ending_before(character)
         if self._gap:
             self._word_begins_line = self._num_breaks > 0
-            self._mark, self._word, self._gap, self._num_breaks = Ending.NOTHING, "", False, 0
+            self._mark, self._word, self._gap, self._num_breaks = Boundary.NOTHING, "", False, 0
         self._word = (self._word + character)[-_MAX_WORD_CHARS:]
         self._note_mark(character)
         return ending
 
-    def _ending_before(self, character: str) -> Ending:
+    def _ending_before(self, character: str) -> Boundary:
         if self._gap:
-            return max(self._confirmed(character), Ending.WORD, _of_breaks(self._num_breaks))
-        goes_on = self._mark_needs_space or character in _CLOSERS or _mark_of(character) is not Ending.NOTHING
-        return Ending.NOTHING if goes_on else self._mark
+            return max(self._confirmed(character), Boundary.WORD, _of_breaks(self._num_breaks))
+        goes_on = self._mark_needs_space or character in _CLOSERS or _mark_of(character) is not Boundary.NOTHING
+        return Boundary.NOTHING if goes_on else self._mark
 
-    def _confirmed(self, character: str) -> Ending:
+    def _confirmed(self, character: str) -> Boundary:
         """A sentence goes on after a mark if a small letter follows or an abbreviation stands before."""
-        if self._mark is not Ending.SENTENCE or not self._mark_needs_space:
+        if self._mark is not Boundary.SENTENCE or not self._mark_needs_space:
             return self._mark
         if character.islower():
-            return Ending.CLAUSE
-        return Ending.WORD if self._is_abbreviation(character) else Ending.SENTENCE
+            return Boundary.CLAUSE
+        return Boundary.WORD if self._is_abbreviation(character) else Boundary.SENTENCE
 
     def _is_abbreviation(self, next_character: str) -> bool:
         word = self._word.strip(_AROUND_WORD)
@@ -92,22 +92,22 @@ class Endings:
 
     def _note_mark(self, character: str) -> None:
         mark = _mark_of(character)
-        if mark is not Ending.NOTHING:
+        if mark is not Boundary.NOTHING:
             self._mark = mark
             self._mark_needs_space = character not in _WIDE_SENTENCE_MARKS + _WIDE_CLAUSE_MARKS
         elif character not in _CLOSERS:
-            self._mark = Ending.NOTHING
+            self._mark = Boundary.NOTHING
             self._mark_needs_space = True
 
 
-def _mark_of(character: str) -> Ending:
+def _mark_of(character: str) -> Boundary:
     if character in _SENTENCE_MARKS:
-        return Ending.SENTENCE
-    return Ending.CLAUSE if character in _CLAUSE_MARKS else Ending.NOTHING
+        return Boundary.SENTENCE
+    return Boundary.CLAUSE if character in _CLAUSE_MARKS else Boundary.NOTHING
 
 
-def _of_breaks(num_breaks: int) -> Ending:
+def _of_breaks(num_breaks: int) -> Boundary:
     """A line ends at least a clause, a paragraph a sentence."""
     if num_breaks == 0:
-        return Ending.NOTHING
-    return Ending.CLAUSE if num_breaks == 1 else Ending.SENTENCE
+        return Boundary.NOTHING
+    return Boundary.CLAUSE if num_breaks == 1 else Boundary.SENTENCE

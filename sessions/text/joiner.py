@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 
-class Joiner:
+class WordJoiner:
     """Puts words and marks in a row: one space between words, one mark behind a word.
 
     ``¦`` is a pause that needs no mark of its own: a comma if another word follows.

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sessions.text.binding import wants_more
-from sessions.text.blocks import Block, BlockLimits, BlockSplitter, BlockStart, Part
-from sessions.text.joiner import Joiner
+from sessions.text.blocks import BlockLimits, BlockSplitter, BlockStart, Part, TextBlock
+from sessions.text.joiner import WordJoiner
 from sessions.text.markup import LineKind, closes_fence, line_kind
 from sessions.text.saying import say
 from sessions.text.spans import SpannedText
@@ -36,7 +36,7 @@ class IncrementalNormalizer:
         settings = settings or NormalizerSettings()
         self._blocks = BlockSplitter(wants_more, settings.blocks)
         self._reader = _LineReader(settings.say_code_blocks)
-        self._joiner = Joiner()
+        self._joiner = WordJoiner()
         self._raw_end = 0
 
     @property
@@ -63,14 +63,14 @@ class IncrementalNormalizer:
         return SpannedText.join([self._say_part(part) for part in parts])
 
     def _say_part(self, part: Part) -> SpannedText:
-        if isinstance(part, Block):
+        if isinstance(part, TextBlock):
             return self._say_block(part)
         if isinstance(part, BlockStart):
             is_word = part.character.isascii() and part.character.isalpha() and not self._reader.silent
             return self._spanned_space(self._joiner.space() if is_word else "", part.raw_start)
         return SpannedText.of(self._joiner.stop() if self._reader.end_line() else "", part.raw_start, part.raw_start)
 
-    def _say_block(self, block: Block) -> SpannedText:
+    def _say_block(self, block: TextBlock) -> SpannedText:
         spoken = self._joiner.join(self._reader.read(block), glued=block.glued)
         words = spoken.removeprefix(" ")
         space = self._spanned_space(spoken[: len(spoken) - len(words)], block.raw_start)
@@ -95,7 +95,7 @@ class _LineReader:
         """Whether nothing of the line is said, as far as is known."""
         return self._kind is LineKind.FENCE or (self._in_fence and not self._say_code_blocks)
 
-    def read(self, block: Block) -> str:
+    def read(self, block: TextBlock) -> str:
         text = block.text
         if self._kind is None:
             self._kind, text = line_kind(text)

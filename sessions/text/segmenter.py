@@ -10,7 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 
 from sessions.text.blocks import WHITE_SPACE
-from sessions.text.endings import Ending, Endings
+from sessions.text.endings import Boundary, BoundaryDetector
 from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
 
@@ -62,7 +62,7 @@ SegmentEvent = SegmentText | SegmentEnd
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _SegmentRun:
     """Part of a push that belongs to one segment, and whether the segment ends with it."""
 
     start: int
@@ -81,7 +81,7 @@ class Segmenter:
         self._token_tenths = 0
         self._previous = ""
         self._num_word_chars = 0
-        self._endings = Endings()
+        self._endings = BoundaryDetector()
         self._held: list[SpannedText] = []
 
     @property
@@ -107,9 +107,9 @@ class Segmenter:
         self._index += 1
         return [SegmentEnd(self._index - 1)]
 
-    def _scan(self, text: str) -> tuple[list[_Run], int]:
+    def _scan(self, text: str) -> tuple[list[_SegmentRun], int]:
         """The runs of a push, and from where on its white space waits to see whether the segment ends."""
-        runs: list[_Run] = []
+        runs: list[_SegmentRun] = []
         start = 0
         held_from: int | None = None
         for place, character in enumerate(text):
@@ -121,13 +121,13 @@ class Segmenter:
                     held_from = place
                 continue
             if self._ends_before(character):
-                runs.append(_Run(start, place if held_from is None else held_from, is_last=True))
+                runs.append(_SegmentRun(start, place if held_from is None else held_from, is_last=True))
                 self._begin_next()
                 start = place
             held_from = None
             self._count(character)
         end = len(text) if held_from is None else held_from
-        runs.append(_Run(start, end, is_last=False))
+        runs.append(_SegmentRun(start, end, is_last=False))
         return runs, end
 
     def _take_space(self, character: str) -> None:
@@ -160,10 +160,10 @@ class Segmenter:
         """The weakest ending that ends the segment now."""
         settings, share = self._settings, self._token_share()
         if self._num_chars >= settings.word_end_after_chars or share >= settings.word_end_at_share:
-            return Ending.WORD
+            return Boundary.WORD
         if self._num_chars >= settings.clause_end_after_chars or share >= settings.clause_end_at_share:
-            return Ending.CLAUSE
-        return Ending.SENTENCE if self._num_chars >= settings.sentence_end_after_chars else Ending.SENTENCE + 1
+            return Boundary.CLAUSE
+        return Boundary.SENTENCE if self._num_chars >= settings.sentence_end_after_chars else Boundary.SENTENCE + 1
 
     def _joins(self, character: str) -> bool:
         """Whether it is one sign with the character before."""
@@ -189,7 +189,7 @@ class Segmenter:
     def _begin_next(self) -> None:
         self._num_chars = self._token_tenths = 0
 
-    def _pass_on(self, run: _Run, piece: SpannedText) -> list[SegmentEvent]:
+    def _pass_on(self, run: _SegmentRun, piece: SpannedText) -> list[SegmentEvent]:
         events: list[SegmentEvent] = []
         if piece.text:
             events.append(SegmentText(self._index, SpannedText.join([*self._held, piece])))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SourceSpan:
     """So many characters of text, made of the raw characters from ``raw_start`` up to ``raw_end``."""
 
     num_chars: int
@@ -22,9 +22,9 @@ class Span:
         """As many characters as the raw text has: each stands for one."""
         return self.raw_end - self.raw_start == self.num_chars
 
-    def cut(self, start: int, end: int) -> Span:
+    def cut(self, start: int, end: int) -> SourceSpan:
         """The characters from ``start`` up to ``end``; the parts of a rewritten span share its raw range evenly."""
-        return Span(end - start, self._raw_at(start), self._raw_at(end))
+        return SourceSpan(end - start, self._raw_at(start), self._raw_at(end))
 
     def _raw_at(self, place: int) -> int:
         return self.raw_start + (self.raw_end - self.raw_start) * place // self.num_chars
@@ -35,14 +35,14 @@ class SpannedText:
     """A piece of text on its way to the voice. The spans cover it in order, and their raw ranges never go back."""
 
     text: str
-    spans: tuple[Span, ...]
+    spans: tuple[SourceSpan, ...]
 
     @classmethod
     def of(cls, text: str, raw_start: int, raw_end: int | None = None) -> SpannedText:
         """Text that stands for one raw range; without ``raw_end`` it is the raw text itself."""
         if not text:
             return EMPTY
-        return cls(text, (Span(len(text), raw_start, raw_start + len(text) if raw_end is None else raw_end),))
+        return cls(text, (SourceSpan(len(text), raw_start, raw_start + len(text) if raw_end is None else raw_end),))
 
     @classmethod
     def join(cls, pieces: Iterable[SpannedText]) -> SpannedText:
@@ -59,7 +59,7 @@ class SpannedText:
 
     def cut_all(self, ranges: Sequence[tuple[int, int]]) -> list[SpannedText]:
         """The characters of each range; the ranges do not overlap and go forward."""
-        pieces: list[list[Span]] = [[] for _ in ranges]
+        pieces: list[list[SourceSpan]] = [[] for _ in ranges]
         number = place = 0
         for span in self.spans:
             while number < len(ranges):
@@ -79,13 +79,13 @@ class SpannedText:
 EMPTY = SpannedText("", ())
 
 
-def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
+def merge(spans: Iterable[SourceSpan]) -> tuple[SourceSpan, ...]:
     """The same mapping in fewer spans: neighbours that are verbatim become one."""
-    merged: list[Span] = []
+    merged: list[SourceSpan] = []
     for span in spans:
         last = merged[-1] if merged else None
         if last and last.verbatim and span.verbatim and last.raw_end == span.raw_start:
-            merged[-1] = Span(last.num_chars + span.num_chars, last.raw_start, span.raw_end)
+            merged[-1] = SourceSpan(last.num_chars + span.num_chars, last.raw_start, span.raw_end)
         else:
             merged.append(span)
     return tuple(merged)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from engine.api import ClonedVoice
-from sessions.voices.voice import Manifest, StoredVoice
+from sessions.voices.voice import StoredVoice, VoiceManifest
 
 MANIFEST_KEY = "voice"
 MAX_HEADER_BYTES = 100_000
@@ -24,11 +24,11 @@ USUAL_HEADER_BYTES = 8_192
 LENGTH_BYTES = 8
 
 
-class BrokenVoiceFile(ValueError):
+class CorruptVoiceFile(ValueError):
     """Not one of ours, or damaged."""
 
 
-class Header(msgspec.Struct):
+class VoiceFileHeader(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
 
 
@@ -42,19 +42,19 @@ def to_bytes(voice: StoredVoice) -> bytes:
 
 
 def read_voice(path: Path) -> StoredVoice:
-    """Raises ``FileNotFoundError`` or ``BrokenVoiceFile``."""
+    """Raises ``FileNotFoundError`` or ``CorruptVoiceFile``."""
     data = path.read_bytes()
     manifest = _manifest_of(data[LENGTH_BYTES : LENGTH_BYTES + _header_bytes(data)])
     try:
         tensors = load(data)
     except (SafetensorError, KeyError) as error:  # the second for a type that numpy has not
-        raise BrokenVoiceFile(str(error)) from None
+        raise CorruptVoiceFile(str(error)) from None
     codes = tensors.get("codes", np.zeros((0, 0), np.int16))
     embedding, mel = tensors.get("embedding"), tensors.get("mel", np.zeros(0, np.float32))
     if embedding is None or embedding.dtype != np.float32 or codes.dtype != np.int16 or mel.dtype != np.float32:
-        raise BrokenVoiceFile("its tensors are not embedding (float32), codes (int16) and mel (float32)")
+        raise CorruptVoiceFile("its tensors are not embedding (float32), codes (int16) and mel (float32)")
     if codes.ndim != 2:
-        raise BrokenVoiceFile(f"its codes have the shape {codes.shape}, not frames by codebooks")
+        raise CorruptVoiceFile(f"its codes have the shape {codes.shape}, not frames by codebooks")
     clone = ClonedVoice(
         embedding=embedding.tobytes(),
         codes=codes.tobytes(),
@@ -65,8 +65,8 @@ def read_voice(path: Path) -> StoredVoice:
     return StoredVoice(manifest, clone)
 
 
-def read_manifest(path: str) -> Manifest:
-    """Raises ``OSError`` or ``BrokenVoiceFile``. Usually in one read: a thousand voices are listed so."""
+def read_manifest(path: str) -> VoiceManifest:
+    """Raises ``OSError`` or ``CorruptVoiceFile``. Usually in one read: a thousand voices are listed so."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         start = os.read(descriptor, USUAL_HEADER_BYTES)
@@ -80,16 +80,16 @@ def read_manifest(path: str) -> Manifest:
 
 def _header_bytes(start: bytes) -> int:
     if len(start) < LENGTH_BYTES:
-        raise BrokenVoiceFile("it is too short")
+        raise CorruptVoiceFile("it is too short")
     (num_bytes,) = struct.unpack_from("<Q", start)
     if num_bytes > MAX_HEADER_BYTES:
-        raise BrokenVoiceFile(f"its header is longer than {MAX_HEADER_BYTES} bytes")
+        raise CorruptVoiceFile(f"its header is longer than {MAX_HEADER_BYTES} bytes")
     return int(num_bytes)
 
 
-def _manifest_of(header: bytes) -> Manifest:
+def _manifest_of(header: bytes) -> VoiceManifest:
     try:
-        metadata = msgspec.json.decode(header, type=Header).metadata
-        return msgspec.json.decode(metadata.get(MANIFEST_KEY, ""), type=Manifest)
+        metadata = msgspec.json.decode(header, type=VoiceFileHeader).metadata
+        return msgspec.json.decode(metadata.get(MANIFEST_KEY, ""), type=VoiceManifest)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise BrokenVoiceFile(f"its header: {error}") from None
+        raise CorruptVoiceFile(f"its header: {error}") from None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from engine.api import EngineInfo, InvalidRequest
 from sessions.config import SpeechSettings
 from sessions.voices.store import VoiceStore
-from sessions.voices.voice import SHARED, Manifest, StoredVoice
+from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest
 
 BYTES_PER_NUMBER = 4
 
@@ -31,7 +31,7 @@ def find_voice(store: VoiceStore, key: str, name: str) -> StoredVoice | None:
     return store.find(key, name) or store.find(SHARED, name)
 
 
-def voices_for(store: VoiceStore, key: str) -> list[Manifest]:
+def voices_for(store: VoiceStore, key: str) -> list[VoiceManifest]:
     """All that a holder of this key can name: its own, then the shared ones that these do not hide. May take
     milliseconds."""
     own = store.list(key)

@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 from engine.api import InvalidRequest
 from sessions.errors import LimitExceeded
-from sessions.voices.file import BrokenVoiceFile, read_manifest, read_voice, to_bytes
-from sessions.voices.voice import NAME, Manifest, StoredVoice
+from sessions.voices.file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
+from sessions.voices.voice import NAME, StoredVoice, VoiceManifest
 
 log = logging.getLogger("voicewire.voices")
 
@@ -54,7 +54,7 @@ class VoiceStore:
     def __init__(self, folder: Path, limits: VoiceLimits | None = None) -> None:
         self._folder = folder
         self._limits = limits or VoiceLimits()
-        self._manifests: dict[str, tuple[Version, Manifest]] = {}
+        self._manifests: dict[str, tuple[Version, VoiceManifest]] = {}
         self._voices: dict[Path, tuple[Version, StoredVoice]] = {}
 
     def find(self, owner: str, name: str) -> StoredVoice | None:
@@ -67,7 +67,7 @@ class VoiceStore:
             known = self._read(path, version)
         return None if known is None else known[1]
 
-    def list(self, owner: str) -> list[Manifest]:
+    def list(self, owner: str) -> list[VoiceManifest]:
         """By name; files that cannot be read are left out."""
         if len(self._manifests) > self._limits.max_voices:  # many have gone since
             self._manifests.clear()
@@ -141,13 +141,13 @@ class VoiceStore:
                 half.unlink(missing_ok=True)
             yield
 
-    def _manifest(self, file: os.DirEntry[str]) -> Manifest | None:
+    def _manifest(self, file: os.DirEntry[str]) -> VoiceManifest | None:
         try:
             version = _version_of(file.stat())
             known = self._manifests.get(file.path)
             if known is None or known[0] != version:
                 known = self._manifests[file.path] = (version, read_manifest(file.path))
-        except (BrokenVoiceFile, OSError) as error:
+        except (CorruptVoiceFile, OSError) as error:
             _warn(file.name, error)
             return None
         return known[1]
@@ -155,7 +155,7 @@ class VoiceStore:
     def _read(self, path: Path, version: Version) -> tuple[Version, StoredVoice] | None:
         try:
             known = (version, read_voice(path))
-        except (BrokenVoiceFile, OSError) as error:
+        except (CorruptVoiceFile, OSError) as error:
             _warn(path.name, error)
             return None
         if len(self._voices) >= MAX_CACHED_VOICES:

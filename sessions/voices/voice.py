@@ -17,7 +17,7 @@ MAX_DESCRIPTION_CHARS = 2_000
 MAX_TRANSCRIPT_CHARS = 2_000
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class VoiceManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything about a stored voice but its numbers."""
 
     name: str
@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredVoice:
-    manifest: Manifest
+    manifest: VoiceManifest
     clone: ClonedVoice
 
 
@@ -51,7 +51,7 @@ def check_name(name: str) -> None:
         raise InvalidRequest(f"name must be {rule}; is {name[:80]!r}", "name")
 
 
-def check_manifest(manifest: Manifest) -> None:
+def check_manifest(manifest: VoiceManifest) -> None:
     """Raises ``InvalidRequest``, which names the field."""
     check_name(manifest.name)
     if not manifest.consent.strip():

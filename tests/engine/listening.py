@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.api import Finished, Pcm, SpeechChunk, SpeechEvent, SpeechStream
+from engine.api import Pcm, RequestFinished, SpeechChunk, SpeechEvent, SpeechStream
 
 
 @dataclass
@@ -31,8 +31,8 @@ class HeardStream:
         return max((chunk.start_sample + len(chunk.pcm) for chunk in self.chunks), default=0)
 
     @property
-    def end(self) -> Finished:
-        [end] = [event for event in self.events if isinstance(event, Finished)]
+    def end(self) -> RequestFinished:
+        [end] = [event for event in self.events if isinstance(event, RequestFinished)]
         assert self.events[-1] is end
         return end
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.api import Finished, FinishReason, Pcm, SpeechChunk, SpeechEvent, SpeechRequest, Starved
-from engine.batch import Batch
-from engine.commands import Released
+from engine.api import FinishReason, Pcm, RequestFinished, RequestParked, SpeechChunk, SpeechEvent, SpeechRequest
+from engine.batch import StepBatch
+from engine.commands import RequestReleased
 from engine.engine import Engine
-from engine.request import Phase, Request
+from engine.request import Request, RequestPhase
 
 MAX_STEPS = 20_000
 
@@ -25,20 +25,20 @@ class Heard:
     released: bool = False
     num_samples: int = 0
 
-    def take(self, event: SpeechEvent | Released) -> None:
+    def take(self, event: SpeechEvent | RequestReleased) -> None:
         assert not self.released, "an event after Released"
-        if isinstance(event, Released):
+        if isinstance(event, RequestReleased):
             assert self.end is not None, "released before the terminal event"
             self.released = True
             return
         assert self.end is None, f"{event} after the terminal event"
         if isinstance(event, SpeechChunk):
             self._take_chunk(event)
-        if isinstance(event, Finished):
+        if isinstance(event, RequestFinished):
             assert event.num_samples == self.num_samples
             is_whole = event.reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
             assert not is_whole or self.chunks[-1].last, "ended without a last chunk"
-        if isinstance(event, Starved):
+        if isinstance(event, RequestParked):
             assert self.num_samples or event.lead_ms, "starved before the first frame"
         self.events.append(event)
 
@@ -53,13 +53,13 @@ class Heard:
         return [event for event in self.events if isinstance(event, SpeechChunk)]
 
     @property
-    def starved(self) -> list[Starved]:
-        return [event for event in self.events if isinstance(event, Starved)]
+    def starved(self) -> list[RequestParked]:
+        return [event for event in self.events if isinstance(event, RequestParked)]
 
     @property
-    def end(self) -> Finished | None:
+    def end(self) -> RequestFinished | None:
         last = self.events[-1] if self.events else None
-        return last if isinstance(last, Finished) else None
+        return last if isinstance(last, RequestFinished) else None
 
     @property
     def reason(self) -> FinishReason | None:
@@ -85,13 +85,13 @@ class Recorder:
         self.heard: dict[int, Heard] = {}
         self.num_submitted = 0
         self.admitted: list[int] = []
-        self.batches: list[Batch] = []
+        self.batches: list[StepBatch] = []
         self.keep_batches = False
         self._schedule = self.engine.scheduler.schedule
         self.engine.scheduler.schedule = self._watched  # type: ignore[method-assign]
-        self.on_batch: Callable[[Batch], None] = lambda batch: None
+        self.on_batch: Callable[[StepBatch], None] = lambda batch: None
 
-    def _watched(self, now_s: float) -> Batch:
+    def _watched(self, now_s: float) -> StepBatch:
         before = set(self.engine.scheduler.running)
         batch = self._schedule(now_s)
         self.admitted += [r.epoch for r in self.engine.scheduler.running if r not in before]
@@ -166,9 +166,9 @@ class Recorder:
         assert len(slots) == len(set(slots))
         assert engine.stage.num_free <= engine.stage.num_slots - len(slots)
         for request in engine.requests.values():
-            assert (request.slot is None) == (request.phase is Phase.WAITING)
-            assert request.phase is Phase.RUNNING or not request.block_table
-            assert request.phase is not Phase.DONE
+            assert (request.slot is None) == (request.phase is RequestPhase.WAITING)
+            assert request.phase is RequestPhase.RUNNING or not request.block_table
+            assert request.phase is not RequestPhase.DONE
 
     def check_idle(self) -> None:
         assert not self.engine.requests

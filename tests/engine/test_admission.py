@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from engine.admission import Shape, StepModel
+from engine.admission import StepModel, StepTimeTable
 
 FRAME_S = 0.08
 
@@ -78,13 +78,13 @@ def most_admitted(model: StepModel, arrivals_per_s: float, seconds: float) -> tu
 
 @pytest.mark.parametrize("arrivals_per_s", [200.0, 2000.0])
 def test_it_refuses_before_anybody_runs_dry_and_not_long_before(arrivals_per_s: float) -> None:
-    admitted, dry = most_admitted(StepModel(Shape(MEASURED)), arrivals_per_s, 12.0)
+    admitted, dry = most_admitted(StepModel(StepTimeTable(MEASURED)), arrivals_per_s, 12.0)
     assert dry == 0
     assert 0.9 * CAN_CARRY < admitted <= CAN_CARRY
 
 
 def test_what_was_measured_at_start_is_enough_for_a_rush_at_once() -> None:
-    model = StepModel(Shape({rows: 1.25 * seconds for rows, seconds in MEASURED.items()}))
+    model = StepModel(StepTimeTable({rows: 1.25 * seconds for rows, seconds in MEASURED.items()}))
     admitted, dry = most_admitted(model, 1e6, 4.0)
     assert dry == 0
     assert 0.85 * CAN_CARRY < admitted <= CAN_CARRY
@@ -96,7 +96,7 @@ def test_a_line_is_taken_in_by_a_device_that_fills_up() -> None:
 
 
 def test_a_step_takes_what_it_is_padded_to_and_beyond_what_was_measured_time_grows_with_the_rows() -> None:
-    shape = Shape({8: 0.010, 1: 0.004, 16: 0.009})
+    shape = StepTimeTable({8: 0.010, 1: 0.004, 16: 0.009})
     assert shape.seconds(1) == pytest.approx(0.004)
     assert shape.seconds(2) == pytest.approx(0.010)
     assert shape.seconds(16) == pytest.approx(0.010)

@@ -12,16 +12,16 @@ import pytest
 
 from engine.api import (
     EngineDead,
-    Finished,
     FinishReason,
     InvalidRequest,
+    RequestFinished,
+    RequestParked,
     SamplingParams,
     SpeechChunk,
     SpeechEngine,
     SpeechEvent,
     SpeechRequest,
     SpeechStream,
-    Starved,
     UnknownLanguage,
     UnknownVoice,
 )
@@ -58,8 +58,8 @@ async def events_of(stream: SpeechStream) -> list[SpeechEvent]:
     return [event async for event in stream]
 
 
-def terminal(events: list[SpeechEvent]) -> Finished:
-    [end] = [event for event in events if isinstance(event, Finished)]
+def terminal(events: list[SpeechEvent]) -> RequestFinished:
+    [end] = [event for event in events if isinstance(event, RequestFinished)]
     assert events[-1] is end
     return end
 
@@ -100,7 +100,7 @@ async def test_open_text_starves_once_and_goes_on_with_more(engine):
     stream = engine.submit(speech(text="hello there "))
     events = aiter(stream)
     before = []
-    while not before or not isinstance(before[-1], Starved):
+    while not before or not isinstance(before[-1], RequestParked):
         before.append(await anext(events))
     stream.push_text("the quick brown fox ")
     stream.end_input()

@@ -14,19 +14,19 @@ from engine import client
 from engine.api import (
     EngineDead,
     EngineOverloaded,
-    Finished,
     FinishReason,
     InvalidRequest,
+    RequestFinished,
+    RequestParked,
     SamplingParams,
     SpeechChunk,
     SpeechRequest,
-    Starved,
 )
 from engine.client import LocalEngine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.load import Loaded, describe
-from engine.models.base import Decoded, DecodeStage
+from engine.load import LoadedCheckpoint, describe
+from engine.models.base import DecodedAudio, DecodeStage
 from engine.streams import EngineStream
 from tests.engine.listening import HeardStream, listen
 from tests.engine.test_engine import LIMITS
@@ -47,7 +47,7 @@ class Switch:
     def guard(self, stage: DecodeStage) -> DecodeStage:
         step = stage.step
 
-        def step_or_fail(slack_s: Mapping[int, float], wanted_frames: Mapping[int, int]) -> list[Decoded]:
+        def step_or_fail(slack_s: Mapping[int, float], wanted_frames: Mapping[int, int]) -> list[DecodedAudio]:
             if self.step_fails:
                 self.step_fails = False
                 raise RuntimeError("the device is gone")
@@ -65,7 +65,7 @@ def switch() -> Switch:
 def make(shape: Shape, switch: Switch, **settings: Any) -> LocalEngine:
     config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_requests=16, max_batch=8) | settings))
 
-    def load() -> Loaded:
+    def load() -> LoadedCheckpoint:
         model = shape.make_model()
 
         def make_engine() -> Engine:
@@ -74,7 +74,7 @@ def make(shape: Shape, switch: Switch, **settings: Any) -> LocalEngine:
             switch.made.append(Engine(model, switch.guard(shape.make_stage(config)), config))
             return switch.made[-1]
 
-        return Loaded(describe(model, shape.make_stage(config), config, normalize_text=False), make_engine)
+        return LoadedCheckpoint(describe(model, shape.make_stage(config), config, normalize_text=False), make_engine)
 
     return LocalEngine(load, config)
 
@@ -144,7 +144,7 @@ async def test_a_lead_is_kept_by_the_clock_and_the_loop_wakes_by_itself(shape: S
 async def test_a_loop_without_work_takes_no_steps(engine: LocalEngine) -> None:
     stream = engine.submit(request(text="abcdefghij", text_closed=False))
     async for event in stream:
-        if isinstance(event, Starved):
+        if isinstance(event, RequestParked):
             break
     await asyncio.sleep(0.05)
     before = engine.stats().num_steps
@@ -172,9 +172,11 @@ async def test_after_a_cancel_nothing_but_the_end_is_heard_and_everything_is_fre
     assert isinstance(await anext(events), SpeechChunk)
     for stream in streams:
         stream.cancel()
-    assert [type(event) async for event in events] == [Finished]
+    assert [type(event) async for event in events] == [RequestFinished]
     for stream in streams[:3]:
-        assert [event.reason async for event in stream if isinstance(event, Finished)] == [FinishReason.CANCELLED]
+        assert [event.reason async for event in stream if isinstance(event, RequestFinished)] == [
+            FinishReason.CANCELLED
+        ]
     await all_free(engine, *streams)
 
 

@@ -16,11 +16,11 @@ from engine.api import (
     EngineDead,
     FinishReason,
     InvalidRequest,
+    ReferenceAudio,
     SamplingParams,
     SpeechEngine,
     SpeechRequest,
     TextLayout,
-    VoiceSample,
 )
 from engine.client import create_engine
 from engine.config import EngineConfig
@@ -48,9 +48,9 @@ async def engine(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[
     await engine.aclose()
 
 
-def recording(seconds: float = 1.2, transcript: str = TRANSCRIPT) -> VoiceSample:
+def recording(seconds: float = 1.2, transcript: str = TRANSCRIPT) -> ReferenceAudio:
     sound = 0.3 * np.random.default_rng(5).standard_normal(round(seconds * RATE)).clip(-3, 3) / 3
-    return VoiceSample(pcm=sound.astype(np.float32).tobytes(), transcript=transcript)
+    return ReferenceAudio(pcm=sound.astype(np.float32).tobytes(), transcript=transcript)
 
 
 def request(voice: ClonedVoice, **fields: object) -> SpeechRequest:
@@ -75,7 +75,7 @@ async def test_a_recording_becomes_a_voice_that_speaks(engine: SpeechEngine) -> 
 
 
 async def test_bad_recordings_are_refused_and_the_next_one_is_not(engine: SpeechEngine) -> None:
-    for sample in (recording(0.2), recording(31), VoiceSample(pcm=np.full(RATE, np.nan, np.float32).tobytes())):
+    for sample in (recording(0.2), recording(31), ReferenceAudio(pcm=np.full(RATE, np.nan, np.float32).tobytes())):
         with pytest.raises(InvalidRequest) as refused:
             await engine.encode_voice(sample)
         assert refused.value.param == "audio"

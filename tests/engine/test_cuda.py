@@ -16,7 +16,7 @@ from engine.layers.transformer import CausalContext
 from engine.load import load_engine
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.weights import load_codec, load_talker
-from engine.noise import CounterNoise, DrawKey
+from engine.noise import PhiloxNoise, SampleKey
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 
 pytestmark = [
@@ -95,7 +95,7 @@ def test_fp32_on_cuda_speaks_the_codes_of_the_cpu(folder: Path) -> None:
 
 
 def test_noise_is_the_same_on_every_device() -> None:
-    keys = [DrawKey(seed, 2, 5) for seed in (1, 2**40 + 3)]
+    keys = [SampleKey(seed, 2, 5) for seed in (1, 2**40 + 3)]
     ids = torch.randint(0, 2048, (2, 50))
-    cpu = CounterNoise().exponential(keys, 3, ids)
-    assert torch.equal(CounterNoise().exponential(keys, 3, ids.cuda()).cpu(), cpu)
+    cpu = PhiloxNoise().exponential(keys, 3, ids)
+    assert torch.equal(PhiloxNoise().exponential(keys, 3, ids.cuda()).cpu(), cpu)

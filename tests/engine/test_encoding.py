@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.api import ClonedVoice, EngineOverloaded, VoiceSample
-from engine.encoding import MAX_WAITING_SAMPLES, EncodingThread
+from engine.api import ClonedVoice, EngineOverloaded, ReferenceAudio
+from engine.encoding import MAX_WAITING_SAMPLES, VoiceEncodingThread
 from engine.recording import ALONE
 
-SAMPLE = VoiceSample(pcm=b"")
+SAMPLE = ReferenceAudio(pcm=b"")
 
 
-def blocked_by(gate: threading.Event) -> Callable[[VoiceSample], ClonedVoice]:
-    def encode(sample: VoiceSample) -> ClonedVoice:
+def blocked_by(gate: threading.Event) -> Callable[[ReferenceAudio], ClonedVoice]:
+    def encode(sample: ReferenceAudio) -> ClonedVoice:
         gate.wait()
         return ClonedVoice(embedding=sample.pcm)
 
@@ -24,7 +24,7 @@ def blocked_by(gate: threading.Event) -> Callable[[VoiceSample], ClonedVoice]:
 
 def test_more_recordings_than_may_wait_are_refused_and_room_comes_back() -> None:
     gate = threading.Event()
-    thread = EncodingThread(blocked_by(gate))
+    thread = VoiceEncodingThread(blocked_by(gate))
     futures = [thread.submit(SAMPLE) for _ in range(MAX_WAITING_SAMPLES)]
     with pytest.raises(EngineOverloaded, match=str(MAX_WAITING_SAMPLES)):
         thread.submit(SAMPLE)
@@ -36,7 +36,7 @@ def test_more_recordings_than_may_wait_are_refused_and_room_comes_back() -> None
 
 def test_what_waits_is_dropped_at_the_end_and_what_is_under_way_is_finished() -> None:
     gate = threading.Event()
-    thread = EncodingThread(blocked_by(gate))
+    thread = VoiceEncodingThread(blocked_by(gate))
     first, second = thread.submit(SAMPLE), thread.submit(SAMPLE)
     threading.Timer(0.05, gate.set).start()
     thread.close()
@@ -45,13 +45,13 @@ def test_what_waits_is_dropped_at_the_end_and_what_is_under_way_is_finished() ->
 
 
 def test_an_error_is_the_recordings_own() -> None:
-    def encode(sample: VoiceSample) -> ClonedVoice:
+    def encode(sample: ReferenceAudio) -> ClonedVoice:
         if sample.transcript:
             raise RuntimeError("no")
         return ClonedVoice(embedding=b"")
 
-    thread = EncodingThread(encode)
-    bad, good = thread.submit(VoiceSample(pcm=b"", transcript="x")), thread.submit(SAMPLE)
+    thread = VoiceEncodingThread(encode)
+    bad, good = thread.submit(ReferenceAudio(pcm=b"", transcript="x")), thread.submit(SAMPLE)
     assert isinstance(bad.exception(), RuntimeError)
     assert good.result()
     thread.close()
@@ -60,11 +60,11 @@ def test_an_error_is_the_recordings_own() -> None:
 def test_nothing_is_encoded_while_a_graph_is_recorded() -> None:
     has_begun = threading.Event()
 
-    def encode(sample: VoiceSample) -> ClonedVoice:
+    def encode(sample: ReferenceAudio) -> ClonedVoice:
         has_begun.set()
         return ClonedVoice(embedding=sample.pcm)
 
-    thread = EncodingThread(encode)
+    thread = VoiceEncodingThread(encode)
     with ALONE:
         future = thread.submit(SAMPLE)
         assert not has_begun.wait(0.1)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.api import FinishReason, SamplingParams, TextLayout
-from engine.batch import Batch
+from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import Phase, Request
+from engine.request import Request, RequestPhase
 from tests.engine.recorder import Heard, Recorder
 from tests.fakes.cosyvoice_shaped import CosyVoiceShape
 from tests.fakes.qwen_shaped import QwenShape, WindowedQwenShape
@@ -173,7 +173,7 @@ class EngineLaws(RuleBasedStateMachine):
                 noted.append(request.num_frames if request else 10**9)
                 assert noted[-2:] == sorted(set(noted[-2:])), "starved twice at one place"
 
-    def check_batch(self, batch: Batch) -> None:
+    def check_batch(self, batch: StepBatch) -> None:
         in_batch = {work.request.epoch for work in batch.works}
         assert len(in_batch) == len(batch) <= self.recorder.config.max_batch
         assert sum(work.count for work in batch.prefills) <= self.recorder.config.max_prefill_positions
@@ -185,7 +185,7 @@ class EngineLaws(RuleBasedStateMachine):
                 assert self.was_passed_over_for_a_reason(request)
 
     def check_work(self, request: Request) -> None:
-        assert request.phase is Phase.RUNNING
+        assert request.phase is RequestPhase.RUNNING
         assert not request.parked or request.has_new_text, "a parked row takes no part in steps"
         assert len(request.block_table) * self.recorder.config.block_size >= request.row.num_computed + 1
         if request.spec.lead_ms is not None:

@@ -9,12 +9,12 @@ import pytest
 
 from engine.admission import StepModel
 from engine.api import EngineOverloaded, SamplingParams, SpeechRequest
-from engine.batch import Batch
+from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS
 from engine.fairness import FairShares, StepBudget
 from engine.load import load_engine
-from engine.room import RequestCounts, Room
+from engine.room import QueueLimits, RequestCounts
 from tests.engine.recorder import Recorder
 from tests.engine.test_engine import recorder as shaped_recorder
 from tests.fakes.qwen_shaped import QwenShape
@@ -44,10 +44,10 @@ class SimulatedEngine(Recorder):
         self.gaps_s: list[float] = []
         self.num_frames: Counter[str] = Counter()
 
-    def _ignore(self, batch: Batch, seconds: float) -> None:
+    def _ignore(self, batch: StepBatch, seconds: float) -> None:
         """The host's own time teaches nothing here."""
 
-    def _pass_time(self, batch: Batch) -> None:
+    def _pass_time(self, batch: StepBatch) -> None:
         positions = batch.num_prefill_positions
         self.step_s = BASE_S + ROW_S * len(batch) + POSITION_S * positions if len(batch) else 0.001
         for model in self.models.values():
@@ -178,7 +178,7 @@ def test_paced_rows_do_not_wait_for_blocks_of_burst_rows() -> None:
 
 
 def test_places_for_burst_requests_are_bounded_by_class_and_group() -> None:
-    room, counts = Room.of(EngineConfig(max_requests=4, max_waiting=4)), RequestCounts()
+    room, counts = QueueLimits.of(EngineConfig(max_requests=4, max_waiting=4)), RequestCounts()
     assert (room.for_new, room.for_burst, room.for_burst_of_group) == (8, 6, 4)
     for _ in range(4):
         counts.add(SpeechRequest(request_id="r", group="one"))

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api import ClonedVoice, EngineInfo, FinishReason, InvalidRequest, SpeechRequest, VoiceSample
+from engine.api import ClonedVoice, EngineInfo, FinishReason, InvalidRequest, ReferenceAudio, SpeechRequest
 from engine.commands import (
-    Cancel,
+    CancelEncodeVoice,
+    CancelRequest,
     Command,
-    DismissSample,
     EncodeVoice,
-    EndInput,
-    PushText,
-    Released,
-    Submit,
+    EndRequestInput,
+    PushRequestText,
+    RequestReleased,
+    SubmitRequest,
 )
 from engine.config import EngineConfig
 from engine.host import (
@@ -30,13 +30,13 @@ from engine.host import (
     MAX_READ_PAUSE_S,
     MAX_UNSENT_BYTES,
     WRITE_TOGETHER_BYTES,
-    Gateway,
-    Host,
+    EngineHost,
+    GatewayConnection,
     failed_encoding,
     received,
 )
-from engine.stats import StepTimes
-from engine.wire import LENGTH, MAX_MESSAGE_BYTES, Events, decode_message, encode, frame, unpack_events
+from engine.stats import StepTimings
+from engine.wire import LENGTH, MAX_MESSAGE_BYTES, EventsMessage, decode_message, encode, frame, unpack_events
 
 INFO = EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False, can_encode=True)
 SECOND = np.full(24_000, 0.1, np.float32).tobytes()
@@ -52,39 +52,41 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.fixture
-def gateway(sockets: tuple[socket.socket, socket.socket]) -> Iterator[Gateway]:
-    gateway = Gateway(1, sockets[0])
+def gateway(sockets: tuple[socket.socket, socket.socket]) -> Iterator[GatewayConnection]:
+    gateway = GatewayConnection(1, sockets[0])
     yield gateway
     gateway.finish()
 
 
 @pytest.fixture
-def host(gateway: Gateway) -> Host:
-    host = Host(cast(Any, None), INFO, EngineConfig())
+def host(gateway: GatewayConnection) -> EngineHost:
+    host = EngineHost(cast(Any, None), INFO, EngineConfig())
     host.gateways[1] = gateway
     return host
 
 
 @pytest.fixture
-def sent(host: Host) -> list[Command]:
+def sent(host: EngineHost) -> list[Command]:
     """What the loop is told."""
     sent: list[Command] = []
     host.loop.send = sent.append  # type: ignore[method-assign]
     return sent
 
 
-def test_only_what_is_submitted_counts_as_active(gateway: Gateway, host: Host, sent: list[Command]) -> None:
-    host._obey(gateway, Submit(7, SpeechRequest(request_id="r")))
+def test_only_what_is_submitted_counts_as_active(
+    gateway: GatewayConnection, host: EngineHost, sent: list[Command]
+) -> None:
+    host._obey(gateway, SubmitRequest(7, SpeechRequest(request_id="r")))
     assert gateway.active == {7}
     submitted = sent[0]
-    assert isinstance(submitted, Submit)
-    host.deliver([(submitted.epoch, Released("r"))])
-    for late in (Cancel(7), EndInput(7), PushText(7, "x")):
+    assert isinstance(submitted, SubmitRequest)
+    host.deliver([(submitted.epoch, RequestReleased("r"))])
+    for late in (CancelRequest(7), EndRequestInput(7), PushRequestText(7, "x")):
         host._obey(gateway, late)
     assert gateway.active == set()
 
 
-def test_a_gateway_that_does_not_read_is_cut_off(gateway: Gateway) -> None:
+def test_a_gateway_that_does_not_read_is_cut_off(gateway: GatewayConnection) -> None:
     for _ in range(70):
         gateway.send(bytes(MAX_UNSENT_BYTES // 64))
     with pytest.raises(BrokenPipeError):
@@ -92,33 +94,37 @@ def test_a_gateway_that_does_not_read_is_cut_off(gateway: Gateway) -> None:
 
 
 def test_a_request_that_its_gateway_did_not_check_ends_alone(
-    gateway: Gateway, host: Host, sent: list[Command], sockets: tuple[socket.socket, socket.socket]
+    gateway: GatewayConnection, host: EngineHost, sent: list[Command], sockets: tuple[socket.socket, socket.socket]
 ) -> None:
-    host._obey(gateway, Submit(7, SpeechRequest(request_id="r", lead_ms=-1)))
+    host._obey(gateway, SubmitRequest(7, SpeechRequest(request_id="r", lead_ms=-1)))
     assert not sent
     assert not gateway.active
     message = decode_message(next(received(sockets[1]))[0])
-    assert isinstance(message, Events)
+    assert isinstance(message, EventsMessage)
     (_, end), (_, released) = unpack_events(message, b"")
     assert (end.reason, end.code) == (FinishReason.ERROR, "invalid_request")  # type: ignore[union-attr]
-    assert released == Released("r")
+    assert released == RequestReleased("r")
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, 3 << EPOCH_BITS | 7])
-def test_no_gateway_speaks_for_another(gateway: Gateway, host: Host, sent: list[Command], epoch: int) -> None:
+def test_no_gateway_speaks_for_another(
+    gateway: GatewayConnection, host: EngineHost, sent: list[Command], epoch: int
+) -> None:
     with pytest.raises(ValueError, match=f"epoch is {epoch}"):
-        host._obey(gateway, Cancel(epoch))
+        host._obey(gateway, CancelRequest(epoch))
     assert not sent
 
 
-def test_an_epoch_is_one_request(gateway: Gateway, host: Host, sent: list[Command]) -> None:
-    host._obey(gateway, Submit(7, SpeechRequest(request_id="r")))
+def test_an_epoch_is_one_request(gateway: GatewayConnection, host: EngineHost, sent: list[Command]) -> None:
+    host._obey(gateway, SubmitRequest(7, SpeechRequest(request_id="r")))
     with pytest.raises(ValueError, match="epoch 7 is in use"):
-        host._obey(gateway, Submit(7, SpeechRequest(request_id="again")))
+        host._obey(gateway, SubmitRequest(7, SpeechRequest(request_id="again")))
     assert len(sent) == 1
 
 
-def test_what_is_sent_counts_no_more_as_unsent(gateway: Gateway, sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_what_is_sent_counts_no_more_as_unsent(
+    gateway: GatewayConnection, sockets: tuple[socket.socket, socket.socket]
+) -> None:
     message, num_messages = [bytes(100)] * 8, 20_000
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -135,7 +141,7 @@ def test_what_is_sent_counts_no_more_as_unsent(gateway: Gateway, sockets: tuple[
     assert gateway._num_unsent_bytes == 0
 
 
-def test_what_waits_to_be_sent_is_sent_together(gateway: Gateway) -> None:
+def test_what_waits_to_be_sent_is_sent_together(gateway: GatewayConnection) -> None:
     gateway.finish()
     gateway.writing.join()
     messages = [[b"a", b"b"], [b"c"], [b"d"]]
@@ -149,7 +155,7 @@ def test_what_waits_to_be_sent_is_sent_together(gateway: Gateway) -> None:
     assert gateway._take_unsent() == []
 
 
-def test_little_is_sent_together_where_much_waits(gateway: Gateway) -> None:
+def test_little_is_sent_together_where_much_waits(gateway: GatewayConnection) -> None:
     """What is being sent counts as unsent, and a gateway that reads must not be cut off for it."""
     gateway.finish()
     gateway.writing.join()
@@ -159,16 +165,16 @@ def test_little_is_sent_together_where_much_waits(gateway: Gateway) -> None:
     assert sum(map(len, gateway._take_unsent())) == WRITE_TOGETHER_BYTES
 
 
-def test_nobody_stands_back_within_a_message(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_stands_back_within_a_message(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[None] = []
     obeyed: list[object] = []
-    monkeypatch.setattr(Host, "_read_pause_s", property(lambda _: pauses.append(None)))
-    monkeypatch.setattr(Host, "_obey", lambda _, gateway, command: obeyed.append(command))
+    monkeypatch.setattr(EngineHost, "_read_pause_s", property(lambda _: pauses.append(None)))
+    monkeypatch.setattr(EngineHost, "_obey", lambda _, gateway, command: obeyed.append(command))
     ours, theirs = socket.socketpair()
     attending = threading.Thread(target=host._attend, args=(ours,))
     with theirs:
         attending.start()
-        theirs.sendall(encode(EncodeVoice(1, VoiceSample(pcm=20 * SECOND, transcript="long"))))
+        theirs.sendall(encode(EncodeVoice(1, ReferenceAudio(pcm=20 * SECOND, transcript="long"))))
         theirs.shutdown(socket.SHUT_WR)
         attending.join()
     assert len(obeyed) == len(pauses) == 1
@@ -202,8 +208,8 @@ def test_a_message_that_is_too_long_is_not_waited_for(sockets: tuple[socket.sock
     ("reads_per_step", "step_s", "pause_s"), [(4, 0.004, 0.001), (4, 60.0, MAX_READ_PAUSE_S), (0, 0.004, 0.0)]
 )
 def test_commands_are_read_a_few_times_a_step(reads_per_step: int, step_s: float, pause_s: float) -> None:
-    host = Host(cast(Any, None), INFO, EngineConfig(reads_per_step=reads_per_step))
-    host.loop.engine = cast(Any, SimpleNamespace(times=StepTimes(last_s=step_s)))
+    host = EngineHost(cast(Any, None), INFO, EngineConfig(reads_per_step=reads_per_step))
+    host.loop.engine = cast(Any, SimpleNamespace(times=StepTimings(last_s=step_s)))
     assert host._read_pause_s == 0, "nobody steps: what comes is looked at in no time"
     host.loop.is_stepping = True
     assert host._read_pause_s == pause_s
@@ -214,19 +220,19 @@ def read(connection: socket.socket, num_bytes: int) -> None:
         num_bytes -= len(connection.recv(1 << 20))
 
 
-def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: Gateway) -> None:
+def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: GatewayConnection) -> None:
     gate, heard = threading.Event(), list[str]()
 
-    def encode_voice(sample: VoiceSample) -> ClonedVoice:
+    def encode_voice(sample: ReferenceAudio) -> ClonedVoice:
         gate.wait()
         heard.append(sample.transcript)
         return ClonedVoice(embedding=b"")
 
-    host = Host(cast(Any, None), INFO, EngineConfig(), encode_voice)
+    host = EngineHost(cast(Any, None), INFO, EngineConfig(), encode_voice)
     for number in range(3):
-        host._obey(gateway, EncodeVoice(number, VoiceSample(pcm=SECOND, transcript=str(number))))
-    host._obey(gateway, DismissSample(1))
-    host._obey(gateway, DismissSample(99))
+        host._obey(gateway, EncodeVoice(number, ReferenceAudio(pcm=SECOND, transcript=str(number))))
+    host._obey(gateway, CancelEncodeVoice(1))
+    host._obey(gateway, CancelEncodeVoice(99))
     assert set(gateway.encodings) == {0, 2}
     gate.set()
     assert host.encoding is not None

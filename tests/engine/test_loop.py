@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from engine import loop as loop_module
-from engine.api import Finished, FinishReason, SpeechRequest
-from engine.commands import Cancel, Emitted, PushText, Released, Submit
+from engine.api import FinishReason, RequestFinished, SpeechRequest
+from engine.commands import CancelRequest, Emitted, PushRequestText, RequestReleased, SubmitRequest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.loop import EngineLoop
@@ -32,12 +32,12 @@ class Heard:
             self.events += events
             self._more.notify_all()
 
-    def until_released(self, epoch: int) -> Finished:
+    def until_released(self, epoch: int) -> RequestFinished:
         with self._more:
             assert self._more.wait_for(
-                lambda: any(e == epoch and isinstance(x, Released) for e, x in self.events), WAIT_S
+                lambda: any(e == epoch and isinstance(x, RequestReleased) for e, x in self.events), WAIT_S
             )
-            (end,) = (event for e, event in self.events if e == epoch and isinstance(event, Finished))
+            (end,) = (event for e, event in self.events if e == epoch and isinstance(event, RequestFinished))
         return end
 
 
@@ -106,13 +106,13 @@ def test_a_command_that_raises_costs_its_request_alone(
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(loop.engine, "push_text", push_text)
-    loop.send(Submit(1, request("one", text="", text_closed=False)))
-    loop.send(PushText(1, "my secret"))
+    loop.send(SubmitRequest(1, request("one", text="", text_closed=False)))
+    loop.send(PushRequestText(1, "my secret"))
     end = heard.until_released(1)
     assert (end.reason, end.code) == (FinishReason.ERROR, "engine_error")
-    loop.send(PushText(77, "of no request at all"))
+    loop.send(PushRequestText(77, "of no request at all"))
     monkeypatch.undo()
-    loop.send(Submit(2, request("two")))
+    loop.send(SubmitRequest(2, request("two")))
     assert heard.until_released(2).code is None
     assert not heard.died_of
     assert "secret" not in caplog.text
@@ -125,10 +125,10 @@ def test_free_memory_is_given_back_once_in_each_pause(
 ) -> None:
     for epoch in (1, 2):
         assert given_back.acquire(timeout=WAIT_S)
-        loop.send(Submit(epoch, request()))
+        loop.send(SubmitRequest(epoch, request()))
         assert heard.until_released(epoch).code is None
     assert given_back.acquire(timeout=WAIT_S)
-    loop.send(Cancel(99))
+    loop.send(CancelRequest(99))
     assert given_back.acquire(timeout=WAIT_S)
     assert not given_back.acquire(timeout=0.1), "nothing came, so there was nothing to give back"
 
@@ -154,7 +154,7 @@ def test_what_a_step_hands_over_leaves_before_it_ends_and_the_engine_is_closed_b
 
     loop = EngineLoop(make, heard.deliver, heard.died_of.append)
     loop.start()
-    loop.send(Submit(1, request()))
+    loop.send(SubmitRequest(1, request()))
     assert heard.until_released(1).code is None
     assert not closed.is_set()
     loop.stop()

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.noise import CounterNoise, DrawKey, GeneratorNoise, expand_keys, philox
+from engine.noise import GeneratorNoise, PhiloxNoise, SampleKey, expand_keys, philox
 
 ONES = 0xFFFFFFFF
 KNOWN_ANSWERS = [
@@ -19,7 +19,7 @@ KNOWN_ANSWERS = [
     ),
 ]
 seeds = st.integers(0, 2**64 - 1)
-keys = st.builds(DrawKey, seed=seeds, segment=st.integers(0, 2**32 - 1), frame=st.integers(0, 5000))
+keys = st.builds(SampleKey, seed=seeds, segment=st.integers(0, 2**32 - 1), frame=st.integers(0, 5000))
 
 
 def philox_by_hand(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
@@ -55,10 +55,10 @@ def test_philox_in_arrays_is_philox_by_hand(counter: tuple[int, ...], key: tuple
 
 
 @given(keys, st.integers(0, 15), st.lists(st.integers(0, 3071), min_size=1, max_size=5))
-def test_a_variate_is_the_logarithm_of_one_philox_word(key: DrawKey, codebook: int, ids: list[int]) -> None:
+def test_a_variate_is_the_logarithm_of_one_philox_word(key: SampleKey, codebook: int, ids: list[int]) -> None:
     """Counter (id, segment and codebook, frame, rest of them), key the seed: a format that must never change."""
     place = key.segment << 8 | codebook
-    found = CounterNoise().exponential([key], codebook, torch.tensor([ids]))[0]
+    found = PhiloxNoise().exponential([key], codebook, torch.tensor([ids]))[0]
     for index, value in zip(ids, found.tolist(), strict=True):
         counter = (index, place % 2**32, key.frame, place >> 32)
         word = philox_by_hand(counter, (key.seed % 2**32, key.seed >> 32))[0]
@@ -67,21 +67,21 @@ def test_a_variate_is_the_logarithm_of_one_philox_word(key: DrawKey, codebook: i
 
 @given(st.lists(keys, min_size=1, max_size=6), st.integers(0, 15), st.data())
 def test_what_a_row_draws_does_not_depend_on_its_neighbours(
-    rows: list[DrawKey], codebook: int, data: st.DataObject
+    rows: list[SampleKey], codebook: int, data: st.DataObject
 ) -> None:
     ids = torch.tensor([data.draw(st.lists(st.integers(0, 2047), min_size=4, max_size=4)) for _ in rows])
-    together = CounterNoise().exponential(rows, codebook, ids)
+    together = PhiloxNoise().exponential(rows, codebook, ids)
     for row, key in enumerate(rows):
-        alone = CounterNoise().exponential([key], codebook, ids[row : row + 1])
+        alone = PhiloxNoise().exponential([key], codebook, ids[row : row + 1])
         assert torch.equal(together[row], alone[0])
 
 
 @given(keys, st.integers(0, 15))
-def test_every_part_of_the_key_matters(key: DrawKey, codebook: int) -> None:
+def test_every_part_of_the_key_matters(key: SampleKey, codebook: int) -> None:
     ids = torch.arange(4)[None]
 
-    def variates(changed: DrawKey, book: int = codebook) -> torch.Tensor:
-        return CounterNoise().exponential([changed], book, ids)
+    def variates(changed: SampleKey, book: int = codebook) -> torch.Tensor:
+        return PhiloxNoise().exponential([changed], book, ids)
 
     usual = variates(key)
     assert len(set(usual[0].tolist())) == 4
@@ -93,8 +93,8 @@ def test_every_part_of_the_key_matters(key: DrawKey, codebook: int) -> None:
 
 
 def test_variates_are_exponential_finite_and_positive() -> None:
-    keys = [DrawKey(seed, 0, frame) for seed in range(20) for frame in range(10)]
-    values = CounterNoise().exponential(keys, 0, torch.arange(100).expand(200, -1)).flatten()
+    keys = [SampleKey(seed, 0, frame) for seed in range(20) for frame in range(10)]
+    values = PhiloxNoise().exponential(keys, 0, torch.arange(100).expand(200, -1)).flatten()
     assert torch.isfinite(values).all()
     assert (values > 0).all()
     steps = torch.linspace(0.05, 4, 40)
@@ -108,6 +108,6 @@ def test_the_generator_is_read_as_multinomial_reads_it() -> None:
     ours, theirs = torch.Generator().manual_seed(9), torch.Generator().manual_seed(9)
     noise = GeneratorNoise(ours)
     for row in probabilities.split(1):
-        variates = noise.exponential([DrawKey(0, 0, 0)], 0, torch.arange(3072)[None])
+        variates = noise.exponential([SampleKey(0, 0, 0)], 0, torch.arange(3072)[None])
         assert (row / variates).argmax(-1).item() == torch.multinomial(row, 1, generator=theirs).item()
     assert torch.equal(ours.get_state(), theirs.get_state())

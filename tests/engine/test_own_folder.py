@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.own_folder import PREFIX, OwnFolder
+from engine.own_folder import PREFIX, RunDirectory
 
 MAKES_ONE = (
     "import sys, tempfile; tempfile.tempdir = sys.argv[1];"
-    "from engine.own_folder import OwnFolder; folder = OwnFolder(); folder.make();"
+    "from engine.own_folder import RunDirectory; folder = RunDirectory(); folder.make();"
     "(folder.path / 'engine.sock').touch(); print(folder.path, flush=True); sys.stdin.read(); folder.remove()"
 )
 
@@ -43,7 +43,7 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(tempora
         killed.kill()
         killed.wait()
         assert left.is_dir()
-        mine = OwnFolder()
+        mine = RunDirectory()
         mine.make()
         assert set(temporary.iterdir()) == {held, mine.path}
         assert mine.path.stat().st_mode & 0o777 == 0o700
@@ -57,14 +57,14 @@ def test_nothing_else_is_touched(temporary: Path) -> None:
     (temporary / f"{PREFIX}link").symlink_to(others)
     (temporary / f"{PREFIX}file").touch()
     before = set(temporary.rglob("*"))
-    mine = OwnFolder()
+    mine = RunDirectory()
     mine.make()
     mine.remove()
     assert set(temporary.rglob("*")) == before
 
 
 def test_it_is_made_once(temporary: Path) -> None:
-    mine = OwnFolder()
+    mine = RunDirectory()
     mine.make()
     (mine.path / "engine.sock").touch()
     mine.make()
@@ -75,12 +75,12 @@ def test_it_is_made_once(temporary: Path) -> None:
 
 
 def test_a_folder_that_somebody_else_removed_is_made_again() -> None:
-    folder = OwnFolder()
+    folder = RunDirectory()
     folder.make()
     shutil.rmtree(folder.path)
     folder.make()
     assert folder.path.is_dir()
-    OwnFolder().make()
+    RunDirectory().make()
     assert folder.path.is_dir(), "it is held"
     folder.remove()
     assert not folder.path.exists()

@@ -19,8 +19,8 @@ from engine.api import (
     CheckpointError,
     EngineInfo,
     EngineOverloaded,
-    Finished,
     FinishReason,
+    RequestFinished,
     SamplingParams,
     SpeechChunk,
     SpeechEngine,
@@ -29,8 +29,8 @@ from engine.api import (
 from engine.client import create_engine
 from engine.config import EngineConfig
 from engine.remote import EngineProcess, RemoteEngine, host_command, host_environment
-from engine.room import Room
-from engine.wire import LENGTH, Hello, encode, frame
+from engine.room import QueueLimits
+from engine.wire import LENGTH, HelloMessage, encode, frame
 from tests.fakes.checkpoints import write_checkpoint
 
 
@@ -82,13 +82,13 @@ def request(name: str, num_frames: int = 12) -> SpeechRequest:
     )
 
 
-async def speak(engine: SpeechEngine, spec: SpeechRequest) -> tuple[np.ndarray, Finished]:
+async def speak(engine: SpeechEngine, spec: SpeechRequest) -> tuple[np.ndarray, RequestFinished]:
     stream = engine.submit(spec)
     chunks, end = [], None
     async for event in stream:
         if isinstance(event, SpeechChunk):
             chunks.append(event.pcm)
-        elif isinstance(event, Finished):
+        elif isinstance(event, RequestFinished):
             end = event
     await stream.released()
     assert end is not None
@@ -154,7 +154,9 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: R
 
 
 async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left(tmp_path: Path) -> None:
-    hello = encode(Hello(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, Room(10, 20, 10, 10)))
+    hello = encode(
+        HelloMessage(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, QueueLimits(10, 20, 10, 10))
+    )
     connections: list[asyncio.StreamWriter] = []
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -168,7 +170,7 @@ async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left
     stream = engine.submit(SpeechRequest(request_id="r", text="Hello"))
     connections[0].write(frame(b"\xc1 no message"))
     events = [event async for event in stream]
-    assert [event.code for event in events if isinstance(event, Finished)] == ["engine_dead"]
+    assert [event.code for event in events if isinstance(event, RequestFinished)] == ["engine_dead"]
     await until(lambda: engine.num_restarts == 1)
     assert engine.alive
     await engine.aclose()

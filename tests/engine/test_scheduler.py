@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.api import FinishReason, SamplingParams, TextLayout
-from engine.models.base import Park, Row, Rows
+from engine.models.base import AwaitText, SequenceState, TalkerInputs
 from tests.engine.recorder import Heard, Recorder
 from tests.engine.test_engine import check_says as check_says_within
 from tests.engine.test_engine import recorder as usual_recorder
@@ -199,10 +199,10 @@ def test_text_too_short_to_go_on_with_starves_nobody_again() -> None:
 def test_a_parked_row_is_not_asked_stepped_or_padded(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, row = parked(shape)
     inputs = list(bench.request(row).row.inputs)
-    asked: list[Row] = []
+    asked: list[SequenceState] = []
     ask = bench.engine.model.next_input
 
-    def next_input(asked_row: Row) -> Park | Rows:
+    def next_input(asked_row: SequenceState) -> AwaitText | TalkerInputs:
         asked.append(asked_row)
         return ask(asked_row)
 

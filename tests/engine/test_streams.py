@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from engine.api import EngineOverloaded, SpeechRequest
-from engine.commands import Command, Submit
-from engine.room import Room
+from engine.commands import Command, SubmitRequest
+from engine.room import QueueLimits
 from engine.streams import StreamTable, well_formed
 
-ROOM = Room(for_new=1, for_speaking=2, for_burst=1, for_burst_of_group=1)
+ROOM = QueueLimits(for_new=1, for_speaking=2, for_burst=1, for_burst_of_group=1)
 
 
 def test_a_submit_that_cannot_be_sent_leaves_nothing_behind() -> None:
@@ -46,7 +46,7 @@ def test_lone_surrogates_reach_no_encoder() -> None:
     stream = StreamTable(sent.append).submit(SpeechRequest(request_id="r", text="a\ud800b"), ROOM)
     stream.push_text("\udfff")
     submitted = sent[0]
-    assert isinstance(submitted, Submit)
+    assert isinstance(submitted, SubmitRequest)
     assert submitted.request.text == "a\ufffdb"
     assert well_formed("plain") == "plain"
     assert well_formed("é\udc80") == "é\ufffd"

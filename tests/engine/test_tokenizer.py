@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.errors import CheckpointError
 from engine.nfc import WHITE_SPACE, NfcStream, compose
-from engine.open_word import BYTE_CHARACTERS, BytePairs, OpenWord, byte_level
+from engine.open_word import BYTE_CHARACTERS, BpeVocab, IncrementalBpe, byte_level
 from engine.tokenizer import TextTokenizer
 from tests.engine.tokenizer_folder import config_of, tokenizer_config_of, train, write_folder
 
@@ -189,9 +189,9 @@ def test_open_word_is_exact_for_any_order_of_merges(first: tuple[str, str], data
         if left + right not in vocab:
             vocab[left + right] = len(vocab)
             merges.append((left, right))
-    pairs = BytePairs(vocab, merges)
+    pairs = BpeVocab(vocab, merges)
     word = data.draw(st.text(alphabet="abc", max_size=80))
-    open_word = OpenWord(pairs)
+    open_word = IncrementalBpe(pairs)
     ids = [token for part in cut(word, data.draw(st.lists(st.integers(0, 80)))) for token in open_word.push(part)]
     assert ids + open_word.close() == pairs.encode(word)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.api import SAMPLING_RANGES as RANGES
-from engine.api import ClonedVoice, EngineInfo, SamplingParams, SpeechRequest, VoiceInfo, VoiceSample
+from engine.api import ClonedVoice, EngineInfo, ReferenceAudio, SamplingParams, SpeechRequest, VoiceInfo
 from engine.errors import InvalidRequest, RequestTooLong, UnknownLanguage, UnknownVoice
 from engine.validation import MAX_COUNT, check_request, check_sample, check_sampling
 
@@ -164,14 +164,14 @@ def pcm(seconds: float = 1.5, level: float = 0.5, **bad: float) -> bytes:
 )
 def test_a_recording_that_is_none_is_refused(sound: bytes, parts: list[str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_sample(VoiceSample(pcm=sound), CLONING)
+        check_sample(ReferenceAudio(pcm=sound), CLONING)
     assert caught.value.param == "audio"
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
 def test_a_recording_that_is_one_passes_where_there_are_encoders() -> None:
-    assert len(check_sample(VoiceSample(pcm=pcm(), transcript="words"), CLONING)) == 36_000
+    assert len(check_sample(ReferenceAudio(pcm=pcm(), transcript="words"), CLONING)) == 36_000
     with pytest.raises(InvalidRequest, match="transcript is empty"):
-        check_sample(VoiceSample(pcm=pcm(), transcript=" "), CLONING)
+        check_sample(ReferenceAudio(pcm=pcm(), transcript=" "), CLONING)
     with pytest.raises(InvalidRequest, match="cannot listen"):
-        check_sample(VoiceSample(pcm=pcm()), INFO)
+        check_sample(ReferenceAudio(pcm=pcm()), INFO)

@@ -9,24 +9,26 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api import Finished, FinishReason, SpeechChunk, Starved
-from engine.commands import Emitted, Released
+from engine.api import FinishReason, RequestFinished, RequestParked, SpeechChunk
+from engine.commands import Emitted, RequestReleased
 from engine.host import MAX_PIECES, send_all
-from engine.wire import LENGTH, Events, decode_message, pack_events, unpack_events
+from engine.wire import LENGTH, EventsMessage, decode_message, pack_events, unpack_events
 
 chunks = st.builds(
     lambda start, size: SpeechChunk("c", start, np.arange(size, dtype=np.float32) + start, size // 3, size == 0),
     st.integers(0, 1000),
     st.integers(0, 50),
 )
-others = st.sampled_from([Starved("s", 12.5), Finished("f", FinishReason.STOP, num_frames=3), Released("r")])
+others = st.sampled_from(
+    [RequestParked("s", 12.5), RequestFinished("f", FinishReason.STOP, num_frames=3), RequestReleased("r")]
+)
 emitted = st.lists(st.tuples(st.integers(1, 2**40), chunks | others), max_size=12)
 
 
 def read(connection: socket.socket) -> list[Emitted]:
     (size,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
     message = decode_message(connection.recv(size, socket.MSG_WAITALL))
-    assert isinstance(message, Events)
+    assert isinstance(message, EventsMessage)
     return list(unpack_events(message, connection.recv(message.num_pcm_bytes, socket.MSG_WAITALL)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.models.cosyvoice3.config import CosyVoice3Config, FlowConfig, HiftConfig, TalkerConfig
+from engine.models.cosyvoice3.config import CosyTalkerConfig, CosyVoice3Config, FlowConfig, HiftConfig
 from engine.models.cosyvoice3.f0 import F0Predictor
 from tests.engine.tokenizer_folder import train
 from tests.fakes.cosyvoice3_sizes import TINY
@@ -66,7 +66,7 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
     return 0.6 + 0.2 * values.abs() if name.endswith("alpha") else 0.05 * values
 
 
-def talker_tensors(config: TalkerConfig, seed: int, logit_spread: float = LOGIT_SPREAD) -> dict[str, Tensor]:
+def talker_tensors(config: CosyTalkerConfig, seed: int, logit_spread: float = LOGIT_SPREAD) -> dict[str, Tensor]:
     shapes = talker_shapes(config)
     del shapes["llm.model.lm_head.weight"]
     tensors = random_tensors(shapes, seed)
@@ -120,7 +120,7 @@ def with_weight_norm(tensors: dict[str, Tensor], config: HiftConfig, spelling: s
     return split
 
 
-def write_text_folder(folder: Path, config: TalkerConfig) -> None:
+def write_text_folder(folder: Path, config: CosyTalkerConfig) -> None:
     """A small byte-level BPE whose special tokens have the released ids."""
     folder.mkdir(exist_ok=True)
     vocab, merges = train()
@@ -138,7 +138,7 @@ def write_text_folder(folder: Path, config: TalkerConfig) -> None:
     (folder / "config.json").write_text(json.dumps(text_config(config), indent=1), encoding="utf-8")
 
 
-def text_config(config: TalkerConfig) -> dict[str, Any]:
+def text_config(config: CosyTalkerConfig) -> dict[str, Any]:
     stack = config.transformer
     return {
         "architectures": ["Qwen2ForCausalLM"],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engine.layers.transformer import TransformerConfig
-from engine.models.cosyvoice3.config import CosyVoice3Config, DitConfig, FlowConfig, HiftConfig, TalkerConfig
+from engine.models.cosyvoice3.config import CosyTalkerConfig, CosyVoice3Config, DitConfig, FlowConfig, HiftConfig
 
 TINY = CosyVoice3Config(
-    talker=TalkerConfig(
+    talker=CosyTalkerConfig(
         transformer=TransformerConfig(
             hidden_size=32,
             intermediate_size=64,
@@ -25,7 +25,7 @@ TINY = CosyVoice3Config(
 )
 
 SMALL = CosyVoice3Config(
-    talker=TalkerConfig(
+    talker=CosyTalkerConfig(
         transformer=TransformerConfig(
             hidden_size=64,
             intermediate_size=96,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from engine.models.cosyvoice3.config import DitConfig, FlowConfig, HiftConfig, TalkerConfig
+from engine.models.cosyvoice3.config import CosyTalkerConfig, DitConfig, FlowConfig, HiftConfig
 
 Shapes = dict[str, tuple[int, ...]]
 NUM_SPEAKER_VALUES = 192
@@ -16,7 +16,7 @@ def linear(name: str, rows: int, *rest: int) -> Shapes:
     return {f"{name}.weight": (rows, *rest), f"{name}.bias": (rows,)}
 
 
-def talker_shapes(config: TalkerConfig) -> Shapes:
+def talker_shapes(config: CosyTalkerConfig) -> Shapes:
     """What llm.pt holds; ``llm.model.lm_head.weight`` is the text table once more."""
     stack = config.transformer
     wide, speech = stack.hidden_size, (config.speech_ids.table_size, stack.hidden_size)
@@ -32,7 +32,7 @@ def talker_shapes(config: TalkerConfig) -> Shapes:
     return shapes
 
 
-def layer_shapes(config: TalkerConfig, layer: str) -> Shapes:
+def layer_shapes(config: CosyTalkerConfig, layer: str) -> Shapes:
     stack = config.transformer
     wide, hidden = stack.hidden_size, stack.intermediate_size
     heads = {"q": stack.num_attention_heads, "k": stack.num_key_value_heads, "v": stack.num_key_value_heads}

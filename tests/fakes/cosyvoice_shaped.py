@@ -13,7 +13,19 @@ from engine.api import SpeechRequest
 from engine.cache.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.decode.batcher import ANY
-from engine.models.base import Audio, Control, Decoded, Outcome, Park, Pcm, Reference, Row, Rows, Stop, TextQueue
+from engine.models.base import (
+    AwaitText,
+    ControlOutcome,
+    DecodedAudio,
+    FrameOutcome,
+    Outcome,
+    Pcm,
+    SequenceState,
+    StopOutcome,
+    TalkerInputs,
+    TokenQueue,
+    VoiceReference,
+)
 from tests.fakes.shaped import ShapedRow, ShapedTalker
 
 NUM_TOKENS = 6561
@@ -46,37 +58,37 @@ class CosyVoiceShaped(ShapedTalker):
     name = "cosyvoice-shaped"
 
     def make_row(self, request: SpeechRequest) -> CosyRow:
-        return CosyRow(text=TextQueue())
+        return CosyRow(text=TokenQueue())
 
-    def next_input(self, row: Row) -> Park | Rows:
+    def next_input(self, row: SequenceState) -> AwaitText | TalkerInputs:
         assert isinstance(row, CosyRow)
         row.check("next_input")
         if not row.inputs:
-            return Rows(row.prefix, sample=False)
+            return TalkerInputs(row.prefix, sample=False)
         speech = [] if row.unfed is None else [row.unfed]
         if row.is_final or row.num_in_block < BLOCK_SPEECH:
             row.unfed = None
-            return Rows(speech)
+            return TalkerInputs(speech)
         if row.text.num_waiting < BLOCK_TEXT and not row.text.closed:
-            return Park()
+            return AwaitText()
         row.is_final = row.text.num_waiting < BLOCK_TEXT
         text = [TEXT_BASE + i for i in row.text.take(BLOCK_TEXT)]
         row.unfed, row.num_in_block = None, 0
-        return Rows([*speech, *text, *([TASK] if row.is_final else [])])
+        return TalkerInputs([*speech, *text, *([TASK] if row.is_final else [])])
 
     def decide(self, row: ShapedRow, draw: int) -> Outcome:
         assert isinstance(row, CosyRow)
         if row.is_final and row.ends(draw % 16 == 0 or row.num_final == MAX_FINAL_TOKENS):
-            return Stop()
+            return StopOutcome()
         if not row.is_final and row.num_in_block and draw % 16 == 0:
             row.num_in_block = BLOCK_SPEECH
-            return Control()
+            return ControlOutcome()
         row.num_final += row.is_final
         row.num_in_block += 1
         row.unfed = (draw >> 8) % POISON_TOKEN
         if row.fault.strikes("code", len(row.codes)):
-            return Audio([BAD_TOKEN])
-        return Audio([POISON_TOKEN if row.fault.strikes("decode", len(row.codes)) else row.unfed])
+            return FrameOutcome([BAD_TOKEN])
+        return FrameOutcome([POISON_TOKEN if row.fault.strikes("decode", len(row.codes)) else row.unfed])
 
 
 @dataclass(slots=True)
@@ -168,22 +180,22 @@ class SlicedDecode:
     def busy(self) -> bool:
         return any(flow.has_work for flow in self.flows.values())
 
-    def prime(self, slot: int, reference: Reference) -> None:
+    def prime(self, slot: int, reference: VoiceReference) -> None:
         raise NotImplementedError("this family has no recordings")
 
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
         due = sorted((slack_s[slot], slot) for slot, flow in self.flows.items() if flow.has_work)
         return [out for _, slot in due[:MAX_SLICES_A_STEP] for out in self._slice(slot, self.flows[slot])]
 
-    def _slice(self, slot: int, flow: Flow) -> list[Decoded]:
+    def _slice(self, slot: int, flow: Flow) -> list[DecodedAudio]:
         flow.slices_left -= 1
         if flow.slices_left:
             return []
         flow.pages += self.pages.allocate(1) or []
         try:
-            return [Decoded(slot, flow.end_hop())]
+            return [DecodedAudio(slot, flow.end_hop())]
         except RuntimeError as error:
-            return [Decoded(slot, np.zeros(0, dtype=np.float32), error=str(error))]
+            return [DecodedAudio(slot, np.zeros(0, dtype=np.float32), error=str(error))]
 
     def release(self, slot: int) -> None:
         self.pages.free(self.flows.pop(slot).pages)

@@ -19,11 +19,11 @@ from engine.api import (
     EngineOverloaded,
     EngineStats,
     InvalidRequest,
+    ReferenceAudio,
     RequestTooLong,
     SpeechRequest,
     UnknownLanguage,
     UnknownVoice,
-    VoiceSample,
 )
 from tests.fakes.script import FAKE_INFO, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, FakeScript, tone
 from tests.fakes.stream import FakeSpeechStream
@@ -63,7 +63,7 @@ class FakeSpeechEngine:
         self.streams: dict[str, FakeSpeechStream] = {}
         """Those that still hold resources, by request id."""
         self.prefetched: list[str] = []
-        self.samples: list[VoiceSample] = []
+        self.samples: list[ReferenceAudio] = []
         """Every recording it was asked to encode."""
         self._info = info
         self._num_slots = num_slots
@@ -115,7 +115,7 @@ class FakeSpeechEngine:
         if num_tokens > self._info.max_text_tokens:
             raise RequestTooLong(f"text has {num_tokens} tokens, max is {self._info.max_text_tokens}", "text")
 
-    async def encode_voice(self, sample: VoiceSample) -> ClonedVoice:
+    async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
         if not self._info.can_encode:
             raise InvalidRequest("this checkpoint does not clone voices", "voice")
         self.samples.append(sample)

@@ -12,9 +12,19 @@ from torch import Tensor, nn
 
 from engine.api import SpeechRequest, TextLayout
 from engine.config import EngineConfig
-from engine.decode.slots import ExactDecode
-from engine.decode.windowed import WindowedDecode
-from engine.models.base import Audio, DecodeStage, Outcome, Park, Pcm, Row, Rows, Stop, TextQueue
+from engine.decode.slots import StreamingDecodeStage
+from engine.decode.windowed import WindowedDecodeStage
+from engine.models.base import (
+    AwaitText,
+    DecodeStage,
+    FrameOutcome,
+    Outcome,
+    Pcm,
+    SequenceState,
+    StopOutcome,
+    TalkerInputs,
+    TokenQueue,
+)
 from engine.models.qwen3_tts.codec_decoder import CodecState
 from tests.fakes.shaped import ShapedRow, ShapedTalker
 
@@ -39,40 +49,40 @@ class QwenShaped(ShapedTalker):
         layout = request.layout
         if layout is TextLayout.AUTO:
             layout = TextLayout.FULL if request.text_closed else TextLayout.STREAMING
-        return QwenRow(text=TextQueue(), layout=layout)
+        return QwenRow(text=TokenQueue(), layout=layout)
 
-    def next_input(self, row: Row) -> Park | Rows:
+    def next_input(self, row: SequenceState) -> AwaitText | TalkerInputs:
         assert isinstance(row, QwenRow)
         row.check("next_input")
         if not row.inputs:
-            return Rows(row.prefix, sample=False)
+            return TalkerInputs(row.prefix, sample=False)
         if row.layout is TextLayout.FULL and not row.prompted:
             if not row.text.closed:
-                return Park()
+                return AwaitText()
             row.prompted = row.eos_fed = True
-            return Rows([*row.text.take(row.text.num_waiting), END_OF_TEXT, FIRST_ROW])
+            return TalkerInputs([*row.text.take(row.text.num_waiting), END_OF_TEXT, FIRST_ROW])
         if row.text.num_waiting:
             row.prompted = True
             return self._frame_input(row, row.text.take()[0])
         if not row.text.closed:
-            return Park()
+            return AwaitText()
         fed, row.eos_fed = row.eos_fed, True
         return self._frame_input(row, PADDING if fed else END_OF_TEXT)
 
-    def _frame_input(self, row: QwenRow, text: int) -> Rows:
+    def _frame_input(self, row: QwenRow, text: int) -> TalkerInputs:
         frame = row.codes[-1] if row.codes else [FIRST_ROW]
-        return Rows([text * NUM_CODES**NUM_BOOKS + sum(code * NUM_CODES**j for j, code in enumerate(frame))])
+        return TalkerInputs([text * NUM_CODES**NUM_BOOKS + sum(code * NUM_CODES**j for j, code in enumerate(frame))])
 
     def decide(self, row: ShapedRow, draw: int) -> Outcome:
         assert isinstance(row, QwenRow)
         if row.eos_fed and row.ends(len(row.codes) >= 2 and draw % 16 == 0):
-            return Stop()
+            return StopOutcome()
         codes = [(draw >> 8) % POISON_CODE, (draw >> 16) % POISON_CODE]
         if row.fault.strikes("code", len(row.codes)):
             codes[1] = BAD_CODE
         if row.fault.strikes("decode", len(row.codes)):
             codes[1] = POISON_CODE
-        return Audio(codes)
+        return FrameOutcome(codes)
 
 
 class RunningSumCodec(nn.Module):
@@ -116,7 +126,7 @@ class QwenShape:
         return QwenShaped()
 
     def make_stage(self, config: EngineConfig) -> DecodeStage:
-        return ExactDecode(RunningSumCodec(), config.max_requests, config.decode_gather_slack_s)
+        return StreamingDecodeStage(RunningSumCodec(), config.max_requests, config.decode_gather_slack_s)
 
     def pcm(self, codes: Sequence[Sequence[int]]) -> Pcm:
         if not codes:
@@ -131,7 +141,7 @@ class WindowedQwenShape(QwenShape):
     name = "qwen, windowed"
 
     def make_stage(self, config: EngineConfig) -> DecodeStage:
-        return WindowedDecode(
+        return WindowedDecodeStage(
             RunningSumCodec(),
             config.max_requests,
             config.decode_gather_slack_s,

@@ -23,21 +23,21 @@ from engine.api import FinishReason, SpeechRequest, UnknownVoice, VoiceInfo
 from engine.config import EngineConfig
 from engine.layers.transformer import AttentionContext
 from engine.models.base import (
-    Abilities,
-    Audio,
-    Control,
+    AwaitText,
+    ControlOutcome,
     DecodeStage,
-    Failed,
+    FailedOutcome,
+    FrameOutcome,
+    IncrementalEncoder,
     KVShape,
+    ModelCapabilities,
     Outcome,
-    Park,
     Pcm,
-    Row,
-    Rows,
+    SequenceState,
     SpeechModel,
-    Stop,
-    TextIntake,
-    TextQueue,
+    StopOutcome,
+    TalkerInputs,
+    TokenQueue,
 )
 
 KV_SHAPE = KVShape(num_layers=2, num_kv_heads=1, head_dim=4)
@@ -50,7 +50,7 @@ VOICES = {"ada": (7, 7, 1), "bo": (7, 7, 2, 2, 2)}
 class CharTokenizer:
     """Every character that is no space is an id, final at once."""
 
-    def incremental(self) -> TextIntake:
+    def incremental(self) -> IncrementalEncoder:
         return self
 
     def push(self, text: str) -> list[int]:
@@ -81,7 +81,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class ShapedRow(Row):
+class ShapedRow(SequenceState):
     prefix: tuple[int, ...] = ()
     seed: int = 0
     codes: list[list[int]] = field(default_factory=list)
@@ -117,7 +117,7 @@ class ShapedTalker:
 
     kv_shape = KV_SHAPE
     languages = ("auto",)
-    abilities = Abilities(takes_instruct=True)
+    abilities = ModelCapabilities(takes_instruct=True)
     voices = tuple(VoiceInfo(name, ("auto",)) for name in VOICES)
     max_positions = 4096
     name = "shaped"
@@ -133,7 +133,7 @@ class ShapedTalker:
         """The outcome of one draw; changes the row."""
         raise NotImplementedError
 
-    def next_input(self, row: Row) -> Park | Rows:
+    def next_input(self, row: SequenceState) -> AwaitText | TalkerInputs:
         raise NotImplementedError
 
     def new_row(self, request: SpeechRequest, seed: int) -> ShapedRow:
@@ -146,12 +146,16 @@ class ShapedTalker:
         row.check("new_row")
         return row
 
-    def prefix_key(self, row: Row) -> tuple[int, ...]:
+    def prefix_key(self, row: SequenceState) -> tuple[int, ...]:
         assert isinstance(row, ShapedRow)
         return row.prefix
 
     def forward(
-        self, rows: Sequence[Row], inputs: Sequence[Sequence[Any]], positions: Tensor, context: AttentionContext
+        self,
+        rows: Sequence[SequenceState],
+        inputs: Sequence[Sequence[Any]],
+        positions: Tensor,
+        context: AttentionContext,
     ) -> Tensor:
         self.num_forwards += 1
         places, items = positions.numpy(), np.array(inputs, np.int64)
@@ -169,19 +173,19 @@ class ShapedTalker:
                 hidden[index] = torch.nan
         return hidden
 
-    def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
+    def sample(self, rows: Sequence[SequenceState], hidden: Tensor) -> list[Outcome]:
         for row in rows:
             assert isinstance(row, ShapedRow)
             row.check("sample")
         return [self.outcome(row, sums) for row, sums in zip(rows, hidden.tolist(), strict=False)]
 
-    def outcome(self, row: Row, sums: Sequence[float]) -> Outcome:
+    def outcome(self, row: SequenceState, sums: Sequence[float]) -> Outcome:
         assert isinstance(row, ShapedRow)
         if not np.isfinite(sums).all():
-            return Failed("the talker's output is not finite")
+            return FailedOutcome("the talker's output is not finite")
         outcome = self.decide(row, row.draw([round(value) for value in sums]))
         row.num_sampled += 1
-        if isinstance(outcome, Audio):
+        if isinstance(outcome, FrameOutcome):
             row.codes.append(list(outcome.codes))
         return outcome
 
@@ -209,24 +213,24 @@ def reference_codes(
     row = model.new_row(request, request.sampling.seed)
     assert isinstance(model, ShapedTalker)
     assert isinstance(row, ShapedRow)
-    row.text = TextQueue()
+    row.text = TokenQueue()
     row.text.ids = model.tokenizer.incremental().push(text)
     row.text.closed = True
     while len(row.codes) < frame_cap(len(row.text.ids)):
         due = model.next_input(row)
-        assert isinstance(due, Rows)
+        assert isinstance(due, TalkerInputs)
         row.inputs += due.inputs
-        if due.sample and isinstance(model.outcome(row, checksum_of(row.inputs)), Stop):
+        if due.sample and isinstance(model.outcome(row, checksum_of(row.inputs)), StopOutcome):
             return row.codes, FinishReason.STOP
     return row.codes, FinishReason.LENGTH
 
 
 __all__ = [
     "VOICES",
-    "Audio",
     "CharTokenizer",
-    "Control",
+    "ControlOutcome",
     "Fault",
+    "FrameOutcome",
     "Shape",
     "ShapedRow",
     "ShapedTalker",

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from engine.api import (
-    Finished,
     FinishReason,
     InvalidRequest,
+    RequestFinished,
+    RequestParked,
     SpeechChunk,
     SpeechEvent,
     SpeechRequest,
-    Starved,
     TextLayout,
 )
 from tests.fakes.playback import PlaybackClock
@@ -97,7 +97,7 @@ class FakeSpeechStream:
         if self._drained:
             raise StopAsyncIteration
         event = await self._events.get()
-        self._drained = isinstance(event, Finished)
+        self._drained = isinstance(event, RequestFinished)
         return event
 
     # The request's life
@@ -132,7 +132,7 @@ class FakeSpeechStream:
 
     async def _park(self) -> None:
         if self._first_text_s is not None and not self._waits_for_closed_text():
-            self._events.put_nowait(Starved(self.request_id, self._playback.lead_ms()))
+            self._events.put_nowait(RequestParked(self.request_id, self._playback.lead_ms()))
         self.parked = True
         while self._frames_ready() == 0:
             self._changed.clear()
@@ -176,12 +176,12 @@ class FakeSpeechStream:
         if self._task is not asyncio.current_task():
             self._task.cancel()
 
-    def _finished(self, reason: FinishReason, code: str | None, message: str | None) -> Finished:
+    def _finished(self, reason: FinishReason, code: str | None, message: str | None) -> RequestFinished:
         first_audio_ms = None
         if self._first_chunk_s is not None and self._first_text_s is not None:
             first_audio_ms = 1000 * (self._first_chunk_s - self._first_text_s)
         seed = self._request.sampling.seed
-        return Finished(
+        return RequestFinished(
             self.request_id,
             reason,
             num_frames=self.num_frames,

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from engine.api import (
     EngineDead,
     EngineOverloaded,
-    Finished,
     FinishReason,
     InvalidRequest,
+    RequestFinished,
+    RequestParked,
     RequestTooLong,
     SamplingParams,
     SpeechChunk,
@@ -21,7 +22,6 @@ from engine.api import (
     SpeechEvent,
     SpeechRequest,
     SpeechStream,
-    Starved,
     TextLayout,
     UnknownLanguage,
     UnknownVoice,
@@ -50,10 +50,10 @@ def chunks_in(events: list[SpeechEvent]) -> list[SpeechChunk]:
     return [event for event in events if isinstance(event, SpeechChunk)]
 
 
-def terminal(events: list[SpeechEvent]) -> Finished:
+def terminal(events: list[SpeechEvent]) -> RequestFinished:
     """The one terminal event, which is the last."""
-    assert [isinstance(event, Finished) for event in events].count(True) == 1
-    assert isinstance(events[-1], Finished)
+    assert [isinstance(event, RequestFinished) for event in events].count(True) == 1
+    assert isinstance(events[-1], RequestFinished)
     return events[-1]
 
 
@@ -124,7 +124,7 @@ async def test_without_text_it_says_starved_once_and_goes_on_when_more_comes(eng
     stream.push_text("again.")
     stream.end_input()
     kinds = [type(event) for event in await events_of(stream)]
-    assert kinds == [SpeechChunk] * 8 + [Starved] + [SpeechChunk] * 6 + [Finished]
+    assert kinds == [SpeechChunk] * 8 + [RequestParked] + [SpeechChunk] * 6 + [RequestFinished]
 
 
 async def test_a_word_is_final_only_when_the_next_begins(engine):
@@ -141,7 +141,7 @@ async def test_full_layout_waits_for_the_end_of_the_text(engine):
     assert stream.num_frames == 0
     stream.end_input()
     events = await events_of(stream)
-    assert not any(isinstance(event, Starved) for event in events)
+    assert not any(isinstance(event, RequestParked) for event in events)
     assert terminal(events).reason is FinishReason.STOP
 
 
@@ -161,7 +161,7 @@ async def test_cancel_fences_everything_queued_and_frees_within_a_step(engine):
     cancelled_s = now_s()
     stream.cancel()
     stream.cancel()
-    assert [type(event) for event in await events_of(stream)] == [Finished]
+    assert [type(event) for event in await events_of(stream)] == [RequestFinished]
     await stream.released()
     assert now_s() - cancelled_s <= engine.step_s + 1e-6
     assert all_is_free(engine)

@@ -12,7 +12,7 @@ from engine.api import SamplingParams, SpeechRequest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.layers.transformer import CausalContext
-from engine.models.base import Park, Rows
+from engine.models.base import AwaitText, TalkerInputs
 from tests.engine.recorder import Recorder
 from tests.fakes.cosyvoice_shaped import (
     BLOCK_SPEECH,
@@ -69,9 +69,9 @@ def talk(num_ids: int) -> tuple[list[list[int]], list[str]]:
     assert isinstance(row, CosyRow)
     row.text.ids, row.text.closed = list(range(1, num_ids + 1)), True
     fed, answers = [], []
-    while not answers or answers[-1] != "Stop":
+    while not answers or answers[-1] != "StopOutcome":
         due = model.next_input(row)
-        assert isinstance(due, Rows)
+        assert isinstance(due, TalkerInputs)
         row.inputs += due.inputs
         fed.append(list(due.inputs))
         if due.sample:
@@ -91,7 +91,7 @@ def test_text_goes_in_blocks_of_five_and_the_rest_with_the_task_token() -> None:
         TEXT_BASE + 23,
         TASK,
     ]
-    assert set(answers) == {"Audio", "Control", "Stop"}
+    assert set(answers) == {"Audio", "Control", "StopOutcome"}
 
 
 def test_a_block_holds_fifteen_speech_tokens_at_most_and_its_last_is_fed_with_the_next_text() -> None:
@@ -114,9 +114,9 @@ def test_it_parks_between_blocks_until_five_ids_are_there() -> None:
     model.next_input(row)
     row.inputs += row.prefix
     row.text.ids = [1, 2, 3, 4]
-    assert isinstance(model.next_input(row), Park)
+    assert isinstance(model.next_input(row), AwaitText)
     row.text.ids += [5]
-    assert model.next_input(row) == Rows([TEXT_BASE + i for i in range(1, 6)])
+    assert model.next_input(row) == TalkerInputs([TEXT_BASE + i for i in range(1, 6)])
 
 
 def test_the_first_audio_needs_28_tokens_ten_slices_and_leaves_a_tail_behind() -> None:

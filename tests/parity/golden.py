@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout, VoiceSample
+from engine.api import ClonedVoice, ReferenceAudio, SamplingParams, SpeechRequest, TextLayout
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.layers.transformer import CausalContext
-from engine.models.base import Park, Stages
+from engine.models.base import AwaitText, ModelStages
 from engine.models.qwen3_tts.load import load_stages
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.prompt import Row
-from engine.models.qwen3_tts.row import SpeechRow
+from engine.models.qwen3_tts.prompt import PromptPosition
+from engine.models.qwen3_tts.row import QwenSequence
 from tests.engine.recorder import Recorder
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 from tests.parity.cases import MAX_NEW_TOKENS, Case
@@ -72,9 +72,9 @@ class Golden:
         found: int = self.about["tasks"][case.task]["seeds"][case.name]
         return found
 
-    def sample(self, name: str, transcript: str) -> VoiceSample:
+    def sample(self, name: str, transcript: str) -> ReferenceAudio:
         pcm = self.tensors[f"audio/{name}/pcm"].float() / 32768
-        return VoiceSample(pcm=pcm.numpy().astype(np.float32).tobytes(), transcript=transcript)
+        return ReferenceAudio(pcm=pcm.numpy().astype(np.float32).tobytes(), transcript=transcript)
 
     def voice(self, name: str, transcript: str) -> ClonedVoice:
         """What the official encoders found in a recording."""
@@ -113,7 +113,7 @@ class Speaker:
         if not (folder / "config.json").exists():
             write_checkpoint(folder, SHAPES[golden.size], golden.about["seed"], task)
         self.golden, self.folder, self.device = golden, folder, torch.device(device)
-        self.stages: Stages = load_stages(folder, CONFIG, self.device, dtype)
+        self.stages: ModelStages = load_stages(folder, CONFIG, self.device, dtype)
         assert isinstance(self.stages.model, Qwen3TTS)
         self.model: Qwen3TTS = self.stages.model
         self.engine = Engine(self.model, self.stages.make_stage(), CONFIG, dtype=dtype, device=self.device)
@@ -133,27 +133,27 @@ class Speaker:
         bench.check_idle()
         found = []
         for row, epoch in zip(rows, epochs, strict=True):
-            assert isinstance(row, SpeechRow)
+            assert isinstance(row, QwenSequence)
             found.append((row.codes, bench.heard[epoch]))
         return found
 
-    def inputs(self, case: Case) -> tuple[SpeechRow, list[Row], list[int]]:
+    def inputs(self, case: Case) -> tuple[QwenSequence, list[PromptPosition], list[int]]:
         """A row, its whole prompt, and the text ids that it is fed afterwards, as many as the official queue has."""
         row = self.model.new_row(SpeechRequest(request_id="r", **self.golden.request(case)), 0)
         row.text.ids, row.text.closed = self.golden.text_ids(case), True
-        prompt: list[Row] = []
+        prompt: list[PromptPosition] = []
         sampled = False
         while not sampled:
             sampled = self._fetch(row, prompt)
-        trailing: list[Row] = []
+        trailing: list[PromptPosition] = []
         for number in range(len(self.golden.of(case, "trailing"))):
             row.codes.append([number % 7] * self.model.config.talker.num_code_groups)
             self._fetch(row, trailing)
         return row, prompt, [item.text for item in trailing]
 
-    def _fetch(self, row: SpeechRow, rows: list[Row]) -> bool:
+    def _fetch(self, row: QwenSequence, rows: list[PromptPosition]) -> bool:
         found = self.model.next_input(row)
-        assert not isinstance(found, Park)
+        assert not isinstance(found, AwaitText)
         row.inputs += found.inputs
         rows += found.inputs
         return found.sample
@@ -164,7 +164,7 @@ class Speaker:
         row.codes = self.golden.of(case, "codes").tolist()
         pad = self.model.config.text.tts_pad
         text += [pad] * len(row.codes)
-        inputs = [*prompt, *(Row(text[i], frame=i) for i in range(len(row.codes) - 1))]
+        inputs = [*prompt, *(PromptPosition(text[i], frame=i) for i in range(len(row.codes) - 1))]
         positions = torch.arange(len(inputs), device=self.device)[None]
         hidden = self.model.forward([row], [inputs], positions, CausalContext())[0]
         return hidden[len(prompt) - 1 :]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.base import Reference
+from engine.models.base import VoiceReference
 from tests.parity.cases import SIZES, Case
 from tests.parity.conftest import ALL
 from tests.parity.golden import Golden, Speaker
@@ -61,7 +61,7 @@ def test_waveforms_of_the_golden_codes_in_bf16(size: str, case: Case, speaker: S
     slot = stage.reserve()
     assert slot is not None
     if row.voice is not None and row.voice.codes:
-        stage.prime(slot, Reference(row.voice.key, row.voice.codes))
+        stage.prime(slot, VoiceReference(row.voice.key, row.voice.codes))
     for codes in speaker.golden.of(case, "codes").tolist():
         stage.feed(slot, codes)
     stage.finalize(slot)

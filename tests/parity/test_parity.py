@@ -18,7 +18,7 @@ from engine.api import FinishReason, InvalidRequest, SpeechRequest, TextLayout
 from engine.config import EngineConfig
 from engine.load import describe
 from engine.models.qwen3_tts.config import read_config
-from engine.noise import CounterNoise, GeneratorNoise
+from engine.noise import GeneratorNoise, PhiloxNoise
 from engine.validation import check_request, check_sample
 from tests.fakes.checkpoints import write_checkpoint
 from tests.parity.cases import LONG, SHORT, SIZES, TASKS, Case, named
@@ -33,9 +33,9 @@ EMBEDDING_TOLERANCE = 2e-5
 SIZE_AND_TASK = [(size, task) for size in SIZES for task in TASKS]
 
 
-def noise_of(speaker: Speaker, case: Case) -> GeneratorNoise | CounterNoise:
+def noise_of(speaker: Speaker, case: Case) -> GeneratorNoise | PhiloxNoise:
     if not case.draws:
-        return CounterNoise()
+        return PhiloxNoise()
     return GeneratorNoise(torch.Generator().manual_seed(speaker.golden.seed(case)))
 
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import httpx2 as httpx
 
-from realtime.client import SpeechClient, open_session
+from realtime.client import NativeClient, open_session
 from realtime.config import load_config
 from realtime.protocol import events as ev
 from realtime.serve import create_app
 from realtime.server import SpeechServer
-from realtime.transports.listener import DrainingServer, ListenConfig, open_listeners
+from realtime.transports.listener import DrainingServer, UvicornConfig, open_listeners
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 
 QUICK = FakeScript(ms_per_char=40.0, first_chunk_s=0.005, real_time_factor=0.02)
@@ -58,7 +58,7 @@ class SessionContext:
     def __init__(self, url: str, api_key: str | None) -> None:
         self._url, self._api_key = url, api_key
 
-    async def __aenter__(self) -> SpeechClient:
+    async def __aenter__(self) -> NativeClient:
         self._client = await open_session(self._url, api_key=self._api_key)
         return self._client
 
@@ -81,7 +81,7 @@ async def live_server(engine: FakeSpeechEngine | None = None, **flags: object) -
     )
     engine = engine or FakeSpeechEngine(QUICK)
     app = create_app(config, engine)
-    server_config = ListenConfig(app, config.listen, config.limits)
+    server_config = UvicornConfig(app, config.listen, config.limits)
     server_config.load()
     listeners = open_listeners(config.listen)
     uvicorn = DrainingServer(server_config, app.state.server, listeners)
@@ -128,7 +128,7 @@ class Spoken(NamedTuple):
         return self.messages[-1]
 
 
-async def hear(client: SpeechClient, response_id: str | None = None) -> Spoken:
+async def hear(client: NativeClient, response_id: str | None = None) -> Spoken:
     """Everything up to the next ``response.done``, or that of one response."""
     messages = []
     async with asyncio.timeout(WAIT_S):
@@ -139,7 +139,7 @@ async def hear(client: SpeechClient, response_id: str | None = None) -> Spoken:
     raise AssertionError(f"closed with {client.close_code} after {messages}")
 
 
-async def next_of(client: SpeechClient, kind: type[ev.ServerEvent] | type[ev.AudioMessage]) -> object:
+async def next_of(client: NativeClient, kind: type[ev.ServerEvent] | type[ev.AudioMessage]) -> object:
     """The next message of this kind, whatever comes before it."""
     async with asyncio.timeout(WAIT_S):
         async for message in client:
@@ -148,14 +148,14 @@ async def next_of(client: SpeechClient, kind: type[ev.ServerEvent] | type[ev.Aud
     raise AssertionError(f"closed with {client.close_code} before any {kind.__name__}")
 
 
-async def speak(client: SpeechClient, text: str, response_id: str = "r", **settings: object) -> Spoken:
+async def speak(client: NativeClient, text: str, response_id: str = "r", **settings: object) -> Spoken:
     """Say a whole text and hear it to its end."""
-    given = ev.Settings(**({"pace": "burst"} | settings))  # type: ignore[arg-type]
+    given = ev.NativeSpeechSettings(**({"pace": "burst"} | settings))  # type: ignore[arg-type]
     await client.send(ev.ResponseCreate(response_id=response_id, settings=given, text=text, end=True))
     return await hear(client, response_id)
 
 
-async def close_code(client: SpeechClient) -> int | None:
+async def close_code(client: NativeClient) -> int | None:
     """Listen to the end."""
     async with asyncio.timeout(WAIT_S):
         async for _ in client:

@@ -17,7 +17,7 @@ IDS = st.text(string.ascii_letters + string.digits + "_.:-", min_size=1, max_siz
 NAMES = st.text(min_size=1, max_size=20)
 
 FORMATS = st.builds(
-    ev.Format,
+    ev.NativeAudioFormat,
     encoding=st.none() | NAMES,
     sample_rate=st.none() | INT64,
     bitrate=st.none() | INT64,
@@ -27,7 +27,7 @@ FORMATS = st.builds(
     dtx=st.none() | st.booleans(),
 )
 SAMPLINGS = st.builds(
-    ev.Sampling,
+    ev.NativeSamplingOptions,
     temperature=st.none() | NUMBER,
     top_k=st.none() | INT64,
     top_p=st.none() | NUMBER,
@@ -41,7 +41,7 @@ SAMPLINGS = st.builds(
     min_new_tokens=st.none() | INT64,
 )
 SETTINGS = st.builds(
-    ev.Settings,
+    ev.NativeSpeechSettings,
     voice=st.none() | NAMES,
     language=st.none() | NAMES,
     instruct=st.none() | TEXT,
@@ -76,7 +76,7 @@ ERROR_FIELDS = {
     "retry_after_ms": st.none() | INT64,
 }
 LIMITS = st.builds(
-    ev.Limits,
+    ev.SessionLimitsInfo,
     max_message_bytes=INT64,
     max_response_chars=INT64,
     max_active_responses=INT64,
@@ -101,14 +101,16 @@ SERVER_EVENTS = st.one_of(
         ev.ResponseCreated,
         response_id=IDS,
         response=U32,
-        format=st.builds(ev.ActualFormat, encoding=NAMES, sample_rate=INT64, pre_skip_samples=INT64),
+        format=st.builds(ev.ResponseAudioFormat, encoding=NAMES, sample_rate=INT64, pre_skip_samples=INT64),
         settings=SETTINGS,
     ),
     st.builds(
         ev.ResponseWords,
         response_id=IDS,
         words=st.lists(
-            st.builds(ev.Word, text=TEXT, raw_start=U32, raw_end=U32, start_ms=NUMBER, end_ms=NUMBER, segment=U16),
+            st.builds(
+                ev.WordTiming, text=TEXT, raw_start=U32, raw_end=U32, start_ms=NUMBER, end_ms=NUMBER, segment=U16
+            ),
             max_size=3,
         ).map(tuple),
     ),
@@ -126,7 +128,7 @@ SERVER_EVENTS = st.one_of(
         error=st.none() | st.builds(ev.ErrorBody, **ERROR_FIELDS),
     ),
     st.builds(ev.ResponseHeard, response_id=IDS, heard=HEARD),
-    st.builds(ev.Error, response_id=st.none() | IDS, **ERROR_FIELDS),
+    st.builds(ev.ErrorEvent, response_id=st.none() | IDS, **ERROR_FIELDS),
 )
 AUDIO_MESSAGES = st.builds(
     ev.AudioMessage,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from starlette.requests import HTTPConnection
 
-from realtime.auth import KEY_SUBPROTOCOL, LOCAL, Caller, Gatekeeper, load_gatekeeper
+from realtime.auth import KEY_SUBPROTOCOL, LOCAL, Authenticator, Principal, load_gatekeeper
 from realtime.config import AuthSettings, ConfigError
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 
 KEY = "k" * 16
 OTHER_KEY = "o" * 32
@@ -44,7 +44,7 @@ def request(
 
 
 @pytest.fixture
-def gatekeeper() -> Gatekeeper:
+def gatekeeper() -> Authenticator:
     return load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}, page:{OTHER_KEY}"))
 
 
@@ -75,8 +75,8 @@ def gatekeeper() -> Gatekeeper:
         request({"x-api-key": KEY, "host": "tts.example", "origin": "https://app.example"}, client="10.0.0.9"),
     ],
 )
-def test_a_key_is_found_wherever_it_may_be_shown(gatekeeper: Gatekeeper, shown: HTTPConnection) -> None:
-    assert gatekeeper.admit(shown) == Caller("agent")
+def test_a_key_is_found_wherever_it_may_be_shown(gatekeeper: Authenticator, shown: HTTPConnection) -> None:
+    assert gatekeeper.admit(shown) == Principal("agent")
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_a_key_is_found_wherever_it_may_be_shown(gatekeeper: Gatekeeper, shown: 
         request(query="&".join(f"api_key=wrong{n}" for n in range(50)) + f"&token=x&api_key={KEY}x"),
     ],
 )
-def test_a_wrong_key_is_refused_even_from_here(gatekeeper: Gatekeeper, shown: HTTPConnection) -> None:
-    with pytest.raises(Refused) as refusal:
+def test_a_wrong_key_is_refused_even_from_here(gatekeeper: Authenticator, shown: HTTPConnection) -> None:
+    with pytest.raises(RequestRefused) as refusal:
         gatekeeper.admit(shown)
     assert refusal.value.code == "unauthorized"
 
@@ -114,7 +114,7 @@ def test_a_wrong_key_is_refused_even_from_here(gatekeeper: Gatekeeper, shown: HT
     ],
 )
 def test_without_keys_this_machine_is_let_in(shown: HTTPConnection) -> None:
-    assert Gatekeeper(()).admit(shown) == LOCAL
+    assert Authenticator(()).admit(shown) == LOCAL
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_without_keys_this_machine_is_let_in(shown: HTTPConnection) -> None:
     ],
 )
 def test_without_keys_nobody_else_is(shown: HTTPConnection, code: str) -> None:
-    with pytest.raises(Refused) as refusal:
-        Gatekeeper(()).admit(shown)
+    with pytest.raises(RequestRefused) as refusal:
+        Authenticator(()).admit(shown)
     assert refusal.value.code == code
 
 
@@ -145,7 +145,7 @@ def test_a_keys_file_holds_limits_and_sums(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nname = "agent"\nsha256 = "{digest}"\nmax_connections = 2\nmax_active_responses = 3\n')
     gatekeeper = load_gatekeeper(AuthSettings(keys_file=str(file)))
-    assert gatekeeper.admit(request({"x-api-key": KEY})) == Caller("agent", 2, 3)
+    assert gatekeeper.admit(request({"x-api-key": KEY})) == Principal("agent", 2, 3)
 
 
 @pytest.mark.parametrize(

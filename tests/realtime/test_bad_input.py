@@ -7,11 +7,12 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from realtime.client import SpeechClient
+from realtime.client import NativeClient
 from realtime.errors import RULES
 from realtime.protocol import events as ev
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
@@ -21,11 +22,15 @@ from tests.realtime.live import QUICK, Live, close_code, hear, live_server, next
 TEXT = "Hello there, this is a reply that goes on for a while."
 
 
+def format_settings(**fields: Any) -> ev.NativeSpeechSettings:
+    return ev.NativeSpeechSettings(format=ev.NativeAudioFormat(**fields))
+
+
 @asynccontextmanager
 async def bystander(live: Live) -> AsyncIterator[None]:
     """Another client, speaking all the while: it must hear its reply whole."""
     async with live.session() as client:
-        settings = ev.Settings(pace="lead", lead_ms=200)
+        settings = ev.NativeSpeechSettings(pace="lead", lead_ms=200)
         await client.send(ev.ResponseCreate(response_id="by", settings=settings, text="Still here.", end=True))
         yield
         done = (await hear(client)).done
@@ -57,8 +62,8 @@ async def test_what_breaks_the_wire_is_answered_and_ends_the_connection(
     async with bystander(live), live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
         await client.send_raw(message)
-        error = await next_of(client, ev.Error)
-        assert isinstance(error, ev.Error)
+        error = await next_of(client, ev.ErrorEvent)
+        assert isinstance(error, ev.ErrorEvent)
         assert (error.code, error.param, error.retryable) == (code, param, False)
         assert await close_code(client) == closes_with == RULES[code].close
 
@@ -69,21 +74,21 @@ async def test_a_message_far_above_the_limit_is_not_even_read(live: Live) -> Non
         assert await close_code(client) == 1009
 
 
-async def refused(client_messages: list[ev.ClientEvent], live: Live) -> ev.Error:
+async def refused(client_messages: list[ev.ClientEvent], live: Live) -> ev.ErrorEvent:
     """Send all of them, and give the first error; the session must still work afterwards."""
     async with live.session() as client:
         for message in client_messages:
             await client.send(message)
             if isinstance(message, ev.ResponseCreate) and message.end:
                 await next_of(client, ev.ResponseDone)
-        error = await next_of(client, ev.Error)
-        assert isinstance(error, ev.Error)
+        error = await next_of(client, ev.ErrorEvent)
+        assert isinstance(error, ev.ErrorEvent)
         assert (await speak(client, TEXT, "after")).done.status == "completed"
     return error
 
 
-CREATE = ev.ResponseCreate(response_id="r", settings=ev.Settings(pace="burst"))
-WHOLE = ev.ResponseCreate(response_id="r", settings=ev.Settings(pace="burst"), text="Hi there.", end=True)
+CREATE = ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(pace="burst"))
+WHOLE = ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(pace="burst"), text="Hi there.", end=True)
 APPEND, FLUSH, END = (
     ev.TextAppend(response_id="r", text="more"),
     ev.TextFlush(response_id="r"),
@@ -121,26 +126,26 @@ async def test_events_that_come_at_the_wrong_time(live: Live, messages: list[ev.
 @pytest.mark.parametrize(
     ("settings", "code", "param", "limit"),
     [
-        (ev.Settings(voice="nobody"), "unknown_voice", "voice", "nobody"),
-        (ev.Settings(language="xx"), "unknown_language", "language", "xx"),
-        (ev.Settings(format=ev.Format(encoding="flac")), "unsupported_format", "encoding", "opus"),
-        (ev.Settings(format=ev.Format(sample_rate=11_025)), "unsupported_format", "sample_rate", "24000"),
-        (ev.Settings(format=ev.Format(encoding="alaw", sample_rate=9)), "unsupported_format", "sample_rate", "8000"),
-        (ev.Settings(format=ev.Format(bitrate=1)), "unsupported_format", "bitrate", "6000"),
-        (ev.Settings(format=ev.Format(complexity=11)), "unsupported_format", "complexity", "10"),
-        (ev.Settings(lead_ms=10_000_000), "limit_exceeded", "lead_ms", "60000"),
-        (ev.Settings(lead_ms=-5), "limit_exceeded", "lead_ms", "60000"),
-        (ev.Settings(instruct="x" * 1_500), "limit_exceeded", "instruct", "1000"),
-        (ev.Settings(instruct="x" * 5_000), "limit_exceeded", "instruct", "1000"),
-        (ev.Settings(chunk_frames=(1,) * 17), "invalid_request", "chunk_frames", "16"),
-        (ev.Settings(voice=""), "unknown_voice", "voice", "''"),
-        (ev.Settings(voice="x" * 200), "unknown_voice", "voice", "x" * 200),
-        (ev.Settings(format=ev.Format(encoding="")), "unsupported_format", "encoding", "opus"),
+        (ev.NativeSpeechSettings(voice="nobody"), "unknown_voice", "voice", "nobody"),
+        (ev.NativeSpeechSettings(language="xx"), "unknown_language", "language", "xx"),
+        (format_settings(encoding="flac"), "unsupported_format", "encoding", "opus"),
+        (format_settings(sample_rate=11_025), "unsupported_format", "sample_rate", "24000"),
+        (format_settings(encoding="alaw", sample_rate=9), "unsupported_format", "sample_rate", "8000"),
+        (format_settings(bitrate=1), "unsupported_format", "bitrate", "6000"),
+        (format_settings(complexity=11), "unsupported_format", "complexity", "10"),
+        (ev.NativeSpeechSettings(lead_ms=10_000_000), "limit_exceeded", "lead_ms", "60000"),
+        (ev.NativeSpeechSettings(lead_ms=-5), "limit_exceeded", "lead_ms", "60000"),
+        (ev.NativeSpeechSettings(instruct="x" * 1_500), "limit_exceeded", "instruct", "1000"),
+        (ev.NativeSpeechSettings(instruct="x" * 5_000), "limit_exceeded", "instruct", "1000"),
+        (ev.NativeSpeechSettings(chunk_frames=(1,) * 17), "invalid_request", "chunk_frames", "16"),
+        (ev.NativeSpeechSettings(voice=""), "unknown_voice", "voice", "''"),
+        (ev.NativeSpeechSettings(voice="x" * 200), "unknown_voice", "voice", "x" * 200),
+        (format_settings(encoding=""), "unsupported_format", "encoding", "opus"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("by", ["response.create", "session.update"])
 async def test_settings_that_cannot_be_served(
-    live: Live, by: str, settings: ev.Settings, code: str, param: str, limit: str
+    live: Live, by: str, settings: ev.NativeSpeechSettings, code: str, param: str, limit: str
 ) -> None:
     update: ev.ClientEvent = ev.SessionUpdate(settings=settings)
     create: ev.ClientEvent = ev.ResponseCreate(response_id="r", settings=settings)
@@ -151,11 +156,11 @@ async def test_settings_that_cannot_be_served(
 
 async def test_text_on_its_way_to_a_refused_reply_is_not_answered(live: Live) -> None:
     async with live.session() as client:
-        await client.send(ev.ResponseCreate(response_id="r", settings=ev.Settings(voice="nobody")))
+        await client.send(ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(voice="nobody")))
         for event in (APPEND, APPEND, END):
             await client.send(event)
         spoken = await speak(client, TEXT, "r")
-    assert [message.code for message in spoken.messages if isinstance(message, ev.Error)] == ["unknown_voice"]
+    assert [message.code for message in spoken.messages if isinstance(message, ev.ErrorEvent)] == ["unknown_voice"]
     assert spoken.done.status == "completed"
 
 
@@ -200,14 +205,14 @@ async def test_text_on_its_way_to_a_reply_that_failed_is_no_error_of_the_client(
             await client.send(event)
         spoken = await speak(client, TEXT, "after")
     assert spoken.done.status == "completed"
-    assert not [message for message in spoken.messages if isinstance(message, ev.Error)]
+    assert not [message for message in spoken.messages if isinstance(message, ev.ErrorEvent)]
 
 
 @pytest.mark.parametrize("reports", [[-1e9], [1e18], [1e308], [-1e308], [5_000, 0, 5_000], [0.0] * 50, [-0.5, 1e-300]])
 async def test_playback_reports_of_a_skewed_clock_do_no_harm(live: Live, reports: list[float]) -> None:
     async with bystander(live), live.session() as client:
         await client.send(
-            ev.ResponseCreate(response_id="r", settings=ev.Settings(lead_ms=200), text=TEXT[:20], end=True)
+            ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(lead_ms=200), text=TEXT[:20], end=True)
         )
         for played_ms in reports:
             await next_of(client, ev.AudioMessage)
@@ -234,7 +239,7 @@ async def test_too_many_errors_end_the_connection() -> None:
     async with live_server(limits__max_errors=5) as live, live.session() as client:
         for _ in range(5):
             await client.send(APPEND)
-        codes = [message.code async for message in client if isinstance(message, ev.Error)]
+        codes = [message.code async for message in client if isinstance(message, ev.ErrorEvent)]
         assert codes == ["unknown_response"] * 5 + ["too_many_errors"]
         assert client.close_code == 1008
 
@@ -244,8 +249,8 @@ async def test_more_replies_at_once_than_a_session_may_have() -> None:
     async with live_server(slow, limits__max_active_responses_per_session=2) as live, live.session() as client:
         for number in range(3):
             await client.send(ev.ResponseCreate(response_id=f"r{number}", text=TEXT))
-        error = await next_of(client, ev.Error)
-        assert isinstance(error, ev.Error)
+        error = await next_of(client, ev.ErrorEvent)
+        assert isinstance(error, ev.ErrorEvent)
         assert (error.code, error.response_id) == ("limit_exceeded", "r2")
         assert "2" in error.message
 
@@ -257,14 +262,14 @@ async def test_nothing_a_client_says_gets_into_the_log(live: Live, caplog: pytes
         await client.send(ev.ResponseCreate(response_id="r", text="a secret sentence", end=True))
         await hear(client)
         await client.send(ev.TextAppend(response_id="r", text="a secret sentence"))
-        await next_of(client, ev.Error)
+        await next_of(client, ev.ErrorEvent)
         await client.send_raw('{"type":"text.flush","response_id":"r","a secret sentence":1}')
         await close_code(client)
     assert {"session opened", "response ended", "refused an event"} <= {record.message for record in caplog.records}
     assert not any("secret" in json.dumps(vars(record), default=str) for record in caplog.records)
 
 
-async def send_any(client: SpeechClient, message: str | bytes) -> None:
+async def send_any(client: NativeClient, message: str | bytes) -> None:
     """Also what is no UTF-8, as a text message."""
     data = message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass")
     try:

@@ -129,7 +129,7 @@ async def test_a_silent_recording_is_refused(live: Live) -> None:
 
 async def test_the_native_socket_speaks_live_text(live: Live) -> None:
     async with live.session() as client:
-        settings = ev.Settings(voice="anna", pace="burst", seed=1, max_frames=60)
+        settings = ev.NativeSpeechSettings(voice="anna", pace="burst", seed=1, max_frames=60)
         await client.send(ev.ResponseCreate(response_id="r", settings=settings))
         for word in TEXT.split():
             await client.send(ev.TextAppend(response_id="r", text=f"{word} "))
@@ -192,7 +192,7 @@ LONG_TEXTS = {
 @pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
 async def test_long_texts_in_scripts_of_many_tokens_are_spoken_in_segments(live: Live, text: str) -> None:
     """The tiny vocabulary knows next to none of them: a token a byte, and a segment takes 200."""
-    settings = ev.Settings(voice="anna", pace="burst", seed=1, max_frames=3, text_layout="full")
+    settings = ev.NativeSpeechSettings(voice="anna", pace="burst", seed=1, max_frames=3, text_layout="full")
     async with live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", settings=settings))
         for at in range(0, len(text), 7):

@@ -84,7 +84,7 @@ async def test_an_agent_speaks_into_a_call(live: Live) -> None:
 
 async def test_an_interruption_ends_at_once_and_the_next_reply_speaks(live: Live) -> None:
     async with live.session(api_key=KEY) as client:
-        settings = ev.Settings(voice="anna")
+        settings = ev.NativeSpeechSettings(voice="anna")
         await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=LONG, end=True))
         await next_of(client, ev.AudioMessage)
         await client.send(ev.ResponseCancel(response_id="r"))

@@ -8,7 +8,7 @@ import logging
 import h11
 import pytest
 
-from realtime.crumbs import MAX_CRUMBS, MIN_PIECE_BYTES, CrumblessConnection
+from realtime.crumbs import MAX_CRUMBS, MIN_PIECE_BYTES, ChunkLimitedConnection
 from tests.realtime.live import live_server, until
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -21,7 +21,7 @@ def piece(num_bytes: int) -> bytes:
 
 def read(*pieces: bytes) -> int:
     """Bytes of the body, all of them."""
-    connection = CrumblessConnection(h11.CLIENT, max_incomplete_event_size=10**8)
+    connection = ChunkLimitedConnection(h11.CLIENT, max_incomplete_event_size=10**8)
     connection.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
     connection.send(h11.EndOfMessage())
     connection.receive_data(b"".join((HEAD, *pieces, b"0\r\n\r\n")))

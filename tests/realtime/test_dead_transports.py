@@ -114,7 +114,7 @@ Reply = Callable[[Live, DyingClient], Awaitable[None]]
 
 async def native(live: Live, client: DyingClient) -> None:
     await client.upgrade(live, PATH, SUBPROTOCOL)
-    settings = ev.Settings(pace="burst")
+    settings = ev.NativeSpeechSettings(pace="burst")
     await client.send_frames(serialize(ev.ResponseCreate(response_id="r", settings=settings, text=LONG, end=True)))
     await client.dies_after(4)
 
@@ -133,7 +133,7 @@ async def request(path: str, body: dict[str, Any], live: Live, client: DyingClie
 
 async def wyoming_port(live: Live, client: DyingClient) -> None:
     await client.connect(live.uvicorn.config.app.state.wyoming.port)
-    await client.send(wyoming.serialize(wyoming.Event("synthesize", {"text": LONG})))
+    await client.send(wyoming.serialize(wyoming.WyomingEvent("synthesize", {"text": LONG})))
     await client.dies_after(4)
 
 

@@ -14,7 +14,7 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from realtime.client import SpeechClient, open_session
+from realtime.client import NativeClient, open_session
 from realtime.memory import resident_bytes
 from realtime.protocol import events as ev
 from tests.realtime import live
@@ -36,7 +36,7 @@ PAUSE_S = 2.0
 async def one_session(running: Server, rng: random.Random) -> None:
     """A third is cut in the middle of speech, a third is cancelled, a third is heard to its end."""
     client = await open_session(running.url)
-    settings = ev.Settings(pace="burst")
+    settings = ev.NativeSpeechSettings(pace="burst")
     await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT, end=True))
     await next_of(client, ev.AudioMessage)
     match rng.randrange(3):
@@ -137,7 +137,7 @@ async def idle_cost(num_sessions: int) -> None:
     """Idle sessions are cheap, and do not slow one that speaks."""
     with server(QUICK | {"real_time_factor": 0.3}, log__level="error") as running:
         process = psutil.Process(running.process.pid)
-        clients: list[SpeechClient] = [await open_session(running.url)]
+        clients: list[NativeClient] = [await open_session(running.url)]
         memory = process.memory_info().rss
         for _ in range(num_sessions // 50):
             clients += await asyncio.gather(*(open_session(running.url) for _ in range(50)))

@@ -4,9 +4,9 @@ import pytest
 
 from engine.api import EngineOverloaded, UnknownVoice
 from engine.errors import EngineError
-from realtime.errors import RULES, Refused, describe
+from realtime.errors import RULES, RequestRefused, describe
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.transitions import RESPONSE_TRANSITIONS, SESSION_TRANSITIONS, Refusal
+from realtime.protocol.transitions import RESPONSE_TRANSITIONS, SESSION_TRANSITIONS, EventRefusal
 from sessions.errors import SessionError
 
 
@@ -21,7 +21,7 @@ def test_every_code_there_is_has_a_rule() -> None:
         for table in (RESPONSE_TRANSITIONS, SESSION_TRANSITIONS)
         for row in table.values()
         for move in row.values()
-        if isinstance(move, Refusal)
+        if isinstance(move, EventRefusal)
     }
     assert raised | refused <= set(RULES)
 
@@ -30,7 +30,7 @@ def test_every_code_there_is_has_a_rule() -> None:
     ("error", "code", "param", "retry_after_ms"),
     [
         (RemoteProtocolError("invalid_event", "m", "text"), "invalid_event", "text", None),
-        (Refused("too_many_connections", "m", retry_after_ms=5), "too_many_connections", None, 5),
+        (RequestRefused("too_many_connections", "m", retry_after_ms=5), "too_many_connections", None, 5),
         (UnknownVoice("m", "voice"), "unknown_voice", "voice", None),
         (EngineOverloaded("m", 7), "overloaded", None, 7),
     ],
@@ -47,5 +47,5 @@ def test_our_own_faults_keep_their_message() -> None:
 
 
 def test_capacity_is_worth_another_try() -> None:
-    assert describe(Refused("draining", "m")).retryable
-    assert not describe(Refused("unauthorized", "m")).retryable
+    assert describe(RequestRefused("draining", "m")).retryable
+    assert not describe(RequestRefused("unauthorized", "m")).retryable

@@ -20,8 +20,8 @@ from websockets.uri import parse_uri
 from realtime.auth import LOCAL
 from realtime.protocol import events as ev
 from realtime.protocol.native import SUBPROTOCOL, serialize
-from realtime.transports.link import AsgiLink
-from realtime.transports.websocket import SpeechConnection
+from realtime.transports.link import WebSocketTransport
+from realtime.transports.websocket import NativeConnection
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live import QUICK, Live, close_code, hear, live_server, next_of, speak, until
 
@@ -79,8 +79,8 @@ async def test_a_client_that_never_reads_loses_its_reply_and_then_its_line() -> 
     async with live_server(FakeSpeechEngine(QUICK), **flags) as live:
         with raw_client(live) as stalled:
             await stalled.open()
-            pcm = ev.Format(encoding="pcm_s16le", sample_rate=48_000)
-            settings = ev.Settings(pace="burst", format=pcm)
+            pcm = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=48_000)
+            settings = ev.NativeSpeechSettings(pace="burst", format=pcm)
             await stalled.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT + TEXT, end=True))
             async with live.session() as other:
                 assert (await speak(other, TEXT)).done.status == "completed"
@@ -161,15 +161,15 @@ async def test_a_handshake_that_trickles_is_cut() -> None:
 
 async def test_a_session_that_does_nothing_is_closed() -> None:
     async with live_server(limits__idle_timeout_s=0.3) as live, live.session() as client:
-        error = await next_of(client, ev.Error)
-        assert isinstance(error, ev.Error)
+        error = await next_of(client, ev.ErrorEvent)
+        assert isinstance(error, ev.ErrorEvent)
         assert error.code == "idle_timeout"
         assert await close_code(client) == 4408
 
 
 async def test_a_session_that_speaks_is_not_idle() -> None:
     async with live_server(limits__idle_timeout_s=0.3) as live, live.session() as client:
-        settings = ev.Settings(lead_ms=100)
+        settings = ev.NativeSpeechSettings(lead_ms=100)
         await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT[:30], end=True))
         done = (await hear(client)).done
         assert done.status == "completed"
@@ -179,8 +179,8 @@ async def test_a_session_that_speaks_is_not_idle() -> None:
 async def test_a_session_has_an_end() -> None:
     async with live_server(limits__max_session_s=0.4) as live, live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
-        error = await next_of(client, ev.Error)
-        assert isinstance(error, ev.Error)
+        error = await next_of(client, ev.ErrorEvent)
+        assert isinstance(error, ev.ErrorEvent)
         assert error.code == "session_expired"
         assert await close_code(client) == 4410
         await live.freed()
@@ -236,9 +236,9 @@ async def test_a_reply_asked_of_a_dead_engine_is_refused(live: Live) -> None:
         live.engine.die()
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
         async for message in client:
-            if isinstance(message, ev.Error | ev.ResponseDone):
+            if isinstance(message, ev.ErrorEvent | ev.ResponseDone):
                 break
-        error = message if isinstance(message, ev.Error) else message.error
+        error = message if isinstance(message, ev.ErrorEvent) else message.error
         assert error is not None
         assert (error.code, error.retryable) == ("engine_dead", True)
 
@@ -265,8 +265,8 @@ async def test_a_fault_of_ours_ends_that_connection_alone(
         assert session is not None
         monkeypatch.setattr(session, "touch", lambda: 1 / 0)
         await unlucky.send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
-        error = await next_of(unlucky, ev.Error)
-        assert isinstance(error, ev.Error)
+        error = await next_of(unlucky, ev.ErrorEvent)
+        assert isinstance(error, ev.ErrorEvent)
         assert (error.code, error.message) == ("internal_error", "internal error")
         assert await close_code(unlucky) == 1011
         assert "ZeroDivisionError" in caplog.text
@@ -283,7 +283,7 @@ async def test_at_the_drain_deadline_a_reply_is_told_its_end_before_the_line_clo
         done = [message for message in told if isinstance(message, ev.ResponseDone)]
         assert {(end.response_id, end.status) for end in done} == {("a", "cancelled"), ("b", "cancelled")}
         assert all(end.heard and end.heard.text + end.heard.remaining == LONG for end in done)
-        assert isinstance(told[-1], ev.Error)
+        assert isinstance(told[-1], ev.ErrorEvent)
         assert (told[-1].code, client.close_code) == ("draining", 1012)
 
 
@@ -310,13 +310,13 @@ async def test_a_connection_that_failed_on_a_full_line_is_not_ended_twice(live: 
     async with live.session() as client:
         await until(lambda: live.speech.num_connections == 1)
         connection = next(iter(live.speech._connections))
-        assert isinstance(connection, SpeechConnection)
+        assert isinstance(connection, NativeConnection)
 
         async def fail(event: ev.ClientEvent) -> None:
             raise RuntimeError("a fault of ours")
 
         connection._bridge.receive = fail  # type: ignore[method-assign]
-        writable = cast(AsgiLink, connection._link)._line["writable"]  # type: ignore[index]
+        writable = cast(WebSocketTransport, connection._link)._line["writable"]  # type: ignore[index]
         writable.clear()
         await client.send(ev.SessionClose())
         await until(connection._session.detached.is_set)
@@ -356,5 +356,5 @@ async def test_a_flood_of_messages_lets_others_have_their_turn() -> None:
         session = live.speech.open_session(LOCAL)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(link.turns())
-            tasks.create_task(SpeechConnection(live.speech, session, link).converse())
+            tasks.create_task(NativeConnection(live.speech, session, link).converse())
         assert max(link.read_in.values()) <= 50

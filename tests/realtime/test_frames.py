@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from realtime.config import load_config
-from realtime.transports.frames import FrameCutter, payload
-from realtime.transports.listener import ListenConfig, SpeechSocketProtocol
+from realtime.transports.frames import FrameSplitter, payload
+from realtime.transports.listener import SpeechWebSocketProtocol, UvicornConfig
 
 REQUEST = (
     b"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -77,7 +77,7 @@ class Pipe(asyncio.Transport):
 
 
 @asynccontextmanager
-async def connected(own_frames: bool = True, early: bytes = b"") -> AsyncIterator[tuple[SpeechSocketProtocol, Pipe]]:
+async def connected(own_frames: bool = True, early: bytes = b"") -> AsyncIterator[tuple[SpeechWebSocketProtocol, Pipe]]:
     """``early`` comes with the handshake."""
     config = load_config(flags={"listen.own_frames": own_frames, "limits.max_message_bytes": MAX_BYTES // 4})
     accepted = asyncio.Event()
@@ -88,10 +88,10 @@ async def connected(own_frames: bool = True, early: bytes = b"") -> AsyncIterato
         accepted.set()
         await asyncio.Event().wait()
 
-    listening = ListenConfig(app, config.listen, config.limits)
+    listening = UvicornConfig(app, config.listen, config.limits)
     listening.load()
     state = ServerState()
-    protocol, pipe = SpeechSocketProtocol(listening, state, {}), Pipe()
+    protocol, pipe = SpeechWebSocketProtocol(listening, state, {}), Pipe()
     protocol.connection_made(pipe)
     protocol.data_received(REQUEST + early)
     await accepted.wait()
@@ -164,7 +164,7 @@ def until_its_end(found: tuple[list[Any], bytes, bool]) -> tuple[list[Any], byte
 def test_frames_are_cut_where_they_end(sizes: list[int], places: list[int]) -> None:
     texts = [bytes(range(256)) * (size // 256) + b"x" * (size % 256) for size in sizes]
     frames = [frame(BYTES, text) for text in texts]
-    cutter = FrameCutter(0x10000)
+    cutter = FrameSplitter(0x10000)
     found = [one for piece in cut(b"".join(frames), places) for one in cutter.push(piece)]
     assert found == frames
     assert [payload(one) for one in found] == texts

@@ -21,11 +21,11 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
-from engine.own_folder import OwnFolder
+from engine.own_folder import RunDirectory
 from realtime import gateways
-from realtime.client import SpeechClient, open_session
+from realtime.client import NativeClient, open_session
 from realtime.config import ServerConfig, load_config
-from realtime.gateways import GATEWAY_COMMAND, GatewayPlan, Gateways, gateway_environment
+from realtime.gateways import GATEWAY_COMMAND, GatewayPlan, GatewaySupervisor, gateway_environment
 from realtime.protocol import events as ev
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.calls.test_sockets import told
@@ -34,7 +34,7 @@ from tests.realtime.live import NO_CERTIFICATES, close_code, hear, next_of
 from tests.realtime.processes import wire_address
 
 TEXT = "Hello there, how are you today?"
-BURST = ev.Settings(pace="burst")
+BURST = ev.NativeSpeechSettings(pace="burst")
 NUM_GATEWAYS = 2
 MAX_CONNECTIONS = 9
 PATIENCE_S = 60.0
@@ -66,9 +66,9 @@ class Served:
                 await asyncio.sleep(0.05)
         return statuses
 
-    async def sessions_on_each(self) -> dict[int, SpeechClient]:
+    async def sessions_on_each(self) -> dict[int, NativeClient]:
         """One session on each gateway, by its process id; the system chooses where a connection goes."""
-        found: dict[int, SpeechClient] = {}
+        found: dict[int, NativeClient] = {}
         async with asyncio.timeout(PATIENCE_S):
             while len(found) < NUM_GATEWAYS:
                 client = await open_session(self.url)
@@ -79,7 +79,7 @@ class Served:
                     found[pid] = client
         return found
 
-    def owner_of(self, client: SpeechClient) -> int:
+    def owner_of(self, client: NativeClient) -> int:
         return self.process_of(client._socket.local_address)
 
     def process_of(self, ours: object) -> int:
@@ -117,7 +117,7 @@ def served(command: list[str]) -> Iterator[Served]:
         process.terminate()
 
 
-async def speaks(client: SpeechClient, response_id: str) -> None:
+async def speaks(client: NativeClient, response_id: str) -> None:
     await client.send(ev.ResponseCreate(response_id=response_id, settings=BURST, text=TEXT, end=True))
     done = (await hear(client, response_id)).done
     assert (done.status, done.error) == ("completed", None)
@@ -145,7 +145,7 @@ def test_a_key_pressed_in_the_terminal_is_not_for_gateways_whose_niceness_counts
 
 @pytest.mark.timeout(120)
 async def test_tls_port_is_shared_by_all_gateways(served: Served) -> None:
-    found: dict[int, SpeechClient] = {}
+    found: dict[int, NativeClient] = {}
     async with asyncio.timeout(PATIENCE_S):
         while len(found) < NUM_GATEWAYS:
             client = await open_session(served.tls_url, trust=served.trust)
@@ -235,7 +235,7 @@ async def test_an_engine_that_is_killed_fails_what_it_spoke_and_comes_back(serve
         await client.aclose()
 
 
-async def session_or_status(url: str) -> SpeechClient | int:
+async def session_or_status(url: str) -> NativeClient | int:
     """0 when it fell to a gateway in the moment of its death."""
     try:
         return await open_session(url)
@@ -245,12 +245,12 @@ async def session_or_status(url: str) -> SpeechClient | int:
         return 0
 
 
-async def open_all(served: Served) -> list[SpeechClient]:
+async def open_all(served: Served) -> list[NativeClient]:
     """Until one more is refused."""
-    clients: list[SpeechClient] = []
+    clients: list[NativeClient] = []
     async with asyncio.timeout(PATIENCE_S):
         while (found := await session_or_status(served.url)) != 429:
-            if isinstance(found, SpeechClient):
+            if isinstance(found, NativeClient):
                 clients.append(found)
             assert len(clients) <= MAX_CONNECTIONS
     return clients
@@ -265,7 +265,7 @@ async def test_a_limit_holds_for_all_gateways_and_outlives_one_of_them(served: S
     assert len(set(owners)) == NUM_GATEWAYS, "the system spread them"
     psutil.Process(owners[0]).kill()
     left = [client for client, owner in zip(clients, owners, strict=True) if owner != owners[0]]
-    again: list[SpeechClient] = []
+    again: list[NativeClient] = []
     async with asyncio.timeout(PATIENCE_S):
         while len(left) + len(again) < MAX_CONNECTIONS:
             again += await open_all(served)
@@ -310,7 +310,7 @@ def test_what_a_killed_server_left_goes_with_the_next(command: list[str], tempor
         process.kill()
     psutil.wait_procs(family, PATIENCE_S)
     assert {path.name for path in temporary.rglob("*")} >= {"engine.sock", "exchange"}
-    following = OwnFolder()
+    following = RunDirectory()
     following.make()
     following.remove()
     assert list(temporary.iterdir()) == []
@@ -354,7 +354,9 @@ async def test_a_gateway_that_does_not_come_up_is_ended_and_forgotten(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", remember)
     monkeypatch.setattr(gateways, "GATEWAY_COMMAND", (sys.executable, "-c", says_who_it_is))
     monkeypatch.setattr(gateways, "RESTART_PAUSE_S", 0.01)
-    keeper = Gateways(GatewayPlan(config=ServerConfig(), engine="", tally="", counted=(), exchange=""), str(tmp_path))
+    keeper = GatewaySupervisor(
+        GatewayPlan(config=ServerConfig(), engine="", tally="", counted=(), exchange=""), str(tmp_path)
+    )
     assert await keeper._start_again(0) is None
     try:
         assert [process.returncode for process in started] == [-signal.SIGKILL]

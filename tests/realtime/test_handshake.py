@@ -18,7 +18,7 @@ from realtime.client import open_session
 from realtime.config import ConfigError, ListenSettings
 from realtime.protocol import events as ev
 from realtime.protocol.native import SUBPROTOCOL
-from realtime.transports.listener import READ_BYTES, TCP_NOTSENT_LOWAT, SpeechSocketProtocol, listening_sockets
+from realtime.transports.listener import READ_BYTES, TCP_NOTSENT_LOWAT, SpeechWebSocketProtocol, listening_sockets
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.certificates import self_signed
 from tests.realtime.live import Live, live_server, next_of, speak, until
@@ -166,8 +166,8 @@ async def test_responses_are_limited_by_key() -> None:
         await first.send(ev.ResponseCreate(response_id="r", text=TEXT))
         await next_of(first, ev.ResponseCreated)
         await second.send(ev.ResponseCreate(response_id="r", text=TEXT))
-        error = await next_of(second, ev.Error)
-        assert isinstance(error, ev.Error)
+        error = await next_of(second, ev.ErrorEvent)
+        assert isinstance(error, ev.ErrorEvent)
         assert (error.code, error.retryable, error.retry_after_ms) == ("limit_exceeded", True, 1_000)
 
 
@@ -178,8 +178,8 @@ async def test_a_key_can_have_a_limit_of_its_own(tmp_path: Path) -> None:
     async with live_server(slow, auth__keys_file=str(keys)) as live, live.session(KEY) as client:
         for response_id in ("a", "b"):
             await client.send(ev.ResponseCreate(response_id=response_id, text=TEXT))
-        error = await next_of(client, ev.Error)
-        assert isinstance(error, ev.Error)
+        error = await next_of(client, ev.ErrorEvent)
+        assert isinstance(error, ev.ErrorEvent)
         assert (error.code, error.response_id, error.message) == (
             "limit_exceeded", "b", "max_active_responses_per_key is 1")  # fmt: skip
 
@@ -217,14 +217,14 @@ async def test_a_draining_server_takes_nothing_new(live: Live) -> None:
         assert (await http.get("/healthz")).status_code == 200
         assert (await http.post("/v1/audio/speech", json={"input": TEXT})).status_code == 503
         await client.send(ev.ResponseCreate(response_id="s", text=TEXT))
-        refused = await next_of(client, ev.Error)
-        assert isinstance(refused, ev.Error)
+        refused = await next_of(client, ev.ErrorEvent)
+        assert isinstance(refused, ev.ErrorEvent)
         assert (refused.code, refused.retryable, refused.retry_after_ms) == ("draining", True, 1_000)
         done = await next_of(client, ev.ResponseDone)
         assert isinstance(done, ev.ResponseDone)
         assert done.status == "completed"
-        last = await next_of(client, ev.Error)
-        assert isinstance(last, ev.Error)
+        last = await next_of(client, ev.ErrorEvent)
+        assert isinstance(last, ev.ErrorEvent)
         assert last.code == "draining"
         with pytest.raises(StopAsyncIteration):
             await anext(client)
@@ -279,12 +279,12 @@ async def test_who_sends_tiny_frames_holds_up_others_for_one_small_read(
 ) -> None:
     reads = []
 
-    def data_received(protocol: SpeechSocketProtocol, data: bytes) -> None:
+    def data_received(protocol: SpeechWebSocketProtocol, data: bytes) -> None:
         reads.append(len(data))
         original(protocol, data)
 
-    original = SpeechSocketProtocol.data_received
-    monkeypatch.setattr(SpeechSocketProtocol, "data_received", data_received)
+    original = SpeechWebSocketProtocol.data_received
+    monkeypatch.setattr(SpeechWebSocketProtocol, "data_received", data_received)
     files = {"listen__tls_certificate": str(certificate), "listen__tls_key": str(certificate.with_name("key.pem"))}
     async with live_server(**(files if scheme == "wss" else {})) as live:
         trust = ssl.create_default_context(cafile=str(certificate)) if scheme == "wss" else None

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from realtime.transports.link import EXTENSION, AsgiLink, Line
+from realtime.transports.link import EXTENSION, SocketControls, WebSocketTransport
 
 
 class FakeLine:
@@ -19,9 +19,9 @@ class FakeLine:
         self.ended = False
         self.aborted = False
 
-    def link(self, write_timeout_s: float = 5.0) -> AsgiLink:
-        line = Line(writable=self.writable, abort=self._abort, ended=lambda: self.ended)
-        return AsgiLink({"extensions": {EXTENSION: line}}, self._receive, self._send, write_timeout_s)
+    def link(self, write_timeout_s: float = 5.0) -> WebSocketTransport:
+        line = SocketControls(writable=self.writable, abort=self._abort, ended=lambda: self.ended)
+        return WebSocketTransport({"extensions": {EXTENSION: line}}, self._receive, self._send, write_timeout_s)
 
     def _abort(self) -> None:
         self.aborted = True

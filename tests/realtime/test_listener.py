@@ -9,7 +9,7 @@ import socket
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from realtime.transports.link import AsgiLink
+from realtime.transports.link import WebSocketTransport
 from realtime.transports.listener import READ_AHEAD_MESSAGES
 from tests.realtime.live import Live, live_server, speak, until
 
@@ -87,14 +87,14 @@ async def test_a_websocket_is_read_only_so_far_ahead_of_the_application(monkeypa
     """What is not taken stays with whoever sent it, and all of it is taken in the end."""
     taking, taken = asyncio.Event(), []
 
-    async def receive(link: AsgiLink) -> str | bytes | None:
+    async def receive(link: WebSocketTransport) -> str | bytes | None:
         await taking.wait()
         message = await original(link)
         taken.append(message)
         return message
 
-    original = AsgiLink.receive
-    monkeypatch.setattr(AsgiLink, "receive", receive)
+    original = WebSocketTransport.receive
+    monkeypatch.setattr(WebSocketTransport, "receive", receive)
     async with live_server() as live, connect(live.url + "/v1/calls", proxy=None, max_queue=None) as client:
         sending = asyncio.create_task(send_numbered(client))
         [protocol] = live.uvicorn.server_state.connections

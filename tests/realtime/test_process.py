@@ -70,12 +70,12 @@ async def test_a_signal_drains_the_server_under_load(how: signal.Signals) -> Non
         idle = await open_session(running.url)
         for client in speaking:
             await client.send(
-                ev.ResponseCreate(response_id="r", settings=ev.Settings(pace="burst"), text=TEXT, end=True)
+                ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(pace="burst"), text=TEXT, end=True)
             )
             await next_of(client, ev.AudioMessage)
         running.process.send_signal(how)
-        last = await next_of(idle, ev.Error)
-        assert isinstance(last, ev.Error)
+        last = await next_of(idle, ev.ErrorEvent)
+        assert isinstance(last, ev.ErrorEvent)
         assert (last.code, last.retryable) == ("draining", True)
         with pytest.raises(InvalidStatus) as refused:
             await open_session(running.url)
@@ -97,8 +97,8 @@ async def test_a_drain_has_an_end() -> None:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
         await next_of(client, ev.ResponseCreated)
         running.process.terminate()
-        last = await next_of(client, ev.Error)
-        assert isinstance(last, ev.Error)
+        last = await next_of(client, ev.ErrorEvent)
+        assert isinstance(last, ev.ErrorEvent)
         assert last.code == "draining"
         await client.aclose()
         assert (await running.ended())[0] == 0
@@ -112,8 +112,8 @@ async def test_a_second_ctrl_c_waits_for_nothing_that_is_spoken() -> None:
         for _ in range(2):
             running.process.send_signal(signal.SIGINT)
             await asyncio.sleep(0.2)
-        last = await next_of(client, ev.Error)
-        assert isinstance(last, ev.Error)
+        last = await next_of(client, ev.ErrorEvent)
+        assert isinstance(last, ev.ErrorEvent)
         assert last.code == "draining"
         assert await close_code(client) == 1012
         await client.aclose()

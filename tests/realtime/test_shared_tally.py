@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from realtime.errors import Refused
-from realtime.gate import Gate
-from realtime.shared_tally import SharedTally
-from sessions.admission import Admission
+from realtime.errors import RequestRefused
+from realtime.gate import ConcurrencyLimit
+from realtime.shared_tally import SharedUsageCounters
+from sessions.admission import ResponseLimiter
 from sessions.config import RegistryLimits
 from sessions.errors import LimitExceeded
-from sessions.tally import CONNECTIONS, UPLOADS, LocalTally, all_names, of_key
+from sessions.tally import CONNECTIONS, UPLOADS, LocalUsageCounters, all_names, of_key
 
 NAMES = all_names(["ann", "ben"])
 NUM_COLUMNS = 3
@@ -24,9 +24,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "tally"
 
 
-def columns(file: Path) -> list[SharedTally]:
-    SharedTally.make_file(file, NAMES, NUM_COLUMNS)
-    return [SharedTally(file, NAMES, column) for column in range(NUM_COLUMNS)]
+def columns(file: Path) -> list[SharedUsageCounters]:
+    SharedUsageCounters.make_file(file, NAMES, NUM_COLUMNS)
+    return [SharedUsageCounters(file, NAMES, column) for column in range(NUM_COLUMNS)]
 
 
 changes = st.tuples(st.integers(0, NUM_COLUMNS - 1), st.sampled_from(NAMES), st.sampled_from([1, -1, 2]))
@@ -44,7 +44,7 @@ def test_all_see_the_sum_of_all_and_one_that_is_gone_leaves_nothing(
     for _, name, by in made:
         everything[name] += by
     assert all(tally.total(name) == everything[name] for tally in tallies for name in NAMES)
-    SharedTally(file, NAMES, gone).clear()
+    SharedUsageCounters(file, NAMES, gone).clear()
     for column, name, by in made:
         everything[name] -= by * (column == gone)
     assert all(tally.total(name) == everything[name] for tally in tallies for name in NAMES)
@@ -58,9 +58,10 @@ def test_a_name_that_came_later_is_counted_by_each_alone(file: Path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_responses_are_limited_in_all_and_by_key_wherever_they_are(file: Path, shared: bool) -> None:
-    tallies = columns(file)[:2] if shared else [LocalTally()] * 2
+    tallies = columns(file)[:2] if shared else [LocalUsageCounters()] * 2
     here, there = (
-        Admission(RegistryLimits(max_active_responses=3, max_active_responses_per_key=2), tally) for tally in tallies
+        ResponseLimiter(RegistryLimits(max_active_responses=3, max_active_responses_per_key=2), tally)
+        for tally in tallies
     )
     here.enter("ann")
     there.enter("ann")
@@ -77,13 +78,13 @@ def test_responses_are_limited_in_all_and_by_key_wherever_they_are(file: Path, s
 
 def test_a_gate_is_one_for_all_processes(file: Path) -> None:
     tallies = columns(file)
-    here, there, _ = (Gate("max_uploads", 2, 1_000, tally, UPLOADS) for tally in tallies)
+    here, there, _ = (ConcurrencyLimit("max_uploads", 2, 1_000, tally, UPLOADS) for tally in tallies)
     with here.inside(), there.inside():
         for gate in (here, there):
-            with pytest.raises(Refused, match="max_uploads is 2"), gate.inside():
+            with pytest.raises(RequestRefused, match="max_uploads is 2"), gate.inside():
                 pass
         assert (here.num_inside, there.num_inside) == (1, 1)
-        SharedTally(file, NAMES, 1).clear()
+        SharedUsageCounters(file, NAMES, 1).clear()
         with here.inside():
             pass
     assert here.num_inside == there.num_inside == 0

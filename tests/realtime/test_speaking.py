@@ -10,7 +10,7 @@ import pytest
 
 from realtime.protocol import events as ev
 from sessions.audio.opus import OpusDecoder
-from sessions.events import Heard
+from sessions.events import HeardText
 from sessions.response import Response
 from tests.fakes.engine import FakeScript
 from tests.realtime.live import Live, Spoken, close_code, hear, next_of, speak
@@ -40,7 +40,7 @@ async def test_the_first_event_tells_what_the_server_can(live: Live) -> None:
     assert (created.protocol, created.model, created.voices) == ("voicewire.v1", "fake", ("ada", "ben"))
     assert created.session_id
     assert created.resume_token
-    assert created.settings.format == ev.Format(
+    assert created.settings.format == ev.NativeAudioFormat(
         encoding="opus", sample_rate=24_000, bitrate=32_000, complexity=5, fec=False, packet_loss_percent=10, dtx=False
     )
     assert created.limits.max_active_responses == 8
@@ -48,7 +48,7 @@ async def test_the_first_event_tells_what_the_server_can(live: Live) -> None:
 
 async def test_text_token_by_token_becomes_opus(live: Live) -> None:
     async with live.session() as client:
-        await client.send(ev.ResponseCreate(response_id="r", settings=ev.Settings(pace="burst")))
+        await client.send(ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(pace="burst")))
         for character in TEXT:
             await client.send(ev.TextAppend(response_id="r", text=character))
         await client.send(ev.TextEnd(response_id="r"))
@@ -85,7 +85,7 @@ async def test_audio_arrives_while_text_is_still_arriving(live: Live) -> None:
 )
 async def test_every_format(live: Live, encoding: str, rate: int, kind: ev.AudioKind) -> None:
     async with live.session() as client:
-        spoken = await speak(client, TEXT, format=ev.Format(encoding=encoding, sample_rate=rate))
+        spoken = await speak(client, TEXT, format=ev.NativeAudioFormat(encoding=encoding, sample_rate=rate))
     check_order(spoken)
     assert {message.kind for message in spoken.audio} == {kind}
     told = spoken.created.format
@@ -114,7 +114,11 @@ async def test_the_server_names_a_reply_that_the_client_did_not(live: Live) -> N
 
 async def test_settings_of_the_session_hold_for_later_replies(live: Live) -> None:
     async with live.session() as client:
-        await client.send(ev.SessionUpdate(settings=ev.Settings(voice="ben", format=ev.Format(encoding="mulaw"))))
+        await client.send(
+            ev.SessionUpdate(
+                settings=ev.NativeSpeechSettings(voice="ben", format=ev.NativeAudioFormat(encoding="mulaw"))
+            )
+        )
         updated = await next_of(client, ev.SessionUpdated)
         assert isinstance(updated, ev.SessionUpdated)
         assert updated.settings.voice == "ben"
@@ -125,7 +129,9 @@ async def test_settings_of_the_session_hold_for_later_replies(live: Live) -> Non
 
 async def test_a_flush_speaks_what_is_there_and_is_answered(live: Live) -> None:
     async with live.session() as client:
-        await client.send(ev.ResponseCreate(response_id="r", settings=ev.Settings(pace="burst"), text="Hello"))
+        await client.send(
+            ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(pace="burst"), text="Hello")
+        )
         await client.send(ev.TextFlush(response_id="r"))
         flushed = await next_of(client, ev.TextFlushed)
         assert isinstance(flushed, ev.TextFlushed)
@@ -169,7 +175,7 @@ async def test_what_was_heard_is_told_as_of_the_question_however_long_its_words_
 ) -> None:
     recall = Response.recall
 
-    async def recall_slowly(response: Response, played_ms: float | None = None) -> Heard:
+    async def recall_slowly(response: Response, played_ms: float | None = None) -> HeardText:
         heard = await recall(response, played_ms)
         await asyncio.sleep(0.4)
         if forgotten:
@@ -182,7 +188,7 @@ async def test_what_was_heard_is_told_as_of_the_question_however_long_its_words_
         await speak(client, TEXT)
         await client.send(ev.ResponseCancel(response_id="r", played_ms=300))
         if forgotten:
-            error = await next_of(client, ev.Error)
+            error = await next_of(client, ev.ErrorEvent)
             assert error.code == "unknown_response"
         else:
             heard = await next_of(client, ev.ResponseHeard)
@@ -191,7 +197,7 @@ async def test_what_was_heard_is_told_as_of_the_question_however_long_its_words_
 
 async def test_a_paced_reply_stays_within_its_lead(live: Live) -> None:
     async with live.session() as client:
-        settings = ev.Settings(pace="lead", lead_ms=300)
+        settings = ev.NativeSpeechSettings(pace="lead", lead_ms=300)
         await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT, end=True))
         begun_s = received_s = 0.0
         async for message in client:

@@ -24,7 +24,7 @@ WAV = wav_file(speech_like(36_000, 16_000, seed=1), 16_000)
 REFERENCE = f"data:audio/wav;base64,{base64.b64encode(WAV).decode()}"
 COOL = {"temperature": 0.2, "predictor_temperature": 0.2, "min_new_tokens": FRAMES}
 """At random weights a warmer draw is all noise: the same words in every voice."""
-PCM = ev.Format(encoding="pcm_s16le", sample_rate=24_000)
+PCM = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=24_000)
 
 Serve = Callable[[str, str], AbstractAsyncContextManager[Live]]
 
@@ -61,7 +61,7 @@ async def post(live: Live, **fields: object) -> tuple[int, Any]:
 
 async def over_the_socket(live: Live, **settings: object) -> bytes:
     async with live.session() as client:
-        sampling = ev.Sampling(**COOL)  # type: ignore[arg-type]
+        sampling = ev.NativeSamplingOptions(**COOL)  # type: ignore[arg-type]
         spoken: Spoken = await speak(client, TEXT, format=PCM, seed=5, max_frames=FRAMES, sampling=sampling, **settings)
     assert spoken.done.status == "completed"
     return b"".join(packet for message in spoken.audio for packet in message.packets)
@@ -142,16 +142,16 @@ async def test_every_parameter_is_refused_by_name_on_both_wires(serve: Serve) ->
         for name, value in bad.items():
             status, error = await post(live, **{name: value})
             assert (status, error["param"]) == (400, name)
-            sampling = ev.Sampling(**{name: value})  # type: ignore[arg-type]
-            given = ev.Settings(sampling=sampling)
+            sampling = ev.NativeSamplingOptions(**{name: value})  # type: ignore[arg-type]
+            given = ev.NativeSpeechSettings(sampling=sampling)
             await client.send(ev.ResponseCreate(response_id=name, settings=given, text=TEXT, end=True))
             refused = await first_error(client)
-            assert isinstance(refused, ev.Error)
+            assert isinstance(refused, ev.ErrorEvent)
             assert (refused.param, refused.response_id) == (name, name)
 
 
 async def first_error(client: Any) -> Any:
     async for message in client:
-        if isinstance(message, ev.Error):
+        if isinstance(message, ev.ErrorEvent):
             return message
     return None

@@ -19,9 +19,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from realtime import auth
-from realtime.auth import Caller, load_gatekeeper
+from realtime.auth import Principal, load_gatekeeper
 from realtime.config import AuthSettings, ConfigError
-from realtime.errors import Refused
+from realtime.errors import RequestRefused
 from realtime.protocol.dialects.registry import WIRES
 from realtime.protocol.mqtt311 import packets as mqtt
 from realtime.token_secret import load_token_secret
@@ -68,13 +68,13 @@ def test_a_token_speaks_for_its_key_until_it_expires(monkeypatch: pytest.MonkeyP
     token, expires_s = gatekeeper.mint(gatekeeper.admit(shows(KEY)), 60)
     caller = gatekeeper.admit(shows(token))
     assert (caller.name, caller.by_token, expires_s) == ("agent", True, 1_060)
-    with pytest.raises(Refused, match="an API key is needed here"):
+    with pytest.raises(RequestRefused, match="an API key is needed here"):
         gatekeeper.admit_holder(shows(token))
     late = load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}"), max_token_ttl_s=59)
-    with pytest.raises(Refused, match="an API key is needed"):
+    with pytest.raises(RequestRefused, match="an API key is needed"):
         late.admit(shows(token))
     monkeypatch.setattr(auth.time, "time", lambda: 1_060.0)
-    with pytest.raises(Refused, match="an API key is needed"):
+    with pytest.raises(RequestRefused, match="an API key is needed"):
         gatekeeper.admit(shows(token))
 
 
@@ -87,7 +87,7 @@ def test_a_token_of_one_process_is_good_in_another() -> None:
 def test_a_token_dies_with_its_key() -> None:
     gatekeeper = load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))
     token, _ = gatekeeper.mint(gatekeeper.admit(shows(KEY)), 60)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         load_gatekeeper(AuthSettings(api_keys=f"agent:{OTHER}")).admit(shows(token))
 
 
@@ -244,15 +244,15 @@ def test_deleted_secret_ends_all_tokens(data_home: Path) -> None:
     token, _ = here.mint(here.admit(shows(KEY)), 60)
     assert load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token)).name == "agent"
     (data_home / "voicewire" / "token-secret").unlink()
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token))
 
 
 def test_configured_secret_signs_and_no_file_is_made(data_home: Path) -> None:
     first, second = (AuthSettings(api_keys=f"agent:{KEY}", token_secret=letter * 32) for letter in "ab")
-    token, _ = load_gatekeeper(first).mint(Caller("agent"), 60)
+    token, _ = load_gatekeeper(first).mint(Principal("agent"), 60)
     assert load_gatekeeper(first).admit(shows(token)).name == "agent"
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         load_gatekeeper(second).admit(shows(token))
     assert not list(data_home.iterdir())
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from realtime.protocol.phones.base import Message, PhoneDialect
-from realtime.protocol.phones.plivo import Plivo
-from realtime.protocol.phones.telnyx import Telnyx
-from realtime.protocol.phones.twilio import Twilio
-from realtime.protocol.phones.vonage import Vonage
+from realtime.protocol.phones.base import Message, TelephonyDialect
+from realtime.protocol.phones.plivo import PlivoDialect
+from realtime.protocol.phones.telnyx import TelnyxDialect
+from realtime.protocol.phones.twilio import TwilioDialect
+from realtime.protocol.phones.vonage import VonageDialect
 from sessions.audio.g711 import alaw_to_pcm, mulaw_to_pcm, pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.pcm import pcm_to_s16le, s16_to_float, s16le_to_pcm
 from tests.realtime.calls import far_side
@@ -36,7 +36,7 @@ STEP = 0.005
 
 class Provider(NamedTuple):
     name: str
-    dialect: PhoneDialect
+    dialect: TelephonyDialect
     start: Message
     media: Message
     digit: Message
@@ -52,10 +52,10 @@ def said(exchange: list[Any], number: int) -> Message:
 
 
 PROVIDERS = (
-    Provider("twilio", Twilio(), far_side.start(), far_side.media(LOUD), far_side.dtmf("5"), LOUDEST_MULAW),
-    Provider("telnyx", Telnyx(), *(said(literal.TELNYX, number) for number in (1, 2, 3)), LOUDEST_ALAW, "PCMA"),
-    Provider("plivo", Plivo(), *(said(literal.PLIVO, number) for number in (0, 1, 2)), LOUDEST_MULAW),
-    Provider("vonage", Vonage("c"), *(said(literal.VONAGE, number) for number in (0, 1, 2)), 1, "L16", 16_000),
+    Provider("twilio", TwilioDialect(), far_side.start(), far_side.media(LOUD), far_side.dtmf("5"), LOUDEST_MULAW),
+    Provider("telnyx", TelnyxDialect(), *(said(literal.TELNYX, number) for number in (1, 2, 3)), LOUDEST_ALAW, "PCMA"),
+    Provider("plivo", PlivoDialect(), *(said(literal.PLIVO, number) for number in (0, 1, 2)), LOUDEST_MULAW),
+    Provider("vonage", VonageDialect("c"), *(said(literal.VONAGE, number) for number in (0, 1, 2)), 1, "L16", 16_000),
 )
 
 

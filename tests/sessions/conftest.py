@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.api import SpeechRequest
-from sessions.alignment.even import EvenAligner
+from sessions.alignment.even import UniformAligner
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SpeechSettings
 from sessions.registry import SessionRegistry
 from tests.fakes.engine import FakeSpeechEngine
@@ -51,7 +51,7 @@ def metrics() -> CountingMetrics:
 
 @pytest.fixture
 async def registry(engine: RememberingEngine, metrics: CountingMetrics) -> AsyncIterator[SessionRegistry]:
-    registry = SessionRegistry(engine, LIMITS, metrics, make_aligner=EvenAligner)
+    registry = SessionRegistry(engine, LIMITS, metrics, make_aligner=UniformAligner)
     yield registry
     await registry.aclose()
     assert_all_free(engine)

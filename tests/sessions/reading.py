@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from sessions.clock import now_s
-from sessions.events import FlushDone, ResponseAudio, ResponseDone, ResponseEvent
+from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished
 from sessions.response import Response
 
 
@@ -37,24 +37,24 @@ class Reading:
 
     @property
     def ended(self) -> bool:
-        return bool(self.events) and isinstance(self.events[-1], ResponseDone)
+        return bool(self.events) and isinstance(self.events[-1], ResponseFinished)
 
     @property
     def audio(self) -> list[ResponseAudio]:
         return [event for event in self.events if isinstance(event, ResponseAudio)]
 
     @property
-    def flushes(self) -> list[FlushDone]:
-        return [event for event in self.events if isinstance(event, FlushDone)]
+    def flushes(self) -> list[FlushCompleted]:
+        return [event for event in self.events if isinstance(event, FlushCompleted)]
 
     @property
     def data(self) -> bytes:
         return b"".join(packet for message in self.audio for packet in message.packets)
 
     @property
-    def done(self) -> ResponseDone:
+    def done(self) -> ResponseFinished:
         end = self.events[-1]
-        assert isinstance(end, ResponseDone)
+        assert isinstance(end, ResponseFinished)
         return end
 
 

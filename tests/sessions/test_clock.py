@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.clock import TICK_S, Alarm, is_due, now_s, tick_at
+from sessions.clock import TICK_S, WakeEvent, is_due, now_s, tick_at
 
 pytestmark = pytest.mark.virtual_time
 
 
 async def test_it_wakes_at_its_moment():
-    await Alarm().wait(until_s=2.0)
+    await WakeEvent().wait(until_s=2.0)
     assert now_s() == pytest.approx(2.0, abs=TICK_S)
 
 
 async def test_a_ring_wakes_earlier_and_leaves_no_timer():
-    alarm = Alarm()
+    alarm = WakeEvent()
     asyncio.get_running_loop().call_later(1.0, alarm.ring)
     await alarm.wait(until_s=5.0)
     assert now_s() == pytest.approx(1.0)
@@ -28,7 +28,7 @@ async def test_a_ring_wakes_earlier_and_leaves_no_timer():
 
 
 async def test_a_ring_is_kept_for_the_next_wait_and_only_for_that():
-    alarm = Alarm()
+    alarm = WakeEvent()
     alarm.ring()
     alarm.ring()
     await alarm.wait()
@@ -38,7 +38,7 @@ async def test_a_ring_is_kept_for_the_next_wait_and_only_for_that():
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind():
-    alarm = Alarm()
+    alarm = WakeEvent()
     waiting = asyncio.create_task(alarm.wait(until_s=1.0))
     await asyncio.sleep(0.5)
     waiting.cancel()

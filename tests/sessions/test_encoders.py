@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from sessions.encoders import EncoderThreads
+from sessions.encoders import EncoderPool
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 async def test_work_is_done_off_the_loop(num_threads: int):
-    threads = EncoderThreads(num_threads)
+    threads = EncoderPool(num_threads)
     started, go_on = threading.Event(), threading.Event()
 
     def work() -> str:
@@ -30,11 +30,11 @@ async def test_work_is_done_off_the_loop(num_threads: int):
 
 
 async def test_without_threads_it_is_done_in_place():
-    assert await EncoderThreads(0).run(threading.current_thread) is threading.main_thread()
+    assert await EncoderPool(0).run(threading.current_thread) is threading.main_thread()
 
 
 async def test_an_error_comes_back():
-    threads = EncoderThreads(1)
+    threads = EncoderPool(1)
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 // 0)
     threads.close()

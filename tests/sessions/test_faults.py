@@ -13,15 +13,15 @@ import pytest
 
 from engine.api import FinishReason, SpeechRequest
 from engine.errors import OVERLOAD_RETRY_MS
-from engine.room import RequestCounts, Room
+from engine.room import QueueLimits, RequestCounts
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SessionLimits, SpeechSettings
-from sessions.errors import TextClosed
+from sessions.errors import TextInputClosed
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
-from sessions.voicing import Voicing
+from sessions.voicing import AudioChain
 from tests.fakes.script import FakeScript
 from tests.fakes.stream import FakeSpeechStream
 from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RememberingEngine, assert_all_free
@@ -105,7 +105,7 @@ async def test_no_room_in_the_middle_is_waited_out(
 async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_ask_again(
     registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
 ):
-    room, counts = Room(for_new=2, for_speaking=0, for_burst=2, for_burst_of_group=2), RequestCounts()
+    room, counts = QueueLimits(for_new=2, for_speaking=0, for_burst=2, for_burst_of_group=2), RequestCounts()
     submit = engine.submit
 
     def submit_where_there_is_room(request: SpeechRequest) -> FakeSpeechStream:
@@ -148,7 +148,7 @@ async def test_a_fault_of_ours_is_told_without_its_message(
     registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     response = registry.create(settings=PACED).create_response()
-    monkeypatch.setattr(Voicing, "push", None)
+    monkeypatch.setattr(AudioChain, "push", None)
     response.push_text(LONG)
     done = (await read(response)).done
     assert done.error is not None
@@ -295,7 +295,7 @@ async def converse(session: Session, audio: AudioFormat = PCM) -> None:
     response = session.create_response(text="One two three, ")
     _, task = reading_task(response)
     await asyncio.sleep(0.3)
-    with contextlib.suppress(TextClosed):
+    with contextlib.suppress(TextInputClosed):
         response.push_text("four five six seven. ")
         response.flush()
     other = session.create_response(text=LONG[:70], text_closed=True, settings=replace(BURST, format=audio))
@@ -313,7 +313,7 @@ async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: Rememberi
     registry = SessionRegistry(engine, RegistryLimits(encoder_threads=num_threads))
     num_hits = 0
     for at in range(SUSPENSIONS):
-        hits = interrupt_tasks("Speaker._live", at)
+        hits = interrupt_tasks("AudioProducer._live", at)
         session = registry.create(settings=PACED)
         await converse(session, AudioFormat())
         asyncio.get_running_loop().set_task_factory(None)
@@ -329,7 +329,7 @@ async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: Rememberi
 async def test_a_speaker_cancelled_from_outside_ends_its_response_by_itself(
     registry: SessionRegistry, engine: RememberingEngine, at: int
 ):
-    hits = interrupt_tasks("Speaker._live", at)
+    hits = interrupt_tasks("AudioProducer._live", at)
     response = registry.create(settings=PACED).create_response(text=LONG)
     _, task = reading_task(response)
     await asyncio.sleep(1)

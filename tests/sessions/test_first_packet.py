@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from sessions.alignment.even import EvenAligner
+from sessions.alignment.even import UniformAligner
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import ResponseAudio
 from sessions.registry import SessionRegistry
@@ -27,7 +27,7 @@ async def test_the_packets_are_the_same(engine: RememberingEngine, encoding: Enc
     packets, sizes = {}, {}
     for apart in (False, True):
         limits = replace(LIMITS, session=SessionLimits(first_packet_apart=apart))
-        registry = SessionRegistry(engine, limits, make_aligner=EvenAligner)
+        registry = SessionRegistry(engine, limits, make_aligner=UniformAligner)
         reading = await read(registry.create(settings=settings).create_response(text=TEXT, text_closed=True))
         packets[apart] = [packet for message in reading.audio for packet in message.packets]
         sizes[apart] = len(reading.audio[0].packets)
@@ -38,7 +38,7 @@ async def test_the_packets_are_the_same(engine: RememberingEngine, encoding: Enc
 
 
 async def test_it_does_not_wait_for_a_busy_encoder(engine: RememberingEngine) -> None:
-    registry = SessionRegistry(engine, RegistryLimits(encoder_threads=1), make_aligner=EvenAligner)
+    registry = SessionRegistry(engine, RegistryLimits(encoder_threads=1), make_aligner=UniformAligner)
     busy = threading.Event()
     working = asyncio.create_task(registry._encoders.run(busy.wait))
     try:

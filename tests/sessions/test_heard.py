@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.alignment.even import TYPICAL_S_PER_CHAR, EvenAligner
-from sessions.heard import SpokenSegment, SpokenText
+from sessions.alignment.even import TYPICAL_S_PER_CHAR, UniformAligner
+from sessions.heard import ResponseTimeline, SegmentTimeline
 from sessions.text.spans import SpannedText
 
 RATE = 24_000
 
 
-def spoken(*segments: tuple[str, int], complete: bool = True) -> SpokenText:
+def spoken(*segments: tuple[str, int], complete: bool = True) -> ResponseTimeline:
     """Segments of (text, seconds), each spoken as written and evenly."""
-    told, position, start = SpokenText(RATE, EvenAligner), 0, 0
+    told, position, start = ResponseTimeline(RATE, UniformAligner), 0, 0
     for text, seconds in segments:
         told.write(text)
         segment = told.begin_segment(position)
@@ -76,7 +76,7 @@ def test_what_is_known_of_a_segment_that_is_stopped_stays_known():
 
 
 def test_what_the_normaliser_wrote_counts_as_spoken_and_the_clients_words_are_told():
-    told = SpokenText(RATE, EvenAligner)
+    told = ResponseTimeline(RATE, UniformAligner)
     told.write("It cost $1,250 in May.")
     segment = told.begin_segment(0)
     segment.add_text(SpannedText.of("It cost ", 0))
@@ -114,7 +114,7 @@ def test_words_of_a_segment_wait_until_the_one_before_is_told():
 def test_only_the_segment_that_is_being_heard_is_looked_into(monkeypatch: pytest.MonkeyPatch):
     told = spoken(*[("one two six ten. ", 4)] * 10)
     asked = []
-    raw_position = SpokenSegment.raw_position
-    monkeypatch.setattr(SpokenSegment, "raw_position", lambda one, *at: asked.append(one) or raw_position(one, *at))
+    raw_position = SegmentTimeline.raw_position
+    monkeypatch.setattr(SegmentTimeline, "raw_position", lambda one, *at: asked.append(one) or raw_position(one, *at))
     assert told.heard(38 * RATE).text == "one two six ten. " * 9 + "one two"
     assert asked == [told.segments[-1]]

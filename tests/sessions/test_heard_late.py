@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sessions.alignment.aligner import LetterAligner
+from sessions.alignment.aligner import ForcedAligner
 from sessions.config import RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import ResponseStatus
-from sessions.heard import SpokenText
+from sessions.heard import ResponseTimeline
 from sessions.registry import SessionRegistry
 from tests.sessions.conftest import LIMITS, PACED, RememberingEngine
 from tests.sessions.reading import read, reading_task
@@ -78,9 +78,9 @@ async def test_much_kept_speech_is_looked_through_in_a_thread(
     engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
-    catch_up = SpokenText.catch_up
+    catch_up = ResponseTimeline.catch_up
     monkeypatch.setattr(
-        SpokenText, "catch_up", lambda told, at: threads.append(threading.current_thread()) or catch_up(told, at)
+        ResponseTimeline, "catch_up", lambda told, at: threads.append(threading.current_thread()) or catch_up(told, at)
     )
     registry = SessionRegistry(engine, RegistryLimits())
     response = registry.create(settings=replace(PACED, lead_ms=10_000)).create_response(text=TEXT, text_closed=True)
@@ -93,7 +93,7 @@ async def test_much_kept_speech_is_looked_through_in_a_thread(
     await registry.aclose()
 
 
-class BusyAligner(LetterAligner):
+class BusyAligner(ForcedAligner):
     """As if others were before it in the line for the words."""
 
     go_on = threading.Event()

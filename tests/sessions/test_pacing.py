@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sessions.alignment.even import EvenAligner
+from sessions.alignment.even import UniformAligner
 from sessions.clock import now_s
 from sessions.config import SessionLimits, SpeechSettings
 from sessions.events import ResponseStatus
@@ -122,7 +122,7 @@ async def test_the_engine_is_told_nothing_that_it_reckons_by_itself(
     for tolerance_ms in (0, 10):
         reports.clear()
         limits = replace(LIMITS, session=SessionLimits(playback_tolerance_ms=tolerance_ms))
-        registry = SessionRegistry(engine, limits, make_aligner=EvenAligner)
+        registry = SessionRegistry(engine, limits, make_aligner=UniformAligner)
         response = registry.create(settings=PACED).create_response(text="word " * 20, text_closed=True)
         reading, task = reading_task(response)
         off_ms[tolerance_ms] = 0.0

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from engine.api import SpeechChunk
 from sessions.audio.formats.encoders import RATES, stream_encoder
 from sessions.config import AudioFormat, Encoding
-from sessions.encoders import EncoderThreads
+from sessions.encoders import EncoderPool
 from sessions.packets import PACKET_MS, packet_encoder
-from sessions.voicing import PIECE_PACKETS, Voicing
+from sessions.voicing import PIECE_PACKETS, AudioChain
 from tests.sessions.audio.formats.decoding import DEMUXERS, decode
 from tests.sessions.audio.signals import pieces, speech_like
 
@@ -60,7 +60,7 @@ def test_a_packet_leaves_every_20_ms_where_nothing_is_held_back(encoding: Encodi
 @pytest.mark.parametrize("rate", [8_000, 24_000, 48_000])
 async def test_after_a_pause_all_speech_can_be_heard(encoding: Encoding, rate: int) -> None:
     assert rate in RATES[encoding]
-    voicing = Voicing(AudioFormat(encoding=encoding, sample_rate=rate), ENGINE_RATE, EncoderThreads(0))
+    voicing = AudioChain(AudioFormat(encoding=encoding, sample_rate=rate), ENGINE_RATE, EncoderPool(0))
     await voicing.begin_segment()
     speech = speech_like(9_000, ENGINE_RATE, seed=9)
     packets = [*await voicing.push(SpeechChunk("r", 0, speech)), *await voicing.pause()]
@@ -77,8 +77,8 @@ async def test_a_long_chunk_on_the_event_loop_holds_up_nobody() -> None:
     chunk = SpeechChunk("r", 0, speech_like(8 * 1_920, ENGINE_RATE, seed=10))
     packets, num_turns = {}, {}
     for num_threads in (0, 1):
-        threads = EncoderThreads(num_threads)
-        voicing = Voicing(AudioFormat(), ENGINE_RATE, threads)
+        threads = EncoderPool(num_threads)
+        voicing = AudioChain(AudioFormat(), ENGINE_RATE, threads)
         await voicing.begin_segment()
         counting = asyncio.create_task(turns())
         packets[num_threads] = [packet.data for packet in await voicing.push(chunk)]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.audio.pacer import Pacer, PacerSettings, Underrun, UnderrunCause
+from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, UnderrunCause
 from sessions.config import SessionLimits
 from sessions.errors import EngineFailed, ErrorInfo, LimitExceeded, SlowReader, TextTimeout, error_info
-from sessions.events import FlushDone, ResponseAudio
-from sessions.outbox import Outbox, grouped, max_message_ms
-from sessions.patience import Patience, WaitsFor
+from sessions.events import FlushCompleted, ResponseAudio
+from sessions.outbox import SendQueue, grouped, max_message_ms
+from sessions.patience import StallDetector, StallSource
 
 RATE = 8_000
 
@@ -27,9 +27,9 @@ class Sound:
         return bytes(self.num_samples)
 
 
-def outbox(lead_ms: int | None, underruns: list[Underrun] | None = None) -> Outbox:
+def outbox(lead_ms: int | None, underruns: list[PlayoutUnderrun] | None = None) -> SendQueue:
     note = [].append if underruns is None else underruns.append
-    return Outbox("r", Pacer(RATE, PacerSettings(lead_ms=lead_ms)), note)
+    return SendQueue("r", Pacer(RATE, PacerSettings(lead_ms=lead_ms)), note)
 
 
 @given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 1_000))
@@ -67,13 +67,13 @@ def test_everything_leaves_in_order_when_it_is_due(items: list[int | None], lead
     assert box.empty
     assert box.waiting_samples == 0
     assert [event.num_samples if isinstance(event, ResponseAudio) else None for event in taken] == items
-    assert [event.flush for event in taken if isinstance(event, FlushDone)] == [
+    assert [event.flush for event in taken if isinstance(event, FlushCompleted)] == [
         number for number, size in enumerate(items) if size is None
     ]
 
 
 def test_an_underrun_is_the_makers_fault_only_if_the_sound_was_not_ready():
-    underruns: list[Underrun] = []
+    underruns: list[PlayoutUnderrun] = []
     box = outbox(2_000, underruns)
     box.put([Sound(800), Sound(800)], 0.0, UnderrunCause.ENGINE)
     box.take(0.0)
@@ -85,14 +85,14 @@ def test_an_underrun_is_the_makers_fault_only_if_the_sound_was_not_ready():
 
 
 def test_patience_ends_with_whom_it_was_for_and_begins_anew_with_progress():
-    patience = Patience(SessionLimits(reader_timeout_s=10, text_timeout_s=60))
-    assert patience.error(WaitsFor.READER, 1, 0.0) is None
-    assert patience.error(WaitsFor.READER, 2, 9.0) is None
-    assert patience.error(WaitsFor.READER, 2, 19.0) is None
-    assert isinstance(patience.error(WaitsFor.READER, 2, 19.1), SlowReader)
-    assert patience.error(WaitsFor.WRITER, 2, 19.1) is None
-    assert patience.error(WaitsFor.WRITER, 2, 79.0) is None
-    error = patience.error(WaitsFor.WRITER, 2, 79.2)
+    patience = StallDetector(SessionLimits(reader_timeout_s=10, text_timeout_s=60))
+    assert patience.error(StallSource.READER, 1, 0.0) is None
+    assert patience.error(StallSource.READER, 2, 9.0) is None
+    assert patience.error(StallSource.READER, 2, 19.0) is None
+    assert isinstance(patience.error(StallSource.READER, 2, 19.1), SlowReader)
+    assert patience.error(StallSource.WRITER, 2, 19.1) is None
+    assert patience.error(StallSource.WRITER, 2, 79.0) is None
+    error = patience.error(StallSource.WRITER, 2, 79.2)
     assert isinstance(error, TextTimeout)
     assert str(error) == "text_timeout_s is 60"
 

@@ -15,8 +15,8 @@ from sessions.audio.joiner import join
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import pcm_to_s16le
 from sessions.config import AudioFormat, Encoding, SpeechSettings
-from sessions.errors import TextClosed
-from sessions.events import FlushDone, ResponseAudio, ResponseStatus
+from sessions.errors import TextInputClosed
+from sessions.events import FlushCompleted, ResponseAudio, ResponseStatus
 from sessions.registry import SessionRegistry
 from sessions.voicing import JOIN_MS
 from tests.fakes.engine import SAMPLE_RATE
@@ -187,19 +187,19 @@ async def test_flushes_are_limited_as_text_is(registry: SessionRegistry):
 async def test_a_flush_of_nothing_is_answered(registry: SessionRegistry):
     response = registry.create(settings=BURST).create_response()
     response.flush()
-    assert await anext(response) == FlushDone(response.response_id, flush=0, end_sample=0)
+    assert await anext(response) == FlushCompleted(response.response_id, flush=0, end_sample=0)
     response.cancel()
 
 
 async def test_text_and_flush_after_the_end_are_refused_and_a_second_end_is_not(registry: SessionRegistry):
     response = registry.create(settings=BURST).create_response(text="One.", text_closed=True)
     response.end_input()
-    with pytest.raises(TextClosed, match="has ended"):
+    with pytest.raises(TextInputClosed, match="has ended"):
         response.push_text("two")
-    with pytest.raises(TextClosed, match="has ended"):
+    with pytest.raises(TextInputClosed, match="has ended"):
         response.flush()
     assert (await read(response)).done.status is ResponseStatus.COMPLETED
-    with pytest.raises(TextClosed, match="has ended"):
+    with pytest.raises(TextInputClosed, match="has ended"):
         response.push_text("two")
     with pytest.raises(StopAsyncIteration):
         await anext(response)

@@ -7,31 +7,31 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.heard import SpokenText
-from sessions.script import READ_AHEAD_SEGMENTS, FlushMark, Script, Segment
-from sessions.whole_words import MAX_HELD_CHARS, WholeWords
+from sessions.heard import ResponseTimeline
+from sessions.script import READ_AHEAD_SEGMENTS, FlushItem, TextPipeline, TextSegment
+from sessions.whole_words import MAX_HELD_CHARS, WordBuffer
 
 TEXT = st.text(st.sampled_from("ab ,.\n é🙂日本3$%"), max_size=400) | st.text(max_size=60)
 
 
-def read_on(script: Script, max_chars: int = 500) -> None:
+def read_on(script: TextPipeline, max_chars: int = 500) -> None:
     while script.wants_text:
         script.read(max_chars)
 
 
-def take_all(script: Script, max_chars: int = 500) -> list[Segment | FlushMark]:
+def take_all(script: TextPipeline, max_chars: int = 500) -> list[TextSegment | FlushItem]:
     """As the speaker does: a segment once there is something in it to be spoken."""
     taken = []
     read_on(script, max_chars)
-    while script.waiting and (isinstance(script.waiting[0], FlushMark) or script.waiting[0].speakable):
+    while script.waiting and (isinstance(script.waiting[0], FlushItem) or script.waiting[0].speakable):
         taken.append(script.take())
         read_on(script, max_chars)
     return taken
 
 
-def read_pieces(pieces: list[str], normalize: bool) -> tuple[list[str], list[int], Script]:
-    told = SpokenText(24_000)
-    script = Script(told, normalize)
+def read_pieces(pieces: list[str], normalize: bool) -> tuple[list[str], list[int], TextPipeline]:
+    told = ResponseTimeline(24_000)
+    script = TextPipeline(told, normalize)
     segments = []
     for piece in pieces:
         script.push(piece)
@@ -39,7 +39,7 @@ def read_pieces(pieces: list[str], normalize: bool) -> tuple[list[str], list[int
     script.end()
     segments += take_all(script)
     assert script.exhausted
-    spoken = [segment for segment in segments if isinstance(segment, Segment) and segment.speakable]
+    spoken = [segment for segment in segments if isinstance(segment, TextSegment) and segment.speakable]
     return [segment.text.rstrip() for segment in spoken], [segment.spoken.words.raw_end for segment in spoken], script
 
 
@@ -55,11 +55,11 @@ def test_any_cut_gives_the_same_segments(text: str, places: list[int], normalize
 
 @given(TEXT, st.booleans())
 def test_segments_close_and_follow_each_other_in_the_clients_text(text: str, normalize: bool):
-    told = SpokenText(24_000)
-    script = Script(told, normalize)
+    told = ResponseTimeline(24_000)
+    script = TextPipeline(told, normalize)
     script.push(text)
     script.end()
-    segments = [segment for segment in take_all(script) if isinstance(segment, Segment)]
+    segments = [segment for segment in take_all(script) if isinstance(segment, TextSegment)]
     assert all(segment.closed for segment in segments)
     assert [segment.index for segment in segments] == sorted({segment.index for segment in segments})
     ranges = [(segment.spoken.words.raw_start, segment.spoken.words.raw_end) for segment in segments]
@@ -68,19 +68,19 @@ def test_segments_close_and_follow_each_other_in_the_clients_text(text: str, nor
 
 
 def test_a_long_text_is_read_as_far_as_needed():
-    script = Script(SpokenText(24_000), normalize=False)
+    script = TextPipeline(ResponseTimeline(24_000), normalize=False)
     script.push("A sentence that is not long. " * 1_000)
     script.end()
     read_on(script)
     assert READ_AHEAD_SEGMENTS < len(script.waiting) <= READ_AHEAD_SEGMENTS + 5
     assert not script.exhausted
-    assert sum(len(segment.text) for segment in take_all(script) if isinstance(segment, Segment)) > 28_000
+    assert sum(len(segment.text) for segment in take_all(script) if isinstance(segment, TextSegment)) > 28_000
     assert script.exhausted
 
 
 @given(TEXT, st.lists(st.integers(0, 1000), max_size=8), st.booleans(), st.integers(1, 9))
 def test_any_budget_gives_the_same_segments(text: str, places: list[int], normalize: bool, max_chars: int):
-    scripts = [Script(SpokenText(24_000), normalize) for _ in range(2)]
+    scripts = [TextPipeline(ResponseTimeline(24_000), normalize) for _ in range(2)]
     for script in scripts:
         for piece in cuts(text, places):
             script.push(piece)
@@ -93,12 +93,12 @@ def test_any_budget_gives_the_same_segments(text: str, places: list[int], normal
     assert small == large
 
 
-def _summary(item: Segment | FlushMark) -> tuple[object, ...]:
-    return (item.flush,) if isinstance(item, FlushMark) else (item.index, item.text, item.closed)
+def _summary(item: TextSegment | FlushItem) -> tuple[object, ...]:
+    return (item.flush,) if isinstance(item, FlushItem) else (item.index, item.text, item.closed)
 
 
 def test_a_read_stays_within_its_budget():
-    script = Script(SpokenText(24_000), normalize=False)
+    script = TextPipeline(ResponseTimeline(24_000), normalize=False)
     for _ in range(5):
         script.push("word ")
     assert script.read(12) == 12
@@ -108,7 +108,7 @@ def test_a_read_stays_within_its_budget():
 
 
 def test_flushes_keep_their_place():
-    script = Script(SpokenText(24_000), normalize=False)
+    script = TextPipeline(ResponseTimeline(24_000), normalize=False)
     script.push("One")
     assert script.flush() == 0
     script.push("two three")
@@ -117,7 +117,7 @@ def test_flushes_keep_their_place():
     script.push("🙂")
     assert script.flush() == 2
     items = take_all(script)
-    assert [item.text if isinstance(item, Segment) else item.flush for item in items] == [
+    assert [item.text if isinstance(item, TextSegment) else item.flush for item in items] == [
         "One",
         0,
         "two three four",
@@ -127,15 +127,15 @@ def test_flushes_keep_their_place():
 
 
 def test_an_early_close_keeps_the_unfinished_word_for_the_next_segment():
-    script = Script(SpokenText(24_000), normalize=False)
+    script = TextPipeline(ResponseTimeline(24_000), normalize=False)
     script.push("One two thr")
     (first,) = take_all(script)
     script.close_early()
     script.push("ee four")
     script.end()
     (second,) = take_all(script)
-    assert isinstance(first, Segment)
-    assert isinstance(second, Segment)
+    assert isinstance(first, TextSegment)
+    assert isinstance(second, TextSegment)
     assert (first.text, first.closed, first.gathers) == ("One two ", True, False)
     assert (second.text, second.gathers) == ("three four", True)
 
@@ -144,7 +144,7 @@ def test_an_early_close_keeps_the_unfinished_word_for_the_next_segment():
 
 
 def pushed(pieces: list[str]) -> list[str]:
-    words = WholeWords()
+    words = WordBuffer()
     return [*(words.push(piece).text for piece in pieces), words.flush().text]
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from engine.api import SpeechRequest
 from sessions.registry import SessionRegistry
-from sessions.script import Script
-from sessions.text.blocks import Block
+from sessions.script import TextPipeline
+from sessions.text.blocks import TextBlock
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import Segmenter
 from sessions.text.spans import SpannedText
@@ -58,7 +58,7 @@ def counted_reads() -> Iterator[Reads]:
     reads = Reads()
     say_block, push = IncrementalNormalizer._say_block, Segmenter.push
 
-    def counted_say_block(normalizer: IncrementalNormalizer, block: Block) -> SpannedText:
+    def counted_say_block(normalizer: IncrementalNormalizer, block: TextBlock) -> SpannedText:
         reads.normalized[iteration()] += block.raw_end - block.raw_start
         return say_block(normalizer, block)
 
@@ -199,7 +199,7 @@ async def test_sessions_take_turns_whatever_number_of_responses_they_have(
     await one.aclose()
 
 
-def _num_chars_read(script: Script) -> int:
+def _num_chars_read(script: TextPipeline) -> int:
     return script._num_chars_read
 
 

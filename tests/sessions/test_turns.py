@@ -8,17 +8,17 @@ from itertools import pairwise
 
 import pytest
 
-from sessions.alignment.even import EvenAligner
+from sessions.alignment.even import UniformAligner
 from sessions.config import AudioFormat, Encoding, SessionLimits, SpeechSettings
 from sessions.registry import SessionRegistry
-from sessions.turns import Turns
+from sessions.turns import LoopThrottle
 from tests.sessions.conftest import BURST, LIMITS, PACED, RememberingEngine
 from tests.sessions.reading import read, reading_task
 
 NUM = 8
 
 
-async def turns_taken(turns: Turns) -> list[int]:
+async def turns_taken(turns: LoopThrottle) -> list[int]:
     """The turn of the loop in which each had its."""
     loop, now, found = asyncio.get_running_loop(), 0, []
 
@@ -38,7 +38,7 @@ async def turns_taken(turns: Turns) -> list[int]:
 
 
 async def test_no_two_share_a_turn() -> None:
-    turns = Turns()
+    turns = LoopThrottle()
     for _ in range(3):
         found = await turns_taken(turns)
         assert len(set(found)) == NUM
@@ -46,7 +46,7 @@ async def test_no_two_share_a_turn() -> None:
 
 
 async def test_who_does_not_wait_any_more_holds_up_nobody() -> None:
-    turns = Turns()
+    turns = LoopThrottle()
     await turns.mine()
     waiting = [asyncio.create_task(turns.mine()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -63,7 +63,7 @@ async def test_the_packets_are_the_same(engine: RememberingEngine) -> None:
     packets = {}
     for in_turn in (False, True):
         limits = replace(LIMITS, session=SessionLimits(chunks_in_turn=in_turn))
-        registry = SessionRegistry(engine, limits, make_aligner=EvenAligner)
+        registry = SessionRegistry(engine, limits, make_aligner=UniformAligner)
         texts = [f"This is sentence {number}, which says nothing much." for number in range(4)]
         responses = [registry.create(settings=settings).create_response(text=text, text_closed=True) for text in texts]
         readings = await asyncio.gather(*(read(response) for response in responses))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sessions.config import SpeechSettings
-from sessions.events import FlushDone, ResponseAudio, ResponseStatus, ResponseWords
+from sessions.events import FlushCompleted, ResponseAudio, ResponseStatus, ResponseWordTimes
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from tests.sessions.conftest import BURST, LIMITS, PACED, RememberingEngine
@@ -21,7 +21,7 @@ JUST_ENOUGH_MS = 1000
 
 
 def words_in(reading: Reading) -> list:
-    return [word for event in reading.events if isinstance(event, ResponseWords) for word in event.words]
+    return [word for event in reading.events if isinstance(event, ResponseWordTimes) for word in event.words]
 
 
 def speak(registry: SessionRegistry, settings: SpeechSettings, text: str = TEXT) -> Response:
@@ -60,9 +60,9 @@ async def test_words_are_told_with_their_audio_not_at_the_end(any_registry: Sess
     for event in reading.events:
         if isinstance(event, ResponseAudio):
             handed_over_ms = 1000 * (event.start_sample + event.num_samples) / 24_000
-        if isinstance(event, ResponseWords):
+        if isinstance(event, ResponseWordTimes):
             assert event.words[-1].end_ms <= handed_over_ms + JUST_ENOUGH_MS
-    first = next(number for number, event in enumerate(reading.events) if isinstance(event, ResponseWords))
+    first = next(number for number, event in enumerate(reading.events) if isinstance(event, ResponseWordTimes))
     assert first < len(reading.events) * 0.9
 
 
@@ -92,7 +92,7 @@ async def test_words_before_a_flush_are_told_before_its_end(any_registry: Sessio
     response.push_text("four")
     response.end_input()
     await task
-    at = next(number for number, event in enumerate(reading.events) if isinstance(event, FlushDone))
+    at = next(number for number, event in enumerate(reading.events) if isinstance(event, FlushCompleted))
     before = Reading(events=reading.events[:at])
     assert [word.text for word in words_in(before)] == ["one", "two", "three"]
     assert [word.text for word in words_in(reading)] == ["one", "two", "three", "four"]

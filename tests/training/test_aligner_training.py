@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from sessions.alignment.aligner import LetterAligner
-from sessions.alignment.ear import Ear
+from sessions.alignment.aligner import ForcedAligner
+from sessions.alignment.ear import AcousticModel
 from sessions.alignment.weights import AlignerWeights
 from training.aligner import AlignerSettings, Spoken, align, disguise, first_guess, train
 from training.flite import PHONEMES, SAMPLE_RATE_HZ, available
@@ -36,7 +36,7 @@ def test_training_hears_what_the_product_hears(store: SpeechStore):
             inputs.append(block)
             return block
 
-    ear = Ear(Remembers(), SAMPLE_RATE_HZ)  # type: ignore[arg-type]
+    ear = AcousticModel(Remembers(), SAMPLE_RATE_HZ)  # type: ignore[arg-type]
     ear.push(store[0].speech.pcm.astype(np.float32) / 32768)
     ear.finish()
     theirs = heard.inputs.astype(np.float32)
@@ -58,7 +58,7 @@ def test_letters_find_their_sounds_from_the_first_guess_on(store: SpeechStore):
 def test_what_is_trained_can_be_used(store: SpeechStore, tmp_path):
     save_file(train(store, {0, 1}, QUICK), tmp_path / "weights.safetensors")
     weights = AlignerWeights.of(load_file(tmp_path / "weights.safetensors"))
-    aligner, text = LetterAligner(SAMPLE_RATE_HZ, weights), store.text(1)
+    aligner, text = ForcedAligner(SAMPLE_RATE_HZ, weights), store.text(1)
     aligner.add_text(text)
     aligner.end_text()
     aligner.push(store.pcm(1).astype(np.float32) / 32768)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
-from engine.models.qwen3_tts.prompt import NONE, PromptBuilder, Row
+from engine.models.qwen3_tts.prompt import NONE, PromptBuilder, PromptPosition
 from tests.fakes.checkpoints import write_tokenizer
 from training.layout import TextIds
 from training.pipeline import voice_config
@@ -31,7 +31,9 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return config, prompts, Prefixes.of(prompts, TOY.speakers, "cpu")
 
 
-def expected(setup: Setup, text: list[int], item: list[int], full: bool, language: int) -> list[tuple[Row, int]]:
+def expected(
+    setup: Setup, text: list[int], item: list[int], full: bool, language: int
+) -> list[tuple[PromptPosition, int]]:
     """Rows and targets of one utterance by the engine's builder and specs/qwen3-tts.md 3.6, step by step."""
     config, prompts, _ = setup
     first_frame, num_frames, _, _, voice = item
@@ -42,7 +44,7 @@ def expected(setup: Setup, text: list[int], item: list[int], full: bool, languag
     for step in range(num_frames):
         targets.append(first_frame + step)
         row_text = queue[step] if step < len(queue) else config.text.tts_pad
-        rows.append(Row(row_text, frame=first_frame + step))
+        rows.append(PromptPosition(row_text, frame=first_frame + step))
     return list(zip(rows, [*targets, END], strict=True))
 
 
@@ -73,7 +75,7 @@ def test_rows_equal_the_engines(setup: Setup, utterances: list[tuple[int, int, i
         assert len(wanted) == lengths[index]
         found = [
             (
-                Row(*(int(side[index, place]) for side in (rows.text, rows.codec, rows.frame))),
+                PromptPosition(*(int(side[index, place]) for side in (rows.text, rows.codec, rows.frame))),
                 int(rows.target[index, place]),
             )
             for place in range(lengths[index])

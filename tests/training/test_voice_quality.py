@@ -11,7 +11,7 @@ from benchmarks import spoken
 from benchmarks.spoken import Recordings, Setting, Task, Teacher, save_recordings
 from benchmarks.voice_quality import Table
 from benchmarks.voice_rows import Ears, Row, gates_of, read_tasks
-from engine.api import Finished, FinishReason, SpeechChunk, SpeechRequest
+from engine.api import FinishReason, RequestFinished, SpeechChunk, SpeechRequest
 from training import flite
 from training.heldout import read_sentences
 
@@ -82,7 +82,7 @@ class FakeStream:
         assert self.ended
         yield SpeechChunk("x", 0, np.ones(30, np.float32), provisional_tail_samples=10)
         yield SpeechChunk("x", 20, np.ones(5, np.float32), last=True)
-        yield Finished("x", FinishReason.STOP)
+        yield RequestFinished("x", FinishReason.STOP)
 
 
 class FakeEngine:

@@ -93,7 +93,12 @@ def test_close_codes_and_addresses_are_those_of_the_server():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("format", ev.Format), ("sampling", ev.Sampling), ("settingFields", ev.Settings)]
+    ("name", "kind"),
+    [
+        ("format", ev.NativeAudioFormat),
+        ("sampling", ev.NativeSamplingOptions),
+        ("settingFields", ev.NativeSpeechSettings),
+    ],
 )
 def test_settings_are_those_of_the_server(name, kind):
     """The vectors hold every event, but not every setting."""

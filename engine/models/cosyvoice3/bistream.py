@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from engine.models.base import Park, Rows
-from engine.models.cosyvoice3.config import TalkerConfig
-from engine.models.cosyvoice3.prompt import Prompts
-from engine.models.cosyvoice3.row import Phase, SpeechRow
+from engine.models.base import AwaitText, TalkerInputs
+from engine.models.cosyvoice3.config import CosyTalkerConfig
+from engine.models.cosyvoice3.prompt import CosyPromptBuilder
+from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
 
 
 class Bistream:
     """Text and speech of the recording go in first, in the same blocks, and live text goes on from them."""
 
-    def __init__(self, config: TalkerConfig, prompts: Prompts) -> None:
+    def __init__(self, config: CosyTalkerConfig, prompts: CosyPromptBuilder) -> None:
         self.block_text, self.block_speech = config.block_text, config.block_speech
         self.fill = config.speech_ids.fill
         self.prompts = prompts
 
-    def begin(self, row: SpeechRow, head: list[int]) -> None:
+    def begin(self, row: CosySequence, head: list[int]) -> None:
         """The row's prefix: ``head``, and all whole blocks of the recording, which wait for nobody's text."""
         prefix = list(head)
         while len(row.transcript) >= self.block_text and len(row.speech) >= self.block_speech:
@@ -24,64 +24,64 @@ class Bistream:
             prefix += self._take_speech(row)
         row.prefix = tuple(prefix)
         row.num_prompt_tokens = max(1, self._num_missing(row))
-        row.phase = Phase.BLOCK
+        row.phase = SamplingPhase.BLOCK
 
-    def _num_missing(self, row: SpeechRow) -> int:
+    def _num_missing(self, row: CosySequence) -> int:
         """Live ids without which no block opens for the row's own speech."""
         num_blocks = len(row.speech) // self.block_speech + 1
         return self.block_text * num_blocks - len(row.transcript)
 
-    def next_input(self, row: SpeechRow) -> Park | Rows:
+    def next_input(self, row: CosySequence) -> AwaitText | TalkerInputs:
         """Called when all inputs so far are computed."""
-        if row.phase is Phase.REST or row.block is not None:
+        if row.phase is SamplingPhase.REST or row.block is not None:
             return self._step(row)
         if not row.text.ids and not row.text.closed:
-            return Park()
+            return AwaitText()
         if len(row.transcript) + row.text.num_waiting >= self.block_text:
             return self._open_block(row)
-        return self._close(row) if row.text.closed else Park()
+        return self._close(row) if row.text.closed else AwaitText()
 
-    def _step(self, row: SpeechRow) -> Rows:
+    def _step(self, row: CosySequence) -> TalkerInputs:
         assert row.unfed is not None
         token, row.unfed = row.unfed, None
-        return Rows([self.prompts.speech(token)])
+        return TalkerInputs([self.prompts.speech(token)])
 
-    def _open_block(self, row: SpeechRow) -> Rows:
+    def _open_block(self, row: CosySequence) -> TalkerInputs:
         """The last speech id of the block before, five text ids and, of a recording, the speech that goes with them."""
         inputs = self._take_unfed(row) + self._take_text(row, self.block_text)
         if not row.speech:
             row.block = 0
-            return Rows(inputs)
+            return TalkerInputs(inputs)
         num_speech = min(len(row.speech), self.block_speech)
         inputs += self._take_speech(row)
         row.block = num_speech if num_speech < self.block_speech else None
-        return Rows(inputs, sample=row.block is not None)
+        return TalkerInputs(inputs, sample=row.block is not None)
 
-    def _close(self, row: SpeechRow) -> Rows:
+    def _close(self, row: CosySequence) -> TalkerInputs:
         """No more text: what is left of it, and the sign to speak on to the end."""
         inputs = self._take_unfed(row) + self._take_text(row, self.block_text)
-        row.phase, row.block = Phase.REST, None
+        row.phase, row.block = SamplingPhase.REST, None
         rest = [self.prompts.speech(token) for token in row.speech]
         row.speech.clear()
-        return Rows([*inputs, self.prompts.task, *rest])
+        return TalkerInputs([*inputs, self.prompts.task, *rest])
 
-    def _take_unfed(self, row: SpeechRow) -> list[int]:
+    def _take_unfed(self, row: CosySequence) -> list[int]:
         token, row.unfed = row.unfed, None
         return [] if token is None else [self.prompts.speech(token)]
 
-    def _take_text(self, row: SpeechRow, count: int) -> list[int]:
+    def _take_text(self, row: CosySequence, count: int) -> list[int]:
         taken = self._take_transcript(row, count)
         return taken + row.text.take(count - len(taken))
 
-    def _take_transcript(self, row: SpeechRow, count: int) -> list[int]:
+    def _take_transcript(self, row: CosySequence, count: int) -> list[int]:
         taken, row.transcript = row.transcript[:count], row.transcript[count:]
         return taken
 
-    def _take_speech(self, row: SpeechRow) -> list[int]:
+    def _take_speech(self, row: CosySequence) -> list[int]:
         taken, row.speech = row.speech[: self.block_speech], row.speech[self.block_speech :]
         return [self.prompts.speech(token) for token in taken]
 
-    def take(self, row: SpeechRow, token: int) -> None:
+    def take(self, row: CosySequence, token: int) -> None:
         """A speech id was drawn inside a block; behind the last comes a wish for text that nobody needs to draw."""
         assert row.block is not None
         row.unfed = token
@@ -89,6 +89,6 @@ class Bistream:
         if row.block == self.block_speech:
             self.end_block(row)
 
-    def end_block(self, row: SpeechRow) -> None:
+    def end_block(self, row: CosySequence) -> None:
         row.remember(self.fill)
         row.block = None

@@ -71,7 +71,7 @@ RELEASED_BACKBONE = TransformerConfig(
 
 
 @dataclass(frozen=True, slots=True)
-class TalkerConfig:
+class CosyTalkerConfig:
     transformer: TransformerConfig = RELEASED_BACKBONE
     text_vocab_size: int = 151_936
     max_positions: int = MAX_POSITIONS
@@ -140,7 +140,7 @@ class HiftConfig:
 
 @dataclass(frozen=True, slots=True)
 class CosyVoice3Config:
-    talker: TalkerConfig = TalkerConfig()
+    talker: CosyTalkerConfig = CosyTalkerConfig()
     flow: FlowConfig = field(default_factory=FlowConfig)
     hift: HiftConfig = field(default_factory=HiftConfig)
     token_rate: int = 25

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
-from engine.graphs.buffers import Done
-from engine.models.base import Decoded, Reference
+from engine.graphs.buffers import DeviceEvent
+from engine.models.base import DecodedAudio, VoiceReference
 from engine.models.cosyvoice3.flow import LOOK_BACK_TOKENS, Flow
-from engine.models.cosyvoice3.flow_blocks import BlockRow, Cell, PromptRow, StreamRow, due_cells
-from engine.models.cosyvoice3.flow_memory import FlowMemory
+from engine.models.cosyvoice3.flow_blocks import BlockSequence, FlowBlockTask, PromptSequence, StreamSequence, due_cells
+from engine.models.cosyvoice3.flow_memory import FlowPagePool
 from engine.models.cosyvoice3.flow_ops import choose_flow_ops
-from engine.models.cosyvoice3.flow_pages import FlowPages, num_pages
+from engine.models.cosyvoice3.flow_pages import FlowPageStore, num_pages
 from engine.models.cosyvoice3.flow_runner import FlowRunner, voice_of
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
 from engine.models.cosyvoice3.hift_graphs import HiftGraphs, usual_lengths
-from engine.models.cosyvoice3.hift_rows import HiftRows
-from engine.models.cosyvoice3.pcm_flights import PcmFlights
+from engine.models.cosyvoice3.hift_rows import HiftBatch
+from engine.models.cosyvoice3.pcm_flights import PcmTransfers
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.voice import FLOW_REST
 
@@ -41,7 +41,7 @@ MAX_HOPS_AT_ONCE = 2
 """Of one slot on their way: whoever comes finds a place, however far others are ahead."""
 
 
-class CosyDecode:
+class CosyDecodeStage:
     def __init__(
         self,
         flow: Flow,
@@ -56,27 +56,27 @@ class CosyDecode:
         self.sample_rate: int = hift.config.sample_rate
         self.mel_samples: int = hift.config.frame_samples
         self.frame_samples = flow.config.token_mel_ratio * self.mel_samples
-        pages = FlowPages(flow.config, num_pages(flow, settings.flow), flow.compute_dtype, device)
+        pages = FlowPageStore(flow.config, num_pages(flow, settings.flow), flow.compute_dtype, device)
         self.max_cells_of_slot = MAX_HOPS_AT_ONCE * max(settings.flow.hop_blocks)
         num_places = num_slots * self.max_cells_of_slot + PLACES_FOR_PROMPTS
         ops = choose_flow_ops(device, settings.flow.fused_kernels)
         self.runner = FlowRunner(flow, pages, ops, settings.flow.max_cells, num_places, settings.flow.graphs)
         self.shape = self.runner.shape
-        self.memory = FlowMemory(settings.flow, self.shape, pages.num_pages, num_places, max_kept_voices)
+        self.memory = FlowPagePool(settings.flow, self.shape, pages.num_pages, num_places, max_kept_voices)
         self.slots = BlockPool(num_slots)
-        self.streams: dict[int, StreamRow] = {}
-        self.failed: list[StreamRow] = []
-        self.flights = PcmFlights(device)
-        self.slices: deque[Done] = deque()
+        self.streams: dict[int, StreamSequence] = {}
+        self.failed: list[StreamSequence] = []
+        self.flights = PcmTransfers(device)
+        self.slices: deque[DeviceEvent] = deque()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.nobody = PromptRow([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
+        self.nobody = PromptSequence([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
         with torch.inference_mode():
             self.nobody.speaker = flow.speaker(torch.zeros(flow.config.spk_embed_size, device=device))
-        Done(device).wait()
+        DeviceEvent(device).wait()
 
-    def make_vocoder(self, flow: Flow, hift: Hift, num_rows: int, graphs: bool) -> HiftRows:
+    def make_vocoder(self, flow: Flow, hift: Hift, num_rows: int, graphs: bool) -> HiftBatch:
         if self.device.type != "cuda" or not graphs:
-            return HiftRows(hift, num_rows)
+            return HiftBatch(hift, num_rows)
         frames = flow.config.dit.block_frames
         return HiftGraphs(hift, num_rows, usual_lengths(frames, FLOW_REST * flow.config.token_mel_ratio))
 
@@ -111,14 +111,14 @@ class CosyDecode:
         slots = self.slots.allocate(1) if pages is not None else None
         if slots is None or pages is None:
             return None
-        self.streams[slots[0]] = row = StreamRow([], spare=pages, slot=slots[0])
+        self.streams[slots[0]] = row = StreamSequence([], spare=pages, slot=slots[0])
         row.begin(self.nobody)
         with torch.cuda.stream(self.stream):
             self.vocoder.open(slots[0])
         return slots[0]
 
     @torch.inference_mode()
-    def prime(self, slot: int, reference: Reference) -> None:
+    def prime(self, slot: int, reference: VoiceReference) -> None:
         """Let a fresh slot speak like ``reference.prompt``, a ``VoicePrompt``; equal keys share its blocks.
 
         One that cannot be fails its slot, at the next step.
@@ -133,7 +133,7 @@ class CosyDecode:
                 return
         row.begin(prompt)
 
-    def listen(self, reference: Reference) -> PromptRow:
+    def listen(self, reference: VoiceReference) -> PromptSequence:
         voice = reference.prompt
         tokens = voice.tokens.tolist()
         for token in tokens:
@@ -185,7 +185,7 @@ class CosyDecode:
     # -- a step --------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[Decoded]:
+    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
         """Chunks are blocks, whatever is wanted."""
         with torch.cuda.stream(self.stream):
             while self.slices and self.slices[0].passed:
@@ -197,27 +197,27 @@ class CosyDecode:
                 self.speak(self.close_cells(rows))
         return self.failures() + self.landed()
 
-    def rows(self, slack_s: Mapping[int, float]) -> list[BlockRow]:
+    def rows(self, slack_s: Mapping[int, float]) -> list[BlockSequence]:
         """All that can go on, the most urgent first; a prompt is as urgent as who waits for it."""
         streams = [row for row in self.streams.values() if not row.error]
         urgent = sorted(streams, key=lambda row: (slack_s.get(row.slot, 0.0), row.num_left > 0, row.slot))
-        ordered: dict[BlockRow, None] = {}
+        ordered: dict[BlockSequence, None] = {}
         for row in urgent:
             if not row.prompt.is_done:
                 ordered.setdefault(row.prompt)
             ordered.setdefault(row)
         return list(ordered)
 
-    def num_ready(self, row: BlockRow) -> int:
-        if isinstance(row, PromptRow):
+    def num_ready(self, row: BlockSequence) -> int:
+        if isinstance(row, PromptSequence):
             return row.num_blocks - row.num_opened
-        assert isinstance(row, StreamRow)
+        assert isinstance(row, StreamSequence)
         return row.num_ready(self.shape)
 
-    def num_to_open(self, row: BlockRow, slack_s: Mapping[int, float]) -> int:
+    def num_to_open(self, row: BlockSequence, slack_s: Mapping[int, float]) -> int:
         """Blocks now: all of a prompt, a hop of a stream; one whose listener can wait waits for the whole hop."""
         ready = self.num_ready(row)
-        if not isinstance(row, StreamRow):
+        if not isinstance(row, StreamSequence):
             return ready
         hops = self.settings.hop_blocks
         hop = hops[min(row.num_hops, len(hops) - 1)]
@@ -225,32 +225,32 @@ class CosyDecode:
         room = self.max_cells_of_slot - len(row.cells)
         return 0 if is_patient and ready < hop else min(ready, max(hops), room)
 
-    def open_blocks(self, rows: Sequence[BlockRow], slack_s: Mapping[int, float]) -> None:
-        opened: list[Cell] = []
+    def open_blocks(self, rows: Sequence[BlockSequence], slack_s: Mapping[int, float]) -> None:
+        opened: list[FlowBlockTask] = []
         for row in rows:
             count = len(opened)
             for _ in range(self.num_to_open(row, slack_s)):
                 if (cell := self.memory.open(row)) is None:
                     break
                 opened.append(cell)
-            if isinstance(row, StreamRow):
+            if isinstance(row, StreamSequence):
                 row.num_hops += len(opened) > count
         if opened:
             self.isolate(self.runner.open, opened)
-        for row in {cell.row for cell in opened if isinstance(cell.row, StreamRow)}:
+        for row in {cell.row for cell in opened if isinstance(cell.row, StreamSequence)}:
             row.forget(row.num_opened * self.shape.tokens - LOOK_BACK_TOKENS)
 
-    def advance(self, rows: Sequence[BlockRow], slack_s: Mapping[int, float]) -> None:
+    def advance(self, rows: Sequence[BlockSequence], slack_s: Mapping[int, float]) -> None:
         healthy = [row for row in rows if not row.error]
         cells, num_steps = due_cells(healthy, self.settings.max_cells, self.shape.steps)
         if not cells:
             return
-        is_urgent = any(isinstance(row, StreamRow) and row.cells and row.num_left == 0 for row in healthy)
+        is_urgent = any(isinstance(row, StreamSequence) and row.cells and row.num_left == 0 for row in healthy)
         limit = self.settings.urgent_steps_per_slice if is_urgent else self.settings.steps_per_slice
         self.isolate(lambda some: self.runner.advance(some, min(num_steps, limit)), cells)
-        self.slices.append(Done(self.device))
+        self.slices.append(DeviceEvent(self.device))
 
-    def isolate(self, work: Callable[[Sequence[Cell]], None], cells: Sequence[Cell]) -> None:
+    def isolate(self, work: Callable[[Sequence[FlowBlockTask]], None], cells: Sequence[FlowBlockTask]) -> None:
         """``work`` for all cells; when that raises, for each alone, and the rows of those that raise again fail."""
         try:
             work(cells)
@@ -262,38 +262,38 @@ class CosyDecode:
                 if not cell.row.error:
                     self.isolate(work, [cell])
 
-    def fail(self, row: BlockRow, error: Exception) -> None:
+    def fail(self, row: BlockSequence, error: Exception) -> None:
         """A prompt's fault is that of all who speak like it, and nobody else will find it."""
         row.error = f"{type(error).__name__}: {error}"
-        if isinstance(row, StreamRow):
+        if isinstance(row, StreamSequence):
             self.failed.append(row)
             return
-        assert isinstance(row, PromptRow)
+        assert isinstance(row, PromptSequence)
         self.memory.prompts.forget(row)
         for user in self.streams.values():
             if user.prompt is row and not user.error:
                 self.fail(user, error)
 
-    def close_cells(self, rows: Sequence[BlockRow]) -> dict[StreamRow, list[Tensor]]:
+    def close_cells(self, rows: Sequence[BlockSequence]) -> dict[StreamSequence, list[Tensor]]:
         """Mel of the cells that are through, by row; a prompt's is thrown away."""
-        mels: dict[StreamRow, list[Tensor]] = {}
+        mels: dict[StreamSequence, list[Tensor]] = {}
         for row in rows:
             while row.cells and row.cells[0].step == self.shape.steps:
                 cell = self.memory.close(row)
-                if not isinstance(row, StreamRow) or row.error:
+                if not isinstance(row, StreamSequence) or row.error:
                     continue
                 first = len(voice_of(row).tokens) * self.shape.ratio - cell.block * self.runner.program.frames
                 if first < cell.num_frames:
                     mels.setdefault(row, []).append(self.runner.mel(cell, max(0, first)))
         return mels
 
-    def speak(self, mels: Mapping[StreamRow, Sequence[Tensor]]) -> None:
+    def speak(self, mels: Mapping[StreamSequence, Sequence[Tensor]]) -> None:
         """Through the vocoder, and off to the host."""
         if not mels:
             return
         rows, joined = list(mels), [torch.cat(list(pieces)) for pieces in mels.values()]
         lasts = [row.is_final and not row.cells and self.num_ready(row) == 0 for row in rows]
-        spoken: list[tuple[StreamRow, Tensor, Tensor]] = []
+        spoken: list[tuple[StreamSequence, Tensor, Tensor]] = []
         for row, mel, out in zip(
             rows, joined, self.vocoder.push_each([r.slot for r in rows], joined, lasts), strict=True
         ):
@@ -305,11 +305,11 @@ class CosyDecode:
         if spoken:
             self.flights.send([row for row, *_ in spoken], [pcm for *_, pcm in spoken], finite)
 
-    def failures(self) -> list[Decoded]:
+    def failures(self) -> list[DecodedAudio]:
         failed, self.failed = self.failed, []
-        return [Decoded(row.slot, NO_PCM, error=row.error) for row in failed if self.streams.get(row.slot) is row]
+        return [DecodedAudio(row.slot, NO_PCM, error=row.error) for row in failed if self.streams.get(row.slot) is row]
 
-    def landed(self) -> list[Decoded]:
+    def landed(self) -> list[DecodedAudio]:
         """What has passed, at most one chunk a slot; of those released meanwhile, and of those that failed, nothing."""
         found = []
         for row, pcm, is_finite in self.flights.landed():
@@ -319,7 +319,7 @@ class CosyDecode:
             if not is_finite:
                 row.error = "what the flow or the vocoder made is not finite"
                 self.memory.prompts.forget(row.prompt)
-                found.append(Decoded(row.slot, NO_PCM, error=row.error))
+                found.append(DecodedAudio(row.slot, NO_PCM, error=row.error))
             elif len(pcm):
-                found.append(Decoded(row.slot, pcm))
+                found.append(DecodedAudio(row.slot, pcm))
         return found

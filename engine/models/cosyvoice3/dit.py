@@ -110,7 +110,7 @@ class AdaptiveNorm(nn.Module):
         return self.linear(F.silu(tau)).unflatten(-1, (-1, tau.shape[-1]))
 
 
-class Attention(nn.Module):
+class DitAttention(nn.Module):
     def __init__(self, config: DitConfig) -> None:
         super().__init__()
         self.heads, self.head_dim = config.heads, config.head_dim
@@ -147,7 +147,7 @@ class DitBlock(nn.Module):
     def __init__(self, config: DitConfig) -> None:
         super().__init__()
         self.attn_norm = AdaptiveNorm(config.dim, 6)
-        self.attn = Attention(config)
+        self.attn = DitAttention(config)
         self.ff = FeedForward(config.dim, config.ff_mult)
 
     def forward(self, h: Tensor, parts: Tensor, angles: Tensor, mask: Tensor) -> Tensor:

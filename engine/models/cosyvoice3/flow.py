@@ -22,7 +22,7 @@ LOOK_BACK_TOKENS = 2
 LEAKY_SLOPE = 0.01
 
 
-class Weights(NamedTuple):
+class GuidanceWeights(NamedTuple):
     """How two branches become one velocity: conditioned and not (classifier-free guidance)."""
 
     conditioned: float
@@ -83,8 +83,8 @@ class Flow(nn.Module):
         return self.dit.transformer_blocks[0].ff.ff[2].weight.dtype
 
     @property
-    def guidance(self) -> Weights:
-        return Weights(1 + self.config.cfg_rate, self.config.cfg_rate)
+    def guidance(self) -> GuidanceWeights:
+        return GuidanceWeights(1 + self.config.cfg_rate, self.config.cfg_rate)
 
     @torch.no_grad()
     def fuse(self) -> None:

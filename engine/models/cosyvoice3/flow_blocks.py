@@ -1,7 +1,7 @@
 """Rows of mel in blocks: which block may open, which cell may go on, and what each of them sees. No torch.
 
 A row's positions count from the first token of its voice's prompt. Its first blocks hold the prompt alone; they are
-the same for every row of that voice and are worked off once, as a row of their own (``PromptRow``).
+the same for every row of that voice and are worked off once, as a row of their own (``PromptSequence``).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class BlockShape:
 
 
 @dataclass(slots=True, eq=False)
-class Cell:
+class FlowBlockTask:
     """One block on its way from noise to mel. ``table``: pages of the blocks it sees, its own last."""
 
-    row: BlockRow
+    row: BlockSequence
     place: int
     block: int
     num_frames: int
@@ -42,7 +42,7 @@ class Cell:
 
 
 @dataclass(slots=True, eq=False)
-class BlockRow:
+class BlockSequence:
     """Blocks that open in order, and cells that stay in order: none overtakes the one before it."""
 
     tokens: list[int]
@@ -51,7 +51,7 @@ class BlockRow:
     """Of its own blocks, oldest first."""
     spare: list[int] = field(default_factory=list)
     """Lent to it and not used yet."""
-    cells: deque[Cell] = field(default_factory=deque)
+    cells: deque[FlowBlockTask] = field(default_factory=deque)
     num_opened: int = 0
     first_token: int = 0
     error: str | None = None
@@ -71,7 +71,7 @@ class BlockRow:
 
 
 @dataclass(slots=True, eq=False)
-class PromptRow(BlockRow):
+class PromptSequence(BlockSequence):
     """A voice's prompt: what its rows are told, and the blocks they share; ``num_blocks`` of them."""
 
     mel: Tensor | None = None
@@ -89,11 +89,11 @@ class PromptRow(BlockRow):
 
 
 @dataclass(slots=True, eq=False)
-class StreamRow(BlockRow):
+class StreamSequence(BlockSequence):
     """One slot: its prompt, then what is fed."""
 
     slot: int = 0
-    prompt: PromptRow = field(default_factory=lambda: PromptRow([]))
+    prompt: PromptSequence = field(default_factory=lambda: PromptSequence([]))
     is_final: bool = False
     num_fed: int = 0
     num_left: int = 0
@@ -102,7 +102,7 @@ class StreamRow(BlockRow):
     is_bounded: bool = False
     """Memory was short: it sees the last blocks alone, and what it says is no longer exact."""
 
-    def begin(self, prompt: PromptRow) -> None:
+    def begin(self, prompt: PromptSequence) -> None:
         self.prompt, self.tokens = prompt, list(prompt.tokens)
         self.num_opened = prompt.num_blocks
         prompt.num_users += 1
@@ -116,16 +116,16 @@ class StreamRow(BlockRow):
         return -(-self.num_tokens // shape.tokens) - self.num_opened if self.num_fed else 0
 
 
-def due_cells(rows: Sequence[BlockRow], most: int, num_steps: int) -> tuple[list[Cell], int]:
+def due_cells(rows: Sequence[BlockSequence], most: int, num_steps: int) -> tuple[list[FlowBlockTask], int]:
     """The next call, rows in order of urgency, and how many steps its cells can go side by side.
 
     A cell can go where the block before it has been, or goes in the same call.
     """
-    chosen: list[Cell] = []
+    chosen: list[FlowBlockTask] = []
     taken: set[int] = set()
     steps = num_steps
     for row in rows:
-        before = row.prompt.cells[-1] if isinstance(row, StreamRow) and row.prompt.cells else None
+        before = row.prompt.cells[-1] if isinstance(row, StreamSequence) and row.prompt.cells else None
         for cell in row.cells:
             if before is not None and id(before) not in taken:
                 if before.step == cell.step:

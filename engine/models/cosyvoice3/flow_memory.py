@@ -10,14 +10,20 @@ from collections.abc import Hashable, Sequence
 
 from engine.cache.block_pool import BlockPool
 from engine.errors import InvalidRequest
-from engine.models.cosyvoice3.flow_blocks import BlockRow, BlockShape, Cell, PromptRow, StreamRow
-from engine.models.cosyvoice3.kept_prompts import KeptPrompts
+from engine.models.cosyvoice3.flow_blocks import (
+    BlockSequence,
+    BlockShape,
+    FlowBlockTask,
+    PromptSequence,
+    StreamSequence,
+)
+from engine.models.cosyvoice3.kept_prompts import PromptCache
 from engine.models.cosyvoice3.settings import FlowSettings
 
 log = logging.getLogger(__name__)
 
 
-class FlowMemory:
+class FlowPagePool:
     """A request is lent some pages when it is admitted, and more one by one as it speaks. When there are none, nor a
     voice without users to let go of, it goes on with the oldest of its own.
     """
@@ -37,7 +43,7 @@ class FlowMemory:
             )
         self.pool = BlockPool(num_pages)
         self.places = list(range(num_places, 0, -1))
-        self.prompts = KeptPrompts(max_kept_prompts, self.let_go)
+        self.prompts = PromptCache(max_kept_prompts, self.let_go)
         self.num_bounded = 0
         """Rows that memory was too short for, ever."""
 
@@ -60,9 +66,9 @@ class FlowMemory:
         """Pages for one request; None when they are not to be had now."""
         return self.take(self.num_admission)
 
-    def prompt(self, key: Hashable, tokens: Sequence[int]) -> PromptRow:
+    def prompt(self, key: Hashable, tokens: Sequence[int]) -> PromptSequence:
         """A new row for a voice's prompt; one that finds no pages shares nothing, and nobody else finds it."""
-        row = PromptRow(tokens=list(tokens))
+        row = PromptSequence(tokens=list(tokens))
         num_blocks = self.shape.num_whole(len(tokens))
         pages = self.take(num_blocks) if num_blocks <= self.pool.num_blocks - self.num_admission else None
         if pages is not None:
@@ -70,28 +76,28 @@ class FlowMemory:
             self.prompts.keep(key, row)
         return row
 
-    def open(self, row: BlockRow) -> Cell | None:
+    def open(self, row: BlockSequence) -> FlowBlockTask | None:
         """A cell for the next block; None when there is no place, or no page before its own cells are through."""
         if not self.places or (page := self.page(row)) is None:
             return None
-        shared = row.prompt.pages if isinstance(row, StreamRow) else []
+        shared = row.prompt.pages if isinstance(row, StreamSequence) else []
         seen = (
             row.pages
-            if self.context_blocks is None or isinstance(row, PromptRow)
+            if self.context_blocks is None or isinstance(row, PromptSequence)
             else row.pages[-self.context_blocks :]
         )
         left = row.num_tokens - row.num_opened * self.shape.tokens
         num_frames = self.shape.ratio * min(self.shape.tokens, left)
-        cell = Cell(row, self.places.pop(), row.num_opened, num_frames, [*shared, *seen, page])
+        cell = FlowBlockTask(row, self.places.pop(), row.num_opened, num_frames, [*shared, *seen, page])
         row.pages.append(page)
         row.cells.append(cell)
         row.num_opened += 1
         return cell
 
-    def page(self, row: BlockRow) -> int | None:
+    def page(self, row: BlockSequence) -> int | None:
         if row.spare:
             return row.spare.pop()
-        assert isinstance(row, StreamRow)
+        assert isinstance(row, StreamSequence)
         if self.context_blocks is None and (pages := self.take(1)):
             return pages[0]
         if any(row.pages[0] in cell.table for cell in row.cells):
@@ -100,22 +106,22 @@ class FlowMemory:
             self.note_bounded(row)
         return row.pages.pop(0)
 
-    def note_bounded(self, row: StreamRow) -> None:
+    def note_bounded(self, row: StreamSequence) -> None:
         row.is_bounded = True
         if self.num_bounded == 0:
             log.warning("the flow's %d pages are in use: requests go on with their last blocks", self.pool.num_blocks)
         self.num_bounded += 1
 
-    def close(self, row: BlockRow) -> Cell:
+    def close(self, row: BlockSequence) -> FlowBlockTask:
         """The oldest cell is through; its page stays."""
         cell = row.cells.popleft()
         self.places.append(cell.place)
         return cell
 
-    def let_go(self, row: BlockRow) -> None:
+    def let_go(self, row: BlockSequence) -> None:
         while row.cells:
             self.close(row)
         self.pool.free([*row.pages, *row.spare])
         row.pages, row.spare = [], []
-        if isinstance(row, StreamRow):
+        if isinstance(row, StreamSequence):
             self.prompts.leave(row.prompt)

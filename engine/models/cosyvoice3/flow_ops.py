@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.models.cosyvoice3.dit import normed, rotate_pairs
 
 if TYPE_CHECKING:
-    from engine.models.cosyvoice3.flow_program import Call, GroupedConv
+    from engine.models.cosyvoice3.flow_program import FlowCall, GroupedConvWeights
 
 BLOCK_BUCKETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """A call's tables are padded to the next of these; larger limits double on."""
@@ -36,14 +36,14 @@ class FlowOps:
         out = torch.addcmul(shift[:, None, None], normed(rows), 1 + scale[:, None, None])
         return rows.flatten(0, 1), out.flatten(0, 1).to(dtype)
 
-    def mish_conv(self, conv: GroupedConv, joined: Tensor) -> Tensor:
+    def mish_conv(self, conv: GroupedConvWeights, joined: Tensor) -> Tensor:
         """joined [rows, kernel - 1 + frames, dim] -> [rows, frames, dim] in fp32."""
         return F.mish(conv(joined).float())
 
     def gelu(self, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
 
-    def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, call: Call, heads: int) -> Tensor:
+    def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, call: FlowCall, heads: int) -> Tensor:
         """qkv [rows, frames, 3 * inner] -> [rows, frames, inner]; keys and values of the call go to their pages."""
         q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(2)
         q, k = self.turned(q, call.angles), self.turned(k, call.angles)
@@ -67,7 +67,7 @@ def choose_flow_ops(device: torch.device, fused: bool) -> FlowOps:
     if device.type != "cuda" or not fused:
         return FlowOps()
     try:
-        from engine.models.cosyvoice3.fused_flow_ops import FusedFlowOps
+        from engine.models.cosyvoice3.fused_flow_ops import TritonFlowOps
     except ImportError:
         return FlowOps()
-    return FusedFlowOps()
+    return TritonFlowOps()

@@ -27,7 +27,7 @@ ZERO_PAGE = 0
 """Stands before the first block, and pads short tables; nothing is ever written to it."""
 
 
-class FlowPages:
+class FlowPageStore:
     """``keys``, ``values`` [layer, line, frame, channel] and ``tails`` [convolution, line, frame, channel].
 
     A page has a line for each (step, branch); the last page is scratch, for whoever fills up a call. A page is lent as
@@ -70,7 +70,7 @@ def num_pages(flow: Flow, settings: FlowSettings) -> int:
         num_bytes = int(torch.cuda.mem_get_info(flow.device)[0] * settings.memory_share)
     else:
         num_bytes = CPU_BYTES
-    return min(MAX_PAGES, num_bytes // FlowPages.page_bytes(flow.config, flow.compute_dtype))
+    return min(MAX_PAGES, num_bytes // FlowPageStore.page_bytes(flow.config, flow.compute_dtype))
 
 
 def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

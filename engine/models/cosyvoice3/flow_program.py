@@ -14,18 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.graphs.buffers import Done
-from engine.models.cosyvoice3.dit import Attention
+from engine.graphs.buffers import DeviceEvent
+from engine.models.cosyvoice3.dit import DitAttention
 from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow, moments, positional_noise
 from engine.models.cosyvoice3.flow_ops import FlowOps
-from engine.models.cosyvoice3.flow_pages import BRANCHES, ZERO_PAGE, FlowPages
+from engine.models.cosyvoice3.flow_pages import BRANCHES, ZERO_PAGE, FlowPageStore
 
 DUMMY_PLACE = 0
 NUM_STAGINGS = 4
 """Sets of inputs on their way to the device at once."""
 
 
-class Placed(Protocol):
+class FlowTaskView(Protocol):
     """A cell as a call sees it: ``table`` lists the pages of the blocks it sees, its own last."""
 
     place: int
@@ -35,30 +35,30 @@ class Placed(Protocol):
     table: list[int]
 
 
-class Columns:
+class InputColumns:
     """Of one row of the inputs; the table follows."""
 
     PLACE, STEP, PAGE, BEFORE, BLOCK, COUNT, FRAMES = range(7)
     TABLE = 7
 
 
-class Layer(NamedTuple):
+class FlowLayerWeights(NamedTuple):
     qkv: tuple[Tensor, Tensor]
     out: nn.Linear
     wide: nn.Linear
     back: nn.Linear
 
 
-class GroupedConv(NamedTuple):
+class GroupedConvWeights(NamedTuple):
     """A causal grouped convolution, one product a group: weight [groups, kernel, in, out], bias [groups, 1, out]."""
 
     weight: Tensor
     bias: Tensor
 
     @staticmethod
-    def of(conv: nn.Conv1d) -> GroupedConv:
+    def of(conv: nn.Conv1d) -> GroupedConvWeights:
         weight = conv.weight.unflatten(0, (conv.groups, -1)).permute(0, 3, 2, 1)
-        return GroupedConv(weight.contiguous(), conv.bias.view(conv.groups, 1, -1))
+        return GroupedConvWeights(weight.contiguous(), conv.bias.view(conv.groups, 1, -1))
 
     def __call__(self, joined: Tensor) -> Tensor:
         """joined [B, kernel - 1 + T, dim] -> [B, T, dim]."""
@@ -70,7 +70,7 @@ class GroupedConv(NamedTuple):
         return out.view(-1, batch, length, out.shape[-1]).permute(1, 2, 0, 3).flatten(2)
 
 
-class Call(NamedTuple):
+class FlowCall(NamedTuple):
     """The cells of one call, as their lines of the pages: ``own`` and ``before`` [n * 2], ``seen`` [n * 2, blocks];
     ``num_seen`` [n * 2] frames of these; ``angles`` [n * 2, frames, head_dim / 2]."""
 
@@ -81,15 +81,15 @@ class Call(NamedTuple):
     angles: Tensor
 
 
-class Staging:
+class FlowHostStaging:
     """Where inputs leave the host, and when they have left."""
 
     def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
         self.rows = torch.zeros(num_rows, width, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.read = Done(device)
+        self.read = DeviceEvent(device)
 
 
-def joint_qkv(attention: Attention) -> tuple[Tensor, Tensor]:
+def joint_qkv(attention: DitAttention) -> tuple[Tensor, Tensor]:
     """One product for three, for all who run these weights; they are not held twice."""
     if attention.joint is None:
         parts = attention.to_q, attention.to_k, attention.to_v
@@ -104,15 +104,15 @@ class FlowProgram:
     """``inputs`` and ``x``, ``told`` never move: a graph of ``run`` holds their addresses."""
 
     def __init__(
-        self, flow: Flow, pages: FlowPages, ops: FlowOps, max_cells: int, num_places: int, max_blocks: int
+        self, flow: Flow, pages: FlowPageStore, ops: FlowOps, max_cells: int, num_places: int, max_blocks: int
     ) -> None:
         dit = flow.dit.config
         self.flow, self.pages, self.ops = flow, pages, ops
         self.device, self.frames, self.dtype = flow.device, dit.block_frames, pages.keys.dtype
         self.heads = dit.heads
-        width = Columns.TABLE + max_blocks
+        width = InputColumns.TABLE + max_blocks
         self.inputs = torch.zeros(max_cells, width, dtype=torch.int64, device=self.device)
-        self.stagings = [Staging(max_cells, width, self.device) for _ in range(NUM_STAGINGS)]
+        self.stagings = [FlowHostStaging(max_cells, width, self.device) for _ in range(NUM_STAGINGS)]
         fresh = {"device": self.device, "dtype": torch.float32}
         self.x = torch.zeros(num_places + 1, self.frames, dit.mel_bins, **fresh)
         self.told = torch.zeros(num_places + 1, self.frames, dit.dim, **fresh)
@@ -120,11 +120,13 @@ class FlowProgram:
         self.time_steps = moments(flow.config.ode_steps).diff().to(self.device)
         self.moments = flow.modulations()
         self.layers = [
-            Layer(joint_qkv(block.attn), block.attn.to_out[0], block.ff.ff[0][0], block.ff.ff[2])
+            FlowLayerWeights(joint_qkv(block.attn), block.attn.to_out[0], block.ff.ff[0][0], block.ff.ff[2])
             for block in flow.dit.transformer_blocks
         ]
         embed = flow.dit.input_embed
-        self.convs = [GroupedConv.of(conv[0]) for conv in (embed.conv_pos_embed.conv1, embed.conv_pos_embed.conv2)]
+        self.convs = [
+            GroupedConvWeights.of(conv[0]) for conv in (embed.conv_pos_embed.conv1, embed.conv_pos_embed.conv2)
+        ]
         self.x_weight = embed.proj.weight[:, : dit.mel_bins].contiguous()
         self.told_weight = embed.proj.weight[:, dit.mel_bins :].contiguous()
         self.bias = embed.proj.bias
@@ -135,14 +137,14 @@ class FlowProgram:
         at = blocks[:, None] * self.frames + torch.arange(self.frames, device=self.device)
         self.x.index_copy_(0, places, self.noise[at % NOISE_FRAMES])
 
-    def stage(self, cells: Sequence[Placed], num_cells: int) -> None:
+    def stage(self, cells: Sequence[FlowTaskView], num_cells: int) -> None:
         """Tell the next calls which cells they work on, padded with dummies."""
         staging = self.stagings[0]
         self.stagings.append(self.stagings.pop(0))
         staging.read.wait()
         rows = staging.rows.numpy()[:num_cells]
-        rows[:, Columns.TABLE :] = ZERO_PAGE
-        rows[len(cells) :, : Columns.TABLE + 1] = (
+        rows[:, InputColumns.TABLE :] = ZERO_PAGE
+        rows[len(cells) :, : InputColumns.TABLE + 1] = (
             DUMMY_PLACE,
             0,
             self.pages.scratch,
@@ -154,17 +156,17 @@ class FlowProgram:
         )
         for row, cell in zip(rows, cells, strict=False):
             before = cell.table[-2] if len(cell.table) > 1 else ZERO_PAGE
-            row[: Columns.TABLE] = (
+            row[: InputColumns.TABLE] = (
                 cell.place, cell.step, cell.table[-1], before, cell.block, len(cell.table), cell.num_frames
             )  # fmt: skip
-            row[Columns.TABLE : Columns.TABLE + len(cell.table)] = cell.table
+            row[InputColumns.TABLE : InputColumns.TABLE + len(cell.table)] = cell.table
         self.inputs[:num_cells].copy_(staging.rows[:num_cells], non_blocking=True)
-        staging.read = Done(self.device)
+        staging.read = DeviceEvent(self.device)
 
     def run(self, num_cells: int, num_blocks: int) -> None:
         """One Euler step of the staged cells, which are then at their next; tables are read up to ``num_blocks``."""
         given = self.inputs[:num_cells]
-        place, step = given[:, Columns.PLACE], given[:, Columns.STEP]
+        place, step = given[:, InputColumns.PLACE], given[:, InputColumns.STEP]
         call = self.call(given, num_blocks)
         x = self.x.index_select(0, place)
         h = self.embed(x, place)
@@ -178,12 +180,12 @@ class FlowProgram:
         step += 1
         step.remainder_(self.pages.num_steps)
 
-    def call(self, given: Tensor, num_blocks: int) -> Call:
-        _, step, page, before, block, count, frames = given[:, : Columns.TABLE].unbind(1)
-        lines, table = self.pages.lines, given[:, Columns.TABLE : Columns.TABLE + num_blocks]
+    def call(self, given: Tensor, num_blocks: int) -> FlowCall:
+        _, step, page, before, block, count, frames = given[:, : InputColumns.TABLE].unbind(1)
+        lines, table = self.pages.lines, given[:, InputColumns.TABLE : InputColumns.TABLE + num_blocks]
         positions = block[:, None] * self.frames + torch.arange(self.frames, device=self.device)
         angles = positions[..., None] * self.flow.dit.rotary_embed.inv_freq
-        return Call(
+        return FlowCall(
             own=lines(page, step).flatten(),
             before=lines(before, step).flatten(),
             seen=lines(table, step[:, None]).flatten(0, 1),
@@ -196,7 +198,7 @@ class FlowProgram:
         own = F.linear(x, self.x_weight)
         return torch.stack((own + self.told.index_select(0, place), own + self.bias), 1).flatten(0, 1)
 
-    def place_frames(self, h: Tensor, call: Call) -> Tensor:
+    def place_frames(self, h: Tensor, call: FlowCall) -> Tensor:
         y = h
         for conv, tails in zip(self.convs, self.pages.tails, strict=True):
             y = y.to(self.dtype)
@@ -204,7 +206,7 @@ class FlowProgram:
             y = self.ops.mish_conv(conv, torch.cat((tails.index_select(0, call.before), y), 1))
         return h + y
 
-    def run_blocks(self, h: Tensor, moments: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    def run_blocks(self, h: Tensor, moments: Tensor, call: FlowCall) -> tuple[Tensor, Tensor, Tensor]:
         """h [n * 2, frames, dim], moments [n, depth, 6, dim] -> h, what is still to be added, and its gate."""
         ops, added, gate = self.ops, None, None
         for number, layer in enumerate(self.layers):

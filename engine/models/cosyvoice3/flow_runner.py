@@ -11,9 +11,15 @@ from torch import Tensor
 
 from engine.graphs.capture import GraphSet
 from engine.models.cosyvoice3.flow import LOOK_BACK_TOKENS, Flow
-from engine.models.cosyvoice3.flow_blocks import BlockRow, BlockShape, Cell, PromptRow, StreamRow
+from engine.models.cosyvoice3.flow_blocks import (
+    BlockSequence,
+    BlockShape,
+    FlowBlockTask,
+    PromptSequence,
+    StreamSequence,
+)
 from engine.models.cosyvoice3.flow_ops import FlowOps
-from engine.models.cosyvoice3.flow_pages import FlowPages
+from engine.models.cosyvoice3.flow_pages import FlowPageStore
 from engine.models.cosyvoice3.flow_program import FlowProgram
 from engine.transfer import to_device
 
@@ -24,9 +30,9 @@ def up_to(sizes: Sequence[int], limit: int) -> list[int]:
     return [*(size for size in sizes if size < limit), limit]
 
 
-def voice_of(row: BlockRow) -> PromptRow:
-    voice = row.prompt if isinstance(row, StreamRow) else row
-    assert isinstance(voice, PromptRow)
+def voice_of(row: BlockSequence) -> PromptSequence:
+    voice = row.prompt if isinstance(row, StreamSequence) else row
+    assert isinstance(voice, PromptSequence)
     return voice
 
 
@@ -34,7 +40,7 @@ class FlowRunner:
     """Knows nothing of who is heard when; ``pages`` and places are lent out by its owner."""
 
     def __init__(
-        self, flow: Flow, pages: FlowPages, ops: FlowOps, max_cells: int, num_places: int, graphs: bool
+        self, flow: Flow, pages: FlowPageStore, ops: FlowOps, max_cells: int, num_places: int, graphs: bool
     ) -> None:
         self.flow, self.pages, self.device = flow, pages, flow.device
         config = flow.config
@@ -60,7 +66,7 @@ class FlowRunner:
 
     # -- opening -------------------------------------------------------------------------------------------------
 
-    def open(self, cells: Sequence[Cell]) -> None:
+    def open(self, cells: Sequence[FlowBlockTask]) -> None:
         """Put cells at their places, as noise."""
         mu = self.token_path(cells)
         voices = [voice_of(cell.row) for cell in cells]
@@ -70,7 +76,7 @@ class FlowRunner:
         blocks = to_device([cell.block for cell in cells], torch.int64, self.device)
         self.program.open(places, blocks, torch.cat((cond, mu, speakers), -1))
 
-    def token_path(self, cells: Sequence[Cell]) -> Tensor:
+    def token_path(self, cells: Sequence[FlowBlockTask]) -> Tensor:
         """[n, frames, 80]."""
         size, back = self.shape.tokens, LOOK_BACK_TOKENS
         starts = [cell.block * size for cell in cells]
@@ -85,7 +91,7 @@ class FlowRunner:
         mu = self.flow.token_path(*on_device, to_device(past, torch.bool, self.device))
         return mu.repeat_interleave(self.shape.ratio, 1)
 
-    def cond(self, voice: PromptRow, block: int) -> Tensor:
+    def cond(self, voice: PromptSequence, block: int) -> Tensor:
         """The prompt's mel where there is any, [frames, 80]."""
         frames = self.program.frames
         assert voice.mel is not None
@@ -94,7 +100,7 @@ class FlowRunner:
 
     # -- going on ------------------------------------------------------------------------------------------------
 
-    def advance(self, cells: Sequence[Cell], num_steps: int) -> None:
+    def advance(self, cells: Sequence[FlowBlockTask], num_steps: int) -> None:
         """So many ODE steps for all of these, together, or as many as are left."""
         num_cells = self.cell_sizes[bisect_left(self.cell_sizes, len(cells))]
         num_blocks = max(len(cell.table) for cell in cells)
@@ -106,6 +112,6 @@ class FlowRunner:
             for cell in cells:
                 cell.step += 1
 
-    def mel(self, cell: Cell, first_frame: int) -> Tensor:
+    def mel(self, cell: FlowBlockTask, first_frame: int) -> Tensor:
         """Of a cell that is through: frames from ``first_frame`` on, [n, 80]."""
         return self.program.x[cell.place, first_frame : cell.num_frames].clone()

@@ -14,7 +14,7 @@ from engine.kernels.triton_flow import (
 )
 from engine.models.cosyvoice3.dit import NORM_EPS
 from engine.models.cosyvoice3.flow_ops import FlowOps
-from engine.models.cosyvoice3.flow_program import Call, GroupedConv
+from engine.models.cosyvoice3.flow_program import FlowCall, GroupedConvWeights
 
 QUERY_TILES = 32, 64
 """Frames of one program of the attention: of few programs, and of many."""
@@ -23,7 +23,7 @@ LEAST_TILE = 16
 """Of a product on the matrix units."""
 
 
-class FusedFlowOps(FlowOps):
+class TritonFlowOps(FlowOps):
     def table_sizes(self, max_blocks: int) -> list[int]:
         """One: a row reads the pages that it sees, however wide its table is."""
         return [max_blocks]
@@ -41,7 +41,7 @@ class FusedFlowOps(FlowOps):
         )  # fmt: skip
         return h, out
 
-    def mish_conv(self, conv: GroupedConv, joined: Tensor) -> Tensor:
+    def mish_conv(self, conv: GroupedConvWeights, joined: Tensor) -> Tensor:
         groups, kernel, size, num_out = conv.weight.shape
         if size != num_out or size < LEAST_TILE or size & (size - 1):
             return super().mish_conv(conv, joined)
@@ -55,7 +55,7 @@ class FusedFlowOps(FlowOps):
         )  # fmt: skip
         return out
 
-    def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, call: Call, heads: int) -> Tensor:
+    def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, call: FlowCall, heads: int) -> Tensor:
         rows, frames, inner = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
         size = inner // heads
         turn_and_write_kernel[(rows * frames,)](

@@ -19,9 +19,9 @@ from engine.layers.streaming import assign_state
 from engine.models.cosyvoice3 import f0
 from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.f0 import F0Predictor
-from engine.models.cosyvoice3.hift_layers import DownConv, Kept, LeftConv, RepeatConv, ResBlock
-from engine.models.cosyvoice3.source import Source
-from engine.models.cosyvoice3.spectra import Spectra
+from engine.models.cosyvoice3.hift_layers import DownConv, LeftConv, RepeatConv, ResBlock, StateSlice
+from engine.models.cosyvoice3.source import HarmonicSource
+from engine.models.cosyvoice3.spectra import MatrixStft
 
 LOOK_RIGHT_FRAMES = 4
 """Of the first convolution; the pitch looks three ahead, and neighbouring spectra overlap into one more."""
@@ -57,7 +57,7 @@ class Hift(nn.Module):
         self.config = config
         channels = [config.base_channels >> i for i in range(len(config.upsample_rates) + 1)]
         self.f0_predictor = F0Predictor(config)
-        self.m_source = Source(config)
+        self.m_source = HarmonicSource(config)
         self.conv_pre = nn.Conv1d(config.mel_bins, config.base_channels, config.look_right_frames + 1)
         self.ups = nn.ModuleList(
             RepeatConv(channels[i], channels[i + 1], kernel, rate)
@@ -79,8 +79,8 @@ class Hift(nn.Module):
             for kernel, dilations in zip(config.resblock_kernels, config.resblock_dilations, strict=True)
         )
         self.conv_post = LeftConv(channels[-1], config.istft_n_fft + 2, POST_KERNEL)
-        self.spectra = Spectra(config.istft_n_fft, config.istft_hop)
-        self.past = Past(config)
+        self.spectra = MatrixStft(config.istft_n_fft, config.istft_hop)
+        self.past = HiftStateLayers(config)
         self.num_state_values = assign_state(self)
 
     @property
@@ -206,18 +206,18 @@ class Hift(nn.Module):
         return pcm.clamp(-self.config.audio_limit, self.config.audio_limit)
 
 
-class Past(nn.Module):
+class HiftStateLayers(nn.Module):
     """What is kept beside the pasts of the layers."""
 
     def __init__(self, config: HiftConfig) -> None:
         super().__init__()
         hop, overlap = config.istft_hop, config.istft_n_fft - config.istft_hop
         furthest = (down_rates(config)[0] - 1) * hop + config.istft_n_fft // 2
-        self.mel = Kept(config.mel_bins, f0.PAST_FRAMES + LEAD_FRAMES)
-        self.source = Kept(1, furthest)
-        self.shifted = Kept(config.base_channels >> len(config.upsample_rates), 1)
-        self.overlap = Kept(2, overlap)
-        self.held = Kept(1, config.frame_samples - config.istft_n_fft // 2)
+        self.mel = StateSlice(config.mel_bins, f0.PAST_FRAMES + LEAD_FRAMES)
+        self.source = StateSlice(1, furthest)
+        self.shifted = StateSlice(config.base_channels >> len(config.upsample_rates), 1)
+        self.overlap = StateSlice(2, overlap)
+        self.held = StateSlice(1, config.frame_samples - config.istft_n_fft // 2)
 
 
 def down_rates(config: HiftConfig) -> list[int]:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from engine.graphs.capture import GraphSet
 from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, Hift
-from engine.models.cosyvoice3.hift_rows import MAX_CALL_CELLS, HiftRows, move_on
+from engine.models.cosyvoice3.hift_rows import MAX_CALL_CELLS, HiftBatch, move_on
 from engine.transfer import to_device
 
 DUMMY_SLOT = 0
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
-class HiftGraphs(HiftRows):
+class HiftGraphs(HiftBatch):
     """Slot 0 is the dummy that fills calls up. ``lengths``: frames of the calls that are recorded."""
 
     def __init__(self, hift: Hift, num_slots: int, lengths: Sequence[int]) -> None:

@@ -39,14 +39,14 @@ class RepeatConv(StatefulLayer):
         return F.conv1d(repeated[..., spare:], self.weight, self.bias)
 
 
-class Kept(StatefulLayer):
+class StateSlice(StatefulLayer):
     """A slice of the state that is read and written by hand: [R, width, context]."""
 
     def of(self, state: Tensor) -> Tensor:
         return state[:, self.offset : self.offset + self.num_state_values].view(-1, self.width, self.context)
 
 
-class Snake(nn.Module):
+class HiftSnake(nn.Module):
     """x + sin(alpha x)^2 / (alpha + 1e-9), alpha per channel, stored as it is."""
 
     def __init__(self, channels: int) -> None:
@@ -65,8 +65,8 @@ class ResBlock(nn.Module):
         super().__init__()
         self.convs1 = nn.ModuleList(LeftConv(channels, channels, kernel, dilation) for dilation in dilations)
         self.convs2 = nn.ModuleList(LeftConv(channels, channels, kernel) for _ in dilations)
-        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
-        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations1 = nn.ModuleList(HiftSnake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(HiftSnake(channels) for _ in dilations)
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)

@@ -22,7 +22,7 @@ MAX_CALL_CELLS = 1600
 
 
 @dataclass(slots=True)
-class Utterance:
+class HiftUtterance:
     """How far one is. ``early``: its first frames [k, bins], until there are ``LEAD_FRAMES`` of them."""
 
     early: Tensor | None
@@ -35,7 +35,7 @@ class Utterance:
 
 
 @dataclass(slots=True)
-class Work:
+class HiftWork:
     """Frames [n, bins] of one slot that can be worked on, and what came out for them so far."""
 
     slot: int
@@ -47,11 +47,11 @@ class Work:
         self.error, self.frames = error, self.frames[:0]
 
 
-class HiftRows:
+class HiftBatch:
     def __init__(self, hift: Hift, num_slots: int) -> None:
         self.hift = hift
         self.state = hift.new_state(num_slots)
-        self.utterances: dict[int, Utterance] = {}
+        self.utterances: dict[int, HiftUtterance] = {}
 
     @property
     def device(self) -> torch.device:
@@ -61,7 +61,7 @@ class HiftRows:
         self.state.values[slot] = 0
         self.state.phase[slot] = 0
         self.state.num_frames[slot] = 0
-        self.utterances[slot] = Utterance(early=self.state.values.new_zeros(0, self.hift.config.mel_bins))
+        self.utterances[slot] = HiftUtterance(early=self.state.values.new_zeros(0, self.hift.config.mel_bins))
 
     def close(self, slot: int) -> None:
         del self.utterances[slot]
@@ -83,7 +83,7 @@ class HiftRows:
         self, slots: Sequence[int], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> list[Tensor | Exception]:
         """As ``push``; a slot for which something is raised gets that in place of its samples, the others theirs."""
-        works = [Work(slot, mel[:0], []) for slot, mel in zip(slots, mels, strict=True)]
+        works = [HiftWork(slot, mel[:0], []) for slot, mel in zip(slots, mels, strict=True)]
         for work, mel, is_final in zip(works, mels, final, strict=True):
             try:
                 work.frames = self._enter(work.slot, mel, is_final)
@@ -96,10 +96,10 @@ class HiftRows:
             open_works = [work for work in open_works if len(work.frames)]
         return [work.error or self._joined(work) for work in works]
 
-    def _joined(self, work: Work) -> Tensor:
+    def _joined(self, work: HiftWork) -> Tensor:
         return torch.cat(work.pcm) if work.pcm else self.state.values.new_zeros(0)
 
-    def _isolate(self, works: Sequence[Work], num_frames: int) -> None:
+    def _isolate(self, works: Sequence[HiftWork], num_frames: int) -> None:
         """One call; when that raises, each alone: its state is written last."""
         try:
             self._move_on(works, num_frames)
@@ -131,7 +131,7 @@ class HiftRows:
         self.hift.fill(self.state, slot, frames[:LEAD_FRAMES].t())
         return frames[LEAD_FRAMES:]
 
-    def _move_on(self, works: Sequence[Work], num_frames: int) -> None:
+    def _move_on(self, works: Sequence[HiftWork], num_frames: int) -> None:
         mel = torch.stack([work.frames[:num_frames] for work in works]).transpose(1, 2)
         ends = [self._end(work.slot) for work in works]
         pcm = self.decode([work.slot for work in works], mel, ends)
@@ -148,7 +148,7 @@ class HiftRows:
         index, end = (to_device(values, torch.long, self.device) for values in (slots, ends))
         return move_on(self.hift, self.state, index, mel, end)
 
-    def _take(self, utterance: Utterance, samples: Tensor, num_frames: int) -> Tensor:
+    def _take(self, utterance: HiftUtterance, samples: Tensor, num_frames: int) -> Tensor:
         """Without what lies before the first sample and behind the last."""
         size = self.hift.frame_samples
         begin = size if utterance.num_worked == 0 else 0
@@ -169,7 +169,7 @@ def move_on(hift: Hift, state: HiftState, index: Tensor, mel: Tensor, end: Tenso
     return pcm
 
 
-def in_calls(works: Sequence[Work]) -> Iterator[tuple[Sequence[Work], int]]:
+def in_calls(works: Sequence[HiftWork]) -> Iterator[tuple[Sequence[HiftWork], int]]:
     """Works of as many frames each, and how many of them one call takes."""
     by_count = sorted(works, key=call_frames)
     for num_frames, group in groupby(by_count, key=call_frames):
@@ -179,5 +179,5 @@ def in_calls(works: Sequence[Work]) -> Iterator[tuple[Sequence[Work], int]]:
             yield same[start : start + most], num_frames
 
 
-def call_frames(work: Work) -> int:
+def call_frames(work: HiftWork) -> int:
     return min(len(work.frames), MAX_CALL_FRAMES)

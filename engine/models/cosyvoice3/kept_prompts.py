@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-from engine.models.cosyvoice3.flow_blocks import PromptRow
+from engine.models.cosyvoice3.flow_blocks import PromptSequence
 
 
-class KeptPrompts:
+class PromptCache:
     """Those in use, and the ``max_kept`` most recently used others; ``let_go`` gives back what one holds."""
 
-    def __init__(self, max_kept: int, let_go: Callable[[PromptRow], None]) -> None:
+    def __init__(self, max_kept: int, let_go: Callable[[PromptSequence], None]) -> None:
         self.max_kept, self.let_go = max_kept, let_go
-        self._rows: dict[Hashable, PromptRow] = {}
+        self._rows: dict[Hashable, PromptSequence] = {}
         """By when they were last used."""
 
-    def __iter__(self) -> Iterator[PromptRow]:
+    def __iter__(self) -> Iterator[PromptSequence]:
         return iter(list(self._rows.values()))
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def find(self, key: Hashable) -> PromptRow | None:
+    def find(self, key: Hashable) -> PromptSequence | None:
         row = self._rows.pop(key, None)
         if row is not None:
             self._rows[key] = row
         return row
 
-    def keep(self, key: Hashable, row: PromptRow) -> None:
+    def keep(self, key: Hashable, row: PromptSequence) -> None:
         self._rows[key] = row
 
-    def leave(self, row: PromptRow) -> None:
+    def leave(self, row: PromptSequence) -> None:
         """One user less. What nobody finds any more, or is not worked off, goes with its last user."""
         row.num_users -= 1
         is_found = any(known is row for known in self._rows.values())
@@ -47,12 +47,12 @@ class KeptPrompts:
                 return True
         return False
 
-    def forget(self, row: PromptRow) -> None:
+    def forget(self, row: PromptSequence) -> None:
         """Nobody finds it any more; its users still hold it."""
         for key in [key for key, known in self._rows.items() if known is row]:
             del self._rows[key]
 
-    def _drop(self, row: PromptRow) -> None:
+    def _drop(self, row: PromptSequence) -> None:
         self.forget(row)
         self.let_go(row)
 

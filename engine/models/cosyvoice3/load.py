@@ -10,22 +10,22 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.layers.linear import pack_linears
-from engine.models.base import Stages
+from engine.models.base import ModelStages
 from engine.models.cosyvoice3.config import CosyVoice3Config
-from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.pipelined import make_runner
 from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER, read_config
 from engine.models.cosyvoice3.saved_voices import read_saved_voices
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
-from engine.models.cosyvoice3.voice_encoder import WITHOUT, VoiceEncoder, missing_encoders
+from engine.models.cosyvoice3.voice_encoder import WITHOUT, CosyVoiceEncoder, missing_encoders
 from engine.models.cosyvoice3.weights import load_flow, load_hift, load_talker, talker_file
 
 log = logging.getLogger(__name__)
 
 
-def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Stages:
+def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ModelStages:
     if config.windowed_decode:
         raise InvalidRequest(
             "windowed_decode is of Qwen3-TTS; what stands for it here is cosyvoice3.flow.context_blocks",
@@ -38,15 +38,15 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
     flow = load_flow(folder, sizes.flow, dtype, device)
     hift = load_hift(folder, sizes.hift, device)
 
-    def make_stage() -> CosyDecode:
-        stage = CosyDecode(flow, hift, config.max_requests, settings, device, config.max_kept_voices)
+    def make_stage() -> CosyDecodeStage:
+        stage = CosyDecodeStage(flow, hift, config.max_requests, settings, device, config.max_kept_voices)
         if not config.fast_start:
             stage.record()
         return stage
 
     threads = settings.encoder.num_threads
     encoder = load_encoder(folder, sizes, threads) if config.voice_encoders else None
-    return Stages(model, make_stage, sizes, encoder, make_runner=make_runner)
+    return ModelStages(model, make_stage, sizes, encoder, make_runner=make_runner)
 
 
 def load_model(
@@ -70,10 +70,10 @@ def load_model(
     )
 
 
-def load_encoder(folder: Path, sizes: CosyVoice3Config, num_threads: int = 2) -> VoiceEncoder | None:
+def load_encoder(folder: Path, sizes: CosyVoice3Config, num_threads: int = 2) -> CosyVoiceEncoder | None:
     """None, and a word in the log about what works then, where a file is missing."""
     missing = missing_encoders(folder)
     if missing:
         log.warning("%s has no %s: %s", folder, " and no ".join(missing), WITHOUT)
         return None
-    return VoiceEncoder(folder, sizes, num_threads)
+    return CosyVoiceEncoder(folder, sizes, num_threads)

@@ -12,31 +12,31 @@ from engine.api import ClonedVoice, SpeechRequest, TextLayout, VoiceInfo
 from engine.errors import InvalidRequest, RequestTooLong, UnknownVoice
 from engine.layers.transformer import AttentionContext
 from engine.models.base import (
-    Abilities,
-    Audio,
-    Control,
-    Failed,
+    AwaitText,
+    ControlOutcome,
+    FailedOutcome,
+    FrameOutcome,
     KVShape,
+    ModelCapabilities,
     Outcome,
-    Park,
-    Reference,
-    Row,
-    Rows,
-    Stop,
-    TextQueue,
+    SequenceState,
+    StopOutcome,
+    TalkerInputs,
+    TokenQueue,
+    VoiceReference,
 )
 from engine.models.cosyvoice3.bistream import Bistream
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW, CosyVoice3Config
 from engine.models.cosyvoice3.instructs import known_sentence
-from engine.models.cosyvoice3.prompt import Prompts
+from engine.models.cosyvoice3.prompt import CosyPromptBuilder
 from engine.models.cosyvoice3.ras import RasParams, draw
-from engine.models.cosyvoice3.row import Phase, SpeechRow
+from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
 from engine.models.cosyvoice3.settings import TalkerSettings
 from engine.models.cosyvoice3.speech_lm import SpeechLM
 from engine.models.cosyvoice3.stops import StopRules
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
-from engine.models.cosyvoice3.voice import VoicePrompt, VoiceShelf
-from engine.noise import CounterNoise, NoiseSource
+from engine.models.cosyvoice3.voice import CosyVoiceCache, VoicePrompt
+from engine.noise import NoiseSource, PhiloxNoise
 
 LANGUAGES = ("chinese", "english", "japanese", "korean", "german", "spanish", "french", "italian", "russian")
 """Which it was trained on. It hears from the text which one it is: the choice changes nothing."""
@@ -77,12 +77,12 @@ class CosyVoice3:
     ) -> None:
         self.config, self.talker, self.tokenizer = config, talker, tokenizer
         self.settings, self.named = settings or TalkerSettings(), dict(named or {})
-        self.noise = noise or CounterNoise()
-        self.prompts = Prompts(config.talker)
+        self.noise = noise or PhiloxNoise()
+        self.prompts = CosyPromptBuilder(config.talker)
         self.bistream = Bistream(config.talker, self.prompts)
         self.stops = StopRules(config.talker.speech_ids, self.settings.stop_mode)
         bins = config.flow.dit.mel_bins
-        self.voice_shelf = VoiceShelf(bins, tokenizer.encode_text, max_voices, trims_prompts)
+        self.voice_shelf = CosyVoiceCache(bins, tokenizer.encode_text, max_voices, trims_prompts)
         self.device = talker.llm_decoder.weight.device
 
     @property
@@ -99,9 +99,9 @@ class CosyVoice3:
         return tuple(VoiceInfo(name, self.languages) for name in self.named)
 
     @property
-    def abilities(self) -> Abilities:
+    def abilities(self) -> ModelCapabilities:
         flow = self.config.flow
-        return Abilities(
+        return ModelCapabilities(
             task="base",
             takes_instruct=True,
             can_clone=True,
@@ -120,14 +120,14 @@ class CosyVoice3:
     def max_positions(self) -> int:
         return self.config.talker.max_positions
 
-    def new_row(self, request: SpeechRequest, seed: int) -> SpeechRow:
+    def new_row(self, request: SpeechRequest, seed: int) -> CosySequence:
         voice = self._voice(request.voice)
         sentence = known_sentence(request.instruct, self.settings.any_instruct)
-        row = SpeechRow(
-            text=TextQueue(),
+        row = CosySequence(
+            text=TokenQueue(),
             settings=self.settings,
             voice=voice,
-            reference=Reference(voice.key, (), voice) if voice else None,
+            reference=VoiceReference(voice.key, (), voice) if voice else None,
             most_asked=request.max_frames,
             least_asked=request.sampling.min_new_tokens,
             ras=self._ras(request),
@@ -145,7 +145,7 @@ class CosyVoice3:
             return request.text_closed
         return request.layout is TextLayout.FULL
 
-    def _lay_out(self, row: SpeechRow, head: list[int], knows_all: bool) -> None:
+    def _lay_out(self, row: CosySequence, head: list[int], knows_all: bool) -> None:
         """What of the prompt waits for no text, and so is shared by all requests of a voice."""
         if knows_all:
             row.prefix = (*head, *row.transcript)
@@ -176,37 +176,41 @@ class CosyVoice3:
             tau=usual.tau,
         )
 
-    def prefix_key(self, row: Row) -> Hashable:
-        assert isinstance(row, SpeechRow)
+    def prefix_key(self, row: SequenceState) -> Hashable:
+        assert isinstance(row, CosySequence)
         return row.prefix
 
-    def next_input(self, row: Row) -> Park | Rows:
-        assert isinstance(row, SpeechRow)
+    def next_input(self, row: SequenceState) -> AwaitText | TalkerInputs:
+        assert isinstance(row, CosySequence)
         if row.num_text > self.settings.max_text_tokens:
             limit = f"the limit of one segment is {self.settings.max_text_tokens}"
             raise RequestTooLong(f"text has {row.num_text} tokens; {limit}", "text")
         if not row.inputs:
-            return Rows(row.prefix, sample=False)
-        if row.phase is not Phase.WHOLE:
+            return TalkerInputs(row.prefix, sample=False)
+        if row.phase is not SamplingPhase.WHOLE:
             return self.bistream.next_input(row)
         if row.prompted:
             assert row.unfed is not None
-            return Rows([self.prompts.speech(row.unfed)])
-        return self._whole_text(row) if row.text.closed else Park()
+            return TalkerInputs([self.prompts.speech(row.unfed)])
+        return self._whole_text(row) if row.text.closed else AwaitText()
 
-    def _whole_text(self, row: SpeechRow) -> Rows:
+    def _whole_text(self, row: CosySequence) -> TalkerInputs:
         ids, row.prompted = row.text.take(row.text.num_waiting), True
         if not ids:
             raise InvalidRequest("text holds nothing that can be spoken", "text")
-        return Rows(self.prompts.tail(ids, row.speech))
+        return TalkerInputs(self.prompts.tail(ids, row.speech))
 
     def forward(
-        self, rows: Sequence[Row], inputs: Sequence[Sequence[Any]], positions: Tensor, context: AttentionContext
+        self,
+        rows: Sequence[SequenceState],
+        inputs: Sequence[Sequence[Any]],
+        positions: Tensor,
+        context: AttentionContext,
     ) -> Tensor:
         return self.talker(torch.tensor([list(items) for items in inputs], device=self.device), positions, context)
 
-    def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
-        speech = cast(Sequence[SpeechRow], rows)
+    def sample(self, rows: Sequence[SequenceState], hidden: Tensor) -> list[Outcome]:
+        speech = cast(Sequence[CosySequence], rows)
         logits = self.stops.apply(self.talker.logits(hidden)[: len(rows)], speech)
         keys = [row.draw_key for row in speech]
         finite = torch.isfinite(hidden[: len(rows)]).all(-1)
@@ -215,21 +219,21 @@ class CosyVoice3:
         found = zip(speech, drawn.tolist(), finite.tolist(), strict=True)
         return [self.outcome(row, token, ok) for row, token, ok in found]
 
-    def outcome(self, row: SpeechRow, token: int, finite: bool) -> Outcome:
+    def outcome(self, row: CosySequence, token: int, finite: bool) -> Outcome:
         """What a drawn id means; the row remembers it."""
         if not finite:
-            return Failed("the talker's output is not finite")
-        if row.phase is not Phase.BLOCK and row.num_generated >= row.max_tokens:
-            return Stop(at_limit=True)
+            return FailedOutcome("the talker's output is not finite")
+        if row.phase is not SamplingPhase.BLOCK and row.num_generated >= row.max_tokens:
+            return StopOutcome(at_limit=True)
         ids = self.config.talker.speech_ids
-        if row.phase is Phase.BLOCK and token == ids.fill:
+        if row.phase is SamplingPhase.BLOCK and token == ids.fill:
             self.bistream.end_block(row)
-            return Control()
+            return ControlOutcome()
         if token >= ids.num_codes:
-            return Stop()
+            return StopOutcome()
         row.remember(token)
-        if row.phase is Phase.BLOCK:
+        if row.phase is SamplingPhase.BLOCK:
             self.bistream.take(row, token)
         else:
             row.unfed = token
-        return Control() if row.keeps_silent(token) else Audio((token,))
+        return ControlOutcome() if row.keeps_silent(token) else FrameOutcome((token,))

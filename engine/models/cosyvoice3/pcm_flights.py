@@ -11,41 +11,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.graphs.buffers import Done
+from engine.graphs.buffers import DeviceEvent
 from engine.models.base import Pcm
-from engine.models.cosyvoice3.flow_blocks import StreamRow
+from engine.models.cosyvoice3.flow_blocks import StreamSequence
 
 
-class Landed(NamedTuple):
-    row: StreamRow
+class CompletedTransfer(NamedTuple):
+    row: StreamSequence
     pcm: Pcm
     is_finite: bool
 
 
 @dataclass(slots=True)
-class Flight:
+class PendingTransfer:
     """Of each row so many samples, in order."""
 
-    rows: list[StreamRow]
+    rows: list[StreamSequence]
     num_samples: list[int]
     pcm: Tensor
     finite: Tensor
-    done: Done
+    done: DeviceEvent
 
 
-class PcmFlights:
+class PcmTransfers:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.flights: deque[Flight] = deque()
+        self.flights: deque[PendingTransfer] = deque()
 
     def __bool__(self) -> bool:
         return bool(self.flights)
 
-    def send(self, rows: list[StreamRow], pcm: Sequence[Tensor], finite: Sequence[Tensor]) -> None:
+    def send(self, rows: list[StreamSequence], pcm: Sequence[Tensor], finite: Sequence[Tensor]) -> None:
         """pcm [n] and a flag for each row; in the current stream's order."""
         sizes = [len(samples) for samples in pcm]
         landing = self.to_host(torch.cat(list(pcm))), self.to_host(torch.stack(list(finite)))
-        self.flights.append(Flight(rows, sizes, *landing, Done(self.device)))
+        self.flights.append(PendingTransfer(rows, sizes, *landing, DeviceEvent(self.device)))
 
     def to_host(self, values: Tensor) -> Tensor:
         if self.device.type != "cuda":
@@ -53,7 +53,7 @@ class PcmFlights:
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return host.copy_(values, non_blocking=True)
 
-    def landed(self) -> Iterator[Landed]:
+    def landed(self) -> Iterator[CompletedTransfer]:
         """What has passed, in order, up to a row that comes again."""
         seen: set[int] = set()
         while self.flights and self.flights[0].done.passed:
@@ -64,4 +64,4 @@ class PcmFlights:
             flight = self.flights.popleft()
             pieces = np.split(flight.pcm.numpy(), np.cumsum(flight.num_samples)[:-1])
             for row, pcm, is_finite in zip(flight.rows, pieces, flight.finite.tolist(), strict=True):
-                yield Landed(row, pcm.copy(), is_finite)
+                yield CompletedTransfer(row, pcm.copy(), is_finite)

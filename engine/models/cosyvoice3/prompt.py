@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.models.cosyvoice3.config import TalkerConfig
+from engine.models.cosyvoice3.config import CosyTalkerConfig
 
 
-class Prompts:
+class CosyPromptBuilder:
     """``[sos, instruction, transcript, text, task, recording]``, or what of it a request has."""
 
-    def __init__(self, config: TalkerConfig) -> None:
+    def __init__(self, config: CosyTalkerConfig) -> None:
         self._offset = config.text_vocab_size
         self.sos, self.task = self.speech(config.speech_ids.sos), self.speech(config.speech_ids.task)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.noise import DrawKey, NoiseSource
+from engine.noise import NoiseSource, SampleKey
 
 NUCLEUS, WHOLE = 0, 1
 """Which draw of a token the noise is for, in the place of the codebook."""
@@ -35,7 +35,7 @@ def draw(
     logits: Tensor,
     params: Sequence[RasParams],
     histories: Sequence[Sequence[int]],
-    keys: list[DrawKey],
+    keys: list[SampleKey],
     noise: NoiseSource,
 ) -> Tensor:
     """logits [N, V] in fp32, bans already -inf; a history's last ids -> ids [N]."""
@@ -51,7 +51,7 @@ def draw(
     return torch.where(greedy, logits.argmax(-1), picked)
 
 
-def _draw_nucleus(scaled: Tensor, params: Sequence[RasParams], keys: list[DrawKey], noise: NoiseSource) -> Tensor:
+def _draw_nucleus(scaled: Tensor, params: Sequence[RasParams], keys: list[SampleKey], noise: NoiseSource) -> Tensor:
     """Nothing beyond the largest top_k can be kept, so no more is ranked."""
     size = scaled.shape[-1]
     top_k = torch.tensor([[p.top_k or size] for p in params], device=scaled.device)
@@ -74,7 +74,7 @@ def _is_repeated(token: int, params: RasParams, history: Sequence[int]) -> bool:
     return list(history[-params.window :]).count(token) >= params.window * params.tau
 
 
-def _draw_another(scaled: Tensor, picked: Tensor, keys: list[DrawKey], noise: NoiseSource) -> Tensor:
+def _draw_another(scaled: Tensor, picked: Tensor, keys: list[SampleKey], noise: NoiseSource) -> Tensor:
     """From all that is allowed but ``picked``, which stays where nothing else is."""
     others = scaled.scatter(-1, picked[:, None], -torch.inf)
     alone = others.isneginf().all(-1)
@@ -83,7 +83,7 @@ def _draw_another(scaled: Tensor, picked: Tensor, keys: list[DrawKey], noise: No
     return torch.where(alone, picked, drawn)
 
 
-def draw_one(logits: Tensor, params: RasParams, history: Sequence[int], key: DrawKey, noise: NoiseSource) -> int:
+def draw_one(logits: Tensor, params: RasParams, history: Sequence[int], key: SampleKey, noise: NoiseSource) -> int:
     """One row, step by step; as much noise is taken as the official code takes."""
     if params.temperature == 0:
         return int(logits.argmax())

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.plain import PlainOps
+from engine.kernels.plain import ReferenceOps
 from engine.models.cosyvoice3.ras import NUCLEUS, WHOLE
 
 
-class DrawRows(NamedTuple):
+class RasTensors(NamedTuple):
     """Of N rows: tensors [N], and the last ids drawn [N, window], padded with ``NOTHING``; ``top_k`` from 1."""
 
     temperature: Tensor
@@ -24,7 +24,7 @@ class DrawRows(NamedTuple):
     frame: Tensor
 
 
-def draw_rows(logits: Tensor, rows: DrawRows, max_top_k: int, ops: PlainOps) -> Tensor:
+def draw_rows(logits: Tensor, rows: RasTensors, max_top_k: int, ops: ReferenceOps) -> Tensor:
     """logits [N, V] in fp32, bans already -inf -> ids [N]."""
     greedy = rows.temperature == 0
     scaled = logits / torch.where(greedy, 1.0, rows.temperature)[:, None]
@@ -38,7 +38,7 @@ def draw_rows(logits: Tensor, rows: DrawRows, max_top_k: int, ops: PlainOps) -> 
     return torch.where(greedy, logits.argmax(-1), torch.where(again, another, picked))
 
 
-def from_nucleus(scaled: Tensor, rows: DrawRows, max_top_k: int, ops: PlainOps) -> Tensor:
+def from_nucleus(scaled: Tensor, rows: RasTensors, max_top_k: int, ops: ReferenceOps) -> Tensor:
     ranked, ids = scaled.softmax(-1).topk(min(max_top_k, scaled.shape[-1]), dim=-1)
     ranks = torch.arange(ranked.shape[-1], device=scaled.device)
     kept = (ranked.cumsum(-1) - ranked < rows.top_p[:, None]) & (ranks < rows.top_k[:, None])

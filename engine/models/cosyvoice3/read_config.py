@@ -7,11 +7,12 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.layers.transformer import TransformerConfig
-from engine.models.config_file import Section, read_json
+from engine.models.config_file import ConfigSection, read_json
 from engine.models.cosyvoice3.config import (
     MAX_POSITIONS,
     MAX_TOP_K,
     MAX_WINDOW,
+    CosyTalkerConfig,
     CosyVoice3Config,
     Dilations,
     DitConfig,
@@ -19,7 +20,6 @@ from engine.models.cosyvoice3.config import (
     HiftConfig,
     RasConfig,
     SpeechIds,
-    TalkerConfig,
 )
 from engine.models.cosyvoice3.yaml_file import CLASS, read_yaml
 
@@ -30,7 +30,7 @@ BACKBONE_FOLDER = "CosyVoice-BlankEN"
 def read_config(folder: Path) -> CosyVoice3Config:
     """Raises ``CheckpointError`` naming file, key and value."""
     values = read_yaml(folder / CONFIG_FILE)
-    top = Section(values, CONFIG_FILE)
+    top = ConfigSection(values, CONFIG_FILE)
     _made_into(top, "llm", "CosyVoice3LM")
     config = CosyVoice3Config(
         talker=_talker(top.section("llm"), read_json(folder / BACKBONE_FOLDER / "config.json")),
@@ -42,7 +42,7 @@ def read_config(folder: Path) -> CosyVoice3Config:
     return config
 
 
-def _made_into(top: Section, key: str, name: str) -> Section:
+def _made_into(top: ConfigSection, key: str, name: str) -> ConfigSection:
     section = top.section(key)
     found = str(section.values.get(CLASS, ""))
     if not found.endswith(f".{name}"):
@@ -50,7 +50,7 @@ def _made_into(top: Section, key: str, name: str) -> Section:
     return section
 
 
-def _agree(top: Section, config: CosyVoice3Config) -> None:
+def _agree(top: ConfigSection, config: CosyVoice3Config) -> None:
     """Numbers that are written down in two places, or that follow from others."""
     flow, hift, width = config.flow, config.hift, config.talker.transformer.hidden_size
     for name, found, wanted in (
@@ -67,12 +67,12 @@ def _agree(top: Section, config: CosyVoice3Config) -> None:
             raise CheckpointError(f"{CONFIG_FILE}: {name!r} makes {found}, other values make it {wanted}")
 
 
-def _talker(llm: Section, backbone: Section) -> TalkerConfig:
+def _talker(llm: ConfigSection, backbone: ConfigSection) -> CosyTalkerConfig:
     mix = llm.positives("mix_ratio")
     if len(mix) != 2:
         raise CheckpointError(f"{llm.where}: 'mix_ratio' is {list(mix)}; it must hold two numbers, text and speech ids")
     sampling = llm.section("sampling")
-    return TalkerConfig(
+    return CosyTalkerConfig(
         transformer=_transformer(backbone),
         text_vocab_size=backbone.positive("vocab_size"),
         max_positions=min(MAX_POSITIONS, backbone.positive("max_position_embeddings")),
@@ -88,7 +88,7 @@ def _talker(llm: Section, backbone: Section) -> TalkerConfig:
     )
 
 
-def _transformer(backbone: Section) -> TransformerConfig:
+def _transformer(backbone: ConfigSection) -> TransformerConfig:
     backbone.fixed("model_type", "qwen2")
     backbone.fixed("hidden_act", "silu")
     backbone.fixed("use_sliding_window", False)
@@ -113,7 +113,7 @@ def _transformer(backbone: Section) -> TransformerConfig:
     )
 
 
-def _flow(flow: Section) -> FlowConfig:
+def _flow(flow: ConfigSection) -> FlowConfig:
     decoder = flow.section("decoder")
     ahead = flow.section("pre_lookahead_layer")
     cfm = decoder.section("cfm_params").section("content")
@@ -131,7 +131,7 @@ def _flow(flow: Section) -> FlowConfig:
     )
 
 
-def _dit(dit: Section) -> DitConfig:
+def _dit(dit: ConfigSection) -> DitConfig:
     bins = dit.positive("mel_dim")
     for key in ("mu_dim", "spk_dim", "out_channels"):
         dit.fixed(key, bins)
@@ -146,7 +146,7 @@ def _dit(dit: Section) -> DitConfig:
     )
 
 
-def _hift(hift: Section) -> HiftConfig:
+def _hift(hift: ConfigSection) -> HiftConfig:
     istft, f0 = hift.section("istft_params"), hift.section("f0_predictor")
     f0.fixed("num_class", 1)
     return HiftConfig(
@@ -172,6 +172,6 @@ def _hift(hift: Section) -> HiftConfig:
     )
 
 
-def _dilations(hift: Section, key: str) -> Dilations:
+def _dilations(hift: ConfigSection, key: str) -> Dilations:
     rows: list[Any] = hift.get(key, list)
-    return tuple(Section({key: row}, hift.where).positives(key) for row in rows)
+    return tuple(ConfigSection({key: row}, hift.where).positives(key) for row in rows)

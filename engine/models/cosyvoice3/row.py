@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from engine.models.base import Row
+from engine.models.base import SequenceState
 from engine.models.cosyvoice3.ras import RasParams
 from engine.models.cosyvoice3.settings import TalkerSettings
 from engine.models.cosyvoice3.voice import VoicePrompt
-from engine.noise import DrawKey
+from engine.noise import SampleKey
 
 SILENT_IDS = frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323))
 """Speech ids that sound like silence or breath (spec 2.2)."""
 
 
-class Phase(Enum):
+class SamplingPhase(Enum):
     """What may be drawn next."""
 
     WHOLE = auto()
@@ -27,13 +27,13 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class SpeechRow(Row):
+class CosySequence(SequenceState):
     """``unfed`` is the last speech id while its keys and values are not computed; ``history`` the last ids drawn."""
 
     settings: TalkerSettings = TalkerSettings()
     prefix: tuple[int, ...] = ()
     voice: VoicePrompt | None = None
-    phase: Phase = Phase.WHOLE
+    phase: SamplingPhase = SamplingPhase.WHOLE
     prompted: bool = False
     transcript: list[int] = field(default_factory=list)
     """Of the recording, as far as it is still to be fed; live text goes on from it."""
@@ -64,14 +64,14 @@ class SpeechRow(Row):
         a transcript, which counts there."""
         if self.most_asked is not None:
             return min(self.most_asked, self.settings.max_tokens)
-        told = 0 if self.phase is Phase.WHOLE or self.voice is None else len(self.voice.transcript_ids)
+        told = 0 if self.phase is SamplingPhase.WHOLE or self.voice is None else len(self.voice.transcript_ids)
         by_text = int(self.settings.max_tokens_per_text_token * (self.num_text + told))
         return max(1, min(by_text, self.settings.max_tokens))
 
     @property
     def min_tokens(self) -> int:
         """Speech ids before which it may not end; live text, which nobody can count ahead, has none (spec 3.2)."""
-        if self.phase is not Phase.WHOLE:
+        if self.phase is not SamplingPhase.WHOLE:
             return 0 if self.least_asked is None else self.least_asked
         by_text = max(1, int(self.settings.min_tokens_per_text_token * self.num_text))
         return min(self.max_tokens, by_text if self.least_asked is None else self.least_asked)
@@ -80,8 +80,8 @@ class SpeechRow(Row):
         return self.max_tokens
 
     @property
-    def draw_key(self) -> DrawKey:
-        return DrawKey(self.seed, self.segment, self.num_drawn)
+    def draw_key(self) -> SampleKey:
+        return SampleKey(self.seed, self.segment, self.num_drawn)
 
     def remember(self, token: int) -> None:
         """One more id that counts as drawn."""

@@ -44,7 +44,7 @@ def weighted_noise(weights: tuple[float, ...], num_samples: int) -> Tensor:
     return noise
 
 
-class Source(nn.Module):
+class HarmonicSource(nn.Module):
     """``m_source`` of hift.pt."""
 
     def __init__(self, config: HiftConfig, noise_seconds: int = NOISE_SECONDS) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Spectra(nn.Module):
+class MatrixStft(nn.Module):
     def __init__(self, n_fft: int, hop: int) -> None:
         super().__init__()
         if n_fft % hop:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.transformer import AttentionContext, Transformer
-from engine.models.cosyvoice3.config import TalkerConfig
+from engine.models.cosyvoice3.config import CosyTalkerConfig
 
 
 class Backbone(Transformer):
     """The part under ``llm.model.model``."""
 
-    def __init__(self, config: TalkerConfig) -> None:
+    def __init__(self, config: CosyTalkerConfig) -> None:
         super().__init__(config.transformer)
         self.embed_tokens = nn.Embedding(config.text_vocab_size, config.transformer.hidden_size)
 
@@ -23,7 +23,7 @@ class SpeechLM(nn.Module):
     An input is one number: a text id as it is, a speech id behind all of them.
     """
 
-    def __init__(self, config: TalkerConfig) -> None:
+    def __init__(self, config: CosyTalkerConfig) -> None:
         super().__init__()
         self.config = config
         size, num_speech = config.transformer.hidden_size, config.speech_ids.table_size

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.models.cosyvoice3.config import SpeechIds
-from engine.models.cosyvoice3.row import Phase, SpeechRow
+from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
 
 
 class StopRules:
@@ -20,10 +20,10 @@ class StopRules:
         self.num_codes, self.mode = ids.num_codes, mode
         self.stop, self.fill = ids.eos - ids.num_codes, ids.fill - ids.num_codes
 
-    def apply(self, logits: Tensor, rows: Sequence[SpeechRow]) -> Tensor:
+    def apply(self, logits: Tensor, rows: Sequence[CosySequence]) -> Tensor:
         """logits [N, V] in fp32 -> the same with bans at -inf."""
-        in_block = self._which(logits, [row.phase is Phase.BLOCK for row in rows])
-        in_rest = self._which(logits, [row.phase is Phase.REST for row in rows])
+        in_block = self._which(logits, [row.phase is SamplingPhase.BLOCK for row in rows])
+        in_rest = self._which(logits, [row.phase is SamplingPhase.REST for row in rows])
         too_soon = self._which(logits, [row.num_generated < row.min_tokens for row in rows])
         return self.limit(logits, in_block, in_rest, too_soon)
 

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import PagedKV
-from engine.graphs.buffers import Buffers, Fields
-from engine.kernels.plain import PlainOps
-from engine.kernels.settings import Residual
-from engine.models.base import Failed, Outcome, Row
+from engine.graphs.buffers import Fields, StaticBuffers
+from engine.kernels.plain import ReferenceOps
+from engine.kernels.settings import ResidualStream
+from engine.models.base import FailedOutcome, Outcome, SequenceState
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.ras import NOTHING
-from engine.models.cosyvoice3.ras_tensors import DrawRows, draw_rows
-from engine.models.cosyvoice3.row import Phase, SpeechRow
+from engine.models.cosyvoice3.ras_tensors import RasTensors, draw_rows
+from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
 
 SIGN_BIT = 1 << 63
 SCALARS: dict[str, torch.dtype] = {
@@ -54,17 +54,19 @@ class TalkerProgram:
     """At most ``max_rows`` rows in one step, ``max_tokens`` positions of prompts in one call."""
 
     def __init__(
-        self, model: CosyVoice3, kv: PagedKV, ops: PlainOps, max_rows: int, max_tokens: int, max_blocks: int
+        self, model: CosyVoice3, kv: PagedKV, ops: ReferenceOps, max_rows: int, max_tokens: int, max_blocks: int
     ) -> None:
         self.model, self.kv, self.ops, self.device = model, kv, ops, kv.data.device
         self.backbone, self.table = model.talker.backbone, model.talker.table
         self.rope = rope_tables(self.backbone.rope.inverse_frequency, max_blocks * kv.block_size, self.device)
         table: Fields = {"table": (torch.int32, (max_blocks,))}
         scalars: Fields = {name: (dtype, ()) for name, dtype in SCALARS.items()}
-        self.inputs = Buffers(max_rows, {**scalars, **table, "history": (torch.int64, (MAX_WINDOW,))}, self.device)
-        self.outputs = Buffers(max_rows, {"codes": (torch.int32, (2,))}, self.device)
+        self.inputs = StaticBuffers(
+            max_rows, {**scalars, **table, "history": (torch.int64, (MAX_WINDOW,))}, self.device
+        )
+        self.outputs = StaticBuffers(max_rows, {"codes": (torch.int32, (2,))}, self.device)
         token: Fields = {"text": (torch.int64, ()), "position": (torch.int32, ())}
-        self.tokens = Buffers(max_tokens, {**token, **table}, self.device)
+        self.tokens = StaticBuffers(max_tokens, {**token, **table}, self.device)
         self.inputs.device["temperature"].fill_(1.0)
         for buffers in (self.inputs, self.tokens):
             buffers.device["table"].fill_(kv.scratch_block)
@@ -80,7 +82,7 @@ class TalkerProgram:
             self.model.talker.logits(hidden), given["in_block"], given["in_rest"], given["too_soon"]
         )
         logits = torch.where(finite[:, None], logits, 0.0)
-        rows = DrawRows(*(given[name] for name in DrawRows._fields))
+        rows = RasTensors(*(given[name] for name in RasTensors._fields))
         out = self.outputs.device["codes"][:num_rows]
         out[:, 0] = draw_rows(logits, rows, MAX_TOP_K, self.ops)
         out[:, 1] = finite
@@ -92,7 +94,7 @@ class TalkerProgram:
 
     def run_stack(self, ids: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
         """ids [N] at ``positions`` -> normed hidden states [N, H]."""
-        ops, residual = self.ops, Residual(self.table[ids])
+        ops, residual = self.ops, ResidualStream(self.table[ids])
         for index, layer in enumerate(self.backbone.layers):
             attention, norm, mlp = layer.self_attn, layer.input_layernorm, layer.mlp
             qkv = ops.norm_linear(residual, norm.weight, norm.eps, attention.qkv_proj.weight) + attention.qkv_proj.bias
@@ -108,8 +110,8 @@ class TalkerProgram:
     # -- how rows fill it ----------------------------------------------------------------------------------------
 
     @staticmethod
-    def constants(row: Row) -> dict[str, float]:
-        assert isinstance(row, SpeechRow)
+    def constants(row: SequenceState) -> dict[str, float]:
+        assert isinstance(row, CosySequence)
         ras = row.ras
         return {
             "temperature": ras.temperature,
@@ -120,13 +122,13 @@ class TalkerProgram:
             "place": row.segment << 8,
         }
 
-    def stage_rows(self, rows: Sequence[Row], start: int = 0) -> None:
+    def stage_rows(self, rows: Sequence[SequenceState], start: int = 0) -> None:
         inputs, end = self.inputs.host, start + len(rows)
-        speech = cast(Sequence[SpeechRow], rows)
+        speech = cast(Sequence[CosySequence], rows)
         inputs["text"][start:end] = [row.inputs[row.num_computed - 1] for row in speech]
         inputs["frame"][start:end] = [row.num_drawn for row in speech]
-        inputs["in_block"][start:end] = [row.phase is Phase.BLOCK for row in speech]
-        inputs["in_rest"][start:end] = [row.phase is Phase.REST for row in speech]
+        inputs["in_block"][start:end] = [row.phase is SamplingPhase.BLOCK for row in speech]
+        inputs["in_rest"][start:end] = [row.phase is SamplingPhase.REST for row in speech]
         inputs["too_soon"][start:end] = [row.num_generated < row.min_tokens for row in speech]
         inputs["history"][start:end] = NOTHING
         for index, row in enumerate(speech, start):
@@ -137,14 +139,14 @@ class TalkerProgram:
     def can_stage(items: Sequence[Any]) -> bool:
         return True
 
-    def stage_tokens(self, start: int, row: Row, items: Sequence[Any]) -> None:
+    def stage_tokens(self, start: int, row: SequenceState, items: Sequence[Any]) -> None:
         self.tokens.host["text"][start : start + len(items)] = items
 
-    def outcomes(self, rows: Sequence[Row], out: npt.NDArray[np.int32]) -> list[Outcome]:
+    def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
         found: list[Outcome] = []
-        for row, (token, finite) in zip(cast(Sequence[SpeechRow], rows), out.tolist(), strict=True):
+        for row, (token, finite) in zip(cast(Sequence[CosySequence], rows), out.tolist(), strict=True):
             try:
                 found.append(self.model.outcome(row, token, bool(finite)))
             except Exception as error:
-                found.append(Failed(f"{type(error).__name__}: {error}"))
+                found.append(FailedOutcome(f"{type(error).__name__}: {error}"))
         return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.models.base import TextIntake
+from engine.models.base import IncrementalEncoder
 from engine.models.cosyvoice3.special_tokens import CONTROLS, END_OF_PROMPT, SPECIAL_TOKENS
 from engine.tokenizer import BytePairTokenizer, IncrementalTokenizer
 from engine.tokenizer_files import read_json, read_merges, read_vocab
@@ -65,8 +65,8 @@ class CosyTokenizer(BytePairTokenizer):
         sentence = f"{ASSISTANT} {instruct.strip()}" if instruct.strip() else ASSISTANT
         return [*self.encode(sentence), self.end_of_prompt]
 
-    def incremental(self) -> TextIntake:
-        return ControlIntake(self) if self.reads_controls else IncrementalTokenizer(self)
+    def incremental(self) -> IncrementalEncoder:
+        return ControlTokenEncoder(self) if self.reads_controls else IncrementalTokenizer(self)
 
 
 _CONTROLS = frozenset(CONTROLS)
@@ -84,7 +84,7 @@ def split_controls(text: str) -> Iterator[str]:
         yield text[start:]
 
 
-class ControlIntake:
+class ControlTokenEncoder:
     """One text in pieces. However it is cut, all returned ids in a row are ``encode_text`` of the text in one piece,
     white space at its start left out.
     """

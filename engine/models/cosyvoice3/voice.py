@@ -64,7 +64,7 @@ def said(transcript: str) -> str:
     return transcript.split(END_OF_PROMPT)[-1].strip()
 
 
-class VoiceShelf:
+class CosyVoiceCache:
     """The most recently used voices. ``encode`` turns a transcript to ids."""
 
     def __init__(self, mel_bins: int, encode: Callable[[str], list[int]], max_voices: int, trims: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api import ClonedVoice, VoiceSample
+from engine.api import ClonedVoice, ReferenceAudio
 from engine.errors import CheckpointError, EngineError, InvalidRequest
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.features import LISTEN_RATE, flow_mel, resample, speaker_fbank, whisper_mel
@@ -26,14 +26,14 @@ def missing_encoders(folder: Path) -> list[str]:
     return [name for name in ENCODERS if not (folder / name).exists()]
 
 
-class VoiceEncoder:
+class CosyVoiceEncoder:
     def __init__(self, folder: Path, config: CosyVoice3Config, num_threads: int = 2) -> None:
         self.config = config
-        self.speech = Network(folder / SPEECH_FILE, num_inputs=2, num_threads=num_threads)
-        self.speaker = Network(folder / SPEAKER_FILE, num_inputs=1, num_threads=num_threads)
+        self.speech = OnnxModel(folder / SPEECH_FILE, num_inputs=2, num_threads=num_threads)
+        self.speaker = OnnxModel(folder / SPEAKER_FILE, num_inputs=1, num_threads=num_threads)
 
     @torch.inference_mode()
-    def __call__(self, sample: VoiceSample) -> ClonedVoice:
+    def __call__(self, sample: ReferenceAudio) -> ClonedVoice:
         """Raises ``InvalidRequest`` for a recording of which no voice can be had."""
         pcm = torch.from_numpy(np.frombuffer(sample.pcm, np.float32).copy())
         heard = resample(pcm, self.config.sample_rate, LISTEN_RATE)
@@ -73,7 +73,7 @@ class VoiceEncoder:
         return tokens[:count], mel[: ratio * count].contiguous()
 
 
-class Network:
+class OnnxModel:
     """An ONNX file. Raises ``CheckpointError`` for one that is none, or that asks for something else."""
 
     def __init__(self, path: Path, num_inputs: int, num_threads: int) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.layers.transformer import Rope
-from engine.models.cosyvoice3.config import FlowConfig, HiftConfig, TalkerConfig
+from engine.models.cosyvoice3.config import CosyTalkerConfig, FlowConfig, HiftConfig
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.hift_weights import adapt as adapt_hift
@@ -35,11 +35,11 @@ def adapt_talker(state: State) -> State:
     return {name: tensor for name, tensor in state.items() if name != TIED_HEAD}
 
 
-def tied_bytes(config: TalkerConfig) -> int:
+def tied_bytes(config: CosyTalkerConfig) -> int:
     return 8 * config.text_vocab_size * config.transformer.hidden_size
 
 
-def load_talker(path: Path, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> SpeechLM:
+def load_talker(path: Path, config: CosyTalkerConfig, dtype: torch.dtype, device: torch.device) -> SpeechLM:
     with sizes_of(path.parent), uninitialized():
         talker = SpeechLM(config)
     load_state(talker, path, dtype, device, adapt_talker, tied_bytes(config))

@@ -25,7 +25,7 @@ SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 """YAML 1.1 takes ``1e-6`` for a string; everybody means a number."""
 
 
-class Reference(str):
+class YamlReference(str):
     """The text of a ``!ref``: names in angle brackets, or a product of such and numbers."""
 
 
@@ -47,7 +47,7 @@ def _construct(loader: _DataLoader, tag: str, node: yaml.Node) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return loader.construct_sequence(node, deep=True)
     text = loader.construct_scalar(node)
-    return Reference(text) if tag.startswith("ref") else text
+    return YamlReference(text) if tag.startswith("ref") else text
 
 
 _DataLoader.add_multi_constructor("!", _construct)
@@ -74,7 +74,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _followed(value: Any, names: Mapping[str, Any], num_left: int) -> Any:
-    if isinstance(value, Reference):
+    if isinstance(value, YamlReference):
         return _value_of(value, names, num_left)
     if isinstance(value, dict):
         return {key: _followed(item, names, num_left) for key, item in value.items()}
@@ -83,7 +83,7 @@ def _followed(value: Any, names: Mapping[str, Any], num_left: int) -> Any:
     return value
 
 
-def _value_of(reference: Reference, names: Mapping[str, Any], num_left: int) -> Any:
+def _value_of(reference: YamlReference, names: Mapping[str, Any], num_left: int) -> Any:
     """A name, or a product of whole numbers; anything else stays the text that it is."""
     if not num_left:
         raise ValueError(f"{str(reference)!r} refers to itself")
@@ -108,4 +108,4 @@ def _factor(text: str, names: Mapping[str, Any], num_left: int) -> Any:
         raise ValueError(f"{text} is nowhere defined")
     target = names[found[1]]
     # whole sections are referred to by training alone; copying them here would let a small file grow without end
-    return _value_of(target, names, num_left - 1) if isinstance(target, Reference) else target
+    return _value_of(target, names, num_left - 1) if isinstance(target, YamlReference) else target

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from engine.layers.transformer import CausalContext, Transformer, attention
 from engine.models.qwen3_tts.config import CodePredictorConfig
-from engine.models.qwen3_tts.one_layer_predictor import OneLayerPredictor
+from engine.models.qwen3_tts.one_layer_predictor import LookupCodePredictor
 
 Draw = Callable[[int, Tensor], Tensor]
 """(codebook, logits [N, V]) -> ids [N]."""
@@ -55,7 +55,7 @@ class CodePredictor(nn.Module):
         )
         self.small_to_mtp_projection = nn.Linear(talker_size, size) if config.projected else nn.Identity()
         self.input_tables: list[Tensor] | None = None
-        self.looked_up: OneLayerPredictor | None = None
+        self.looked_up: LookupCodePredictor | None = None
 
     def fuse(self) -> None:
         """Fold the input projection into the tables: the product is then left for the hidden state alone."""
@@ -64,8 +64,8 @@ class CodePredictor(nn.Module):
 
     def look_up(self) -> None:
         """Compute ahead what depends on the codes alone; without effect on a stack of several layers."""
-        if OneLayerPredictor.fits(self):
-            self.looked_up = OneLayerPredictor(self)
+        if LookupCodePredictor.fits(self):
+            self.looked_up = LookupCodePredictor(self)
 
     def input_row(self, codebook: int, codes: Tensor) -> Tensor:
         """Projected embedding of the codes [N] of ``codebook`` (1..K-1) -> [N, size]."""

@@ -16,7 +16,7 @@ from engine.layers.channels_last import can_pack_convolutions
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, StatefulLayer, assign_state
 from engine.layers.transformer import CausalContext, Transformer, attention
 from engine.models.qwen3_tts.config import CodecDecoderConfig
-from engine.models.qwen3_tts.packed_decoder import PackedDecoder
+from engine.models.qwen3_tts.packed_decoder import CpuCodecDecoder
 
 
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ class CodecDecoder(nn.Module):
             ]
         )
         self.num_state_values = assign_state(self)
-        self.packed: PackedDecoder | None = None
+        self.packed: CpuCodecDecoder | None = None
 
     @property
     def frame_samples(self) -> int:
@@ -251,7 +251,7 @@ class CodecDecoder(nn.Module):
     def pack(self) -> None:
         """Stream through channels-last layers from now on; without effect where packing is not to be had."""
         if can_pack_convolutions() and self.pre_conv.conv.weight.dtype == torch.float32:
-            self.packed = PackedDecoder(self)
+            self.packed = CpuCodecDecoder(self)
 
     def new_state(self, num_rows: int) -> CodecState:
         like = self.pre_conv.conv.weight

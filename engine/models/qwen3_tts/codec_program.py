@@ -14,8 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.plain import PlainOps
-from engine.kernels.settings import Pad, PadPlan, PadSpec, Product, Residual, Unit, Waves
+from engine.kernels.plain import ReferenceOps
+from engine.kernels.settings import (
+    ConvParams,
+    ConvStateSpec,
+    PaddedBuffer,
+    PaddedBufferPlan,
+    ResidualStream,
+    ResidualUnitParams,
+    SnakeParams,
+)
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake
 from engine.models.qwen3_tts.frame_program import rope_tables
 
@@ -25,24 +33,24 @@ if TYPE_CHECKING:
 CALL_FRAMES = (1, 2, 4, 8)
 
 
-class Block(NamedTuple):
+class CodecBlockWeights(NamedTuple):
     rate: int
-    upsample: Product
-    outer: Sequence[Waves]
+    upsample: ConvParams
+    outer: Sequence[SnakeParams]
     """Of what follows the upsampling, and of what follows each unit."""
-    units: Sequence[Unit]
+    units: Sequence[ResidualUnitParams]
 
 
-class Next(NamedTuple):
-    upsample: Product
+class UpsampleWeights(NamedTuple):
+    upsample: ConvParams
     rate: int
-    depthwise: Product
+    depthwise: ConvParams
     norm: tuple[Tensor, Tensor]
-    wide: Product
-    back: Product
+    wide: ConvParams
+    back: ConvParams
 
 
-class Layer(NamedTuple):
+class CodecLayerWeights(NamedTuple):
     norm: Tensor
     qkv: Tensor
     out: Tensor
@@ -51,29 +59,31 @@ class Layer(NamedTuple):
     down: Tensor
 
 
-def conv_product(layer: CausalConv1d, dtype: torch.dtype) -> Product:
-    return Product.of(layer.conv.weight.permute(2, 1, 0), layer.conv.bias, dtype, layer.conv.dilation[0])
+def conv_product(layer: CausalConv1d, dtype: torch.dtype) -> ConvParams:
+    return ConvParams.of(layer.conv.weight.permute(2, 1, 0), layer.conv.bias, dtype, layer.conv.dilation[0])
 
 
-def transpose_product(layer: CausalConvTranspose1d, dtype: torch.dtype) -> Product:
+def transpose_product(layer: CausalConvTranspose1d, dtype: torch.dtype) -> ConvParams:
     """Inputs (one step earlier, now) to ``stride`` outputs side by side; kernel = stride has no earlier one."""
     taps = layer.conv.weight.unflatten(-1, (-1, layer.stride)).permute(2, 0, 3, 1).flip(0)
-    return Product.of(taps.flatten(2), layer.conv.bias.repeat(layer.stride), dtype)
+    return ConvParams.of(taps.flatten(2), layer.conv.bias.repeat(layer.stride), dtype)
 
 
-def linear_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
-    return Product.of(linear.weight.t()[None], linear.bias, dtype)
+def linear_product(linear: nn.Linear, dtype: torch.dtype) -> ConvParams:
+    return ConvParams.of(linear.weight.t()[None], linear.bias, dtype)
 
 
-def joined(first: Product, second: Product, dtype: torch.dtype) -> Product:
+def joined(first: ConvParams, second: ConvParams, dtype: torch.dtype) -> ConvParams:
     """``second`` (one tap) after ``first``, as one."""
     after = second.weight[0].float()
-    return Product.of(first.weight.float() @ after, first.bias @ after + second.bias, dtype, first.dilation)
+    return ConvParams.of(first.weight.float() @ after, first.bias @ after + second.bias, dtype, first.dilation)
 
 
-def waves_of(snake: Snake, repeat: int = 1) -> Waves:
+def waves_of(snake: Snake, repeat: int = 1) -> SnakeParams:
     frequency, gain = snake.exponentials() if snake.gain is None else (snake.frequency, snake.gain)
-    return Waves(frequency[:, 0].float().repeat(repeat).contiguous(), gain[:, 0].float().repeat(repeat).contiguous())
+    return SnakeParams(
+        frequency[:, 0].float().repeat(repeat).contiguous(), gain[:, 0].float().repeat(repeat).contiguous()
+    )
 
 
 class CodecProgram:
@@ -82,7 +92,7 @@ class CodecProgram:
     """
 
     def __init__(
-        self, codec: CodecDecoder, ops: PlainOps, ring: Tensor, num_slots: int, max_rows: int, max_frames: int
+        self, codec: CodecDecoder, ops: ReferenceOps, ring: Tensor, num_slots: int, max_rows: int, max_frames: int
     ) -> None:
         self.codec, self.ops, self.ring = codec, ops, ring
         like = codec.pre_conv.conv.weight
@@ -106,15 +116,15 @@ class CodecProgram:
         stages = [self._next(*stage) for stage in codec.upsample]
         out = linear_product(stack.output_proj, fp32)
         first = stages[0].upsample
-        wide = Product.of(first.weight, first.bias, fp32)
+        wide = ConvParams.of(first.weight, first.bias, fp32)
         stages[0] = stages[0]._replace(upsample=joined(out, wide, dtype))
         self.stages = stages
         self._fold_waves()
 
-    def _layer(self, layer: nn.Module) -> Layer:
+    def _layer(self, layer: nn.Module) -> CodecLayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
         scales = layer.self_attn_layer_scale.scale.float(), layer.mlp_layer_scale.scale.float()
-        return Layer(
+        return CodecLayerWeights(
             norm=layer.input_layernorm.weight,
             qkv=attention.qkv_proj.weight,
             out=(attention.o_proj.weight.float() * scales[0][:, None]).to(self.dtype),
@@ -123,16 +133,16 @@ class CodecProgram:
             down=(mlp.down_proj.weight.float() * scales[1][:, None]).to(self.dtype),
         )
 
-    def _next(self, upsample: CausalConvTranspose1d, block: ConvNeXtBlock) -> Next:
+    def _next(self, upsample: CausalConvTranspose1d, block: ConvNeXtBlock) -> UpsampleWeights:
         depthwise = block.dwconv.conv
         gamma, back = block.gamma.float(), linear_product(block.pwconv2, torch.float32)
-        return Next(
+        return UpsampleWeights(
             upsample=transpose_product(upsample, self.dtype),
             rate=upsample.stride,
-            depthwise=Product(depthwise.weight[:, 0].t().float().contiguous(), depthwise.bias.float()),
+            depthwise=ConvParams(depthwise.weight[:, 0].t().float().contiguous(), depthwise.bias.float()),
             norm=(block.norm.weight.float(), block.norm.bias.float()),
             wide=linear_product(block.pwconv1, self.dtype),
-            back=Product.of(back.weight * gamma, back.bias * gamma, self.dtype),
+            back=ConvParams.of(back.weight * gamma, back.bias * gamma, self.dtype),
         )
 
     def _fold_waves(self) -> None:
@@ -145,33 +155,35 @@ class CodecProgram:
         self.tail_weight = tail.conv.weight[0].t().float().contiguous()
         self.tail_bias = tail.conv.bias.float()
 
-    def _block(self, parts: nn.ModuleList, end: Waves) -> Block:
+    def _block(self, parts: nn.ModuleList, end: SnakeParams) -> CodecBlockWeights:
         _, upsample, *units = parts
         starts = [waves_of(unit.act1, upsample.stride if i == 0 else 1) for i, unit in enumerate(units)]
         folded = [
-            Unit(conv_product(unit.conv1, self.dtype), waves_of(unit.act2), conv_product(unit.conv2, self.dtype))
+            ResidualUnitParams(
+                conv_product(unit.conv1, self.dtype), waves_of(unit.act2), conv_product(unit.conv2, self.dtype)
+            )
             for unit in units
         ]
-        return Block(upsample.stride, transpose_product(upsample, self.dtype), [*starts, end], folded)
+        return CodecBlockWeights(upsample.stride, transpose_product(upsample, self.dtype), [*starts, end], folded)
 
     # -- memory --------------------------------------------------------------------------------------------------
 
-    def pad_specs(self) -> list[PadSpec]:
+    def pad_specs(self) -> list[ConvStateSpec]:
         """Of every layer that has a past, in the order in which ``run`` meets them."""
         codec = self.codec
         rate = 1
-        specs = [PadSpec(codec.config.codebook_dim, codec.pre_conv.context, rate)]
+        specs = [ConvStateSpec(codec.config.codebook_dim, codec.pre_conv.context, rate)]
         for stage in codec.upsample:
             rate *= stage[0].stride
-            specs.append(PadSpec(stage[1].dwconv.width, stage[1].dwconv.context, rate))
+            specs.append(ConvStateSpec(stage[1].dwconv.width, stage[1].dwconv.context, rate))
         head, *blocks, _, tail = codec.decoder
-        specs.append(PadSpec(head.width, head.context, rate))
+        specs.append(ConvStateSpec(head.width, head.context, rate))
         for block in blocks:
             _, upsample, *units = block.block
-            specs.append(PadSpec(upsample.width, upsample.context, rate))
+            specs.append(ConvStateSpec(upsample.width, upsample.context, rate))
             rate *= upsample.stride
-            specs += [PadSpec(unit.conv1.width, unit.conv1.context, rate) for unit in units]
-        return [*specs, PadSpec(tail.width, tail.context, rate)]
+            specs += [ConvStateSpec(unit.conv1.width, unit.conv1.context, rate) for unit in units]
+        return [*specs, ConvStateSpec(tail.width, tail.context, rate)]
 
     def _make_memory(self, num_slots: int, max_frames: int) -> None:
         stack = self.codec.pre_transformer
@@ -210,12 +222,12 @@ class CodecProgram:
         specs = self.pad_specs()
         values = max(self.rows_of(n) * sum((s.context + s.rate * n) * s.width for s in specs) for n in CALL_FRAMES)
         self.workspace = zeros(self.dtype, values)
-        self.plans: dict[tuple[int, int], PadPlan] = {}
+        self.plans: dict[tuple[int, int], PaddedBufferPlan] = {}
 
-    def plan(self, num_rows: int, num_frames: int) -> PadPlan:
+    def plan(self, num_rows: int, num_frames: int) -> PaddedBufferPlan:
         key = num_rows, num_frames
         if key not in self.plans:
-            self.plans[key] = PadPlan(self.pad_specs(), num_rows, num_frames, self.workspace)
+            self.plans[key] = PaddedBufferPlan(self.pad_specs(), num_rows, num_frames, self.workspace)
         return self.plans[key]
 
     # -- what a graph holds --------------------------------------------------------------------------------------
@@ -242,12 +254,12 @@ class CodecProgram:
         self.finite[:num_rows] = torch.isfinite(pcm).all(-1)
         self.ops.keep_pasts(plan, self.state, slots)
 
-    def run_stack(self, pad: Pad, slots: Tensor, first: Tensor, num_rows: int, num_frames: int) -> Tensor:
+    def run_stack(self, pad: PaddedBuffer, slots: Tensor, first: Tensor, num_rows: int, num_frames: int) -> Tensor:
         """The transformer: normed states [B, T, size]."""
         ops, eps = self.ops, self.codec.pre_transformer.norm.eps
         x = self.state.new_empty(num_rows, num_frames, self.entry.weight.shape[2])
         ops.conv(pad.buffer, self.entry, num_frames, act=x)
-        residual = Residual(x.flatten(0, 1))
+        residual = ResidualStream(x.flatten(0, 1))
         for layer, past in zip(self.layers, self.past, strict=True):
             qkv = ops.norm_linear(residual, layer.norm, eps, layer.qkv)
             attended = ops.attend_ring(qkv, self.rope, past, slots, first, num_frames, self.window)
@@ -256,7 +268,7 @@ class CodecProgram:
             ops.add_linear(residual, gated, layer.down)
         return ops.normed(residual, self.codec.pre_transformer.norm.weight, eps).view_as(x)
 
-    def run_upsampling(self, x: Tensor, pads: Iterator[Pad]) -> Pad:
+    def run_upsampling(self, x: Tensor, pads: Iterator[PaddedBuffer]) -> PaddedBuffer:
         """Two times twice as many positions -> the buffer of the wave decoder's head."""
         ops = self.ops
         eps = self.codec.upsample[0][1].norm.eps
@@ -275,7 +287,7 @@ class CodecProgram:
         assert after is not None
         return after
 
-    def run_blocks(self, pad: Pad, pads: Iterator[Pad]) -> Pad:
+    def run_blocks(self, pad: PaddedBuffer, pads: Iterator[PaddedBuffer]) -> PaddedBuffer:
         """The wave decoder, head to last block -> the buffer of its tail."""
         ops, length = self.ops, pad.fresh.shape[1]
         after = next(pads)

@@ -15,7 +15,7 @@ from typing import Any
 from engine.api import SAMPLING_RANGES
 from engine.errors import CheckpointError
 from engine.layers.transformer import TransformerConfig
-from engine.models.config_file import Section, read_json, read_rope_theta
+from engine.models.config_file import ConfigSection, read_json, read_rope_theta
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs, read_codec_encoder, read_speaker_encoder
 
 MODEL_TYPE = "qwen3_tts"
@@ -24,7 +24,7 @@ NUM_CONTROL_IDS = 1024
 """The top ids of the talker's vocabulary: never sampled, but for the end of speech (spec 4.2)."""
 
 
-def read_transformer(section: Section, **extra: bool) -> TransformerConfig:
+def read_transformer(section: ConfigSection, **extra: bool) -> TransformerConfig:
     for key, known in FIXED_VALUES.items():
         section.fixed(key, *known)
     heads, kv_heads = section.count("num_attention_heads"), section.count("num_key_value_heads")
@@ -66,7 +66,7 @@ class ControlIds:
 
 
 @dataclass(frozen=True, slots=True)
-class TalkerConfig:
+class QwenTalkerConfig:
     transformer: TransformerConfig
     code_predictor: CodePredictorConfig
     vocab_size: int
@@ -173,7 +173,7 @@ class Qwen3TTSConfig:
     task: str
     """``base``, ``custom_voice`` or ``voice_design``."""
     size: str
-    talker: TalkerConfig
+    talker: QwenTalkerConfig
     codec: CodecDecoderConfig
     text: TextIds
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
@@ -186,7 +186,7 @@ class Qwen3TTSConfig:
         return self.task == "voice_design" or (self.task == "custom_voice" and self.size in INSTRUCTED_SIZES)
 
 
-def _speaker_ids(section: Section) -> dict[str, int]:
+def _speaker_ids(section: ConfigSection) -> dict[str, int]:
     """Lenient as files in the wild: ids may be wrapped in a list (spec 1.3)."""
     found = {}
     for name, value in section.get("spk_id", Mapping).items():
@@ -197,7 +197,7 @@ def _speaker_ids(section: Section) -> dict[str, int]:
     return found
 
 
-def _dialects(section: Section) -> dict[str, str]:
+def _dialects(section: ConfigSection) -> dict[str, str]:
     """Speakers without one have false, or are left out."""
     if section.values.get("spk_is_dialect") is None:
         return {}
@@ -210,7 +210,7 @@ def _dialects(section: Section) -> dict[str, str]:
     return {name.lower(): dialect.lower() for name, dialect in found.items() if dialect}
 
 
-def _read_predictor(section: Section, talker_size: int) -> CodePredictorConfig:
+def _read_predictor(section: ConfigSection, talker_size: int) -> CodePredictorConfig:
     transformer = read_transformer(section)
     return CodePredictorConfig(
         transformer=transformer,
@@ -220,7 +220,7 @@ def _read_predictor(section: Section, talker_size: int) -> CodePredictorConfig:
     )
 
 
-def _check_codec_ids(config: TalkerConfig, where: str) -> None:
+def _check_codec_ids(config: QwenTalkerConfig, where: str) -> None:
     ids = {f"codec id {name!r}": getattr(config.control, name) for name in ControlIds.__slots__}
     ids |= {f"language {name!r}": value for name, value in config.languages.items()}
     ids |= {f"speaker {name!r}": value for name, value in config.speakers.items()}
@@ -234,9 +234,9 @@ def _check_codec_ids(config: TalkerConfig, where: str) -> None:
         raise CheckpointError(f"{where}: vocab_size is {config.vocab_size}; it must exceed {NUM_CONTROL_IDS}")
 
 
-def read_talker(section: Section) -> TalkerConfig:
+def read_talker(section: ConfigSection) -> QwenTalkerConfig:
     transformer = read_transformer(section)
-    config = TalkerConfig(
+    config = QwenTalkerConfig(
         transformer=transformer,
         code_predictor=_read_predictor(section.section("code_predictor_config"), transformer.hidden_size),
         vocab_size=section.positive("vocab_size"),
@@ -261,16 +261,16 @@ def read_talker(section: Section) -> TalkerConfig:
     return config
 
 
-def _decoder_section(file: Section) -> Section:
+def _decoder_section(file: ConfigSection) -> ConfigSection:
     """The codec decoder's section, with the two values that the official class derives where the file has none."""
     given = file.section("decoder_config")
     derived = {"sliding_window": DEFAULT_SLIDING_WINDOW}
     if "head_dim" not in given.values:
         derived["head_dim"] = given.positive("hidden_size") // given.count("num_attention_heads")
-    return Section({**derived, **given.values}, given.where)
+    return ConfigSection({**derived, **given.values}, given.where)
 
 
-def read_codec(file: Section) -> CodecDecoderConfig:
+def read_codec(file: ConfigSection) -> CodecDecoderConfig:
     section = _decoder_section(file)
     config = CodecDecoderConfig(
         transformer=read_transformer(section, qk_norm=False, layer_scale=True),
@@ -305,7 +305,7 @@ def read_generation(folder: Path) -> GenerationDefaults:
     return GenerationDefaults(**values)
 
 
-def _read_sampling_default(file: Section, name: str, key: str) -> bool | float:
+def _read_sampling_default(file: ConfigSection, name: str, key: str) -> bool | float:
     if name.endswith("do_sample"):
         return bool(file.get(key, bool))
     low, high = CHECKPOINT_RANGES.get(name) or SAMPLING_RANGES.get(name, (1, math.inf))
@@ -317,7 +317,7 @@ def _read_sampling_default(file: Section, name: str, key: str) -> bool | float:
     return int(value) if name in WHOLE_NUMBERS else value
 
 
-def _check_family(file: Section, expected: str) -> None:
+def _check_family(file: ConfigSection, expected: str) -> None:
     found = file.get("model_type", str)
     if found != expected:
         raise CheckpointError(f"{file.where}: model_type is {found!r}; this loader reads {expected!r}")
@@ -354,14 +354,14 @@ def read_config(folder: Path) -> Qwen3TTSConfig:
     return config
 
 
-def _read_size(file: Section, talker: TalkerConfig) -> str:
+def _read_size(file: ConfigSection, talker: QwenTalkerConfig) -> str:
     """``tts_model_size``; where a fine-tuned checkpoint lacks it, the size that has the same code predictor input."""
     if file.values.get("tts_model_size") is None:
         return "1b7" if talker.code_predictor.projected else "0b6"
     return str(file.get("tts_model_size", str))
 
 
-def _read_encoders(file: Section, codec_file: Section) -> EncoderConfigs | None:
+def _read_encoders(file: ConfigSection, codec_file: ConfigSection) -> EncoderConfigs | None:
     if file.values["tts_model_type"] != "base":
         return None
     return EncoderConfigs(read_speaker_encoder(file), read_codec_encoder(codec_file))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import CheckpointError
-from engine.models.config_file import Section, read_rope_theta
+from engine.models.config_file import ConfigSection, read_rope_theta
 
 MIMI: dict[str, object] = {
     "audio_channels": 1,
@@ -107,12 +107,12 @@ class EncoderConfigs:
     codec: CodecEncoderConfig
 
 
-def read_codec_encoder(file: Section) -> CodecEncoderConfig:
+def read_codec_encoder(file: ConfigSection) -> CodecEncoderConfig:
     given = file.section("encoder_config")
     defaults = {
         key: value for key, value in MIMI.items() if key != "rope_theta" or "rope_parameters" not in given.values
     }
-    section = Section({**defaults, **given.values}, given.where)
+    section = ConfigSection({**defaults, **given.values}, given.where)
     for key in MIMI_FIXED:
         section.fixed(key, MIMI[key])
     config = CodecEncoderConfig(
@@ -145,9 +145,9 @@ def read_codec_encoder(file: Section) -> CodecEncoderConfig:
     return config
 
 
-def read_speaker_encoder(file: Section) -> SpeakerEncoderConfig:
+def read_speaker_encoder(file: ConfigSection) -> SpeakerEncoderConfig:
     given = file.section("speaker_encoder_config")
-    section = Section({**SPEAKER_ENCODER, **given.values}, given.where)
+    section = ConfigSection({**SPEAKER_ENCODER, **given.values}, given.where)
     config = SpeakerEncoderConfig(
         size=section.positive("enc_dim"),
         sample_rate=section.positive("sample_rate"),

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.cache.kv_cache import PagedKV
-from engine.graphs.buffers import Buffers
-from engine.kernels.plain import PlainOps
-from engine.kernels.settings import DrawSettings, Residual
+from engine.graphs.buffers import StaticBuffers
+from engine.kernels.plain import ReferenceOps
+from engine.kernels.settings import ResidualStream, SamplingTensors
 from engine.layers.transformer import DecoderLayer
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class FrameProgram:
         config: Qwen3TTSConfig,
         talker: Talker,
         kv: PagedKV,
-        ops: PlainOps,
+        ops: ReferenceOps,
         ring: Tensor,
         *,
         num_slots: int,
@@ -93,16 +93,16 @@ class FrameProgram:
         table = {"position": (i32, one), "table": (i32, (max_blocks,))}
         flags = {"banned": (torch.bool, one), "goes_on": (torch.bool, one)}
         row = draws | limits | places | table | flags | {"penalty": (f32, one), "ids": (i64, (self.num_books,))}
-        self.inputs = Buffers(max_rows, row, self.device)
-        self.outputs = Buffers(max_rows, {"codes": (i32, (self.num_books + 1,))}, self.device)
+        self.inputs = StaticBuffers(max_rows, row, self.device)
+        self.outputs = StaticBuffers(max_rows, {"codes": (i32, (self.num_books + 1,))}, self.device)
         token = table | {"text": (i64, one), "ids": (i64, (self.num_books,))}
-        self.tokens = Buffers(max_tokens, token, self.device)
+        self.tokens = StaticBuffers(max_tokens, token, self.device)
         for buffers in (self.inputs, self.tokens):
             buffers.device["table"].fill_(self.kv.scratch_block)
 
-    def draw_settings(self, num_rows: int, prefix: str) -> DrawSettings:
+    def draw_settings(self, num_rows: int, prefix: str) -> SamplingTensors:
         given = {name: value[:num_rows] for name, value in self.inputs.device.items()}
-        return DrawSettings(
+        return SamplingTensors(
             temperature=given[prefix + "temperature"],
             top_k=given[prefix + "top_k"],
             top_p=given[prefix + "top_p"],
@@ -139,7 +139,7 @@ class FrameProgram:
 
     def run_talker(self, x: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
         """x [N, H] at ``positions`` -> normed hidden states [N, H]."""
-        ops, model, residual = self.ops, self.talker.model, Residual(x)
+        ops, model, residual = self.ops, self.talker.model, ResidualStream(x)
         for index, layer in enumerate(model.layers):
             attention, norms, eps = layer.self_attn, head_norms(layer), layer.input_layernorm.eps
             qkv = ops.norm_linear(residual, layer.input_layernorm.weight, eps, attention.qkv_proj.weight)
@@ -149,7 +149,7 @@ class FrameProgram:
             self.finish_layer(layer, residual, attended)
         return ops.normed(residual, model.norm.weight, model.norm.eps)
 
-    def finish_layer(self, layer: DecoderLayer, residual: Residual, attended: Tensor) -> None:
+    def finish_layer(self, layer: DecoderLayer, residual: ResidualStream, attended: Tensor) -> None:
         ops, after, mlp = self.ops, layer.post_attention_layernorm, layer.mlp
         assert mlp.gate_up_proj is not None
         ops.add_linear(residual, attended, layer.self_attn.o_proj.weight)
@@ -170,7 +170,7 @@ class FrameProgram:
             talker.control.eos,
         )
 
-    def run_predictor(self, hidden: Tensor, code0: Tensor, settings: DrawSettings) -> Tensor:
+    def run_predictor(self, hidden: Tensor, code0: Tensor, settings: SamplingTensors) -> Tensor:
         """Whole frames [N, K]: the codes after ``code0``, each from all before it."""
         predictor = self.talker.code_predictor
         num_rows, size = hidden.shape[0], predictor.config.transformer
@@ -190,9 +190,9 @@ class FrameProgram:
                 codes.append(code)
         return torch.stack(codes, dim=1)
 
-    def run_pass(self, x: Tensor, cache: Tensor, num_rows: int, start: int) -> Residual:
+    def run_pass(self, x: Tensor, cache: Tensor, num_rows: int, start: int) -> ResidualStream:
         """x [N * T, size], T positions of each row from ``start`` on -> the last one's state [N, size]."""
-        ops, num_tokens, residual = self.ops, x.shape[0] // num_rows, Residual(x)
+        ops, num_tokens, residual = self.ops, x.shape[0] // num_rows, ResidualStream(x)
         for index, layer in enumerate(self.talker.code_predictor.model.layers):
             norm = layer.input_layernorm
             qkv = ops.norm_linear(residual, norm.weight, norm.eps, layer.self_attn.qkv_proj.weight)
@@ -202,7 +202,7 @@ class FrameProgram:
             self.finish_layer(layer, residual, attended)
         if num_tokens == 1:
             return residual
-        return Residual(ops.settled(residual)[num_tokens - 1 :: num_tokens].contiguous())
+        return ResidualStream(ops.settled(residual)[num_tokens - 1 :: num_tokens].contiguous())
 
 
 def head_norms(layer: DecoderLayer) -> tuple[Tensor, Tensor]:

@@ -10,17 +10,17 @@ import numpy.typing as npt
 from torch import Tensor
 
 from engine.cache.kv_cache import PagedKV
-from engine.kernels.plain import PlainOps
-from engine.models.base import Audio, Failed, Outcome, Row, Stop
+from engine.kernels.plain import ReferenceOps
+from engine.models.base import FailedOutcome, FrameOutcome, Outcome, SequenceState, StopOutcome
 from engine.models.qwen3_tts.frame_log import FrameLog
 from engine.models.qwen3_tts.frame_program import FrameProgram
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import NONE
-from engine.models.qwen3_tts.prompt import Row as PromptRow
-from engine.models.qwen3_tts.row import SpeechRow
+from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
+from engine.models.qwen3_tts.row import QwenSequence
 
 NOBODY = -1
-STOP = Stop()
+STOP = StopOutcome()
 SIGN_BIT = 1 << 63
 
 
@@ -29,18 +29,18 @@ def signed(seed: int) -> int:
     return (seed & (2 * SIGN_BIT - 1) ^ SIGN_BIT) - SIGN_BIT
 
 
-class FrameRows(FrameProgram):
-    def __init__(self, model: Qwen3TTS, kv: PagedKV, ops: PlainOps, ring: Tensor, **sizes: int) -> None:
+class FrameInputs(FrameProgram):
+    def __init__(self, model: Qwen3TTS, kv: PagedKV, ops: ReferenceOps, ring: Tensor, **sizes: int) -> None:
         super().__init__(model.config, model.talker, kv, ops, ring, **sizes)
         self.guard_eos = model.guard_eos
         self.book_offsets: list[int] = self.offsets.tolist()
         self.eos = model.config.talker.control.eos
         self.nothing = [self.no_codec] * self.num_books
-        self.spoken = [Audio((code,)) for code in range(self.config.talker.vocab_size)]
+        self.spoken = [FrameOutcome((code,)) for code in range(self.config.talker.vocab_size)]
 
     @staticmethod
-    def constants(row: Row) -> dict[str, float]:
-        assert isinstance(row, SpeechRow)
+    def constants(row: SequenceState) -> dict[str, float]:
+        assert isinstance(row, QwenSequence)
         return {
             "temperature": row.code0.temperature,
             "top_k": row.code0.top_k,
@@ -53,10 +53,10 @@ class FrameRows(FrameProgram):
             "place": row.segment << 8,
         }
 
-    def stage_rows(self, rows: Sequence[Row], start: int = 0) -> None:
+    def stage_rows(self, rows: Sequence[SequenceState], start: int = 0) -> None:
         """Column by column: a number at a time costs a microsecond in an array."""
         inputs, end = self.inputs.host, start + len(rows)
-        speech = cast(Sequence[SpeechRow], rows)
+        speech = cast(Sequence[QwenSequence], rows)
         items: list[PromptRow] = [row.inputs[row.num_computed - 1] for row in speech]
         inputs["text"][start:end] = [item.text for item in items]
         inputs["frame"][start:end] = frames = [len(row.codes) for row in speech]
@@ -74,7 +74,7 @@ class FrameRows(FrameProgram):
                 inputs["ids"][index] = self.ids_of(row, item)
 
     @staticmethod
-    def leaves_window(row: SpeechRow) -> int:
+    def leaves_window(row: QwenSequence) -> int:
         """The code 0 that is no longer among the last ``repetition_window``, if it is not there twice."""
         window, codes = row.repetition_window, row.codes
         if window is None or len(codes) <= window:
@@ -82,7 +82,7 @@ class FrameRows(FrameProgram):
         gone = codes[-window - 1][0]
         return NOBODY if any(frame[0] == gone for frame in codes[-window:]) else gone
 
-    def ids_of(self, row: SpeechRow, item: PromptRow) -> list[int]:
+    def ids_of(self, row: QwenSequence, item: PromptRow) -> list[int]:
         """Rows of the frame table that add up to the codec side of an input."""
         if item.holds_frame:
             return [code + offset for code, offset in zip(row.frame_of(item), self.book_offsets, strict=True)]
@@ -92,25 +92,25 @@ class FrameRows(FrameProgram):
     def can_stage(items: Sequence[Any]) -> bool:
         return not any(item.speaker for item in items)
 
-    def stage_tokens(self, start: int, row: Row, items: Sequence[Any]) -> None:
-        assert isinstance(row, SpeechRow)
+    def stage_tokens(self, start: int, row: SequenceState, items: Sequence[Any]) -> None:
+        assert isinstance(row, QwenSequence)
         tokens, end = self.tokens.host, start + len(items)
         tokens["text"][start:end] = [item.text for item in items]
         tokens["ids"][start:end] = [self.ids_of(row, item) for item in items]
 
-    def log_of(self, row: SpeechRow) -> FrameLog:
+    def log_of(self, row: QwenSequence) -> FrameLog:
         if not isinstance(row.codes, FrameLog):
             row.codes = FrameLog(self.num_books)
         return row.codes
 
-    def outcomes(self, rows: Sequence[Row], out: npt.NDArray[np.int32]) -> list[Outcome]:
+    def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
         """Of a frame only code 0 goes on to the engine, for the device has the rest."""
-        speech, finite, first = cast(Sequence[SpeechRow], rows), out[:, -1].tolist(), out[:, 0].tolist()
+        speech, finite, first = cast(Sequence[QwenSequence], rows), out[:, -1].tolist(), out[:, 0].tolist()
         frames, size = out[:, :-1].astype(np.int16).tobytes(), 2 * (out.shape[1] - 1)
         found: list[Outcome] = []
         for index, row in enumerate(speech):
             if not finite[index]:
-                found.append(Failed("the talker's output is not finite"))
+                found.append(FailedOutcome("the talker's output is not finite"))
             elif first[index] == self.eos:
                 found.append(STOP)
             else:

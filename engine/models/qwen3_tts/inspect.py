@@ -19,7 +19,7 @@ from engine.tokenizer import TextTokenizer
 from engine.weights.loader import check_weights, sizes_of
 
 
-class Part(NamedTuple):
+class CheckpointPart(NamedTuple):
     name: str
     module: nn.Module
     room: str
@@ -43,17 +43,17 @@ def inspect(folder: Path) -> CheckpointReport:
     return CheckpointReport(model, config.task, tuple(talker.speakers), languages, config.takes_instruct, megabytes)
 
 
-def parts(config: Qwen3TTSConfig) -> list[Part]:
+def parts(config: Qwen3TTSConfig) -> list[CheckpointPart]:
     """Shapes alone: no memory stands behind these modules."""
     with torch.device("meta"):
         found = [
-            Part("talker", Talker(config.talker), "", "talker."),
-            Part("codec decoder", CodecDecoder(config.codec), "speech_tokenizer", "decoder."),
+            CheckpointPart("talker", Talker(config.talker), "", "talker."),
+            CheckpointPart("codec decoder", CodecDecoder(config.codec), "speech_tokenizer", "decoder."),
         ]
         if config.encoders is not None:
             speaker, codec = SpeakerEncoder(config.encoders.speaker), CodecEncoder(config.encoders.codec)
             found += [
-                Part("speaker encoder", speaker, "", "speaker_encoder."),
-                Part("codec encoder", codec, "speech_tokenizer", "encoder.", UNUSED_IN_ENCODER),
+                CheckpointPart("speaker encoder", speaker, "", "speaker_encoder."),
+                CheckpointPart("codec encoder", codec, "speech_tokenizer", "encoder.", UNUSED_IN_ENCODER),
             ]
     return found

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
-from engine.decode.slots import ExactDecode
-from engine.decode.windowed import WindowedDecode
-from engine.graphs.stages import GraphStages
+from engine.decode.slots import StreamingDecodeStage
+from engine.decode.windowed import WindowedDecodeStage
+from engine.graphs.stages import GraphStageFactories
 from engine.layers.linear import pack_linears
 from engine.layers.streaming import use_products
-from engine.models.base import DecodeStage, Stages
+from engine.models.base import DecodeStage, ModelStages
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.pipelined import make_graphs
@@ -29,7 +29,7 @@ def load_stages(
     device: torch.device,
     dtype: torch.dtype,
     decode_device: torch.device | None = None,
-) -> Stages:
+) -> ModelStages:
     """``decode_device``: of the codec alone, which is fp32 on a CPU."""
     model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard, max_voices=config.max_kept_voices)
     codec_dtype = dtype if decode_device is None or decode_device.type == "cuda" else torch.float32
@@ -45,10 +45,10 @@ def load_stages(
     if config.voice_encoders and model.config.encoders is not None:
         encode_voice = load_encoders(folder, model.config.encoders, device)
 
-    def make_both() -> GraphStages:
+    def make_both() -> GraphStageFactories:
         return make_graphs(model, codec, config, device)
 
-    return Stages(model, lambda: make_stage(codec, config), model.config.codec, encode_voice, make_both)
+    return ModelStages(model, lambda: make_stage(codec, config), model.config.codec, encode_voice, make_both)
 
 
 def weight_bytes(module: torch.nn.Module) -> int:
@@ -59,5 +59,5 @@ def make_stage(codec: CodecDecoder, config: EngineConfig) -> DecodeStage:
     slots, patience_s = config.max_requests, config.decode_gather_slack_s
     if config.windowed_decode:
         context, overlap = config.windowed_context_frames, config.windowed_overlap_samples
-        return WindowedDecode(codec, slots, patience_s, context, overlap)
-    return ExactDecode(codec, slots, patience_s, config.max_kept_voices)
+        return WindowedDecodeStage(codec, slots, patience_s, context, overlap)
+    return StreamingDecodeStage(codec, slots, patience_s, config.max_kept_voices)

@@ -12,16 +12,28 @@ from torch import Tensor
 from engine.api import ClonedVoice, SpeechRequest, TextLayout, VoiceInfo
 from engine.errors import InvalidRequest
 from engine.layers.transformer import AttentionContext
-from engine.models.base import Abilities, Audio, Failed, KVShape, Outcome, Park, Reference, Row, Rows, Stop, TextQueue
+from engine.models.base import (
+    AwaitText,
+    FailedOutcome,
+    FrameOutcome,
+    KVShape,
+    ModelCapabilities,
+    Outcome,
+    SequenceState,
+    StopOutcome,
+    TalkerInputs,
+    TokenQueue,
+    VoiceReference,
+)
 from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.prompt import NONE, PromptBuilder
-from engine.models.qwen3_tts.prompt import Row as PromptRow
-from engine.models.qwen3_tts.row import MIN_NEW_TOKENS, SpeechRow, draw_params
+from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
+from engine.models.qwen3_tts.row import MIN_NEW_TOKENS, QwenSequence, draw_params
 from engine.models.qwen3_tts.talker import Talker
-from engine.models.qwen3_tts.voice import PreparedVoice, VoiceShelf
+from engine.models.qwen3_tts.voice import PreparedVoice, QwenVoiceCache
 from engine.models.qwen3_tts.weights import load_talker
-from engine.noise import CounterNoise, DrawKey, NoiseSource
-from engine.sampler import DrawBatch, draw, penalize
+from engine.noise import NoiseSource, PhiloxNoise, SampleKey
+from engine.sampler import SamplingBatch, draw, penalize
 from engine.tokenizer import TextTokenizer
 
 
@@ -38,13 +50,13 @@ class Qwen3TTS:
         max_voices: int = 32,
     ) -> None:
         self.config, self.talker, self.tokenizer = config, talker, tokenizer
-        self.noise = noise or CounterNoise()
+        self.noise = noise or PhiloxNoise()
         self.guard_eos = guard_eos
         self.prompts = PromptBuilder(config, tokenizer.template_ids)
         weight = talker.codec_head.weight
         self.device = weight.device
         books = config.talker.num_code_groups
-        self.voice_shelf = VoiceShelf(books, weight.dtype, weight.device, tokenizer.encode, max_voices)
+        self.voice_shelf = QwenVoiceCache(books, weight.dtype, weight.device, tokenizer.encode, max_voices)
         vocab = torch.arange(config.talker.vocab_size, device=self.device)
         self.padding: list[PromptRow] = []
         self.never = (vocab >= config.talker.num_codes) & (vocab != config.talker.control.eos)
@@ -77,10 +89,10 @@ class Qwen3TTS:
         return tuple(VoiceInfo(name, self.languages) for name in self.config.talker.speakers)
 
     @property
-    def abilities(self) -> Abilities:
+    def abilities(self) -> ModelCapabilities:
         config = self.config
         clones = config.task == "base"
-        return Abilities(
+        return ModelCapabilities(
             task=config.task,
             takes_instruct=config.takes_instruct,
             can_clone=clones,
@@ -93,18 +105,18 @@ class Qwen3TTS:
     def max_positions(self) -> int:
         return self.config.talker.max_position_embeddings
 
-    def new_row(self, request: SpeechRequest, seed: int) -> SpeechRow:
+    def new_row(self, request: SpeechRequest, seed: int) -> QwenSequence:
         sampling, defaults = request.sampling, self.config.generation
         voice = self.voice_shelf.take(request.voice) if isinstance(request.voice, ClonedVoice) else None
         layout = self._layout(request)
         prefix = self._prefix(request, voice, layout)
         given = sampling.repetition_penalty
-        return SpeechRow(
-            text=TextQueue(),
+        return QwenSequence(
+            text=TokenQueue(),
             num_prefix=len(prefix),
             num_reserved=voice.num_reserved(layout) if voice else 0,
             num_prompt_tokens=None if layout is TextLayout.FULL else voice.num_prompt_tokens if voice else 1,
-            reference=Reference(voice.key, voice.codes) if voice and voice.codes else None,
+            reference=VoiceReference(voice.key, voice.codes) if voice and voice.codes else None,
             prefix=prefix,
             voice=voice,
             layout=layout,
@@ -137,21 +149,21 @@ class Qwen3TTS:
         add = self.prompts.transcript_rows if layout is TextLayout.FULL else self.prompts.reference_rows
         return (*rows, *add(head))
 
-    def prefix_key(self, row: Row) -> Hashable:
-        assert isinstance(row, SpeechRow)
+    def prefix_key(self, row: SequenceState) -> Hashable:
+        assert isinstance(row, QwenSequence)
         return (row.prefix, row.voice.key if row.voice else None)
 
-    def next_input(self, row: Row) -> Park | Rows:
-        assert isinstance(row, SpeechRow)
+    def next_input(self, row: SequenceState) -> AwaitText | TalkerInputs:
+        assert isinstance(row, QwenSequence)
         if row.prompted:
             text = row.next_text(self.config.text)
-            return Park() if text is None else Rows((self._frame_row(text, len(row.codes) - 1),))
+            return AwaitText() if text is None else TalkerInputs((self._frame_row(text, len(row.codes) - 1),))
         if not row.inputs:
-            return Rows(row.prefix, sample=False)
+            return TalkerInputs(row.prefix, sample=False)
         if not row.text.closed and (row.num_prompt_tokens is None or row.text.num_waiting < row.num_prompt_tokens):
-            return Park()
+            return AwaitText()
         row.prompted = True
-        return Rows(self._full_tail(row) if row.layout is TextLayout.FULL else self._streaming_tail(row))
+        return TalkerInputs(self._full_tail(row) if row.layout is TextLayout.FULL else self._streaming_tail(row))
 
     def _frame_row(self, text: int, frame: int) -> PromptRow:
         """Rows of padding are the same for everybody, and the most of all rows."""
@@ -161,13 +173,13 @@ class Qwen3TTS:
             self.padding.append(PromptRow(text, frame=len(self.padding)))
         return self.padding[frame]
 
-    def _full_tail(self, row: SpeechRow) -> list[PromptRow]:
+    def _full_tail(self, row: QwenSequence) -> list[PromptRow]:
         ids, row.eos_fed = row.text.take(row.text.num_waiting), True
         if row.reference is None or row.voice is None:
             return self.prompts.full_tail(ids)
         return self.prompts.full_reference_tail(ids, row.voice.num_code_rows)
 
-    def _streaming_tail(self, row: SpeechRow) -> list[PromptRow]:
+    def _streaming_tail(self, row: QwenSequence) -> list[PromptRow]:
         if not row.text.num_waiting:
             raise InvalidRequest("text holds nothing that can be spoken", "text")
         if row.reference is None or row.voice is None:
@@ -178,14 +190,14 @@ class Qwen3TTS:
 
     def forward(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceState],
         inputs: Sequence[Sequence[PromptRow]],
         positions: Tensor,
         context: AttentionContext,
     ) -> Tensor:
-        return self.talker(self._embed(cast(Sequence[SpeechRow], rows), inputs), positions, context)
+        return self.talker(self._embed(cast(Sequence[QwenSequence], rows), inputs), positions, context)
 
-    def _embed(self, rows: Sequence[SpeechRow], inputs: Sequence[Sequence[PromptRow]]) -> Tensor:
+    def _embed(self, rows: Sequence[QwenSequence], inputs: Sequence[Sequence[PromptRow]]) -> Tensor:
         flat = [(row, item) for row, items in zip(rows, inputs, strict=True) for item in items]
         x = self.talker.embed_text(torch.tensor([item.text for _, item in flat], device=self.device))
         codec = [(i, item.codec) for i, (_, item) in enumerate(flat) if item.codec != NONE]
@@ -199,12 +211,12 @@ class Qwen3TTS:
                 x[i] += row.voice.embedding
         return x.view(len(rows), -1, x.shape[-1])
 
-    def sample(self, rows: Sequence[Row], hidden: Tensor) -> list[Outcome]:
-        speech = cast(Sequence[SpeechRow], rows)
+    def sample(self, rows: Sequence[SequenceState], hidden: Tensor) -> list[Outcome]:
+        speech = cast(Sequence[QwenSequence], rows)
         keys = [row.draw_key for row in speech]
         code0 = draw(
             self._code0_logits(speech, hidden),
-            DrawBatch.of([row.code0 for row in speech], self.device),
+            SamplingBatch.of([row.code0 for row in speech], self.device),
             keys,
             0,
             self.noise,
@@ -213,15 +225,15 @@ class Qwen3TTS:
         finite = torch.isfinite(hidden).all(-1).tolist()
         return [self._outcome(row, codes, ok) for row, codes, ok in zip(speech, frames, finite, strict=False)]
 
-    def _outcome(self, row: SpeechRow, codes: list[int], finite: bool) -> Outcome:
+    def _outcome(self, row: QwenSequence, codes: list[int], finite: bool) -> Outcome:
         if not finite:
-            return Failed("the talker's output is not finite")
+            return FailedOutcome("the talker's output is not finite")
         if codes[0] == self.config.talker.control.eos:
-            return Stop()
+            return StopOutcome()
         row.remember(codes)
-        return Audio(codes)
+        return FrameOutcome(codes)
 
-    def _code0_logits(self, rows: Sequence[SpeechRow], hidden: Tensor) -> Tensor:
+    def _code0_logits(self, rows: Sequence[QwenSequence], hidden: Tensor) -> Tensor:
         """[N, V] of the N rows; padding goes through the head with them, so that the product's shape stays the same."""
         logits = self.talker.codec_head(hidden)[: len(rows)].float()
         penalty = torch.tensor([[row.penalty] for row in rows], device=self.device)
@@ -232,9 +244,9 @@ class Qwen3TTS:
         logits[:, eos] = logits[:, eos].masked_fill(torch.tensor(banned, device=self.device), -torch.inf)
         return logits
 
-    def _frames(self, rows: Sequence[SpeechRow], hidden: Tensor, code0: Tensor, keys: list[DrawKey]) -> Tensor:
+    def _frames(self, rows: Sequence[QwenSequence], hidden: Tensor, code0: Tensor, keys: list[SampleKey]) -> Tensor:
         """Whole frames [N, K]; rows that stopped keep their place, so that the shape does not depend on them."""
-        batch = DrawBatch.of([row.residual for row in rows], self.device)
+        batch = SamplingBatch.of([row.residual for row in rows], self.device)
         num_padding = hidden.shape[0] - len(rows)
 
         def pad(ids: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ FIRST_KNOWN = 2
 """Positions 0 and 1 are the talker's hidden state and code 0; position j + 1 is the code of codebook j."""
 
 
-class OneLayerPredictor:
+class LookupCodePredictor:
     def __init__(self, predictor: CodePredictor) -> None:
         stack = predictor.model
         (self.layer,) = stack.layers

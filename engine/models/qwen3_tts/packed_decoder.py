@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.layers.channels_last import PackedConvolution, SnakeLast, Upsampling
+from engine.layers.channels_last import ChannelsLastSnake, PackedConvolution, PackedUpsampling
 from engine.layers.streaming import Snake
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 """(x [B, T, C], state [B, F]) -> the same one layer further on."""
 
 
-class PackedDecoder:
+class CpuCodecDecoder:
     """latent [B, T, codebook_dim] -> PCM [B, T * frame_samples]; ``state`` moves on."""
 
     def __init__(self, codec: CodecDecoder) -> None:
@@ -57,7 +57,7 @@ class PackedDecoder:
 
 
 def upsample(stage: UpsampleStage) -> list[Step]:
-    return [Upsampling(stage[0]), convnext(stage[1])]
+    return [PackedUpsampling(stage[0]), convnext(stage[1])]
 
 
 def convnext(block: ConvNeXtBlock) -> Step:
@@ -72,15 +72,15 @@ def convnext(block: ConvNeXtBlock) -> Step:
 
 def wave_block(layer: WaveBlock) -> list[Step]:
     snake, upsampling, *units = layer.block
-    return [alone(snake), Upsampling(upsampling), *(residual_unit(unit) for unit in units)]
+    return [alone(snake), PackedUpsampling(upsampling), *(residual_unit(unit) for unit in units)]
 
 
 def alone(layer: Snake) -> Step:
-    snake = SnakeLast(layer)
+    snake = ChannelsLastSnake(layer)
     return lambda x, _: snake(x)
 
 
 def residual_unit(unit: ResidualUnit) -> Step:
-    first, wide = SnakeLast(unit.act1), PackedConvolution(unit.conv1)
-    second, narrow = SnakeLast(unit.act2), PackedConvolution(unit.conv2)
+    first, wide = ChannelsLastSnake(unit.act1), PackedConvolution(unit.conv1)
+    second, narrow = ChannelsLastSnake(unit.act2), PackedConvolution(unit.conv2)
     return lambda x, state: narrow(second(wide(first(x), state)), state, residual=x)

@@ -11,28 +11,30 @@ from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
 from engine.graphs.capture import GraphSet
-from engine.graphs.decode import GraphDecode
+from engine.graphs.decode import GraphDecodeStage
 from engine.graphs.lanes import choose_lane
 from engine.graphs.runner import GraphRunner
-from engine.graphs.stages import GraphStages
+from engine.graphs.stages import GraphStageFactories
 from engine.kernels.choice import choose_ops
 from engine.models.base import SpeechModel
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.codec_program import CodecProgram
 from engine.models.qwen3_tts.frame_program import RING_FRAMES
-from engine.models.qwen3_tts.frame_rows import FrameRows
+from engine.models.qwen3_tts.frame_rows import FrameInputs
 from engine.models.qwen3_tts.model import Qwen3TTS
 
 
 @torch.inference_mode()
-def make_graphs(model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, device: torch.device) -> GraphStages:
+def make_graphs(
+    model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, device: torch.device
+) -> GraphStageFactories:
     ops, slots = choose_ops(config, device), config.max_requests
     ring = torch.zeros(slots + 2, RING_FRAMES, model.config.talker.num_code_groups, dtype=torch.int64, device=device)
     there = codec.pre_conv.conv.weight.device
     lane = choose_lane(ring, there, config.decode_device is not None, config.decode_threads)
     heard_before = math.ceil(config.max_sample_s * codec.config.sample_rate / codec.config.frame_samples)
     decoder = CodecProgram(codec, choose_ops(config, there), lane.ring, slots, slots, config.max_frames + heard_before)
-    stage = GraphDecode(
+    stage = GraphDecodeStage(
         decoder,
         GraphSet(decoder.run, there),
         lane,
@@ -46,10 +48,10 @@ def make_graphs(model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, devi
         rows = max(config.max_batch, config.pinned_rows or 0)
         width = min(config.graph_positions, model.max_positions)
         sizes = dict(max_rows=rows, max_tokens=config.max_prefill_positions, max_blocks=-(-width // config.block_size))
-        program = FrameRows(model, kv, ops, ring, num_slots=slots, **sizes)
+        program = FrameInputs(model, kv, ops, ring, num_slots=slots, **sizes)
         run: Callable[..., None] = program.run_frame
         return GraphRunner(
             model, kv, prefixes, config, program, GraphSet(run, device), GraphSet(program.run_prefill, device), slots
         )
 
-    return GraphStages(stage, make_runner)
+    return GraphStageFactories(stage, make_runner)

@@ -12,7 +12,7 @@ NONE = -1
 """No id on this side of a row."""
 
 
-class Row(NamedTuple):
+class PromptPosition(NamedTuple):
     """One talker position: T(text), and on the codec side E0(codec), the speaker's vector, or a whole frame by its
     index in what has been spoken or in the voice's recording; the codec side may be absent."""
 
@@ -55,7 +55,7 @@ class PromptBuilder:
 
     def prefix(
         self, speaker: str | None, language: str, instruct_ids: Sequence[int] = (), cloned: bool = False
-    ) -> list[Row]:
+    ) -> list[PromptPosition]:
         """Every row before the text, the same for all texts of a voice (spec 3.3).
 
         ``instruct_ids`` is the whole user turn, empty without an instruction. ``cloned``: the speaker is a vector.
@@ -68,38 +68,39 @@ class PromptBuilder:
         if speaker is not None:
             tags.append(self.speaker_row(speaker))
         return [
-            *(Row(i) for i in instruct_ids),
-            *(Row(i) for i in self.template_ids),
-            *(Row(text.tts_pad, tag) for tag in tags),
-            *([Row(text.tts_pad, speaker=True)] if cloned else []),
-            Row(text.tts_bos, control.pad),
+            *(PromptPosition(i) for i in instruct_ids),
+            *(PromptPosition(i) for i in self.template_ids),
+            *(PromptPosition(text.tts_pad, tag) for tag in tags),
+            *([PromptPosition(text.tts_pad, speaker=True)] if cloned else []),
+            PromptPosition(text.tts_bos, control.pad),
         ]
 
-    def streaming_tail(self, first_id: int) -> list[Row]:
-        return [Row(first_id, self.config.talker.control.bos)]
+    def streaming_tail(self, first_id: int) -> list[PromptPosition]:
+        return [PromptPosition(first_id, self.config.talker.control.bos)]
 
-    def full_tail(self, ids: Sequence[int]) -> list[Row]:
+    def full_tail(self, ids: Sequence[int]) -> list[PromptPosition]:
         if not ids:
             raise InvalidRequest("text holds nothing that can be spoken", "text")
         text, control = self.config.text, self.config.talker.control
         return [
-            *(Row(i, control.pad) for i in ids),
-            Row(text.tts_eos, control.pad),
-            Row(text.tts_pad, control.bos),
+            *(PromptPosition(i, control.pad) for i in ids),
+            PromptPosition(text.tts_eos, control.pad),
+            PromptPosition(text.tts_pad, control.bos),
         ]
 
-    def reference_rows(self, text_ids: Sequence[int], start: int = 0) -> list[Row]:
+    def reference_rows(self, text_ids: Sequence[int], start: int = 0) -> list[PromptPosition]:
         """Rows of the recording's codes from ``start`` on, each with one text id (spec 3.5): 0 begins them."""
         bos = self.config.talker.control.bos
         return [
-            Row(text, reference=place - 1) if place else Row(text, bos) for place, text in enumerate(text_ids, start)
+            PromptPosition(text, reference=place - 1) if place else PromptPosition(text, bos)
+            for place, text in enumerate(text_ids, start)
         ]
 
-    def transcript_rows(self, ids: Sequence[int]) -> list[Row]:
+    def transcript_rows(self, ids: Sequence[int]) -> list[PromptPosition]:
         """The transcript in front of a text that is known as a whole."""
-        return [Row(i, self.config.talker.control.pad) for i in ids]
+        return [PromptPosition(i, self.config.talker.control.pad) for i in ids]
 
-    def full_reference_tail(self, ids: Sequence[int], num_code_rows: int) -> list[Row]:
+    def full_reference_tail(self, ids: Sequence[int], num_code_rows: int) -> list[PromptPosition]:
         """The text behind its transcript, and then the recording."""
         text = self.config.text
         ended = [*self.full_tail(ids)[:-1]]

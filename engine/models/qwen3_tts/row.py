@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from engine.api import SamplingParams, TextLayout
-from engine.models.base import Row
+from engine.models.base import SequenceState
 from engine.models.qwen3_tts.config import GenerationDefaults, TextIds
 from engine.models.qwen3_tts.frame_log import FrameLog
 from engine.models.qwen3_tts.prompt import NONE
-from engine.models.qwen3_tts.prompt import Row as PromptRow
+from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
 from engine.models.qwen3_tts.voice import PreparedVoice
-from engine.noise import DrawKey
-from engine.sampler import DrawParams
+from engine.noise import SampleKey
+from engine.sampler import RowSamplingParams
 
 MIN_NEW_TOKENS = 2
 """Of the official code (spec 4.2)."""
 
 
 @dataclass(slots=True)
-class SpeechRow(Row):
+class QwenSequence(SequenceState):
     """``codes`` are the frames so far; ``seen`` marks the code-0 tokens that are penalized."""
 
     prefix: tuple[PromptRow, ...] = ()
@@ -36,8 +36,8 @@ class SpeechRow(Row):
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     seed: int = 0
     segment: int = 0
-    code0: DrawParams = DrawParams(0.9, 50)
-    residual: DrawParams = DrawParams(0.9, 50)
+    code0: RowSamplingParams = RowSamplingParams(0.9, 50)
+    residual: RowSamplingParams = RowSamplingParams(0.9, 50)
     penalty: float = 1.05
     repetition_window: int | None = None
     min_new_tokens: int = 2
@@ -71,14 +71,14 @@ class SpeechRow(Row):
         return text
 
     @property
-    def draw_key(self) -> DrawKey:
-        return DrawKey(self.seed, self.segment, len(self.codes))
+    def draw_key(self) -> SampleKey:
+        return SampleKey(self.seed, self.segment, len(self.codes))
 
 
-def draw_params(sampling: SamplingParams, defaults: GenerationDefaults, prefix: str) -> DrawParams:
+def draw_params(sampling: SamplingParams, defaults: GenerationDefaults, prefix: str) -> RowSamplingParams:
     def value(name: str) -> float:
         given = getattr(sampling, prefix + name)
         return getattr(defaults, prefix + name) if given is None else given
 
     temperature = value("temperature") if value("do_sample") else 0.0
-    return DrawParams(temperature=temperature, top_k=int(value("top_k")), top_p=value("top_p"))
+    return RowSamplingParams(temperature=temperature, top_k=int(value("top_k")), top_p=value("top_p"))

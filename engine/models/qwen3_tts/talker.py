@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from engine.layers.transformer import AttentionContext, Transformer
 from engine.models.qwen3_tts.code_predictor import CodePredictor
-from engine.models.qwen3_tts.config import TalkerConfig
+from engine.models.qwen3_tts.config import QwenTalkerConfig
 
 FUSED_ROWS = 8192
 """Rows of the text table made at once: all of them would need several times the table's memory."""
@@ -27,7 +27,7 @@ class TextProjection(nn.Module):
 class TalkerModel(Transformer):
     """The part under ``talker.model``: stack, E0 and the text embedding."""
 
-    def __init__(self, config: TalkerConfig) -> None:
+    def __init__(self, config: QwenTalkerConfig) -> None:
         super().__init__(config.transformer)
         self.codec_embedding = nn.Embedding(config.vocab_size, config.transformer.hidden_size)
         self.text_embedding = nn.Embedding(config.text_vocab_size, config.text_hidden_size)
@@ -36,7 +36,7 @@ class TalkerModel(Transformer):
 class Talker(nn.Module):
     """Everything under ``talker.`` in the released file, by the released names."""
 
-    def __init__(self, config: TalkerConfig) -> None:
+    def __init__(self, config: QwenTalkerConfig) -> None:
         super().__init__()
         self.config = config
         size = config.transformer.hidden_size

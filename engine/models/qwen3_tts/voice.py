@@ -46,7 +46,7 @@ class PreparedVoice:
         return self.num_code_rows - (0 if layout is TextLayout.FULL else self.num_prefix_ids(layout))
 
 
-class VoiceShelf:
+class QwenVoiceCache:
     """The most recently used voices. ``encode`` turns a transcript to ids."""
 
     def __init__(

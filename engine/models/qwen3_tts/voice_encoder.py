@@ -7,13 +7,13 @@ import contextlib
 import numpy as np
 import torch
 
-from engine.api import ClonedVoice, VoiceSample
+from engine.api import ClonedVoice, ReferenceAudio
 from engine.errors import InvalidRequest
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 
 
-class VoiceEncoder:
+class QwenVoiceEncoder:
     """In fp32 whatever the talker computes in: a voice is, but for rounding, the same wherever it was encoded."""
 
     def __init__(self, speaker: SpeakerEncoder, codec: CodecEncoder, device: torch.device) -> None:
@@ -21,7 +21,7 @@ class VoiceEncoder:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @torch.inference_mode()
-    def __call__(self, sample: VoiceSample) -> ClonedVoice:
+    def __call__(self, sample: ReferenceAudio) -> ClonedVoice:
         """Raises ``InvalidRequest`` for a recording of which no voice can be had."""
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             pcm = torch.from_numpy(np.frombuffer(sample.pcm, np.float32).copy()).to(self.device)

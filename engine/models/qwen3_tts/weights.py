@@ -13,7 +13,7 @@ from engine.models.qwen3_tts.config import Qwen3TTSConfig
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
-from engine.models.qwen3_tts.voice_encoder import VoiceEncoder
+from engine.models.qwen3_tts.voice_encoder import QwenVoiceEncoder
 from engine.weights.loader import load_weights, sizes_of, uninitialized
 
 UNUSED_IN_ENCODER = "quantizer."
@@ -35,7 +35,7 @@ def load_talker(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device
     return talker.eval().requires_grad_(False)
 
 
-def load_encoders(folder: Path, config: EncoderConfigs, device: torch.device) -> VoiceEncoder:
+def load_encoders(folder: Path, config: EncoderConfigs, device: torch.device) -> QwenVoiceEncoder:
     """In fp32, as the file of the codec is."""
     with sizes_of(folder), uninitialized():
         speaker, codec = SpeakerEncoder(config.speaker), CodecEncoder(config.codec)
@@ -44,7 +44,7 @@ def load_encoders(folder: Path, config: EncoderConfigs, device: torch.device) ->
     _restore_buffers(codec, device)
     for module in (speaker, codec):
         module.eval().requires_grad_(False)
-    return VoiceEncoder(speaker, codec, device)
+    return QwenVoiceEncoder(speaker, codec, device)
 
 
 def load_codec(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.device) -> CodecDecoder:

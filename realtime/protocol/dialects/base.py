@@ -18,7 +18,7 @@ Status = Literal["completed", "cancelled", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class WireFormat:
+class RequestedFormat:
     """How a client wants its audio. Whether that can be served is not decided here."""
 
     encoding: str = "pcm_s16le"
@@ -32,13 +32,13 @@ class WireFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SpeechOptions:
     """How a client wants a context to be spoken, in the words of all wires. What we do not have becomes a default."""
 
     voice: str | None = None
     """The vendor's id or ours."""
     language: str | None = None
-    format: WireFormat = field(default_factory=WireFormat)
+    format: RequestedFormat = field(default_factory=RequestedFormat)
     seed: int | None = None
     speed: float = 1.0
     instruct: str = ""
@@ -50,7 +50,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Handshake:
+class ClientHandshake:
     """What a client said before its first message."""
 
     path: Mapping[str, str]
@@ -67,7 +67,7 @@ class Handshake:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessage:
     """A message of the vendor's, as it is; on HTTP a piece of the body."""
 
     message: Message
@@ -76,8 +76,10 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Authenticate:
-    """The key stood in a message (``Wire.late_key``). Everything but ``Send`` and ``Close`` needs it first."""
+class AuthenticateKey:
+    """The key stood in a message (``DialectRoute.late_key``). Everything but ``SendMessage`` and ``Close`` needs it
+    first.
+    """
 
     key: str
 
@@ -90,17 +92,19 @@ class Configure:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """A context begins; its id is free again once it has ``Ended``. It takes a place only with its first text."""
+class OpenContext:
+    """A context begins; its id is free again once it has ``ContextEnded``. It takes a place only
+    with its first text.
+    """
 
     context: str
-    wish: Wish
+    wish: SpeechOptions
     line: str | None = None
     """Contexts of one line are spoken one after the other, in the order they were opened."""
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendText:
     context: str
     text: str
     last: bool = False
@@ -108,42 +112,42 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
-    """Speak all text so far; answered by ``Flushed``, at once if there is nothing to say."""
+class FlushContext:
+    """Speak all text so far; answered by ``ContextFlushed``, at once if there is nothing to say."""
 
     context: str
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """No more text; answered by ``Ended`` when all is spoken."""
+class EndContext:
+    """No more text; answered by ``ContextEnded`` when all is spoken."""
 
     context: str
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Stop; answered by ``Ended``, and no ``Audio`` before it."""
-
-    context: str
-    played_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """What was heard of a context that has ended; answered by ``Recalled``, or by nothing if it is forgotten."""
+class CancelContext:
+    """Stop; answered by ``ContextEnded``, and no ``Audio`` before it."""
 
     context: str
     played_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """No more contexts; once all have ended, ``Silent`` is told."""
+class QueryHeard:
+    """What was heard of a context that has ended; answered by ``HeardReported``, or by nothing if it is forgotten."""
+
+    context: str
+    played_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class FinishContexts:
+    """No more contexts; once all have ended, ``AllContextsEnded`` is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
     """Cancel everything and close. On HTTP the body is complete."""
 
     code: int = 1000
@@ -151,20 +155,33 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class AbortRequest:
     """HTTP: answer with the error's status, or cut the body short if it has begun."""
 
     error: ErrorBody
 
 
-Intent = Send | Authenticate | Configure | Open | Append | Flush | End | Cancel | Recall | Finish | Close | Abort
+Intent = (
+    SendMessage
+    | AuthenticateKey
+    | Configure
+    | OpenContext
+    | AppendText
+    | FlushContext
+    | EndContext
+    | CancelContext
+    | QueryHeard
+    | FinishContexts
+    | CloseConnection
+    | AbortRequest
+)
 
 
 # --- what a dialect is told
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ContextOpened:
     """``Open`` was heard. ``warnings`` tell what of the wish became a default."""
 
     context: str
@@ -172,7 +189,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Audio:
+class ContextAudio:
     """Encoded as wished, in order. Times count from the first sample of the context."""
 
     context: str
@@ -200,7 +217,7 @@ class TimedWord:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ContextWords:
     """Times of words, rising; about when their audio is told, before or after it. Only if they were wished."""
 
     context: str
@@ -208,7 +225,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class ContextFlushed:
     """All audio of the text up to a ``Flush`` was told."""
 
     context: str
@@ -216,7 +233,7 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ContextEnded:
     """The one last event of a context."""
 
     context: str
@@ -232,7 +249,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class HeardReported:
     context: str
     heard: str
     remaining: str
@@ -240,18 +257,27 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class ContextIdle:
     """Nothing was said to a context, nor by it, for ``Dialect.context_timeout_s``. Told again and again."""
 
     context: str
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
-    """After ``Finish``: every context has ended."""
+class AllContextsEnded:
+    """After ``FinishContexts``: every context has ended."""
 
 
-Event = Opened | Audio | Words | Flushed | Ended | Recalled | Idle | Silent
+Event = (
+    ContextOpened
+    | ContextAudio
+    | ContextWords
+    | ContextFlushed
+    | ContextEnded
+    | HeardReported
+    | ContextIdle
+    | AllContextsEnded
+)
 
 
 class Dialect(ABC):
@@ -270,10 +296,10 @@ class Dialect(ABC):
     media_type = "application/octet-stream"
     """HTTP: of the body; read with its first piece."""
 
-    wish: Wish | None = None
+    wish: SpeechOptions | None = None
     """What the handshake tells of it: refused there if it cannot be served, warned of in the answer's headers."""
 
-    def __init__(self, handshake: Handshake) -> None:
+    def __init__(self, handshake: ClientHandshake) -> None:
         self.handshake = handshake
 
     def headers(self) -> dict[str, str]:

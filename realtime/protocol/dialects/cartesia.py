@@ -19,7 +19,7 @@ RUNNING, FINISHED = 206, 200
 
 
 @dataclass(slots=True)
-class Spoken:
+class CartesiaContext:
     normalized: bool = False
     closed: bool = False
     cancelled: bool = False
@@ -28,13 +28,13 @@ class Spoken:
     last_text: str = ""
 
 
-class Cartesia(on.Dialect):
+class CartesiaDialect(on.Dialect):
     forgiving = True
     context_timeout_s = 60.0
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self._contexts: dict[str, Spoken] = {}
+        self._contexts: dict[str, CartesiaContext] = {}
         self._unnamed = itertools.count()
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
@@ -47,25 +47,25 @@ class Cartesia(on.Dialect):
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio() if event.context in self._contexts:
+            case on.ContextAudio() if event.context in self._contexts:
                 data = base64.b64encode(event.data).decode()
                 flush_id = self._contexts[event.context].num_flushed + 1
                 yield self._send("chunk", event.context, data=data, step_time=0.0, flush_id=flush_id)
-            case on.Words() if event.context in self._contexts:
+            case on.ContextWords() if event.context in self._contexts:
                 words = word_timestamps(event.words, self._contexts[event.context].normalized)
                 yield self._send("timestamps", event.context, word_timestamps=words)
-            case on.Flushed() if event.context in self._contexts:
+            case on.ContextFlushed() if event.context in self._contexts:
                 spoken = self._contexts[event.context]
                 spoken.num_flushed += 1
                 yield self._send("flush_done", event.context, flush_done=True, flush_id=spoken.num_flushed)
-            case on.Idle():
+            case on.ContextIdle():
                 yield from self._expire(event.context)
-            case on.Ended():
+            case on.ContextEnded():
                 yield from self._end(event)
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
         told = error_fields(error, self.handshake.request_id)
-        yield on.Send(dump(type="error", context_id=None, done=True, **told))
+        yield on.SendMessage(dump(type="error", context_id=None, done=True, **told))
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -80,49 +80,49 @@ class Cartesia(on.Dialect):
                 error_body = ErrorBody(code=error.code, message=str(error), param=error.param)
                 yield replace(self._error(context, error_body), is_refusal=True)
                 return
-            spoken = self._contexts[context] = Spoken(bool(asked.use_normalized_timestamps))
-            yield on.Open(context, wish)
+            spoken = self._contexts[context] = CartesiaContext(bool(asked.use_normalized_timestamps))
+            yield on.OpenContext(context, wish)
         if spoken.closed:
             error_body = ErrorBody(code="text_closed", message="the context was closed by continue: false or a cancel")
             yield replace(self._error(context, error_body, done=False), is_refusal=True)
             return
         yield from self._write(context, spoken, asked)
 
-    def _write(self, context: str, spoken: Spoken, asked: GenerationRequest) -> Iterator[on.Intent]:
+    def _write(self, context: str, spoken: CartesiaContext, asked: GenerationRequest) -> Iterator[on.Intent]:
         text = joined(spoken.last_text, asked.transcript or "")
         spoken.last_text, spoken.closed = text or spoken.last_text, not asked.continues
         if asked.flush:
-            yield on.Append(context, text)
-            yield on.Flush(context)
+            yield on.AppendText(context, text)
+            yield on.FlushContext(context)
             if spoken.closed:
-                yield on.End(context)
+                yield on.EndContext(context)
         else:
-            yield on.Append(context, text, last=spoken.closed)
+            yield on.AppendText(context, text, last=spoken.closed)
 
     def _cancel(self, context: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
         if spoken is not None:
             spoken.closed = spoken.cancelled = True
-            yield on.Cancel(context)
+            yield on.CancelContext(context)
 
     def _expire(self, context: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
         if spoken is not None and not spoken.closed:
             spoken.closed = True
-            yield on.End(context)
+            yield on.EndContext(context)
 
-    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
         spoken = self._contexts.pop(event.context, None)
         if spoken is None or spoken.cancelled:
             return
         if event.error is not None and event.error.code != "text_timeout":
             yield self._error(event.context, event.error)
         else:
-            yield on.Send(dump(type="done", context_id=event.context, done=True, status_code=FINISHED))
+            yield on.SendMessage(dump(type="done", context_id=event.context, done=True, status_code=FINISHED))
 
-    def _send(self, kind: str, context: str, **fields: Any) -> on.Send:
-        return on.Send(dump(type=kind, context_id=context, done=False, status_code=RUNNING, **fields))
+    def _send(self, kind: str, context: str, **fields: Any) -> on.SendMessage:
+        return on.SendMessage(dump(type=kind, context_id=context, done=False, status_code=RUNNING, **fields))
 
-    def _error(self, context: str, error: ErrorBody, done: bool = True) -> on.Send:
+    def _error(self, context: str, error: ErrorBody, done: bool = True) -> on.SendMessage:
         told = error_fields(error, self.handshake.request_id)
-        return on.Send(dump(type="error", context_id=context, done=done, **told))
+        return on.SendMessage(dump(type="error", context_id=context, done=done, **told))

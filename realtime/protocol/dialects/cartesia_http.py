@@ -8,14 +8,14 @@ from typing import Any
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.cartesia_words import GenerationRequest, error_fields, word_timestamps
-from realtime.protocol.dialects.once import Once
+from realtime.protocol.dialects.once import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.events import ErrorBody
 
 MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
 
 
-class Bytes(Once):
+class CartesiaBytes(HttpDialect):
     containers: tuple[str, ...] = ("raw", "wav", "mp3")
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
@@ -24,7 +24,7 @@ class Bytes(Once):
         self._prepare(asked, wish)
         yield from self.speak(wish, asked.transcript or "", "transcript")
 
-    def _prepare(self, asked: GenerationRequest, wish: on.Wish) -> None:
+    def _prepare(self, asked: GenerationRequest, wish: on.SpeechOptions) -> None:
         self.media_type = MEDIA_TYPES.get(wish.format.encoding, "audio/pcm")
 
     @classmethod
@@ -32,34 +32,34 @@ class Bytes(Once):
         return error_fields(error, ""), {}
 
 
-class ServerSentEvents(Bytes):
+class CartesiaSse(CartesiaBytes):
     containers = ("raw",)
     media_type = "text/event-stream"
 
     _begun = False
 
-    def _prepare(self, asked: GenerationRequest, wish: on.Wish) -> None:
+    def _prepare(self, asked: GenerationRequest, wish: on.SpeechOptions) -> None:
         self._context_id = asked.context_id
         self._normalized = bool(asked.use_normalized_timestamps)
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 data = base64.b64encode(event.data).decode()
                 yield self._event("chunk", data=data, done=False, status_code=206, step_time=0.0)
-            case on.Words():
+            case on.ContextWords():
                 words = word_timestamps(event.words, self._normalized)
                 yield self._event("timestamps", word_timestamps=words, done=False, status_code=206)
-            case on.Ended(error=None):
+            case on.ContextEnded(error=None):
                 yield self._event("done", done=True, status_code=200)
-                yield on.Close()
-            case on.Ended(error=ErrorBody() as error) if self._begun:
+                yield on.CloseConnection()
+            case on.ContextEnded(error=ErrorBody() as error) if self._begun:
                 yield self._event("error", done=True, **error_fields(error, self.handshake.request_id))
-                yield on.Close()
+                yield on.CloseConnection()
             case _:
                 yield from super().tell(event)
 
-    def _event(self, kind: str, **fields: Any) -> on.Send:
+    def _event(self, kind: str, **fields: Any) -> on.SendMessage:
         self._begun = True
         data = dump(type=kind, context_id=self._context_id, **fields)
-        return on.Send(f"event: {kind}\ndata: {data}\n\n")
+        return on.SendMessage(f"event: {kind}\ndata: {data}\n\n")

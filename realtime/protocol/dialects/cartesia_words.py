@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
 from realtime.protocol.dialects.statuses import status_of
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -16,7 +16,7 @@ DEFAULT_RATE = 44_100
 TITLES = {400: "Invalid request", 401: "Unauthorized", 404: "Not found", 413: "Too long", 429: "Too many requests"}
 
 
-class Voice(Struct):
+class CartesiaVoice(Struct):
     """By its id; an embedding is not understood, and spoken by the default voice."""
 
     id: str | None = None
@@ -30,7 +30,7 @@ class OutputFormat(Struct):
     bit_rate: int | None = None
 
 
-class GenerationConfig(Struct):
+class CartesiaGenerationConfig(Struct):
     speed: float | None = None
 
 
@@ -38,11 +38,11 @@ class GenerationRequest(Struct):
     """On the socket and over HTTP; what is not named here has no counterpart."""
 
     transcript: str | None = None
-    voice: Voice | str | None = None
+    voice: CartesiaVoice | str | None = None
     output_format: OutputFormat | None = None
     language: str | None = None
     locale: str | None = None
-    generation_config: GenerationConfig | None = None
+    generation_config: CartesiaGenerationConfig | None = None
     seed: int | None = None
     context_id: str | None = None
     continues: bool | None = field(default=None, name="continue")
@@ -51,11 +51,11 @@ class GenerationRequest(Struct):
     add_timestamps: bool | None = None
     use_normalized_timestamps: bool | None = None
 
-    def wish(self, containers: tuple[str, ...]) -> Wish:
+    def wish(self, containers: tuple[str, ...]) -> SpeechOptions:
         """Raises ``RemoteProtocolError``."""
         config = self.generation_config
-        return Wish(
-            voice=self.voice.id if isinstance(self.voice, Voice) else self.voice,
+        return SpeechOptions(
+            voice=self.voice.id if isinstance(self.voice, CartesiaVoice) else self.voice,
             language=self.language or self.locale,
             format=wire_format(self.output_format or OutputFormat(), containers),
             seed=self.seed,
@@ -64,17 +64,17 @@ class GenerationRequest(Struct):
         )
 
 
-def wire_format(asked: OutputFormat, containers: tuple[str, ...]) -> WireFormat:
+def wire_format(asked: OutputFormat, containers: tuple[str, ...]) -> RequestedFormat:
     """Raises ``RemoteProtocolError``."""
     container, sample_rate = asked.container or "raw", asked.sample_rate or DEFAULT_RATE
     if container not in containers:
         raise _unsupported("container", containers, container)
     if container == "mp3":
-        return WireFormat("mp3", sample_rate, asked.bit_rate)
+        return RequestedFormat("mp3", sample_rate, asked.bit_rate)
     encoding = asked.encoding or "pcm_s16le"
     if encoding not in ENCODINGS:
         raise _unsupported("encoding", tuple(ENCODINGS), encoding)
-    return WireFormat("wav" if container == "wav" else ENCODINGS[encoding], sample_rate)
+    return RequestedFormat("wav" if container == "wav" else ENCODINGS[encoding], sample_rate)
 
 
 def error_fields(error: ErrorBody, request_id: str) -> dict[str, Any]:

@@ -21,27 +21,27 @@ MAX_REASON_BYTES = 120
 CLOSES: dict[int, int] = {CloseCode.INVALID_DATA: 1008, CloseCode.UNSUPPORTED_DATA: 1008, CloseCode.GOING_AWAY: 1000}
 
 
-class Said(Struct):
+class DeepgramMessage(Struct):
     type: str
     text: str | None = None
 
 
 @dataclass(slots=True)
-class Turn:
+class DeepgramTurn:
     """From its first text to its flush."""
 
     flushed: bool = False
     cleared: bool = False
 
 
-class Speak(on.Dialect):
+class DeepgramDialect(on.Dialect):
     """Each turn is a context; they are spoken one after the other."""
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self.wish = wish_of(handshake.query, socket_format(handshake.query))
         self._model = handshake.query.get("model") or "default"
-        self._turns: dict[str, Turn] = {}
+        self._turns: dict[str, DeepgramTurn] = {}
         self._num_turns = 0
         self._num_answers = 0
 
@@ -58,7 +58,7 @@ class Speak(on.Dialect):
         )
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        said = parse_json(text_only(message), Said)
+        said = parse_json(text_only(message), DeepgramMessage)
         match said.type:
             case "Speak":
                 yield from self._speak(said.text or "")
@@ -76,17 +76,19 @@ class Speak(on.Dialect):
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
-                yield on.Send(event.data)
-            case on.Ended():
+            case on.ContextAudio():
+                yield on.SendMessage(event.data)
+            case on.ContextEnded():
                 yield from self._end(event)
-            case on.Silent():
-                yield on.Close()
+            case on.AllContextsEnded():
+                yield on.CloseConnection()
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
         yield self._error(error)
         if close is not None:
-            yield on.Close(CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+            yield on.CloseConnection(
+                CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+            )
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -98,7 +100,7 @@ class Speak(on.Dialect):
             if not text.strip():
                 return
             context = yield from self._begin_turn()
-        yield on.Append(context, text)
+        yield on.AppendText(context, text)
 
     def _flush(self) -> Iterator[on.Intent]:
         """Also a flush of nothing is answered, in its turn."""
@@ -106,19 +108,19 @@ class Speak(on.Dialect):
         if context is None:
             context = yield from self._begin_turn()
         self._turns[context].flushed = True
-        yield on.End(context)
+        yield on.EndContext(context)
 
     def _clear(self) -> Iterator[on.Intent]:
         for context, turn in self._turns.items():
             turn.cleared = True
-            yield on.Cancel(context)
+            yield on.CancelContext(context)
         yield self._answer("Cleared")
 
     def _finish(self) -> Iterator[on.Intent]:
         context = self._open_turn
         if context is not None:
-            yield on.End(context)
-        yield on.Finish()
+            yield on.EndContext(context)
+        yield on.FinishContexts()
 
     @property
     def _open_turn(self) -> str | None:
@@ -129,12 +131,12 @@ class Speak(on.Dialect):
     def _begin_turn(self) -> Generator[on.Intent, None, str]:
         context = str(self._num_turns)
         self._num_turns += 1
-        self._turns[context] = Turn()
+        self._turns[context] = DeepgramTurn()
         assert self.wish is not None
-        yield on.Open(context, self.wish)
+        yield on.OpenContext(context, self.wish)
         return context
 
-    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
         turn = self._turns.pop(event.context)
         if turn.cleared:
             return
@@ -143,13 +145,13 @@ class Speak(on.Dialect):
         if turn.flushed:
             yield self._answer("Flushed")
 
-    def _answer(self, kind: str) -> on.Send:
+    def _answer(self, kind: str) -> on.SendMessage:
         number, self._num_answers = self._num_answers, self._num_answers + 1
         return self._send(kind, sequence_id=number)
 
-    def _error(self, error: ErrorBody) -> on.Send:
+    def _error(self, error: ErrorBody) -> on.SendMessage:
         told = {"description": error.message, "code": error.code}
         return self._send("Error", **told, err_msg=error.message, err_code=error.code)
 
-    def _send(self, kind: str, **fields: Any) -> on.Send:
-        return on.Send(dump(type=kind, **fields))
+    def _send(self, kind: str, **fields: Any) -> on.SendMessage:
+        return on.SendMessage(dump(type=kind, **fields))

@@ -25,20 +25,20 @@ SPEEDS = (0.5, 1.5)
 CONTROLS = {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0}
 
 
-class Offset(Struct):
+class FluxOffset(Struct):
     value: float
     type: str = "time_ms"
 
 
-class Said(Struct):
+class FluxMessage(Struct):
     type: str
     text: str | None = None
-    playback_offset: Offset | None = None
+    playback_offset: FluxOffset | None = None
     speed: float | None = None
 
 
 @dataclass(slots=True)
-class Turn:
+class FluxTurn:
     speech_id: str
     start_ms: float = 0.0
     """Where it begins in all the audio played."""
@@ -62,18 +62,18 @@ class Turn:
         }
 
 
-class Flux(on.Dialect):
+class DeepgramFluxDialect(on.Dialect):
     """Each turn is a context; they are spoken one after the other."""
 
     tells_heard = True
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         if not handshake.query.get("model"):
             raise RemoteProtocolError("invalid_request", "model is missing", "model")
         self.wish = wish_of(handshake.query, socket_format(handshake.query))
-        self._turns: dict[str, Turn] = {}
-        self._last: tuple[str, Turn] | None = None
+        self._turns: dict[str, FluxTurn] = {}
+        self._last: tuple[str, FluxTurn] | None = None
         """The last that ended; the listener may still hear it."""
         self._num_turns = 0
         self._num_chars = 0
@@ -94,7 +94,7 @@ class Flux(on.Dialect):
         )
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        said = parse_json(text_only(message), Said)
+        said = parse_json(text_only(message), FluxMessage)
         match said.type:
             case "Speak":
                 yield from self._speak(said.text or "")
@@ -112,26 +112,28 @@ class Flux(on.Dialect):
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 self._turns[event.context].audio_ms = event.end_ms
-                yield on.Send(event.data)
-            case on.Ended():
+                yield on.SendMessage(event.data)
+            case on.ContextEnded():
                 yield from self._end(event)
-            case on.Recalled():
+            case on.HeardReported():
                 yield from self._recalled(event)
-            case on.Silent():
+            case on.AllContextsEnded():
                 yield self._send(
                     "SessionMetadata",
                     total_audio_duration_ms=round(self._played_ms),
                     total_input_character_count=self._num_chars,
                     total_billable_character_count=self._num_chars,
                 )
-                yield on.Close()
+                yield on.CloseConnection()
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
         yield self._error(error)
         if close is not None:
-            yield on.Close(CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+            yield on.CloseConnection(
+                CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+            )
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -150,14 +152,14 @@ class Flux(on.Dialect):
                 return
             context = str(self._num_turns)
             self._num_turns += 1
-            self._turns[context] = Turn(f"dg_sp_{self.handshake.request_id[:8]}{self._num_turns:04x}")
+            self._turns[context] = FluxTurn(f"dg_sp_{self.handshake.request_id[:8]}{self._num_turns:04x}")
             assert self.wish is not None
-            yield on.Open(context, self.wish)
+            yield on.OpenContext(context, self.wish)
             yield from self._announce()
         if context in self._turns:
             self._turns[context].num_chars += len(text)
             self._num_chars += len(text)
-        yield on.Append(context, text)
+        yield on.AppendText(context, text)
 
     def _announce(self) -> Iterator[on.Intent]:
         """The turn whose time has come: what was said of the one before has been told."""
@@ -174,14 +176,14 @@ class Flux(on.Dialect):
         turn = self._turns[context]
         turn.flushed = True
         yield self._send("Flushed", speech_id=turn.speech_id)
-        yield on.End(context)
+        yield on.EndContext(context)
 
     def _finish(self) -> Iterator[on.Intent]:
         context = self._open_turn
         if context is not None:
             self._turns[context].flushed = True
-            yield on.End(context)
-        yield on.Finish()
+            yield on.EndContext(context)
+        yield on.FinishContexts()
 
     def _configure(self, speed: float | None) -> Iterator[on.Intent]:
         """Of the turns to come."""
@@ -196,7 +198,7 @@ class Flux(on.Dialect):
             self.wish = replace(self.wish, speed=speed)
         yield self._send("ConfigureSuccess", applied={"speed": self.wish.speed})
 
-    def _interrupt(self, offset: Offset | None) -> Iterator[on.Intent]:
+    def _interrupt(self, offset: FluxOffset | None) -> Iterator[on.Intent]:
         if any(turn.interrupted for turn in self._turns.values()):
             yield self._warn("INTERRUPT_IN_PROGRESS", "an interruption is at work")
         elif not self._turns and self._last is None:
@@ -220,14 +222,14 @@ class Flux(on.Dialect):
             for _, later in waiting:
                 later.dropped = True
             for waits, _ in reversed(waiting):
-                yield on.Cancel(waits)
-            yield on.Cancel(context, _since(turn, offset_ms))
+                yield on.CancelContext(waits)
+            yield on.CancelContext(context, _since(turn, offset_ms))
         elif self._last is not None:
             context, turn = self._last
             turn.offset_ms = offset_ms
-            yield on.Recall(context, _since(turn, offset_ms))
+            yield on.QueryHeard(context, _since(turn, offset_ms))
 
-    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
         turn = self._turns.pop(event.context)
         if turn.dropped or not turn.started:
             if event.error is not None and not turn.dropped:
@@ -242,14 +244,14 @@ class Flux(on.Dialect):
             yield from self._tell_end(turn, event.error)
         yield from self._announce()
 
-    def _tell_end(self, turn: Turn, error: ErrorBody | None) -> Iterator[on.Intent]:
+    def _tell_end(self, turn: FluxTurn, error: ErrorBody | None) -> Iterator[on.Intent]:
         if error is not None and error.code != "text_timeout":
             yield self._error(error)
         elif not turn.audio_ms:
             yield self._warn("NO_SYNTHESIZABLE_TEXT", "the text held nothing that can be spoken")
         yield self._send("SpeechMetadata", **turn.metadata)
 
-    def _recalled(self, event: on.Recalled) -> Iterator[on.Intent]:
+    def _recalled(self, event: on.HeardReported) -> Iterator[on.Intent]:
         if self._last is None or self._last[0] != event.context:
             return
         turn = self._last[1]
@@ -259,7 +261,7 @@ class Flux(on.Dialect):
             self._played_ms = turn.start_ms
             yield from self._tell_interrupted(turn, event.heard, event.remaining)
 
-    def _tell_interrupted(self, turn: Turn, heard: str, remaining: str) -> Iterator[on.Intent]:
+    def _tell_interrupted(self, turn: FluxTurn, heard: str, remaining: str) -> Iterator[on.Intent]:
         """Without an offset, what was sent counts as played."""
         told_ms = turn.start_ms + turn.audio_ms if turn.offset_ms is None else turn.offset_ms
         texts = {} if turn.offset_ms is None else {"text_spoken": heard, "text_remaining": remaining}
@@ -267,15 +269,15 @@ class Flux(on.Dialect):
         self._last = None
         yield self._send("SpeechInterrupted", audio_played_ms=round(told_ms), **texts, metadata=turn.metadata)
 
-    def _warn(self, code: str, description: str) -> on.Send:
+    def _warn(self, code: str, description: str) -> on.SendMessage:
         return self._send("Warning", code=code, description=description)
 
-    def _error(self, error: ErrorBody) -> on.Send:
+    def _error(self, error: ErrorBody) -> on.SendMessage:
         return self._send("Error", code=ERROR_CODES.get(error.code, "NET-0000"), description=error.message)
 
-    def _send(self, kind: str, **fields: Any) -> on.Send:
-        return on.Send(dump(type=kind, **fields))
+    def _send(self, kind: str, **fields: Any) -> on.SendMessage:
+        return on.SendMessage(dump(type=kind, **fields))
 
 
-def _since(turn: Turn, offset_ms: float | None) -> float | None:
+def _since(turn: FluxTurn, offset_ms: float | None) -> float | None:
     return None if offset_ms is None else max(offset_ms - turn.start_ms, 0.0)

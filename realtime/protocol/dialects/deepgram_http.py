@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.deepgram_words import number, refusal, sample_rate, unsupported, wish_of
-from realtime.protocol.dialects.once import Once
+from realtime.protocol.dialects.once import HttpDialect
 from realtime.protocol.dialects.parsing import parse_json
 from realtime.protocol.events import ErrorBody
 
@@ -27,12 +27,12 @@ ENCODINGS = {"mp3": "mp3", "opus": "ogg_opus", "flac": "flac", "aac": "aac", "mu
 CONTAINERS = ("none", "wav", "ogg")
 
 
-class Body(Struct):
+class DeepgramBody(Struct):
     text: str
 
 
-class SpeakOnce(Once):
-    def __init__(self, handshake: on.Handshake) -> None:
+class DeepgramHttp(HttpDialect):
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self.wish = wish_of(handshake.query, file_format(handshake.query))
         self.media_type = MEDIA_TYPES[self.wish.format.encoding]
@@ -42,7 +42,7 @@ class SpeakOnce(Once):
         return {"dg-request-id": self.handshake.request_id, "dg-model-name": model}
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        body = parse_json(message, Body)
+        body = parse_json(message, DeepgramBody)
         assert self.wish is not None
         yield from self.speak(self.wish, body.text)
 
@@ -51,7 +51,7 @@ class SpeakOnce(Once):
         return refusal(error)
 
 
-def file_format(query: Mapping[str, str]) -> on.WireFormat:
+def file_format(query: Mapping[str, str]) -> on.RequestedFormat:
     """MP3 unless the query says otherwise; linear16 comes as WAV unless it asks for no container.
 
     Raises ``RemoteProtocolError``.
@@ -61,7 +61,7 @@ def file_format(query: Mapping[str, str]) -> on.WireFormat:
         raise unsupported("container", CONTAINERS, container)
     rate = sample_rate(query, encoding if encoding in (*ENCODINGS, "linear16") else "linear16")
     if encoding == "linear16":
-        return on.WireFormat("pcm_s16le" if container == "none" else "wav", rate)
+        return on.RequestedFormat("pcm_s16le" if container == "none" else "wav", rate)
     if encoding not in ENCODINGS:
         raise unsupported("encoding", ("linear16", *ENCODINGS), encoding)
-    return on.WireFormat(ENCODINGS[encoding], rate, number(query, "bit_rate"))
+    return on.RequestedFormat(ENCODINGS[encoding], rate, number(query, "bit_rate"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
@@ -24,10 +24,10 @@ FAMILIES = ("aura", "aura-2", "flux")
 MAX_SPEED = 10.0
 
 
-def wish_of(query: Mapping[str, str], format: WireFormat) -> Wish:
+def wish_of(query: Mapping[str, str], format: RequestedFormat) -> SpeechOptions:
     """Raises ``RemoteProtocolError``."""
     voice, language = voice_and_language(query.get("model", ""))
-    return Wish(voice=voice, language=language, format=format, speed=_speed(query.get("speed")))
+    return SpeechOptions(voice=voice, language=language, format=format, speed=_speed(query.get("speed")))
 
 
 def voice_and_language(model: str) -> tuple[str | None, str | None]:
@@ -39,12 +39,12 @@ def voice_and_language(model: str) -> tuple[str | None, str | None]:
     return model or None, None
 
 
-def socket_format(query: Mapping[str, str]) -> WireFormat:
+def socket_format(query: Mapping[str, str]) -> RequestedFormat:
     """Raises ``RemoteProtocolError``."""
     encoding = query.get("encoding") or "linear16"
     if encoding not in ENCODINGS:
         raise unsupported("encoding", tuple(ENCODINGS), encoding)
-    return WireFormat(ENCODINGS[encoding], sample_rate(query, encoding))
+    return RequestedFormat(ENCODINGS[encoding], sample_rate(query, encoding))
 
 
 def sample_rate(query: Mapping[str, str], encoding: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.elevenlabs_socket import ElevenLabsSocket, Said, Spoken
+from realtime.protocol.dialects.elevenlabs_socket import ElevenLabsContext, ElevenLabsMessage, ElevenLabsSocket
 from realtime.protocol.dialects.elevenlabs_times import alignment, characters
 from realtime.protocol.dialects.elevenlabs_words import inactivity_s, wish_of
 from realtime.protocol.dialects.parsing import dump, is_true
@@ -17,13 +17,13 @@ DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180
 
 
 @dataclass(slots=True, kw_only=True)
-class SpokenText(Spoken):
+class ElevenLabsTextContext(ElevenLabsContext):
     base_ms: float = 0.0
     """Where the times of the next message count from."""
 
 
-class MultiStream(ElevenLabsSocket[SpokenText]):
-    def __init__(self, handshake: on.Handshake) -> None:
+class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self.wish = wish_of(handshake.query, handshake.path.get("voice_id"))
         self.context_timeout_s = inactivity_s(handshake.query, DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S)
@@ -32,56 +32,56 @@ class MultiStream(ElevenLabsSocket[SpokenText]):
         self._absolute = is_true(handshake.query.get("sync_alignment"))
         """Times run over the whole context; else they begin anew with every message."""
 
-    def _begins(self, said: Said) -> bool:
+    def _begins(self, said: ElevenLabsMessage) -> bool:
         return bool(said.text)
 
-    def _open(self, name: str, said: Said) -> tuple[SpokenText, on.Open]:
+    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsTextContext, on.OpenContext]:
         assert self.wish is not None
         speed = said.voice_settings.speed if said.voice_settings else None
         wish = self.wish if speed is None else replace(self.wish, speed=speed)
-        return SpokenText(name=name), on.Open(name, wish)
+        return ElevenLabsTextContext(name=name), on.OpenContext(name, wish)
 
-    def _append(self, spoken: SpokenText, said: Said) -> Iterator[on.Intent]:
+    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[on.Intent]:
         text = said.text or ""
-        yield on.Append(spoken.name, self._with_space(spoken, text))
+        yield on.AppendText(spoken.name, self._with_space(spoken, text))
         spoken.last_text = text or spoken.last_text
 
-    def _with_space(self, spoken: SpokenText, text: str) -> str:
+    def _with_space(self, spoken: ElevenLabsTextContext, text: str) -> str:
         apart = spoken.last_text[-1:].isspace() or text[:1].isspace()
         return f" {text}" if self._spaces and text and spoken.last_text and not apart else text
 
-    def _tell_audio(self, spoken: SpokenText, audio: on.Audio) -> on.Send:
+    def _tell_audio(self, spoken: ElevenLabsTextContext, audio: on.ContextAudio) -> on.SendMessage:
         return self._send(spoken, base64.b64encode(audio.data).decode())
 
-    def _tell_words(self, spoken: SpokenText) -> on.Send:
+    def _tell_words(self, spoken: ElevenLabsTextContext) -> on.SendMessage:
         return self._send(spoken, None)
 
-    def _send(self, spoken: SpokenText, audio: str | None) -> on.Send:
+    def _send(self, spoken: ElevenLabsTextContext, audio: str | None) -> on.SendMessage:
         words, spoken.words = spoken.words, []
         told = alignment(characters(words), spoken.base_ms)
         normalized = alignment(characters(words, spoken=True), spoken.base_ms)
         if words and not self._absolute:
             spoken.base_ms = words[-1].end_ms
         named = self._named_if_many(spoken)
-        return on.Send(dump(audio=audio, isFinal=None, alignment=told, normalizedAlignment=normalized, **named))
+        return on.SendMessage(dump(audio=audio, isFinal=None, alignment=told, normalizedAlignment=normalized, **named))
 
     def _final(self) -> dict[str, Any]:
         return {"audio": None, "isFinal": True}
 
-    def _named(self, spoken: SpokenText) -> dict[str, str]:
+    def _named(self, spoken: ElevenLabsTextContext) -> dict[str, str]:
         """Some clients read one spelling, some the other."""
         return {"contextId": spoken.name, "context_id": spoken.name}
 
 
-class StreamInput(MultiStream):
+class ElevenLabsStreamInput(ElevenLabsMultiStream):
     """One text, ended by an empty one; then the server closes."""
 
     single = True
 
-    def _begins(self, said: Said) -> bool:
+    def _begins(self, said: ElevenLabsMessage) -> bool:
         return said.text is not None
 
-    def _append(self, spoken: SpokenText, said: Said) -> Iterator[on.Intent]:
+    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[on.Intent]:
         if said.text == "":
             yield from self._end_text(spoken)
         else:

@@ -12,8 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.elevenlabs_socket import ElevenLabsSocket, Line, Said, Spoken
-from realtime.protocol.dialects.elevenlabs_times import Char, characters, later, snake_alignment
+from realtime.protocol.dialects.elevenlabs_socket import (
+    DialogueLine,
+    ElevenLabsContext,
+    ElevenLabsMessage,
+    ElevenLabsSocket,
+)
+from realtime.protocol.dialects.elevenlabs_times import TimedChar, characters, later, snake_alignment
 from realtime.protocol.dialects.elevenlabs_words import wish_of
 from realtime.protocol.dialects.parsing import dump, is_true
 from realtime.protocol.errors import RemoteProtocolError
@@ -23,8 +28,8 @@ IDLE_S = 20.0
 
 
 @dataclass(slots=True, kw_only=True)
-class SpokenDialogue(Spoken):
-    wish: on.Wish
+class ElevenLabsDialogueContext(ElevenLabsContext):
+    wish: on.SpeechOptions
     parts: list[str] = field(default_factory=list)
     """That have not ended. The last one is written, the first one spoken."""
     unflushed: bool = False
@@ -39,12 +44,12 @@ class SpokenDialogue(Spoken):
     """pipecat strips leading spaces, and with them the first message's share of its clock: the second makes up."""
 
 
-class Dialogue(ElevenLabsSocket[SpokenDialogue]):
+class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
     """``multi-stream-input``, in snake case."""
 
     context_timeout_s = IDLE_S
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self.wish = wish_of(handshake.query, None)
         if self.wish.format.encoding == "wav":
@@ -53,84 +58,84 @@ class Dialogue(ElevenLabsSocket[SpokenDialogue]):
         """Each message tells times for just its audio: clients add these up."""
         self._numbers = itertools.count()
 
-    def _begins(self, said: Said) -> bool:
+    def _begins(self, said: ElevenLabsMessage) -> bool:
         return bool(said.voices or said.inputs)
 
-    def _open(self, name: str, said: Said) -> tuple[SpokenDialogue, on.Open]:
+    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsDialogueContext, on.OpenContext]:
         assert self.wish is not None
         named = [*(line.voice_id for line in said.inputs or () if line.voice_id), *(said.voices or ())]
         speed = said.voice_settings.speed if said.voice_settings else None
         wish = replace(self.wish, voice=named[0] if named else None, speed=speed or self.wish.speed)
-        spoken = SpokenDialogue(name=name, wish=wish)
+        spoken = ElevenLabsDialogueContext(name=name, wish=wish)
         return spoken, self._begin_part(spoken)
 
-    def _begin_part(self, spoken: SpokenDialogue) -> on.Open:
+    def _begin_part(self, spoken: ElevenLabsDialogueContext) -> on.OpenContext:
         part = f"{next(self._numbers)}:{spoken.name}"
         spoken.parts.append(part)
-        return on.Open(part, spoken.wish, line=spoken.name)
+        return on.OpenContext(part, spoken.wish, line=spoken.name)
 
-    def _append(self, spoken: SpokenDialogue, said: Said) -> Iterator[on.Intent]:
+    def _append(self, spoken: ElevenLabsDialogueContext, said: ElevenLabsMessage) -> Iterator[on.Intent]:
         for line in said.inputs or ():
             yield from self._append_line(spoken, line)
         if not said.inputs:
-            yield on.Append(self._part(spoken), "")
+            yield on.AppendText(self._part(spoken), "")
 
-    def _append_line(self, spoken: SpokenDialogue, line: Line) -> Iterator[on.Intent]:
+    def _append_line(self, spoken: ElevenLabsDialogueContext, line: DialogueLine) -> Iterator[on.Intent]:
         if line.text.strip():
             if line.voice_id not in (None, spoken.wish.voice):
                 yield from self._pass_on(spoken, line.voice_id)
             elif line.new_turn:
                 yield from self._end_turn(spoken)
             spoken.unflushed = True
-        yield on.Append(self._part(spoken), _with_space(spoken, line.text))
+        yield on.AppendText(self._part(spoken), _with_space(spoken, line.text))
 
-    def _pass_on(self, spoken: SpokenDialogue, voice: str | None) -> Iterator[on.Intent]:
+    def _pass_on(self, spoken: ElevenLabsDialogueContext, voice: str | None) -> Iterator[on.Intent]:
         """Another takes over."""
         yield from self._end_turn(spoken)
-        yield on.End(self._part(spoken))
+        yield on.EndContext(self._part(spoken))
         spoken.wish = replace(spoken.wish, voice=voice)
         spoken.last_text = ""
         yield self._begin_part(spoken)
 
-    def _end_turn(self, spoken: SpokenDialogue) -> Iterator[on.Intent]:
+    def _end_turn(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.Intent]:
         if spoken.unflushed:
             yield from self._flush(spoken)
 
-    def _flush(self, spoken: SpokenDialogue) -> Iterator[on.Intent]:
+    def _flush(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.Intent]:
         spoken.unflushed = False
         yield from super()._flush(spoken)
 
-    def _cancel(self, spoken: SpokenDialogue) -> Iterator[on.Intent]:
+    def _cancel(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.Intent]:
         """From the last one on, so that none of them begins to speak."""
         for part in reversed(spoken.parts):
-            yield on.Cancel(part)
+            yield on.CancelContext(part)
 
-    def _part(self, spoken: SpokenDialogue) -> str:
+    def _part(self, spoken: ElevenLabsDialogueContext) -> str:
         return spoken.parts[-1]
 
-    def _of(self, part: str) -> SpokenDialogue | None:
+    def _of(self, part: str) -> ElevenLabsDialogueContext | None:
         spoken = self._contexts.get(part.partition(":")[2])
         return spoken if spoken is not None and part in spoken.parts else None
 
-    def _tell_of(self, spoken: SpokenDialogue, event: on.Event) -> Iterator[on.Intent]:
-        if isinstance(event, on.Opened) and spoken.failure is not None:
-            yield on.Cancel(event.context)
+    def _tell_of(self, spoken: ElevenLabsDialogueContext, event: on.Event) -> Iterator[on.Intent]:
+        if isinstance(event, on.ContextOpened) and spoken.failure is not None:
+            yield on.CancelContext(event.context)
         yield from super()._tell_of(spoken, event)
 
-    def _take_words(self, spoken: SpokenDialogue, words: tuple[on.TimedWord, ...]) -> None:
+    def _take_words(self, spoken: ElevenLabsDialogueContext, words: tuple[on.TimedWord, ...]) -> None:
         spoken.words += (later(word, spoken.offset_ms) for word in words)
 
-    def _tell_audio(self, spoken: SpokenDialogue, audio: on.Audio) -> on.Send:
+    def _tell_audio(self, spoken: ElevenLabsDialogueContext, audio: on.ContextAudio) -> on.SendMessage:
         return self._send(spoken, audio.data, spoken.offset_ms + audio.start_ms, spoken.offset_ms + audio.end_ms)
 
-    def _tell_words(self, spoken: SpokenDialogue) -> on.Send:
+    def _tell_words(self, spoken: ElevenLabsDialogueContext) -> on.SendMessage:
         return self._send(spoken, b"", spoken.audio_end_ms, spoken.audio_end_ms)
 
-    def _tell_flushed(self, spoken: SpokenDialogue) -> Iterator[on.Intent]:
+    def _tell_flushed(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.Intent]:
         yield from super()._tell_flushed(spoken)
-        yield on.Send(dump(is_final_audio_for_turn=True, **self._named_if_many(spoken)))
+        yield on.SendMessage(dump(is_final_audio_for_turn=True, **self._named_if_many(spoken)))
 
-    def _tell_end(self, spoken: SpokenDialogue, event: on.Ended) -> Iterator[on.Intent]:
+    def _tell_end(self, spoken: ElevenLabsDialogueContext, event: on.ContextEnded) -> Iterator[on.Intent]:
         """Of a part; the last one's is the context's."""
         spoken.parts.remove(event.context)
         spoken.offset_ms = spoken.audio_end_ms
@@ -141,31 +146,33 @@ class Dialogue(ElevenLabsSocket[SpokenDialogue]):
             spoken.closed = True
             yield from self._cancel(spoken)
 
-    def _send(self, spoken: SpokenDialogue, data: bytes, start_ms: float, end_ms: float) -> on.Send:
+    def _send(self, spoken: ElevenLabsDialogueContext, data: bytes, start_ms: float, end_ms: float) -> on.SendMessage:
         words, spoken.words = spoken.words, []
         spoken.audio_end_ms = end_ms
         chars = characters(words)
         if self._fills:
             owed_ms, spoken.owed_ms = spoken.owed_ms, 0.0 if start_ms or chars else end_ms
             fill_ms = chars.pop().start_ms if chars and chars[-1].text == " " else start_ms
-            chars.append(Char(" ", fill_ms, max(end_ms, fill_ms) + owed_ms))
+            chars.append(TimedChar(" ", fill_ms, max(end_ms, fill_ms) + owed_ms))
         audio = base64.b64encode(data).decode() if data else None
-        return on.Send(dump(audio=audio, alignment=snake_alignment(chars, start_ms), **self._named_if_many(spoken)))
+        return on.SendMessage(
+            dump(audio=audio, alignment=snake_alignment(chars, start_ms), **self._named_if_many(spoken))
+        )
 
     def _final(self) -> dict[str, Any]:
         return {"is_final": True}
 
-    def _named(self, spoken: SpokenDialogue) -> dict[str, str]:
+    def _named(self, spoken: ElevenLabsDialogueContext) -> dict[str, str]:
         return {"context_id": spoken.name}
 
 
-class SingleDialogue(Dialogue):
+class ElevenLabsSingleDialogue(ElevenLabsDialogue):
     """``stream-input``: one dialogue without an id, until ``close_socket``; then the server closes."""
 
     single = True
 
 
-def _with_space(spoken: SpokenDialogue, text: str) -> str:
+def _with_space(spoken: ElevenLabsDialogueContext, text: str) -> str:
     """Lines are sentences."""
     before, spoken.last_text = spoken.last_text, text or spoken.last_text
     apart = before[-1:].isspace() or text[:1].isspace()

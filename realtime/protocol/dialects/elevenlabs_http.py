@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_times import alignment_s, characters
-from realtime.protocol.dialects.elevenlabs_words import VoiceSettings, error_answer, wish_of
-from realtime.protocol.dialects.once import Once
+from realtime.protocol.dialects.elevenlabs_words import ElevenLabsVoiceSettings, error_answer, wish_of
+from realtime.protocol.dialects.once import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -28,19 +28,19 @@ MEDIA_TYPES = {
 }
 
 
-class Body(Struct):
+class ElevenLabsBody(Struct):
     text: str
     language_code: str | None = None
     seed: int | None = None
-    voice_settings: VoiceSettings | None = None
+    voice_settings: ElevenLabsVoiceSettings | None = None
 
 
-class Stream(Once):
+class ElevenLabsStream(HttpDialect):
     """``/v1/text-to-speech/{voice_id}`` and ``.../stream``: bytes of the format that the query asks for."""
 
     has_times = False
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self.wish = replace(wish_of(handshake.query, handshake.path.get("voice_id")), word_times=self.has_times)
         self.media_type = MEDIA_TYPES[self.wish.format.encoding]
@@ -49,39 +49,39 @@ class Stream(Once):
         return {"request-id": self.handshake.request_id}
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        body = parse_json(message, Body)
+        body = parse_json(message, ElevenLabsBody)
         yield from self.speak(self._wish(body), body.text)
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_answer(error), {}
 
-    def _wish(self, body: Body) -> on.Wish:
+    def _wish(self, body: ElevenLabsBody) -> on.SpeechOptions:
         assert self.wish is not None
         given = {"language": body.language_code, "seed": body.seed}
         given["speed"] = body.voice_settings.speed if body.voice_settings else None  # type: ignore[assignment]
         return replace(self.wish, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
-class DialogueInput(Struct):
+class ElevenLabsDialogueInput(Struct):
     text: str
     voice_id: str | None = None
 
 
-class DialogueBody(Struct):
-    inputs: list[DialogueInput]
+class ElevenLabsDialogueBody(Struct):
+    inputs: list[ElevenLabsDialogueInput]
     language_code: str | None = None
     seed: int | None = None
 
 
-class DialogueStream(Stream):
+class ElevenLabsDialogueStream(ElevenLabsStream):
     """``/v1/text-to-dialogue/stream``: inputs one after the other, each by its voice. To be spoken serially."""
 
     _num_left = 0
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
         assert self.wish is not None
-        body = parse_json(message, DialogueBody)
+        body = parse_json(message, ElevenLabsDialogueBody)
         parts = list(_by_voice(body.inputs))
         if not parts:
             raise RemoteProtocolError("invalid_request", "inputs hold no text", "inputs")
@@ -90,47 +90,47 @@ class DialogueStream(Stream):
         self._num_left = len(parts)
         wish = replace(self.wish, language=body.language_code or self.wish.language, seed=body.seed)
         for number, (voice, text) in enumerate(parts):
-            yield on.Open(str(number), replace(wish, voice=voice))
-            yield on.Append(str(number), text, last=True)
+            yield on.OpenContext(str(number), replace(wish, voice=voice))
+            yield on.AppendText(str(number), text, last=True)
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
-        if isinstance(event, on.Ended) and event.error is None:
+        if isinstance(event, on.ContextEnded) and event.error is None:
             self._num_left -= 1
             if self._num_left:
                 return
         yield from super().tell(event)
 
 
-def _by_voice(inputs: Iterable[DialogueInput]) -> Iterator[tuple[str | None, str]]:
+def _by_voice(inputs: Iterable[ElevenLabsDialogueInput]) -> Iterator[tuple[str | None, str]]:
     """Neighbours of one voice are one text."""
     for voice, parts in itertools.groupby((part for part in inputs if part.text.strip()), lambda part: part.voice_id):
         yield voice, " ".join(part.text for part in parts)
 
 
-class StreamWithTimestamps(Stream):
+class ElevenLabsTimestampStream(ElevenLabsStream):
     """``.../stream/with-timestamps``: a JSON object a line, audio and the times of characters in it."""
 
     has_times = True
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self.media_type = "application/x-ndjson"
         self._words: list[on.TimedWord] = []
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Words():
+            case on.ContextWords():
                 self._words += event.words
-            case on.Audio():
+            case on.ContextAudio():
                 yield self._line(event.data)
             case _:
-                if isinstance(event, on.Ended) and event.error is None and self._words:
+                if isinstance(event, on.ContextEnded) and event.error is None and self._words:
                     yield self._line(b"")
                 yield from super().tell(event)
 
-    def _line(self, audio: bytes) -> on.Send:
+    def _line(self, audio: bytes) -> on.SendMessage:
         line = dump(audio_base64=base64.b64encode(audio).decode(), **self._pop_times())
-        return on.Send(line + "\n")
+        return on.SendMessage(line + "\n")
 
     def _pop_times(self) -> dict[str, Any]:
         words, self._words = self._words, []
@@ -140,10 +140,10 @@ class StreamWithTimestamps(Stream):
         }
 
 
-class WithTimestamps(StreamWithTimestamps):
+class WithTimestamps(ElevenLabsTimestampStream):
     """``.../with-timestamps``: one JSON document. It is sent as it is spoken, the times last, so that none is held."""
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self.media_type = "application/json"
         self._head = '{"audio_base64":"'
@@ -151,17 +151,17 @@ class WithTimestamps(StreamWithTimestamps):
         # Bytes that do not fill three, of which base64 makes four characters.
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
-        if isinstance(event, on.Ended) and event.error is None:
+        if isinstance(event, on.ContextEnded) and event.error is None:
             last = base64.b64encode(self._remainder).decode()
             times = dump(**self._pop_times()).removeprefix("{")
-            yield on.Send(f'{self._pop_head()}{last}",{times}')
+            yield on.SendMessage(f'{self._pop_head()}{last}",{times}')
         yield from super().tell(event)
 
-    def _line(self, audio: bytes) -> on.Send:
+    def _line(self, audio: bytes) -> on.SendMessage:
         audio = self._remainder + audio
         whole = len(audio) - len(audio) % 3
         self._remainder = audio[whole:]
-        return on.Send(self._pop_head() + base64.b64encode(audio[:whole]).decode())
+        return on.SendMessage(self._pop_head() + base64.b64encode(audio[:whole]).decode())
 
     def _pop_head(self) -> str:
         head, self._head = self._head, ""

@@ -13,8 +13,8 @@ from msgspec import Struct
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_words import (
     CLOSES,
-    Credentials,
-    VoiceSettings,
+    ElevenLabsCredentials,
+    ElevenLabsVoiceSettings,
     error_answer,
     error_fields,
     reason,
@@ -25,7 +25,7 @@ from realtime.protocol.events import ErrorBody
 DEFAULT_CONTEXT = "default"
 
 
-class Line(Struct):
+class DialogueLine(Struct):
     """Of a dialogue."""
 
     text: str = ""
@@ -33,22 +33,22 @@ class Line(Struct):
     new_turn: bool | None = None
 
 
-class Said(Credentials):
+class ElevenLabsMessage(ElevenLabsCredentials):
     """One message of a client, of any of these sockets; what is not named here has no counterpart."""
 
     text: str | None = None
     voices: list[str] | None = None
-    inputs: list[Line] | None = None
+    inputs: list[DialogueLine] | None = None
     context_id: str | None = None
     camel_context_id: str | None = msgspec.field(default=None, name="contextId")
     flush: bool | None = None
     close_context: bool | None = None
     close_socket: bool | None = None
-    voice_settings: VoiceSettings | None = None
+    voice_settings: ElevenLabsVoiceSettings | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Spoken:
+class ElevenLabsContext:
     """What is known of a context."""
 
     name: str
@@ -60,7 +60,7 @@ class Spoken:
     """Not told yet: they go with the next audio."""
 
 
-S = TypeVar("S", bound=Spoken)
+S = TypeVar("S", bound=ElevenLabsContext)
 
 
 class ElevenLabsSocket(on.Dialect, Generic[S]):
@@ -69,14 +69,14 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
     single = False
     """One text, and with it the connection ends."""
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self._contexts: dict[str, S] = {}
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        said = parse_json(text_only(message), Said)
+        said = parse_json(text_only(message), ElevenLabsMessage)
         if said.key:
-            yield on.Authenticate(said.key)
+            yield on.AuthenticateKey(said.key)
         if said.close_socket:
             yield from self._close_all()
             return
@@ -87,16 +87,16 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
             yield from self._write(require_context_id(name), said)
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
-        if isinstance(event, on.Silent):
-            yield on.Close()
+        if isinstance(event, on.AllContextsEnded):
+            yield on.CloseConnection()
         elif (spoken := self._of(event.context)) is not None:
             yield from self._tell_of(spoken, event)
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
         code = CLOSES.get(close, close) if close is not None else 1008
-        yield on.Send(dump(**error_fields(error, code)))
+        yield on.SendMessage(dump(**error_fields(error, code)))
         if close is not None:
-            yield on.Close(code, reason(error.message))
+            yield on.CloseConnection(code, reason(error.message))
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -105,17 +105,17 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
     # --- what a client says
 
     @abstractmethod
-    def _begins(self, said: Said) -> bool:
+    def _begins(self, said: ElevenLabsMessage) -> bool:
         """Whether a context opens with it; else it is a sign of life, or a flush of nothing."""
 
     @abstractmethod
-    def _open(self, name: str, said: Said) -> tuple[S, on.Open]: ...
+    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[S, on.OpenContext]: ...
 
     @abstractmethod
-    def _append(self, spoken: S, said: Said) -> Iterator[on.Intent]:
+    def _append(self, spoken: S, said: ElevenLabsMessage) -> Iterator[on.Intent]:
         """At least a sign of life. A flush of the message is not its business."""
 
-    def _write(self, name: str, said: Said) -> Iterator[on.Intent]:
+    def _write(self, name: str, said: ElevenLabsMessage) -> Iterator[on.Intent]:
         spoken = self._contexts.get(name)
         if spoken is None:
             if not self._begins(said):
@@ -136,7 +136,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
             spoken.flushed = not says_something
 
     def _flush(self, spoken: S) -> Iterator[on.Intent]:
-        yield on.Flush(self._part(spoken))
+        yield on.FlushContext(self._part(spoken))
 
     def _close_context(self, name: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(name)
@@ -144,22 +144,22 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
             return
         ends = spoken.flushed and not spoken.closed
         spoken.closed = True
-        yield from (on.End(self._part(spoken)),) if ends else self._cancel(spoken)
+        yield from (on.EndContext(self._part(spoken)),) if ends else self._cancel(spoken)
 
     def _cancel(self, spoken: S) -> Iterable[on.Intent]:
-        yield on.Cancel(self._part(spoken))
+        yield on.CancelContext(self._part(spoken))
 
     def _close_all(self) -> Iterator[on.Intent]:
         if self.single and not self._contexts:
-            yield on.Send(dump(**self._final()))
+            yield on.SendMessage(dump(**self._final()))
         for spoken in self._contexts.values():
             yield from self._end_text(spoken)
-        yield on.Finish()
+        yield on.FinishContexts()
 
     def _end_text(self, spoken: S) -> Iterator[on.Intent]:
         if not spoken.closed:
             spoken.closed = True
-            yield on.End(self._part(spoken))
+            yield on.EndContext(self._part(spoken))
 
     # --- what becomes of it
 
@@ -171,10 +171,10 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         return self._contexts.get(part)
 
     @abstractmethod
-    def _tell_audio(self, spoken: S, audio: on.Audio) -> on.Send: ...
+    def _tell_audio(self, spoken: S, audio: on.ContextAudio) -> on.SendMessage: ...
 
     @abstractmethod
-    def _tell_words(self, spoken: S) -> on.Send:
+    def _tell_words(self, spoken: S) -> on.SendMessage:
         """Those that came after their audio."""
 
     @abstractmethod
@@ -190,15 +190,15 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
 
     def _tell_of(self, spoken: S, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Words():
+            case on.ContextWords():
                 self._take_words(spoken, event.words)
-            case on.Audio():
+            case on.ContextAudio():
                 yield self._tell_audio(spoken, event)
-            case on.Flushed():
+            case on.ContextFlushed():
                 yield from self._tell_flushed(spoken)
-            case on.Idle():
+            case on.ContextIdle():
                 yield from self._expire(spoken)
-            case on.Ended():
+            case on.ContextEnded():
                 yield from self._tell_end(spoken, event)
 
     def _tell_flushed(self, spoken: S) -> Iterator[on.Intent]:
@@ -214,7 +214,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         else:
             yield from self._end_text(spoken)
 
-    def _tell_end(self, spoken: S, event: on.Ended) -> Iterator[on.Intent]:
+    def _tell_end(self, spoken: S, event: on.ContextEnded) -> Iterator[on.Intent]:
         error = event.error
         timed_out = error is not None and error.code == "text_timeout"
         if timed_out and self.single:
@@ -224,23 +224,23 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
             yield self._error(spoken, error)
         yield from self._late_words(spoken)
         del self._contexts[spoken.name]
-        yield on.Send(dump(**self._final(), **self._named_if_many(spoken)))
+        yield on.SendMessage(dump(**self._final(), **self._named_if_many(spoken)))
         if self.single:
-            yield on.Close() if error is None else on.Close(1008, reason(error.message))
+            yield on.CloseConnection() if error is None else on.CloseConnection(1008, reason(error.message))
 
     def _time_out(self) -> Iterator[on.Intent]:
         """The last that is said."""
         self._contexts.clear()
         message = f"Have not received a new text input within the timeout of {self.context_timeout_s:.0f} seconds."
-        yield on.Send(dump(message=message, error="input_timeout_exceeded", code=1008))
-        yield on.Close(1008, message)
+        yield on.SendMessage(dump(message=message, error="input_timeout_exceeded", code=1008))
+        yield on.CloseConnection(1008, message)
 
-    def _error(self, spoken: S, error: ErrorBody) -> on.Send:
-        return on.Send(dump(**error_fields(error, 1008), **self._named_if_many(spoken)))
+    def _error(self, spoken: S, error: ErrorBody) -> on.SendMessage:
+        return on.SendMessage(dump(**error_fields(error, 1008), **self._named_if_many(spoken)))
 
     def _named_if_many(self, spoken: S) -> dict[str, str]:
         return {} if self.single else self._named(spoken)
 
 
-def _says_something(said: Said) -> bool:
+def _says_something(said: ElevenLabsMessage) -> bool:
     return bool((said.text or "").strip()) or any(line.text.strip() for line in said.inputs or ())

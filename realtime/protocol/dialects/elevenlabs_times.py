@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 from realtime.protocol.dialects.base import TimedWord
 
 
-class Char(NamedTuple):
+class TimedChar(NamedTuple):
     text: str
     start_ms: float
     end_ms: float
 
 
-def characters(words: Iterable[TimedWord], spoken: bool = False) -> list[Char]:
+def characters(words: Iterable[TimedWord], spoken: bool = False) -> list[TimedChar]:
     """The characters of words, each word with the space that ends it, so that no client waits for the next one."""
     found = []
     for word in words:
         text, ends_ms = (word.spoken, word.spoken_ends_ms) if spoken and word.spoken else (word.text, word.char_ends_ms)
         starts_ms = (word.start_ms, *ends_ms[:-1])
-        found += [Char(*each) for each in zip(text, starts_ms, ends_ms, strict=True)]
+        found += [TimedChar(*each) for each in zip(text, starts_ms, ends_ms, strict=True)]
         if text and not _is_spaceless(text[-1]):
-            found.append(Char(" ", word.end_ms, word.end_ms))
+            found.append(TimedChar(" ", word.end_ms, word.end_ms))
     return found
 
 
@@ -39,7 +39,7 @@ def later(word: TimedWord, by_ms: float) -> TimedWord:
     )
 
 
-def alignment(chars: Sequence[Char], base_ms: float) -> dict[str, Any] | None:
+def alignment(chars: Sequence[TimedChar], base_ms: float) -> dict[str, Any] | None:
     """As the sockets tell them: whole milliseconds since ``base_ms``."""
     if not chars:
         return None
@@ -52,14 +52,14 @@ def alignment(chars: Sequence[Char], base_ms: float) -> dict[str, Any] | None:
     }
 
 
-def snake_alignment(chars: Sequence[Char], base_ms: float) -> dict[str, Any] | None:
+def snake_alignment(chars: Sequence[TimedChar], base_ms: float) -> dict[str, Any] | None:
     """As text-to-dialogue tells the same."""
     told = alignment(chars, base_ms)
     names = {"chars": "chars", "charStartTimesMs": "char_start_times_ms", "charDurationsMs": "char_durations_ms"}
     return told and {names[name]: values for name, values in told.items()}
 
 
-def alignment_s(chars: Sequence[Char]) -> dict[str, Any] | None:
+def alignment_s(chars: Sequence[TimedChar]) -> dict[str, Any] | None:
     """As HTTP tells the same, in seconds."""
     if not chars:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from realtime.protocol.close import CloseCode
-from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
@@ -42,13 +42,13 @@ CLOSES: dict[int, int] = dict.fromkeys(
 MAX_REASON_BYTES = 120
 
 
-class VoiceSettings(Struct):
+class ElevenLabsVoiceSettings(Struct):
     """The rest of theirs has no counterpart here."""
 
     speed: float | None = None
 
 
-class Credentials(Struct):
+class ElevenLabsCredentials(Struct):
     """Where a first message may hold the API key."""
 
     dashed_key: str | None = field(default=None, name="xi-api-key")
@@ -62,18 +62,18 @@ class Credentials(Struct):
         return found and found.removeprefix("Bearer ").strip()
 
 
-def wire_format(name: str) -> WireFormat:
+def wire_format(name: str) -> RequestedFormat:
     """``mp3_22050_32`` and the like. Raises ``RemoteProtocolError``."""
     found = OUTPUT_FORMAT.fullmatch(name)
     if found is None or found[1] not in ENCODINGS:
         known = ", ".join(f"{codec}_RATE" for codec in ENCODINGS)
         raise RemoteProtocolError("unsupported_format", f"output_format must be one of {known}", "output_format")
-    return WireFormat(ENCODINGS[found[1]], int(found[2]), int(found[3]) * 1000 if found[3] else None)
+    return RequestedFormat(ENCODINGS[found[1]], int(found[2]), int(found[3]) * 1000 if found[3] else None)
 
 
-def wish_of(query: Mapping[str, str], voice: str | None) -> Wish:
+def wish_of(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
     """What a query says of how to speak. Raises ``RemoteProtocolError``."""
-    return Wish(
+    return SpeechOptions(
         voice=voice,
         language=query.get("language_code"),
         format=wire_format(query.get("output_format") or DEFAULT_FORMAT),

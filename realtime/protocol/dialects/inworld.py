@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.once import Once
+from realtime.protocol.dialects.once import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -36,21 +36,21 @@ OURS = ("internal_error", "session_error", "engine_error", "engine_timeout")
 NOT_FOUND = 5
 
 
-class AudioConfig(Struct, rename="camel"):
+class InworldAudioConfig(Struct, rename="camel"):
     audio_encoding: str = "MP3"
     sample_rate_hertz: int | None = None
     bitrate: int | None = None
     speaking_rate: float | None = None
 
 
-class Create(Struct, rename="camel"):
+class InworldCreate(Struct, rename="camel"):
     voice_id: str | None = None
-    audio_config: AudioConfig = field(default_factory=AudioConfig)
+    audio_config: InworldAudioConfig = field(default_factory=InworldAudioConfig)
     language: str | None = None
     timestamp_type: str = ""
 
     @property
-    def wish(self) -> on.Wish:
+    def wish(self) -> on.SpeechOptions:
         audio = self.audio_config
         encoding = ENCODINGS.get(audio.audio_encoding.upper())
         if encoding is None:
@@ -58,30 +58,30 @@ class Create(Struct, rename="camel"):
             raise RemoteProtocolError("unsupported_format", message, "audioEncoding")
         natural = 8_000 if encoding in ("mulaw", "alaw") else DEFAULT_RATE
         rate, bitrate = audio.sample_rate_hertz or natural, audio.bitrate or None
-        return on.Wish(
+        return on.SpeechOptions(
             voice=self.voice_id,
             language=self.language,
-            format=on.WireFormat(encoding, rate, bitrate if encoding in ("mp3", "ogg_opus") else None),
+            format=on.RequestedFormat(encoding, rate, bitrate if encoding in ("mp3", "ogg_opus") else None),
             speed=audio.speaking_rate or 1.0,
             word_times=self.timestamp_type in ("WORD", "CHARACTER"),
         )
 
 
-class Text(Struct):
+class InworldText(Struct):
     text: str = ""
 
 
-class Said(Struct):
+class InworldMessage(Struct):
     context_id: str | None = field(default=None, name="contextId")
-    create: Create | None = None
-    send_text: Text | None = None
+    create: InworldCreate | None = None
+    send_text: InworldText | None = None
     flush_context: dict[str, Any] | None = None
     close_context: dict[str, Any] | None = None
     cancel_context: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
-class Spoken:
+class InworldContext:
     by_character: bool
     unflushed: bool = False
     sounds: bool = False
@@ -91,15 +91,15 @@ class Spoken:
     """Times count from the end of the last word before the last flush."""
 
 
-class Inworld(on.Dialect):
+class InworldDialect(on.Dialect):
     forgiving = True
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self._contexts: dict[str, Spoken] = {}
+        self._contexts: dict[str, InworldContext] = {}
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        said = parse_json(text_only(message), Said)
+        said = parse_json(text_only(message), InworldMessage)
         context = require_context_id(said.context_id or "")
         if said.create is not None:
             yield from self._create(context, said.create)
@@ -110,33 +110,33 @@ class Inworld(on.Dialect):
         if said.close_context is not None:
             yield from self._close(context)
         if said.cancel_context is not None and context in self._contexts:
-            yield on.Cancel(context)
+            yield on.CancelContext(context)
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 self._contexts[event.context].sounds = True
                 yield self._result(event.context, audioChunk={"audioContent": base64.b64encode(event.data).decode()})
-            case on.Words():
+            case on.ContextWords():
                 spoken = self._contexts[event.context]
                 spoken.last_word_ms = event.words[-1].end_ms
                 info = timestamp_info(event.words, spoken.base_ms, spoken.by_character)
                 yield self._result(event.context, audioChunk={"timestampInfo": info})
-            case on.Flushed():
+            case on.ContextFlushed():
                 spoken = self._contexts[event.context]
                 spoken.base_ms = spoken.last_word_ms
                 yield self._result(event.context, flushCompleted={})
-            case on.Ended():
+            case on.ContextEnded():
                 yield from self._end(event)
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        yield on.Send(dump(error=status_of(error)))
+        yield on.SendMessage(dump(error=status_of(error)))
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return {"error": status_of(error), **status_of(error)}, {}
 
-    def _create(self, context: str, create: Create) -> Iterator[on.Intent]:
+    def _create(self, context: str, create: InworldCreate) -> Iterator[on.Intent]:
         if context in self._contexts:
             yield self._failed(context, 6, f"Context {context[:40]!r} exists already")
             return
@@ -145,9 +145,9 @@ class Inworld(on.Dialect):
         except RemoteProtocolError as error:
             yield self._failed(context, 3, str(error))
             return
-        self._contexts[context] = Spoken(create.timestamp_type == "CHARACTER")
+        self._contexts[context] = InworldContext(create.timestamp_type == "CHARACTER")
         yield self._result(context, contextCreated={})
-        yield on.Open(context, wish)
+        yield on.OpenContext(context, wish)
 
     def _write(self, context: str, text: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
@@ -155,7 +155,7 @@ class Inworld(on.Dialect):
             yield self._failed(context, NOT_FOUND, "Context not found")
             return
         spoken.unflushed = True
-        yield on.Append(context, text)
+        yield on.AppendText(context, text)
 
     def _flush(self, context: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
@@ -163,7 +163,7 @@ class Inworld(on.Dialect):
             yield self._failed(context, NOT_FOUND, "Context not found")
             return
         spoken.unflushed = False
-        yield on.Flush(context)
+        yield on.FlushContext(context)
 
     def _close(self, context: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
@@ -172,9 +172,9 @@ class Inworld(on.Dialect):
             return
         interrupted = spoken.closed or (spoken.unflushed and spoken.sounds)
         spoken.closed = True
-        yield on.Cancel(context) if interrupted else on.End(context)
+        yield on.CancelContext(context) if interrupted else on.EndContext(context)
 
-    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
         if self._contexts.pop(event.context, None) is None:
             return
         if event.error is not None and event.error.code != "text_timeout":
@@ -182,12 +182,14 @@ class Inworld(on.Dialect):
             yield self._failed(event.context, status["code"], status["message"])
         yield self._result(event.context, contextClosed={})
 
-    def _result(self, context: str, **what: Any) -> on.Send:
+    def _result(self, context: str, **what: Any) -> on.SendMessage:
         status = {"code": 0, "message": "", "details": []}
-        return on.Send(dump(result={"contextId": context, "status": status, **what}))
+        return on.SendMessage(dump(result={"contextId": context, "status": status, **what}))
 
-    def _failed(self, context: str, code: int, message: str) -> on.Send:
-        return on.Send(dump(result={"contextId": context, "status": {"code": code, "message": message, "details": []}}))
+    def _failed(self, context: str, code: int, message: str) -> on.SendMessage:
+        return on.SendMessage(
+            dump(result={"contextId": context, "status": {"code": code, "message": message, "details": []}})
+        )
 
 
 def status_of(error: ErrorBody) -> dict[str, Any]:
@@ -221,29 +223,29 @@ def timestamp_info(words: tuple[on.TimedWord, ...], base_ms: float, by_character
     }
 
 
-class Body(Create, rename="camel"):
+class InworldBody(InworldCreate, rename="camel"):
     text: str = ""
 
 
-class InworldStream(Once):
+class InworldStream(HttpDialect):
     """POST: a text in, a JSON object a line out."""
 
     media_type = "application/json"
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self._by_character = False
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        body = parse_json(message, Body)
+        body = parse_json(message, InworldBody)
         self._by_character = body.timestamp_type == "CHARACTER"
         yield from self.speak(body.wish, body.text)
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 yield self._line(audioContent=base64.b64encode(event.data).decode())
-            case on.Words():
+            case on.ContextWords():
                 yield self._line(timestampInfo=timestamp_info(event.words, 0.0, self._by_character))
             case _:
                 yield from super().tell(event)
@@ -252,5 +254,5 @@ class InworldStream(Once):
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return status_of(error), {}
 
-    def _line(self, **result: Any) -> on.Send:
-        return on.Send(dump(result=result) + "\n")
+    def _line(self, **result: Any) -> on.SendMessage:
+        return on.SendMessage(dump(result=result) + "\n")

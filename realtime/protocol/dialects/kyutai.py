@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.once import Once
+from realtime.protocol.dialects.once import HttpDialect
 from realtime.protocol.dialects.parsing import integer, parse_json
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -25,15 +25,15 @@ CONTEXT = ""
 NO_CAPACITY = ("overloaded", "limit_exceeded", "too_many_connections", "draining")
 
 
-class Said(Struct):
+class KyutaiMessage(Struct):
     type: str
     text: str = ""
 
 
-class Kyutai(on.Dialect):
+class KyutaiDialect(on.Dialect):
     """Each message of text is a word, or some; white space goes between them."""
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         kind = handshake.query.get("format", "OggOpus")
         if kind not in FORMATS:
@@ -42,9 +42,9 @@ class Kyutai(on.Dialect):
         self._is_pcm = FORMATS[kind] == "pcm_f32le"
         self._held = b""
         self._ended = False
-        self.wish = on.Wish(
+        self.wish = on.SpeechOptions(
             voice=handshake.query.get("voice"),
-            format=on.WireFormat(FORMATS[kind], SAMPLE_RATE),
+            format=on.RequestedFormat(FORMATS[kind], SAMPLE_RATE),
             seed=integer(handshake.query, "seed"),
             word_times=self._packed,
         )
@@ -53,7 +53,7 @@ class Kyutai(on.Dialect):
         assert self.wish is not None
         if self._packed:
             yield self._pack("Ready")
-        yield on.Open(CONTEXT, self.wish)
+        yield on.OpenContext(CONTEXT, self.wish)
 
     def receive(self, message: on.Message) -> Iterable[on.Intent]:
         if isinstance(message, str):
@@ -72,17 +72,17 @@ class Kyutai(on.Dialect):
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 yield from self._sound(event.data)
-            case on.Words() if self._packed:
+            case on.ContextWords() if self._packed:
                 for word in event.words:
                     times = {"start_s": word.start_ms / 1000, "stop_s": word.end_ms / 1000}
                     yield self._pack("Text", text=word.text, **times)
-            case on.Ended():
+            case on.ContextEnded():
                 yield from self._rest()
                 if event.error is not None and event.error.code != "text_timeout":
                     yield from self.fail(event.error, None)
-                yield on.Close()
+                yield on.CloseConnection()
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
         if self._packed:
@@ -90,15 +90,15 @@ class Kyutai(on.Dialect):
 
     def _speak(self, text: str) -> Iterator[on.Intent]:
         if text and not self._ended:
-            yield on.Append(CONTEXT, text if text[-1].isspace() else text + " ")
+            yield on.AppendText(CONTEXT, text if text[-1].isspace() else text + " ")
 
     def _end(self) -> Iterator[on.Intent]:
         self._ended = True
-        yield on.End(CONTEXT)
+        yield on.EndContext(CONTEXT)
 
     def _sound(self, data: bytes) -> Iterator[on.Intent]:
         if not self._is_pcm:
-            yield self._pack("OggOpus", data=data) if self._packed else on.Send(data)
+            yield self._pack("OggOpus", data=data) if self._packed else on.SendMessage(data)
             return
         self._held += data
         whole = len(self._held) // STEP_BYTES * STEP_BYTES
@@ -112,35 +112,35 @@ class Kyutai(on.Dialect):
             yield self._step(self._held.ljust(STEP_BYTES, b"\0"))
         self._held = b""
 
-    def _step(self, data: bytes) -> on.Send:
-        return self._pack("Audio", pcm=array("f", data).tolist()) if self._packed else on.Send(data)
+    def _step(self, data: bytes) -> on.SendMessage:
+        return self._pack("Audio", pcm=array("f", data).tolist()) if self._packed else on.SendMessage(data)
 
-    def _pack(self, kind: str, **fields: Any) -> on.Send:
-        return on.Send(msgspec.msgpack.encode({"type": kind, **fields}))
+    def _pack(self, kind: str, **fields: Any) -> on.SendMessage:
+        return on.SendMessage(msgspec.msgpack.encode({"type": kind, **fields}))
 
 
-def _unpacked(message: bytes) -> Said:
+def _unpacked(message: bytes) -> KyutaiMessage:
     try:
-        return msgspec.msgpack.decode(message, type=Said)
+        return msgspec.msgpack.decode(message, type=KyutaiMessage)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError("invalid_event", str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise RemoteProtocolError("invalid_event", f"not a MessagePack message: {error}") from None
 
 
-class Body(Struct):
+class KyutaiBody(Struct):
     text: str
     voice: str | list[str] | None = None
     seed: int | None = None
 
 
-class KyutaiOnce(Once):
+class KyutaiHttp(HttpDialect):
     """POST on the same path: a text in, a WAV stream out."""
 
     media_type = "audio/wav"
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        body = parse_json(message, Body)
+        body = parse_json(message, KyutaiBody)
         voice = body.voice if isinstance(body.voice, str) else next(iter(body.voice or ()), None)
-        wish = on.Wish(voice=voice, format=on.WireFormat("wav", SAMPLE_RATE), seed=body.seed)
+        wish = on.SpeechOptions(voice=voice, format=on.RequestedFormat("wav", SAMPLE_RATE), seed=body.seed)
         yield from self.speak(wish, body.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from realtime.protocol.dialects.base import Handshake
+from realtime.protocol.dialects.base import ClientHandshake
 
 EVENTS = {
     "conversation.item.added": "conversation.item.created",
@@ -18,7 +18,7 @@ FORMATS = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/
 PARTS = {"output_audio": "audio", "output_text": "text"}
 
 
-def is_beta(handshake: Handshake) -> bool:
+def is_beta(handshake: ClientHandshake) -> bool:
     """By the header, or by the sub-protocol that browsers offer in its place."""
     by_header = "realtime=v1" in handshake.headers.get("openai-beta", "")
     return by_header or "openai-beta.realtime-v1" in handshake.subprotocols

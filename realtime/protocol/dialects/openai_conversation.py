@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from realtime.protocol.dialects.openai_words import Item, error_fields
+from realtime.protocol.dialects.openai_words import OpenAIItem, error_fields
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
@@ -19,7 +19,7 @@ MAX_TOTAL_PARTS = 2_048
 
 
 @dataclass(slots=True)
-class Reply:
+class OpenAIResponse:
     context: str
     response_id: str
     item_id: str
@@ -65,14 +65,14 @@ def _usage(num_chars: int) -> dict[str, Any]:
     return {"total_tokens": 2 * num_chars, "input_tokens": num_chars, "output_tokens": num_chars}
 
 
-def check_parts(item: Item, field: str) -> None:
+def check_parts(item: OpenAIItem, field: str) -> None:
     """Raise ``RemoteProtocolError`` for an item of too many parts."""
     if len(item.content) > MAX_PARTS:
         message = f"{field} has {len(item.content)} parts, at most {MAX_PARTS}"
         raise RemoteProtocolError("invalid_event", message, field)
 
 
-def check_items(items: list[Item], field: str) -> None:
+def check_items(items: list[OpenAIItem], field: str) -> None:
     """Raise ``RemoteProtocolError`` for too many items, or an item of too many parts."""
     if len(items) > MAX_ITEMS:
         raise RemoteProtocolError("invalid_event", f"{field} has {len(items)} items, at most {MAX_ITEMS}", field)
@@ -103,34 +103,34 @@ class Size:
         return Size(self.num_chars - other.num_chars, self.num_parts - other.num_parts)
 
 
-class Conversation:
+class OpenAIConversation:
     def __init__(self, seed: str) -> None:
         self._seed = seed[:16]
         self._items: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._sizes: dict[str, Size] = {}
         self._total = Size(0, 0)
-        self._unspoken: dict[str, Item] = {}
+        self._unspoken: dict[str, OpenAIItem] = {}
         """The user's, since the last response."""
-        self._replies: dict[str, Reply] = {}
+        self._replies: dict[str, OpenAIResponse] = {}
         self._contexts: dict[str, str] = {}
         """Of items that are replies."""
         self._num_ids = 0
 
     @property
-    def speaking(self) -> Reply | None:
+    def speaking(self) -> OpenAIResponse | None:
         """The reply that the conversation waits for."""
         return next((reply for reply in self._replies.values() if reply.in_conversation), None)
 
-    def reply(self, context: str) -> Reply | None:
+    def reply(self, context: str) -> OpenAIResponse | None:
         return self._replies.get(context)
 
-    def replies(self, response_id: str | None) -> list[Reply]:
+    def replies(self, response_id: str | None) -> list[OpenAIResponse]:
         """The active one of that id; without an id, that of the conversation."""
         if response_id is None:
             return [] if self.speaking is None else [self.speaking]
         return [reply for reply in self._replies.values() if reply.response_id == response_id]
 
-    def add(self, item: Item, previous_item_id: str | None) -> tuple[str, str | None]:
+    def add(self, item: OpenAIItem, previous_item_id: str | None) -> tuple[str, str | None]:
         """Its id and that of the item before it. Raises ``RemoteProtocolError``."""
         item_id = item.id or self._new_id("item")
         if item_id in self._items:
@@ -158,26 +158,26 @@ class Conversation:
         self._unspoken.pop(item_id, None)
         self._contexts.pop(item_id, None)
 
-    def unspoken(self, take: bool) -> list[Item]:
+    def unspoken(self, take: bool) -> list[OpenAIItem]:
         items = list(self._unspoken.values())
         if take:
             self._unspoken.clear()
         return items
 
-    def begin(self, in_conversation: bool, metadata: dict[str, Any] | None) -> Reply:
+    def begin(self, in_conversation: bool, metadata: dict[str, Any] | None) -> OpenAIResponse:
         context = self._new_id("ctx")
-        reply = Reply(context, self._new_id("resp"), self._new_id("item"), in_conversation, metadata)
+        reply = OpenAIResponse(context, self._new_id("resp"), self._new_id("item"), in_conversation, metadata)
         self._replies[context] = reply
         return reply
 
-    def add_reply(self, reply: Reply) -> str | None:
+    def add_reply(self, reply: OpenAIResponse) -> str | None:
         self._contexts[reply.item_id] = reply.context
         return self._keep(reply.item_id, reply.item("in_progress"))
 
-    def end(self, reply: Reply) -> None:
+    def end(self, reply: OpenAIResponse) -> None:
         del self._replies[reply.context]
 
-    def update(self, reply: Reply, item: dict[str, Any]) -> None:
+    def update(self, reply: OpenAIResponse, item: dict[str, Any]) -> None:
         if reply.item_id in self._items:
             self._store(reply.item_id, item)
 

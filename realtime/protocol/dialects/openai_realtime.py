@@ -13,8 +13,15 @@ from typing import Any
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects import openai_beta
-from realtime.protocol.dialects.openai_conversation import Conversation, Reply, check_items
-from realtime.protocol.dialects.openai_words import Asked, Said, error_fields, first_session, merged, wish_of
+from realtime.protocol.dialects.openai_conversation import OpenAIConversation, OpenAIResponse, check_items
+from realtime.protocol.dialects.openai_words import (
+    OpenAIClientEvent,
+    OpenAIResponseParams,
+    error_fields,
+    first_session,
+    merged,
+    wish_of,
+)
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -25,15 +32,15 @@ AUDIO_PART = {"type": "audio", "transcript": ""}
 # Of ``response.content_part.*``; the content of an item names the same ``output_audio``.
 
 
-class OpenAIRealtime(on.Dialect):
+class OpenAIRealtimeDialect(on.Dialect):
     tells_heard = True
     forgiving = True
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         session_id = f"sess_{handshake.request_id}"
         self._session = first_session(session_id, handshake.query.get("model", "voicewire"))
-        self._conversation = Conversation(handshake.request_id)
+        self._conversation = OpenAIConversation(handshake.request_id)
         self._is_beta = openai_beta.is_beta(handshake)
         self._num_events = 0
         self._client_event: str | None = None
@@ -43,7 +50,7 @@ class OpenAIRealtime(on.Dialect):
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
         self._client_event = None
-        said = parse_json(text_only(message), Said)
+        said = parse_json(text_only(message), OpenAIClientEvent)
         self._client_event = (said.event_id or "")[:MAX_EVENT_ID_CHARS] or None
         match said.type:
             case "session.update":
@@ -53,7 +60,7 @@ class OpenAIRealtime(on.Dialect):
             case "conversation.item.retrieve" | "conversation.item.delete" | "conversation.item.truncate":
                 yield from self._touch_item(said)
             case "response.create":
-                yield from self._create(said.response or Asked())
+                yield from self._create(said.response or OpenAIResponseParams())
             case "response.cancel":
                 yield from self._cancel(said.response_id)
             case "input_text_buffer.append":
@@ -66,18 +73,18 @@ class OpenAIRealtime(on.Dialect):
                 raise RemoteProtocolError("unknown_event", f"type {kind[:60]!r} is unknown here", "type")
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
-        if isinstance(event, on.Recalled):
+        if isinstance(event, on.HeardReported):
             self._conversation.note_heard(event.context, event.heard)
             return
-        if isinstance(event, on.Silent) or (reply := self._conversation.reply(event.context)) is None:
+        if isinstance(event, on.AllContextsEnded) or (reply := self._conversation.reply(event.context)) is None:
             return
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 yield self._delta(reply, "response.output_audio.delta", base64.b64encode(event.data).decode())
-            case on.Words():
+            case on.ContextWords():
                 last = event.words[-1]
                 yield from self._tell_text(reply, last.raw_start + len(last.text))
-            case on.Ended():
+            case on.ContextEnded():
                 yield from self._end(reply, event)
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
@@ -94,7 +101,7 @@ class OpenAIRealtime(on.Dialect):
         self._session = session
         yield self._send("session.updated", session=self._session)
 
-    def _add(self, said: Said) -> Iterator[on.Intent]:
+    def _add(self, said: OpenAIClientEvent) -> Iterator[on.Intent]:
         if said.item is None:
             raise RemoteProtocolError("invalid_event", "item is missing", "item")
         if said.item.id is not None:
@@ -106,7 +113,7 @@ class OpenAIRealtime(on.Dialect):
         for kind in ("conversation.item.added", "conversation.item.done"):
             yield self._send(kind, previous_item_id=before, item=item)
 
-    def _touch_item(self, said: Said) -> Iterator[on.Intent]:
+    def _touch_item(self, said: OpenAIClientEvent) -> Iterator[on.Intent]:
         item_id = said.item_id or ""
         item = self._conversation.item(item_id)
         match said.type.rpartition(".")[2]:
@@ -118,17 +125,17 @@ class OpenAIRealtime(on.Dialect):
             case _:
                 yield from self._truncate(item_id, said)
 
-    def _truncate(self, item_id: str, said: Said) -> Iterator[on.Intent]:
+    def _truncate(self, item_id: str, said: OpenAIClientEvent) -> Iterator[on.Intent]:
         """Of a reply: what was heard by then becomes its text; one that still speaks is cut."""
         context = self._conversation.context_of(item_id)
         if context is not None and self._conversation.reply(context) is not None:
-            yield on.Cancel(context, said.audio_end_ms)
+            yield on.CancelContext(context, said.audio_end_ms)
         elif context is not None:
-            yield on.Recall(context, said.audio_end_ms)
+            yield on.QueryHeard(context, said.audio_end_ms)
         place = {"content_index": said.content_index, "audio_end_ms": round(said.audio_end_ms)}
         yield self._send("conversation.item.truncated", item_id=item_id, **place)
 
-    def _create(self, asked: Asked) -> Iterator[on.Intent]:
+    def _create(self, asked: OpenAIResponseParams) -> Iterator[on.Intent]:
         in_conversation = asked.conversation != "none"
         if in_conversation and self._conversation.speaking is not None:
             message = "the conversation has an active response"
@@ -142,9 +149,9 @@ class OpenAIRealtime(on.Dialect):
         reply = self._conversation.begin(in_conversation, asked.metadata)
         yield from self._begin(reply, wish)
         reply.text = text
-        yield on.Append(reply.context, text, last=True)
+        yield on.AppendText(reply.context, text, last=True)
 
-    def _no_text(self, asked: Asked) -> RemoteProtocolError:
+    def _no_text(self, asked: OpenAIResponseParams) -> RemoteProtocolError:
         message = "the response has no text to speak: its input items, or the user's items, are empty"
         if asked.instructions or self._session.get("instructions"):
             message += "; instructions are for a language model, and this server has none"
@@ -163,7 +170,7 @@ class OpenAIRealtime(on.Dialect):
         if not reply.text:
             delta = delta.lstrip()
         reply.text += delta
-        yield on.Append(reply.context, delta)
+        yield on.AppendText(reply.context, delta)
 
     def _commit(self) -> Iterator[on.Intent]:
         reply = self._conversation.speaking
@@ -171,16 +178,16 @@ class OpenAIRealtime(on.Dialect):
             raise RemoteProtocolError("input_text_buffer_commit_empty", "no text was appended")
         reply.takes_text = False
         yield self._send("input_text_buffer.committed", response_id=reply.response_id)
-        yield on.End(reply.context)
+        yield on.EndContext(reply.context)
 
     def _cancel(self, response_id: str | None) -> Iterator[on.Intent]:
         replies = self._conversation.replies(response_id)
         if not replies:
             raise RemoteProtocolError("response_cancel_not_active", "no active response is found", "response_id")
         for reply in replies:
-            yield on.Cancel(reply.context)
+            yield on.CancelContext(reply.context)
 
-    def _begin(self, reply: Reply, wish: on.Wish) -> Iterator[on.Intent]:
+    def _begin(self, reply: OpenAIResponse, wish: on.SpeechOptions) -> Iterator[on.Intent]:
         yield self._send("response.created", response=reply.told("in_progress"))
         item = reply.item("in_progress")
         place = {"response_id": reply.response_id, "output_index": 0}
@@ -189,15 +196,15 @@ class OpenAIRealtime(on.Dialect):
             before = self._conversation.add_reply(reply)
             yield self._send("conversation.item.added", previous_item_id=before, item=item)
         yield self._send("response.content_part.added", **self._place(reply), part=AUDIO_PART)
-        yield on.Open(reply.context, wish)
+        yield on.OpenContext(reply.context, wish)
 
-    def _tell_text(self, reply: Reply, end: int) -> Iterator[on.Intent]:
+    def _tell_text(self, reply: OpenAIResponse, end: int) -> Iterator[on.Intent]:
         """The transcript goes on to a place in the text."""
         if delta := reply.text[reply.told_chars : end]:
             reply.told_chars = end
             yield self._delta(reply, "response.output_audio_transcript.delta", delta)
 
-    def _end(self, reply: Reply, event: on.Ended) -> Iterator[on.Intent]:
+    def _end(self, reply: OpenAIResponse, event: on.ContextEnded) -> Iterator[on.Intent]:
         self._conversation.end(reply)
         if event.status == "completed":
             yield from self._tell_text(reply, len(reply.text))
@@ -215,14 +222,16 @@ class OpenAIRealtime(on.Dialect):
             yield self._send("conversation.item.done", previous_item_id=None, item=item)
         yield self._send("response.done", response=reply.told(event.status, item, event.error))
 
-    def _place(self, reply: Reply) -> dict[str, Any]:
+    def _place(self, reply: OpenAIResponse) -> dict[str, Any]:
         return {"response_id": reply.response_id, "item_id": reply.item_id, "output_index": 0, "content_index": 0}
 
-    def _delta(self, reply: Reply, kind: str, delta: str) -> on.Send:
+    def _delta(self, reply: OpenAIResponse, kind: str, delta: str) -> on.SendMessage:
         return self._send(kind, **self._place(reply), delta=delta)
 
-    def _send(self, kind: str, **fields: Any) -> on.Send:
+    def _send(self, kind: str, **fields: Any) -> on.SendMessage:
         self._num_events += 1
         if self._is_beta:
             kind, fields = openai_beta.told(kind, fields)
-        return on.Send(dump(type=kind, event_id=f"event_{self.handshake.request_id[:12]}{self._num_events}", **fields))
+        return on.SendMessage(
+            dump(type=kind, event_id=f"event_{self.handshake.request_id[:12]}{self._num_events}", **fields)
+        )

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
 FORMATS = {
-    "audio/pcm": WireFormat("pcm_s16le", 24_000),
-    "audio/pcmu": WireFormat("mulaw", 8_000),
-    "audio/pcma": WireFormat("alaw", 8_000),
+    "audio/pcm": RequestedFormat("pcm_s16le", 24_000),
+    "audio/pcmu": RequestedFormat("mulaw", 8_000),
+    "audio/pcma": RequestedFormat("alaw", 8_000),
 }
 MAX_SPEED = 100
 """Numbers without end are cut to this; the nearest speed there is will be taken."""
@@ -24,27 +24,27 @@ CAPACITY = ("overloaded", "limit_exceeded", "too_many_connections", "draining")
 OURS = ("internal_error", "session_error", "engine_error", "engine_timeout", "engine_dead")
 
 
-class Part(Struct):
+class OpenAIContentPart(Struct):
     type: str = ""
     text: str | None = None
     transcript: str | None = None
 
 
-class Item(Struct):
+class OpenAIItem(Struct):
     id: str | None = None
     type: str = "message"
     role: str = "user"
-    content: list[Part] = field(default_factory=list)
+    content: list[OpenAIContentPart] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         return " ".join(part.text for part in self.content if part.text)
 
 
-class Asked(Struct):
+class OpenAIResponseParams(Struct):
     """Of ``response.create``; what a session says about audio holds where it is silent."""
 
-    input: list[Item] | None = None
+    input: list[OpenAIItem] | None = None
     instructions: str | None = None
     output_modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
@@ -52,14 +52,14 @@ class Asked(Struct):
     conversation: str = "auto"
 
 
-class Said(Struct):
+class OpenAIClientEvent(Struct):
     type: str
     event_id: str | None = None
     session: dict[str, Any] | None = None
-    item: Item | None = None
+    item: OpenAIItem | None = None
     item_id: str | None = None
     previous_item_id: str | None = None
-    response: Asked | None = None
+    response: OpenAIResponseParams | None = None
     response_id: str | None = None
     content_index: int = 0
     # Bounded: JSON is read leniently here, and "nan" and "inf" are numbers then.
@@ -97,7 +97,7 @@ def merged(session: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
     return {**known, **update, "id": session["id"], "object": session["object"], "audio": audio}
 
 
-def wish_of(session: dict[str, Any], asked: Asked | None) -> Wish:
+def wish_of(session: dict[str, Any], asked: OpenAIResponseParams | None) -> SpeechOptions:
     """Raises ``RemoteProtocolError``."""
     modalities = (asked and asked.output_modalities) or session.get("output_modalities") or ["audio"]
     if not isinstance(modalities, list) or "audio" not in modalities:
@@ -106,7 +106,7 @@ def wish_of(session: dict[str, Any], asked: Asked | None) -> Wish:
     given = ((asked and asked.audio) or {}).get("output")
     output |= given if isinstance(given, dict) else {}
     speed = output.get("speed")
-    return Wish(
+    return SpeechOptions(
         voice=_voice(output.get("voice")),
         format=_format(output.get("format")),
         speed=float(min(max(speed, 0), MAX_SPEED)) if isinstance(speed, int | float) else 1.0,
@@ -114,7 +114,7 @@ def wish_of(session: dict[str, Any], asked: Asked | None) -> Wish:
     )
 
 
-def _format(given: Any) -> WireFormat:
+def _format(given: Any) -> RequestedFormat:
     kind = given.get("type", "audio/pcm") if isinstance(given, dict) else "audio/pcm"
     if not isinstance(kind, str) or kind not in FORMATS:
         message = f"type must be one of {', '.join(FORMATS)}, is {str(kind)[:40]!r}"

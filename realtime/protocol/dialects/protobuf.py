@@ -22,13 +22,13 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ProtobufField:
     number: int
-    kind: Scalar | Mapping[str, Field]
+    kind: Scalar | Mapping[str, ProtobufField]
     repeated: bool = False
 
 
-Schema = Mapping[str, Field]
+Schema = Mapping[str, ProtobufField]
 
 
 def decode(data: bytes, schema: Schema) -> Message:
@@ -87,7 +87,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise _bad("a message ends within a number")
 
 
-def _value(wire: int, value: int | bytes, field: Field) -> Any:
+def _value(wire: int, value: int | bytes, field: ProtobufField) -> Any:
     kind = field.kind
     if isinstance(value, int):
         if kind == "bool":
@@ -112,7 +112,7 @@ def _text(value: bytes) -> str:
         raise _bad("a string is not UTF-8") from None
 
 
-def _field(field: Field, value: Any) -> bytes:
+def _field(field: ProtobufField, value: Any) -> bytes:
     if field.kind in ("int", "bool"):
         return _number(field.number << 3 | VARINT) + _number(int(value))
     if field.kind == "float":

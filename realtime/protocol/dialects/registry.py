@@ -23,7 +23,7 @@ from realtime.protocol.dialects import (
 from realtime.protocol.dialects.base import Dialect
 
 
-class Wire(NamedTuple):
+class DialectRoute(NamedTuple):
     path: str
     dialect: type[Dialect]
     carrier: Literal["socket", "http"] = "socket"
@@ -34,30 +34,32 @@ class Wire(NamedTuple):
     """The API key may stand in the first message."""
 
 
-WIRES: tuple[Wire, ...] = (
-    Wire("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.MultiStream, late_key=True),
-    Wire("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.StreamInput, late_key=True),
-    Wire("/v1/text-to-dialogue/multi-stream-input", elevenlabs_dialogue.Dialogue, late_key=True),
-    Wire("/v1/text-to-dialogue/stream-input", elevenlabs_dialogue.SingleDialogue, late_key=True),
-    Wire("/v1/text-to-speech/{voice_id}", elevenlabs_http.Stream, "http"),
-    Wire("/v1/text-to-speech/{voice_id}/stream", elevenlabs_http.Stream, "http"),
-    Wire("/v1/text-to-speech/{voice_id}/with-timestamps", elevenlabs_http.WithTimestamps, "http"),
-    Wire("/v1/text-to-speech/{voice_id}/stream/with-timestamps", elevenlabs_http.StreamWithTimestamps, "http"),
-    Wire("/v1/text-to-dialogue", elevenlabs_http.DialogueStream, "http", serial=True),
-    Wire("/v1/text-to-dialogue/stream", elevenlabs_http.DialogueStream, "http", serial=True),
-    Wire("/tts/websocket", cartesia.Cartesia),
-    Wire("/tts/bytes", cartesia_http.Bytes, "http"),
-    Wire("/tts/sse", cartesia_http.ServerSentEvents, "http"),
-    Wire("/v1/speak", deepgram.Speak, serial=True),
-    Wire("/v1/speak", deepgram_http.SpeakOnce, "http"),
-    Wire("/v2/speak", deepgram_flux.Flux, serial=True),
-    Wire("/v2/speak", deepgram_http.SpeakOnce, "http"),
-    Wire("/v1/realtime", openai_realtime.OpenAIRealtime),
-    Wire("/v1/audio/speech/stream", vllm_omni.VllmOmni, serial=True),
-    Wire("/api/tts_streaming", kyutai.Kyutai),
-    Wire("/api/tts_streaming", kyutai.KyutaiOnce, "http"),
-    Wire("/ws3", rime.RimeWs3, serial=True),
-    Wire("/ws", rime_v1.RimeV1, late_key=True),
-    Wire("/tts/v1/voice:streamBidirectional", inworld.Inworld),
-    Wire("/tts/v1/voice:stream", inworld.InworldStream, "http"),
+WIRES: tuple[DialectRoute, ...] = (
+    DialectRoute("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.ElevenLabsMultiStream, late_key=True),
+    DialectRoute("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.ElevenLabsStreamInput, late_key=True),
+    DialectRoute("/v1/text-to-dialogue/multi-stream-input", elevenlabs_dialogue.ElevenLabsDialogue, late_key=True),
+    DialectRoute("/v1/text-to-dialogue/stream-input", elevenlabs_dialogue.ElevenLabsSingleDialogue, late_key=True),
+    DialectRoute("/v1/text-to-speech/{voice_id}", elevenlabs_http.ElevenLabsStream, "http"),
+    DialectRoute("/v1/text-to-speech/{voice_id}/stream", elevenlabs_http.ElevenLabsStream, "http"),
+    DialectRoute("/v1/text-to-speech/{voice_id}/with-timestamps", elevenlabs_http.WithTimestamps, "http"),
+    DialectRoute(
+        "/v1/text-to-speech/{voice_id}/stream/with-timestamps", elevenlabs_http.ElevenLabsTimestampStream, "http"
+    ),
+    DialectRoute("/v1/text-to-dialogue", elevenlabs_http.ElevenLabsDialogueStream, "http", serial=True),
+    DialectRoute("/v1/text-to-dialogue/stream", elevenlabs_http.ElevenLabsDialogueStream, "http", serial=True),
+    DialectRoute("/tts/websocket", cartesia.CartesiaDialect),
+    DialectRoute("/tts/bytes", cartesia_http.CartesiaBytes, "http"),
+    DialectRoute("/tts/sse", cartesia_http.CartesiaSse, "http"),
+    DialectRoute("/v1/speak", deepgram.DeepgramDialect, serial=True),
+    DialectRoute("/v1/speak", deepgram_http.DeepgramHttp, "http"),
+    DialectRoute("/v2/speak", deepgram_flux.DeepgramFluxDialect, serial=True),
+    DialectRoute("/v2/speak", deepgram_http.DeepgramHttp, "http"),
+    DialectRoute("/v1/realtime", openai_realtime.OpenAIRealtimeDialect),
+    DialectRoute("/v1/audio/speech/stream", vllm_omni.VllmOmniDialect, serial=True),
+    DialectRoute("/api/tts_streaming", kyutai.KyutaiDialect),
+    DialectRoute("/api/tts_streaming", kyutai.KyutaiHttp, "http"),
+    DialectRoute("/ws3", rime.RimeWs3Dialect, serial=True),
+    DialectRoute("/ws", rime_v1.RimeV1Dialect, late_key=True),
+    DialectRoute("/tts/v1/voice:streamBidirectional", inworld.InworldDialect),
+    DialectRoute("/tts/v1/voice:stream", inworld.InworldStream, "http"),
 )

@@ -32,14 +32,14 @@ FORMATS = {
 }
 
 
-class Said(Struct, rename={"context_id": "contextId"}):
+class RimeMessage(Struct, rename={"context_id": "contextId"}):
     text: str | None = None
     context_id: str | None = None
     operation: Literal["flush", "clear", "eos"] | None = None
 
 
 @dataclass(slots=True)
-class Line:
+class RimeGeneration:
     """One generation: what is said under a context id up to a flush."""
 
     context_id: str | None
@@ -49,12 +49,12 @@ class Line:
     """Times count from here."""
 
 
-class RimeWs3(on.Dialect):
+class RimeWs3Dialect(on.Dialect):
     """Generations are spoken one after the other."""
 
     forgiving = True
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         query = handshake.query
         kind = query.get("audioFormat", "pcm").lower()
@@ -62,17 +62,17 @@ class RimeWs3(on.Dialect):
             raise RemoteProtocolError("unsupported_format", f"audioFormat must be {', '.join(FORMATS)}", "audioFormat")
         encoding, rate = FORMATS[kind]
         self._absolute = "segment" in query
-        self.wish = on.Wish(
+        self.wish = on.SpeechOptions(
             voice=query.get("speaker"),
             language=query.get("lang", "")[:2] or None,
-            format=on.WireFormat(encoding, integer(query, "samplingRate") or rate),
+            format=on.RequestedFormat(encoding, integer(query, "samplingRate") or rate),
             word_times=True,
         )
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, RimeGeneration] = {}
         self._num_lines = 0
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        said = parse_json(text_only(message), Said)
+        said = parse_json(text_only(message), RimeMessage)
         if said.context_id is not None:
             require_context_id(said.context_id)
         if said.text or (said.text is not None and said.context_id):
@@ -84,21 +84,21 @@ class RimeWs3(on.Dialect):
                 yield from self._clear(said.context_id)
             case "eos":
                 yield from self._flush(None)
-                yield on.Finish()
+                yield on.FinishContexts()
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 yield self._send("chunk", event.context, data=base64.b64encode(event.data).decode())
-            case on.Words():
+            case on.ContextWords():
                 yield self._timestamps(event)
-            case on.Ended():
+            case on.ContextEnded():
                 yield from self._end(event)
-            case on.Silent():
-                yield on.Close()
+            case on.AllContextsEnded():
+                yield on.CloseConnection()
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        yield on.Send(dump(type="error", message=error.message, contextId=None))
+        yield on.SendMessage(dump(type="error", message=error.message, contextId=None))
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -114,23 +114,23 @@ class RimeWs3(on.Dialect):
         name = lines[-1] if lines else str(self._num_lines)
         if not lines:
             self._num_lines += 1
-            self._lines[name] = Line(context_id)
+            self._lines[name] = RimeGeneration(context_id)
             assert self.wish is not None
-            yield on.Open(name, self.wish)
-        yield on.Append(name, text)
+            yield on.OpenContext(name, self.wish)
+        yield on.AppendText(name, text)
 
     def _flush(self, context_id: str | None) -> Iterator[on.Intent]:
         for name in self._open(context_id):
             self._lines[name].ended = True
-            yield on.End(name)
+            yield on.EndContext(name)
 
     def _clear(self, context_id: str | None) -> Iterator[on.Intent]:
         lines = [name for name, line in self._lines.items() if context_id in (None, line.context_id)]
         for name in reversed(lines):
             self._lines[name].ended = self._lines[name].cleared = True
-            yield on.Cancel(name)
+            yield on.CancelContext(name)
 
-    def _timestamps(self, event: on.Words) -> on.Send:
+    def _timestamps(self, event: on.ContextWords) -> on.SendMessage:
         line = self._lines[event.context]
         base_ms = 0.0 if self._absolute else line.base_ms
         line.base_ms = event.words[-1].end_ms
@@ -141,7 +141,7 @@ class RimeWs3(on.Dialect):
         }
         return self._send("timestamps", event.context, word_timestamps=times)
 
-    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
         if event.context not in self._lines:
             return
         if event.error is not None and event.error.code != "text_timeout":
@@ -149,5 +149,5 @@ class RimeWs3(on.Dialect):
         yield self._send("done", event.context)
         del self._lines[event.context]
 
-    def _send(self, kind: str, name: str, **fields: Any) -> on.Send:
-        return on.Send(dump(type=kind, **fields, contextId=self._lines[name].context_id))
+    def _send(self, kind: str, name: str, **fields: Any) -> on.SendMessage:
+        return on.SendMessage(dump(type=kind, **fields, contextId=self._lines[name].context_id))

@@ -11,51 +11,62 @@ import msgspec
 
 from realtime.protocol.dialects.base import Message
 from realtime.protocol.dialects.parsing import text_only
-from realtime.protocol.dialects.protobuf import Field, Schema, decode, encode
+from realtime.protocol.dialects.protobuf import ProtobufField, Schema, decode, encode
 from realtime.protocol.errors import RemoteProtocolError
 
 BINARY, JSON = "rime.v1.binary", "rime.v1.json"
 
 AUDIO: Schema = {
-    "audio_format": Field(1, "string"),
-    "sampling_rate": Field(2, "int"),
-    "time_scale_factor": Field(3, "float"),
+    "audio_format": ProtobufField(1, "string"),
+    "sampling_rate": ProtobufField(2, "int"),
+    "time_scale_factor": ProtobufField(3, "float"),
 }
 START: Schema = {
-    "language": Field(2, "string"),
-    "speaker": Field(3, "string"),
-    "text": Field(4, "string"),
-    "audio_parameters": Field(5, AUDIO),
-    "split_strategy": Field(6, "int"),
-    "timestamps": Field(10, {"enable": Field(1, "bool")}),
+    "language": ProtobufField(2, "string"),
+    "speaker": ProtobufField(3, "string"),
+    "text": ProtobufField(4, "string"),
+    "audio_parameters": ProtobufField(5, AUDIO),
+    "split_strategy": ProtobufField(6, "int"),
+    "timestamps": ProtobufField(10, {"enable": ProtobufField(1, "bool")}),
 }
 REQUEST: Schema = {
-    "context_id": Field(1, "string"),
-    "config": Field(2, {"authorization": Field(1, "string"), "defaults": Field(3, START)}),
-    "start": Field(3, START),
-    "text": Field(4, "string"),
-    "end": Field(5, {}),
-    "cancel": Field(6, {}),
+    "context_id": ProtobufField(1, "string"),
+    "config": ProtobufField(2, {"authorization": ProtobufField(1, "string"), "defaults": ProtobufField(3, START)}),
+    "start": ProtobufField(3, START),
+    "text": ProtobufField(4, "string"),
+    "end": ProtobufField(5, {}),
+    "cancel": ProtobufField(6, {}),
 }
-DURATION: Schema = {"seconds": Field(1, "int"), "nanos": Field(2, "int")}
-SPAN: Schema = {"text": Field(1, "string"), "start": Field(2, DURATION), "end": Field(3, DURATION)}
-STATUS: Schema = {"code": Field(1, "int"), "message": Field(2, "string")}
-TIMESTAMPS: Schema = {"status": Field(1, STATUS), "spans": Field(2, SPAN, repeated=True)}
+DURATION: Schema = {"seconds": ProtobufField(1, "int"), "nanos": ProtobufField(2, "int")}
+SPAN: Schema = {
+    "text": ProtobufField(1, "string"),
+    "start": ProtobufField(2, DURATION),
+    "end": ProtobufField(3, DURATION),
+}
+STATUS: Schema = {"code": ProtobufField(1, "int"), "message": ProtobufField(2, "string")}
+TIMESTAMPS: Schema = {"status": ProtobufField(1, STATUS), "spans": ProtobufField(2, SPAN, repeated=True)}
 RESPONSE: Schema = {
-    "context_id": Field(1, "string"),
-    "ready": Field(
+    "context_id": ProtobufField(1, "string"),
+    "ready": ProtobufField(
         2,
         {
-            "protocol": Field(1, "int"),
-            "languages": Field(2, "string", repeated=True),
-            "default_language": Field(3, "string"),
+            "protocol": ProtobufField(1, "int"),
+            "languages": ProtobufField(2, "string", repeated=True),
+            "default_language": ProtobufField(3, "string"),
         },
     ),
-    "started": Field(3, {"request_id": Field(1, "string")}),
-    "audio": Field(4, "bytes"),
-    "done": Field(5, {"timestamps": Field(1, TIMESTAMPS)}),
-    "cancelled": Field(6, {}),
-    "error": Field(7, {"kind": Field(1, "string"), "message": Field(2, "string"), "request_id": Field(3, "string")}),
+    "started": ProtobufField(3, {"request_id": ProtobufField(1, "string")}),
+    "audio": ProtobufField(4, "bytes"),
+    "done": ProtobufField(5, {"timestamps": ProtobufField(1, TIMESTAMPS)}),
+    "cancelled": ProtobufField(6, {}),
+    "error": ProtobufField(
+        7,
+        {
+            "kind": ProtobufField(1, "string"),
+            "message": ProtobufField(2, "string"),
+            "request_id": ProtobufField(3, "string"),
+        },
+    ),
 }
 SPLIT_STRATEGIES = [
     "SPLIT_STRATEGY_UNSPECIFIED",
@@ -105,7 +116,7 @@ def _checked(value: Any, schema: Schema, place: str = "message") -> dict[str, An
     return message
 
 
-def _checked_value(given: Any, field: Field, name: str) -> Any:
+def _checked_value(given: Any, field: ProtobufField, name: str) -> Any:
     if not isinstance(field.kind, str):
         return _checked(given, field.kind, name)
     if name == "split_strategy" and given in SPLIT_STRATEGIES:

@@ -45,7 +45,7 @@ KINDS = {
 
 
 @dataclass(slots=True)
-class Spoken:
+class RimeV1Context:
     takes_text: bool
     joins: bool
     """Pieces of text are joined as they are; else each is a sentence."""
@@ -55,10 +55,10 @@ class Spoken:
     last: str = field(default="")
 
 
-class RimeV1(on.Dialect):
+class RimeV1Dialect(on.Dialect):
     forgiving = True
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         offered = next(iter(handshake.subprotocols), None)
         if offered not in (BINARY, JSON):
@@ -66,7 +66,7 @@ class RimeV1(on.Dialect):
         self._binary = offered == BINARY
         self._had_header = "authorization" in handshake.headers
         self._defaults: dict[str, Any] = {}
-        self._contexts: dict[str, Spoken] = {}
+        self._contexts: dict[str, RimeV1Context] = {}
         self._num_started = 0
 
     def begin(self) -> Iterator[on.Intent]:
@@ -94,13 +94,13 @@ class RimeV1(on.Dialect):
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 yield self._send(event.context, audio=event.data)
-            case on.Words():
+            case on.ContextWords():
                 gathered = self._contexts[event.context].words
                 if gathered is not None:
                     gathered += event.words
-            case on.Ended():
+            case on.ContextEnded():
                 yield from self._end(event)
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
@@ -109,7 +109,7 @@ class RimeV1(on.Dialect):
     def _break_off(self, error: RemoteProtocolError) -> Iterator[on.Intent]:
         """What cannot be read cannot be told apart from what follows."""
         yield self._error("", ErrorBody(code=error.code, message=str(error)))
-        yield on.Close(1007, "invalid_input")
+        yield on.CloseConnection(1007, "invalid_input")
 
     def _configure(self, config: dict[str, Any]) -> Iterator[on.Intent]:
         if self._num_started:
@@ -121,7 +121,7 @@ class RimeV1(on.Dialect):
                 raise RemoteProtocolError(
                     "invalid_event", "the handshake has an authorization already", "authorization"
                 )
-            yield on.Authenticate(key.split(" ")[-1])
+            yield on.AuthenticateKey(key.split(" ")[-1])
 
     def _start(self, context: str, start: dict[str, Any]) -> Iterator[on.Intent]:
         if context in self._contexts:
@@ -135,11 +135,11 @@ class RimeV1(on.Dialect):
             yield replace(self._error(context, error_body), is_refusal=True)
             return
         joins = start.get("split_strategy") == ACCUMULATE_SENTENCE
-        self._contexts[context] = Spoken(not text, joins, words=[] if wish.word_times else None)
+        self._contexts[context] = RimeV1Context(not text, joins, words=[] if wish.word_times else None)
         yield self._send(context, started={"request_id": f"{self.handshake.request_id}-{self._num_started}"})
-        yield on.Open(context, wish)
+        yield on.OpenContext(context, wish)
         if text:
-            yield on.Append(context, text, last=True)
+            yield on.AppendText(context, text, last=True)
 
     def _write(self, context: str, text: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
@@ -151,13 +151,13 @@ class RimeV1(on.Dialect):
             return
         apart = not spoken.joins and spoken.last and not spoken.last.isspace() and not text[0].isspace()
         spoken.last = text[-1]
-        yield on.Append(context, f" {text}" if apart else text)
+        yield on.AppendText(context, f" {text}" if apart else text)
 
     def _end_text(self, context: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
         if spoken is not None:
             spoken.takes_text = False
-            yield on.End(context)
+            yield on.EndContext(context)
 
     def _cancel(self, context: str) -> Iterator[on.Intent]:
         spoken = self._contexts.get(context)
@@ -165,9 +165,9 @@ class RimeV1(on.Dialect):
             yield self._send(context, cancelled={})
             return
         spoken.cancelled, spoken.takes_text = True, False
-        yield on.Cancel(context)
+        yield on.CancelContext(context)
 
-    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
         spoken = self._contexts.pop(event.context, None)
         if spoken is None:
             return
@@ -179,15 +179,15 @@ class RimeV1(on.Dialect):
             done = {} if spoken.words is None else {"timestamps": _timestamps(spoken.words)}
             yield self._send(event.context, done=done)
 
-    def _error(self, context: str, error: ErrorBody) -> on.Send:
+    def _error(self, context: str, error: ErrorBody) -> on.SendMessage:
         return self._send(context, error={"kind": KINDS.get(error.code, "invalid_input"), "message": error.message})
 
-    def _send(self, context: str, **payload: Any) -> on.Send:
+    def _send(self, context: str, **payload: Any) -> on.SendMessage:
         named = {"context_id": context} if context else {}
-        return on.Send(write(named | payload, self._binary))
+        return on.SendMessage(write(named | payload, self._binary))
 
 
-def _wish(start: dict[str, Any]) -> on.Wish:
+def _wish(start: dict[str, Any]) -> on.SpeechOptions:
     audio = start.get("audio_parameters", {})
     mime = audio.get("audio_format", "audio/pcm").partition(";")[0].strip().lower()
     if mime not in FORMATS:
@@ -195,10 +195,10 @@ def _wish(start: dict[str, Any]) -> on.Wish:
         raise RemoteProtocolError("unsupported_format", message, "audio_format")
     encoding = FORMATS[mime]
     natural = 8_000 if encoding in ("mulaw", "alaw") else DEFAULT_RATE
-    return on.Wish(
+    return on.SpeechOptions(
         voice=start.get("speaker"),
         language=start.get("language"),
-        format=on.WireFormat(encoding, audio.get("sampling_rate") or natural),
+        format=on.RequestedFormat(encoding, audio.get("sampling_rate") or natural),
         speed=1 / audio["time_scale_factor"] if audio.get("time_scale_factor") else 1.0,
         word_times=bool(start.get("timestamps", {}).get("enable")),
     )

@@ -39,7 +39,7 @@ ENCODINGS = {
 }
 
 
-class Said(Struct):
+class VllmOmniMessage(Struct):
     type: str
     text: str = ""
     voice: str | None = None
@@ -55,7 +55,7 @@ class Said(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class VllmOmniConfig:
     """What holds until the client says otherwise."""
 
     response_format: str = "wav"
@@ -68,10 +68,10 @@ class Config:
     speed: float = 1.0
     seed: int | None = None
 
-    def changed(self, said: Said) -> Config:
+    def changed(self, said: VllmOmniMessage) -> VllmOmniConfig:
         known = {name: getattr(said, name) for name in self.__slots__}
         given = {name: value for name, value in known.items() if value is not None}
-        changed = Config(**{name: given.get(name, getattr(self, name)) for name in self.__slots__})
+        changed = VllmOmniConfig(**{name: given.get(name, getattr(self, name)) for name in self.__slots__})
         if changed.word_timestamps and not changed.stream_audio:
             raise RemoteProtocolError("invalid_request", "word_timestamps needs stream_audio", "word_timestamps")
         if changed.stream_audio and changed.response_format != "pcm":
@@ -85,11 +85,11 @@ class Config:
         return self.stream_audio and self.split_granularity != "none"
 
     @property
-    def wish(self) -> on.Wish:
-        return on.Wish(
+    def wish(self) -> on.SpeechOptions:
+        return on.SpeechOptions(
             voice=self.voice,
             language=None if self.language in (None, "Auto", "auto") else self.language,
-            format=on.WireFormat(ENCODINGS[self.response_format], SAMPLE_RATE),
+            format=on.RequestedFormat(ENCODINGS[self.response_format], SAMPLE_RATE),
             seed=self.seed,
             speed=self.speed,
             instruct=self.instructions,
@@ -99,8 +99,8 @@ class Config:
 
 
 @dataclass(slots=True)
-class Utterance:
-    config: Config
+class VllmOmniUtterance:
+    config: VllmOmniConfig
     text: str = ""
     opened: bool = False
     started: bool = False
@@ -111,19 +111,19 @@ class Utterance:
     words: list[dict[str, Any]] = field(default_factory=list)
 
 
-class VllmOmni(on.Dialect):
+class VllmOmniDialect(on.Dialect):
     forgiving = True
 
-    def __init__(self, handshake: on.Handshake) -> None:
+    def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self._config = Config()
-        self._utterances: dict[str, Utterance] = {}
+        self._config = VllmOmniConfig()
+        self._utterances: dict[str, VllmOmniUtterance] = {}
         """In order; text goes to the last while it is ``_writing``."""
         self._writing: str | None = None
         self._num_utterances = 0
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        said = parse_json(text_only(message), Said)
+        said = parse_json(text_only(message), VllmOmniMessage)
         match said.type:
             case "session.config":
                 self._configure(said)
@@ -134,27 +134,27 @@ class VllmOmni(on.Dialect):
                 yield from self._end_utterance()
             case "session.close":
                 yield from self._end_utterance() if self._writing is not None else ()
-                yield on.Finish()
+                yield on.FinishContexts()
             case _:
                 message = f"type must be session.config, input.text, input.done or session.close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 yield from self._sound(event)
-            case on.Words():
+            case on.ContextWords():
                 told = self._utterances[event.context].words
                 told += [{"word": word.text, "start_ms": word.start_ms, "end_ms": word.end_ms} for word in event.words]
-            case on.Ended():
+            case on.ContextEnded():
                 yield from self._end(event)
-            case on.Silent():
-                yield on.Close()
+            case on.AllContextsEnded():
+                yield on.CloseConnection()
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
         yield self._send("error", message=error.message)
 
-    def _configure(self, said: Said) -> None:
+    def _configure(self, said: VllmOmniMessage) -> None:
         if said.speaker and not said.voice:
             said.voice = said.speaker
         if self._writing is not None:
@@ -165,8 +165,8 @@ class VllmOmni(on.Dialect):
         if self._writing is None:
             self._writing = str(self._num_utterances)
             self._num_utterances += 1
-            self._utterances[self._writing] = Utterance(self._config)
-            yield on.Open(self._writing, self._config.wish)
+            self._utterances[self._writing] = VllmOmniUtterance(self._config)
+            yield on.OpenContext(self._writing, self._config.wish)
         utterance = self._utterances.get(self._writing)
         if utterance is None:
             return
@@ -176,7 +176,7 @@ class VllmOmni(on.Dialect):
             message = f"an utterance without stream_audio and split_granularity may have {MAX_HELD_CHARS} characters"
             raise RemoteProtocolError("request_too_long", message, "text")
         if utterance.config.split_granularity != "none":
-            yield on.Append(self._writing, text)
+            yield on.AppendText(self._writing, text)
 
     def _end_utterance(self) -> Iterator[on.Intent]:
         if self._writing is None:
@@ -185,11 +185,11 @@ class VllmOmni(on.Dialect):
         assert context is not None
         utterance = self._utterances.get(context)
         if utterance is not None and utterance.config.split_granularity == "none":
-            yield on.Append(context, utterance.text, last=True)
+            yield on.AppendText(context, utterance.text, last=True)
         else:
-            yield on.End(context)
+            yield on.EndContext(context)
 
-    def _sound(self, event: on.Audio) -> Iterator[on.Intent]:
+    def _sound(self, event: on.ContextAudio) -> Iterator[on.Intent]:
         utterance = self._utterances[event.context]
         utterance.num_bytes += len(event.data)
         if not utterance.config.stream_audio:
@@ -199,7 +199,7 @@ class VllmOmni(on.Dialect):
         if utterance.config.word_timestamps:
             yield self._chunk(event.context, event.data, event.start_ms, event.end_ms, None)
         else:
-            yield on.Send(event.data)
+            yield on.SendMessage(event.data)
 
     def _start(self, context: str) -> Iterator[on.Intent]:
         utterance = self._utterances[context]
@@ -211,7 +211,7 @@ class VllmOmni(on.Dialect):
 
     def _chunk(
         self, context: str, data: bytes, start_ms: float, end_ms: float, words: list[dict[str, Any]] | None
-    ) -> on.Send:
+    ) -> on.SendMessage:
         utterance = self._utterances[context]
         number, utterance.num_chunks = utterance.num_chunks, utterance.num_chunks + 1
         return self._send(
@@ -225,7 +225,7 @@ class VllmOmni(on.Dialect):
             timestamps=words,
         )
 
-    def _end(self, event: on.Ended) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
         utterance = self._utterances.get(event.context)
         if utterance is None:
             return
@@ -236,7 +236,7 @@ class VllmOmni(on.Dialect):
         elif spoken:
             yield from self._start(event.context)
             if utterance.audio:
-                yield on.Send(_file(utterance))
+                yield on.SendMessage(_file(utterance))
             if utterance.config.word_timestamps:
                 yield self._chunk(event.context, b"", event.audio_ms, event.audio_ms, utterance.words)
         if utterance.started:
@@ -249,11 +249,11 @@ class VllmOmni(on.Dialect):
     def _place(self, context: str) -> dict[str, int]:
         return {"utterance_index": int(context), "sentence_index": 0}
 
-    def _send(self, kind: str, **fields: Any) -> on.Send:
-        return on.Send(dump(type=kind, **fields))
+    def _send(self, kind: str, **fields: Any) -> on.SendMessage:
+        return on.SendMessage(dump(type=kind, **fields))
 
 
-def _speech_fields(said: Said, given: dict[str, Any]) -> Iterator[on.Intent]:
+def _speech_fields(said: VllmOmniMessage, given: dict[str, Any]) -> Iterator[on.Intent]:
     """What the message says in fields of the speech API."""
     fields = {name: given[name] for name in SPEECH_FIELDS & given.keys() if given[name] is not None}
     if said.voice:
@@ -262,7 +262,7 @@ def _speech_fields(said: Said, given: dict[str, Any]) -> Iterator[on.Intent]:
         yield on.Configure(fields)
 
 
-def _file(utterance: Utterance) -> bytes:
+def _file(utterance: VllmOmniUtterance) -> bytes:
     data = b"".join(utterance.audio)
     return wav_header(len(data)) + data if utterance.config.response_format == "wav" else data
 

@@ -14,7 +14,7 @@ from realtime.protocol.errors import RemoteProtocolError
 HEAD = struct.Struct(">IId?")
 
 
-class AudioHead(NamedTuple):
+class AudioHeader(NamedTuple):
     reply: int
     """0, 1, 2 ... over the replies of a session."""
     seq: int
@@ -25,29 +25,29 @@ class AudioHead(NamedTuple):
     """Nothing of the reply comes after this message."""
 
 
-class AudioPart(NamedTuple):
-    head: AudioHead
+class MqttAudioMessage(NamedTuple):
+    head: AudioHeader
     sound: bytes
 
 
-def pack(part: AudioPart) -> bytes:
+def pack(part: MqttAudioMessage) -> bytes:
     return HEAD.pack(*part.head) + part.sound
 
 
-def unpack(message: bytes) -> AudioPart:
-    return AudioPart(AudioHead(*HEAD.unpack_from(message)), message[HEAD.size :])
+def unpack(message: bytes) -> MqttAudioMessage:
+    return MqttAudioMessage(AudioHeader(*HEAD.unpack_from(message)), message[HEAD.size :])
 
 
-def properties(head: AudioHead) -> list[tuple[str, str]]:
+def properties(head: AudioHeader) -> list[tuple[str, str]]:
     """User properties for a head."""
     named = [("reply", str(head.reply)), ("seq", str(head.seq)), ("ts", f"{head.ts_ms:.10g}")]
     return [*named, ("last", "1")] if head.last else named
 
 
-def head_of(found: Iterable[tuple[str, str]]) -> AudioHead:
+def head_of(found: Iterable[tuple[str, str]]) -> AudioHeader:
     """Raises ``RemoteProtocolError``."""
     named = dict(found)
     try:
-        return AudioHead(int(named["reply"]), int(named["seq"]), float(named["ts"]), named.get("last") == "1")
+        return AudioHeader(int(named["reply"]), int(named["seq"]), float(named["ts"]), named.get("last") == "1")
     except (KeyError, ValueError) as error:
         raise RemoteProtocolError("malformed_audio", f"audio without its properties: {error}") from None

@@ -8,23 +8,23 @@ from typing import Literal
 from realtime.protocol.dialects import base as on
 from realtime.protocol.events import ErrorBody
 from realtime.protocol.mqtt import messages as say
-from realtime.protocol.mqtt.audio import AudioHead, AudioPart, pack
+from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, pack
 
 
-class MqttSession(on.Dialect):
+class MqttSessionDialect(on.Dialect):
     """Text messages go to the topic of events, binary ones (``audio.pack``) to that of audio."""
 
     tells_heard = True
 
     forgiving = True
 
-    def __init__(self, sid: str, wish: on.Wish) -> None:
-        super().__init__(on.Handshake(path={}, query={}, headers={}, request_id=sid))
+    def __init__(self, sid: str, wish: on.SpeechOptions) -> None:
+        super().__init__(on.ClientHandshake(path={}, query={}, headers={}, request_id=sid))
         self.wish = wish
         self._num_replies = 0
         self._writing: str | None = None
         """The reply that text goes to."""
-        self._lines: dict[str, ReplyLine] = {}
+        self._lines: dict[str, ReplyCounters] = {}
         """Those that have not ended."""
         self._next_seq = 0
         self._torn = False
@@ -44,37 +44,37 @@ class MqttSession(on.Dialect):
 
     def _act(self, event: say.In) -> Iterator[on.Intent]:
         match event:
-            case say.Text() | say.Flush() if self._torn:
+            case say.MqttText() | say.MqttFlush() if self._torn:
                 pass
-            case say.Text():
+            case say.MqttText():
                 yield from self._write(event.d)
-            case say.Flush() if self._writing is not None:
-                yield on.Flush(self._writing)
-            case say.End():
+            case say.MqttFlush() if self._writing is not None:
+                yield on.FlushContext(self._writing)
+            case say.MqttEnd():
                 yield from self._end()
-            case say.Cancel():
+            case say.MqttCancel():
                 yield from self._cancel(event.played_ms)
-            case say.Close():
+            case say.MqttClose():
                 if self._writing is not None:
                     yield from self._end()
-                yield on.Finish()
-            case say.Leave():
-                yield on.Close(1000, "leave")
-            case say.Ping():
-                yield _send(say.Pong(d=event.d))
+                yield on.FinishContexts()
+            case say.MqttLeave():
+                yield on.CloseConnection(1000, "leave")
+            case say.MqttPing():
+                yield _send(say.MqttPong(d=event.d))
 
     def _write(self, text: str) -> Iterator[on.Intent]:
         if self._writing is None:
             yield from self._begin()
         assert self._writing is not None
-        yield on.Append(self._writing, text)
+        yield on.AppendText(self._writing, text)
 
     def _begin(self) -> Iterator[on.Intent]:
         assert self.wish is not None
         self._writing = str(self._num_replies)
-        self._lines[self._writing] = ReplyLine(self._num_replies)
+        self._lines[self._writing] = ReplyCounters(self._num_replies)
         self._num_replies += 1
-        yield on.Open(self._writing, self.wish)
+        yield on.OpenContext(self._writing, self.wish)
 
     def _end(self) -> Iterator[on.Intent]:
         """Also of a reply without text, which then has an end as any other."""
@@ -85,54 +85,54 @@ class MqttSession(on.Dialect):
             yield from self._begin()
         assert self._writing is not None
         context, self._writing = self._writing, None
-        yield on.End(context)
+        yield on.EndContext(context)
 
     def _cancel(self, played_ms: float | None) -> Iterator[on.Intent]:
         self._writing, self._torn = None, False
         if not self._lines and self._last is not None:
-            yield on.Recall(self._last, played_ms)
+            yield on.QueryHeard(self._last, played_ms)
         speaking = next(iter(self._lines), None)
         for context in reversed(list(self._lines)):  # those that wait first: none begins because another was stopped
-            yield on.Cancel(context, played_ms if context == speaking else None)
+            yield on.CancelContext(context, played_ms if context == speaking else None)
 
     def _tear(self, seq: int) -> Iterator[on.Intent]:
         lost = f"seq is {seq}, expected {self._next_seq}: messages were lost"
-        yield _send(say.Failed(error=ErrorBody(code="invalid_event", message=lost, param="seq")))
+        yield _send(say.MqttFailed(error=ErrorBody(code="invalid_event", message=lost, param="seq")))
         if self._writing is not None:
-            yield on.Cancel(self._writing)
+            yield on.CancelContext(self._writing)
             self._writing, self._torn = None, True
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Opened():
-                yield _send(say.Started(reply=int(event.context), warnings=event.warnings))
-            case on.Audio():
-                yield from map(on.Send, self._lines[event.context].audio(event))
-            case on.Words():
-                yield _send(say.Marks(reply=int(event.context), words=tuple(map(_mark, event.words))))
-            case on.Flushed():
+            case on.ContextOpened():
+                yield _send(say.MqttStarted(reply=int(event.context), warnings=event.warnings))
+            case on.ContextAudio():
+                yield from map(on.SendMessage, self._lines[event.context].audio(event))
+            case on.ContextWords():
+                yield _send(say.MqttWordMarks(reply=int(event.context), words=tuple(map(_mark, event.words))))
+            case on.ContextFlushed():
                 yield _send(self._lines[event.context].seg_done(event.end_ms))
-            case on.Ended():
+            case on.ContextEnded():
                 yield from self._ended(event)
-            case on.Recalled():
+            case on.HeardReported():
                 heard, left, played_ms = event.heard, event.remaining, event.played_ms
-                yield _send(say.Heard(reply=int(event.context), heard=heard, remaining=left, played_ms=played_ms))
-            case on.Silent():
-                yield on.Close(1000, "close")
+                yield _send(say.MqttHeard(reply=int(event.context), heard=heard, remaining=left, played_ms=played_ms))
+            case on.AllContextsEnded():
+                yield on.CloseConnection(1000, "close")
 
-    def _ended(self, event: on.Ended) -> Iterator[on.Intent]:
+    def _ended(self, event: on.ContextEnded) -> Iterator[on.Intent]:
         line = self._lines.pop(event.context)
         self._last = event.context
         if self._writing == event.context:  # it failed: the rest of its text is nobody's
             self._writing, self._torn = None, event.status == "failed"
-        yield on.Send(line.last(event.audio_ms))
+        yield on.SendMessage(line.last(event.audio_ms))
         yield _send(done(event))
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
-        yield _send(say.Failed(error=error))
+        yield _send(say.MqttFailed(error=error))
 
 
-class ReplyLine:
+class ReplyCounters:
     """Numbers of what is sent of one reply."""
 
     def __init__(self, reply: int) -> None:
@@ -140,7 +140,7 @@ class ReplyLine:
         self._num_messages = 0
         self._num_flushes = 0
 
-    def audio(self, event: on.Audio) -> Iterator[bytes]:
+    def audio(self, event: on.ContextAudio) -> Iterator[bytes]:
         """A message for each packet of Opus, one for a run of anything else."""
         packets = event.packets or (event.data,)
         each_ms = (event.end_ms - event.start_ms) / len(packets)
@@ -150,32 +150,32 @@ class ReplyLine:
     def last(self, end_ms: float) -> bytes:
         return self._next(b"", end_ms, True)
 
-    def seg_done(self, end_ms: float) -> say.SegDone:
+    def seg_done(self, end_ms: float) -> say.MqttSegmentDone:
         seg, self._num_flushes = self._num_flushes, self._num_flushes + 1
-        return say.SegDone(reply=self._reply, seg=seg, end_ms=end_ms)
+        return say.MqttSegmentDone(reply=self._reply, seg=seg, end_ms=end_ms)
 
     def _next(self, sound: bytes, ts_ms: float, last: bool) -> bytes:
         seq, self._num_messages = self._num_messages, self._num_messages + 1
-        return pack(AudioPart(AudioHead(self._reply, seq, ts_ms, last), sound))
+        return pack(MqttAudioMessage(AudioHeader(self._reply, seq, ts_ms, last), sound))
 
 
-class OneShot(on.Dialect):
+class MqttOneShotDialect(on.Dialect):
     """A text that came whole. Binary messages are audio, the one text message is the last of all."""
 
     tells_heard = True
 
-    def __init__(self, sid: str, wish: on.Wish, text: str) -> None:
-        super().__init__(on.Handshake(path={}, query={}, headers={}, request_id=sid))
+    def __init__(self, sid: str, wish: on.SpeechOptions, text: str) -> None:
+        super().__init__(on.ClientHandshake(path={}, query={}, headers={}, request_id=sid))
         self.wish = wish
         self._text = text
-        self._line = ReplyLine(0)
+        self._line = ReplyCounters(0)
         self._over = False
         """The last message was sent."""
 
     def begin(self) -> Iterator[on.Intent]:
         assert self.wish is not None
-        yield on.Open("0", self.wish)
-        yield on.Append("0", self._text, last=True)
+        yield on.OpenContext("0", self.wish)
+        yield on.AppendText("0", self._text, last=True)
 
     def receive(self, message: on.Message) -> Iterator[on.Intent]:
         """It has no topic where anybody could write."""
@@ -183,24 +183,24 @@ class OneShot(on.Dialect):
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio() if not self._over:
-                yield from map(on.Send, self._line.audio(event))
-            case on.Ended():
+            case on.ContextAudio() if not self._over:
+                yield from map(on.SendMessage, self._line.audio(event))
+            case on.ContextEnded():
                 yield from self._finish(done(event))
-                yield on.Close(1000, "done")
+                yield on.CloseConnection(1000, "done")
 
     def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
         """The text is broken off; what is told of its end afterwards is no second answer."""
         yield from self._finish(failed(error))
 
-    def _finish(self, last: say.Done) -> Iterator[on.Intent]:
+    def _finish(self, last: say.MqttDone) -> Iterator[on.Intent]:
         if not self._over:
             self._over = True
             yield _send(last)
 
 
-def done(event: on.Ended) -> say.Done:
-    return say.Done(
+def done(event: on.ContextEnded) -> say.MqttDone:
+    return say.MqttDone(
         reply=int(event.context),
         status=event.status,
         audio_ms=event.audio_ms,
@@ -211,15 +211,15 @@ def done(event: on.Ended) -> say.Done:
     )
 
 
-def failed(error: ErrorBody) -> say.Done:
+def failed(error: ErrorBody) -> say.MqttDone:
     """Of a text that was not even begun, or was broken off."""
     status: Literal["failed"] = "failed"
-    return say.Done(reply=0, status=status, audio_ms=0, heard="", remaining="", played_ms=0, error=error)
+    return say.MqttDone(reply=0, status=status, audio_ms=0, heard="", remaining="", played_ms=0, error=error)
 
 
-def _mark(word: on.TimedWord) -> say.Mark:
-    return say.Mark(text=word.text, start_ms=word.start_ms, end_ms=word.end_ms, at=word.raw_start)
+def _mark(word: on.TimedWord) -> say.MqttWordMark:
+    return say.MqttWordMark(text=word.text, start_ms=word.start_ms, end_ms=word.end_ms, at=word.raw_start)
 
 
-def _send(message: say.Out) -> on.Send:
-    return on.Send(say.serialize(message))
+def _send(message: say.Out) -> on.SendMessage:
+    return on.SendMessage(say.serialize(message))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from realtime.protocol.dialects.base import WireFormat, Wish
+from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody, Id
 from realtime.protocol.native import field_at_fault
@@ -26,7 +26,7 @@ Number = Annotated[int, Meta(ge=0, le=2**53)]
 Message = TypeVar("Message")
 
 
-class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MqttFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     encoding: Literal["opus", "pcm_s16le", "mulaw", "alaw"] = "opus"
     sample_rate: int | None = None
     packet_ms: Literal[20, 40, 60] = 60
@@ -38,7 +38,7 @@ class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.sample_rate or NATURAL_RATES[self.encoding]
 
 
-class Speech(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to speak; what is not given is the server's default."""
 
     v: int = VERSION
@@ -50,15 +50,15 @@ class Speech(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lead_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
     """0: as fast as it is made."""
     word_times: bool = False
-    format: Format = Format()
+    format: MqttFormat = MqttFormat()
 
-    def wish(self, default_lead_ms: int) -> Wish:
+    def wish(self, default_lead_ms: int) -> SpeechOptions:
         audio = self.format
         lead_ms = default_lead_ms if self.lead_ms is None else self.lead_ms
-        return Wish(
+        return SpeechOptions(
             voice=self.voice,
             language=self.language,
-            format=WireFormat(audio.encoding, audio.rate, audio.bitrate, audio.packet_ms),
+            format=RequestedFormat(audio.encoding, audio.rate, audio.bitrate, audio.packet_ms),
             seed=self.seed,
             speed=self.speed,
             instruct=self.instruct,
@@ -68,66 +68,66 @@ class Speech(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-class Open(Speech, frozen=True):
+class MqttOpen(MqttSpeechOptions, frozen=True):
     sid: Id | None = None
     """Of the client's choice, new each time; without it the server makes one."""
 
 
-class Say(Speech, frozen=True):
+class MqttSay(MqttSpeechOptions, frozen=True):
     """One text, spoken as fast as it is made unless ``lead_ms`` is given."""
 
     text: str
 
 
-class Inbound(Struct, frozen=True, kw_only=True, tag_field="t", forbid_unknown_fields=True, omit_defaults=True):
+class MqttInbound(Struct, frozen=True, kw_only=True, tag_field="t", forbid_unknown_fields=True, omit_defaults=True):
     seq: Number | None = None
     """0, 1, 2 ... over the messages of a session that carry one: doubled ones are passed over, lost ones noticed."""
 
 
-class Text(Inbound, frozen=True, tag="text"):
+class MqttText(MqttInbound, frozen=True, tag="text"):
     d: str
 
 
-class Flush(Inbound, frozen=True, tag="flush"):
+class MqttFlush(MqttInbound, frozen=True, tag="flush"):
     """Speak all text so far to its end without waiting for more."""
 
 
-class End(Inbound, frozen=True, tag="end"):
+class MqttEnd(MqttInbound, frozen=True, tag="end"):
     """The reply has all its text; what comes next begins another."""
 
 
-class Cancel(Inbound, frozen=True, tag="cancel"):
+class MqttCancel(MqttInbound, frozen=True, tag="cancel"):
     """Stop, and forget what waits. After the end: what was heard?"""
 
     played_ms: Milliseconds | None = None
 
 
-class Close(Inbound, frozen=True, tag="close"):
+class MqttClose(MqttInbound, frozen=True, tag="close"):
     """Speak what is there, then end the session."""
 
 
-class Leave(Inbound, frozen=True, tag="leave"):
+class MqttLeave(MqttInbound, frozen=True, tag="leave"):
     """End the session now. Fit for a will."""
 
 
-class Ping(Inbound, frozen=True, tag="ping"):
+class MqttPing(MqttInbound, frozen=True, tag="ping"):
     d: Annotated[str, Meta(max_length=256)] = ""
 
 
-In = Text | Flush | End | Cancel | Close | Leave | Ping
+In = MqttText | MqttFlush | MqttEnd | MqttCancel | MqttClose | MqttLeave | MqttPing
 
 
-class Outbound(Struct, frozen=True, kw_only=True, tag_field="t"):
+class MqttOutbound(Struct, frozen=True, kw_only=True, tag_field="t"):
     """What a session tells."""
 
 
-class Started(Outbound, frozen=True, tag="started"):
+class MqttStarted(MqttOutbound, frozen=True, tag="started"):
     reply: int
     warnings: tuple[str, ...] = ()
     """What of the wishes became a default."""
 
 
-class Mark(Struct, frozen=True, kw_only=True):
+class MqttWordMark(Struct, frozen=True, kw_only=True):
     text: str
     start_ms: float
     end_ms: float
@@ -135,12 +135,12 @@ class Mark(Struct, frozen=True, kw_only=True):
     """Where the word stands in the text of the reply, in characters."""
 
 
-class Marks(Outbound, frozen=True, tag="marks"):
+class MqttWordMarks(MqttOutbound, frozen=True, tag="marks"):
     reply: int
-    words: tuple[Mark, ...]
+    words: tuple[MqttWordMark, ...]
 
 
-class SegDone(Outbound, frozen=True, tag="seg_done"):
+class MqttSegmentDone(MqttOutbound, frozen=True, tag="seg_done"):
     """All audio of the text up to a flush was sent."""
 
     reply: int
@@ -148,7 +148,7 @@ class SegDone(Outbound, frozen=True, tag="seg_done"):
     end_ms: float
 
 
-class Done(Outbound, frozen=True, tag="done"):
+class MqttDone(MqttOutbound, frozen=True, tag="done"):
     """The one last event of a reply."""
 
     reply: int
@@ -160,7 +160,7 @@ class Done(Outbound, frozen=True, tag="done"):
     error: ErrorBody | None = None
 
 
-class Heard(Outbound, frozen=True, tag="heard"):
+class MqttHeard(MqttOutbound, frozen=True, tag="heard"):
     """The answer to a cancel after the end."""
 
     reply: int
@@ -169,26 +169,26 @@ class Heard(Outbound, frozen=True, tag="heard"):
     played_ms: float
 
 
-class Pong(Outbound, frozen=True, tag="pong"):
+class MqttPong(MqttOutbound, frozen=True, tag="pong"):
     d: str = ""
 
 
-class Failed(Outbound, frozen=True, tag="error"):
+class MqttFailed(MqttOutbound, frozen=True, tag="error"):
     """A message was refused; the session goes on."""
 
     error: ErrorBody
 
 
-class Closed(Outbound, frozen=True, tag="closed"):
+class MqttClosed(MqttOutbound, frozen=True, tag="closed"):
     """The one last event of a session."""
 
     reason: str
 
 
-Out = Started | Marks | SegDone | Done | Heard | Pong | Failed | Closed
+Out = MqttStarted | MqttWordMarks | MqttSegmentDone | MqttDone | MqttHeard | MqttPong | MqttFailed | MqttClosed
 
 
-class Opened(Struct, frozen=True, kw_only=True):
+class MqttOpened(Struct, frozen=True, kw_only=True):
     """The answer to ``open``."""
 
     sid: str
@@ -198,21 +198,21 @@ class Opened(Struct, frozen=True, kw_only=True):
     ev: str
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
+class MqttRefusal(Struct, frozen=True, kw_only=True):
     """Or this one."""
 
     error: ErrorBody
 
 
-class Status(Struct, frozen=True, kw_only=True):
+class MqttServerStatus(Struct, frozen=True, kw_only=True):
     state: Literal["online", "draining", "offline"]
     sessions: int = 0
     max_sessions: int = 0
 
 
 _encoder = msgspec.json.Encoder()
-_open: msgspec.json.Decoder[Open] = msgspec.json.Decoder(Open)
-_say: msgspec.json.Decoder[Say] = msgspec.json.Decoder(Say)
+_open: msgspec.json.Decoder[MqttOpen] = msgspec.json.Decoder(MqttOpen)
+_say: msgspec.json.Decoder[MqttSay] = msgspec.json.Decoder(MqttSay)
 _in: msgspec.json.Decoder[In] = msgspec.json.Decoder(In)
 _out: msgspec.json.Decoder[Out] = msgspec.json.Decoder(Out)
 _answer: msgspec.json.Decoder[object] = msgspec.json.Decoder()
@@ -222,12 +222,12 @@ def serialize(message: Struct) -> str:
     return _encoder.encode(message).decode()
 
 
-def parse_open(payload: bytes) -> Open:
+def parse_open(payload: bytes) -> MqttOpen:
     """Raises ``RemoteProtocolError``, as all of these do."""
     return _checked(_parse(_open, payload))
 
 
-def parse_say(payload: bytes) -> Say:
+def parse_say(payload: bytes) -> MqttSay:
     return _checked(_parse(_say, payload))
 
 
@@ -239,18 +239,18 @@ def parse_out(payload: str | bytes) -> Out:
     return _parse(_out, payload)
 
 
-def parse_answer(payload: bytes) -> Opened | Refusal:
+def parse_answer(payload: bytes) -> MqttOpened | MqttRefusal:
     """What came back for ``open``."""
     found = _parse(_answer, payload)
     try:
         if isinstance(found, dict) and "error" in found:
-            return msgspec.convert(found, Refusal)
-        return msgspec.convert(found, Opened)
+            return msgspec.convert(found, MqttRefusal)
+        return msgspec.convert(found, MqttOpened)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError("invalid_event", str(error), field_at_fault(str(error))) from None
 
 
-SpeechMessage = TypeVar("SpeechMessage", bound=Speech)
+SpeechMessage = TypeVar("SpeechMessage", bound=MqttSpeechOptions)
 
 
 def _checked(message: SpeechMessage) -> SpeechMessage:

@@ -13,7 +13,7 @@ from realtime.protocol.mqtt.properties import (
     USER,
     varint,
 )
-from realtime.protocol.mqtt311.packets import PUBLISH, Fields, Packet
+from realtime.protocol.mqtt311.packets import PUBLISH, FieldReader, MqttPacket
 
 RETAIN = 0x01
 QOS_1, QOS_2 = 0x02, 0x04
@@ -25,7 +25,7 @@ NUMBERS = {PAYLOAD_FORMAT: 1, EXPIRY: 4}
 
 
 @dataclass(slots=True)
-class Received:
+class PublishPacket:
     topic: str
     payload: bytes = b""
     packet_id: int | None = None
@@ -49,24 +49,24 @@ def publish(topic: str, properties: bytes, payload: bytes, retain: bool = False,
     return b"".join((head, name, number, properties, payload))
 
 
-def acknowledged(packet: Packet) -> tuple[int, int]:
+def acknowledged(packet: MqttPacket) -> tuple[int, int]:
     """Which packet a PUBACK is for, and its reason code. Raises ``RemoteProtocolError``."""
-    fields = Fields(packet.body)
+    fields = FieldReader(packet.body)
     return fields.number(2), 0 if fields.empty else fields.number(1)
 
 
-def parse_publish(packet: Packet) -> Received:
+def parse_publish(packet: MqttPacket) -> PublishPacket:
     """Of QoS 0 or 1. Raises ``RemoteProtocolError``."""
-    fields = Fields(packet.body)
-    found = Received(fields.text(), retained=bool(packet.flags & RETAIN))
+    fields = FieldReader(packet.body)
+    found = PublishPacket(fields.text(), retained=bool(packet.flags & RETAIN))
     if packet.flags >> 1 & 3:
         found.packet_id = fields.number(2)
-    _read_properties(Fields(fields.take(fields.varint())), found)
+    _read_properties(FieldReader(fields.take(fields.varint())), found)
     found.payload = fields.rest()
     return found
 
 
-def _read_properties(fields: Fields, found: Received) -> None:
+def _read_properties(fields: FieldReader, found: PublishPacket) -> None:
     while not fields.empty:
         name = fields.number(1)
         if name == USER:

@@ -19,7 +19,7 @@ MAX_CLIENT_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Packet:
+class MqttPacket:
     kind: int
     flags: int
     body: bytes
@@ -29,7 +29,7 @@ class Packet:
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
+class ConnectPacket:
     client_id: str
     keep_alive_s: int
     username: str = ""
@@ -37,26 +37,26 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class DevicePublishPacket:
     topic: str
     payload: bytes
     packet_id: int | None = None
     """To be acknowledged."""
 
 
-class PacketReader:
+class MqttPacketReader:
     """Bytes in pieces of any length, packets out. ``push`` raises ``RemoteProtocolError``; then all is lost."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
-    def push(self, piece: bytes) -> Iterator[Packet]:
+    def push(self, piece: bytes) -> Iterator[MqttPacket]:
         self._buffer += piece
         while (packet := self._next()) is not None:
             yield packet
 
-    def _next(self) -> Packet | None:
+    def _next(self) -> MqttPacket | None:
         length, start = 0, 1
         while True:
             if start >= len(self._buffer):
@@ -74,14 +74,14 @@ class PacketReader:
             return None
         head, body = self._buffer[0], bytes(self._buffer[start : start + length])
         del self._buffer[: start + length]
-        return Packet(head >> 4, head & 0x0F, body)
+        return MqttPacket(head >> 4, head & 0x0F, body)
 
 
-def parse_connect(packet: Packet) -> Connect:
+def parse_connect(packet: MqttPacket) -> ConnectPacket:
     """Raises ``RemoteProtocolError``; ``param`` is ``level`` when it is another version of MQTT."""
     if packet.kind != CONNECT:
         raise _broken("the first packet must be CONNECT")
-    fields = Fields(packet.body)
+    fields = FieldReader(packet.body)
     name, level = fields.text(), fields.number(1)
     if name != "MQTT" or level != LEVEL:
         raise RemoteProtocolError("invalid_event", f"MQTT 3.1.1 is spoken here, not {name[:8]!r} {level}", "level")
@@ -93,22 +93,22 @@ def parse_connect(packet: Packet) -> Connect:
         fields.data()
     username = fields.text() if flags & 0x80 else ""
     password = fields.text() if flags & 0x40 else ""
-    return Connect(client_id, keep_alive_s, username, password)
+    return ConnectPacket(client_id, keep_alive_s, username, password)
 
 
-def parse_publish(packet: Packet) -> Publish:
+def parse_publish(packet: MqttPacket) -> DevicePublishPacket:
     """Raises ``RemoteProtocolError``."""
     qos = packet.flags >> 1 & 3
     if qos > 1:
         raise _broken("QoS 0 and 1 are taken here")
-    fields = Fields(packet.body)
+    fields = FieldReader(packet.body)
     topic = fields.text()
-    return Publish(topic, packet_id=fields.number(2) if qos else None, payload=fields.rest())
+    return DevicePublishPacket(topic, packet_id=fields.number(2) if qos else None, payload=fields.rest())
 
 
-def parse_subscribe(packet: Packet) -> tuple[int, int]:
+def parse_subscribe(packet: MqttPacket) -> tuple[int, int]:
     """Number of the packet, and how many topics it asks for. Raises ``RemoteProtocolError``."""
-    fields = Fields(packet.body)
+    fields = FieldReader(packet.body)
     packet_id, num_topics = fields.number(2), 0
     while not fields.empty:
         fields.text()
@@ -139,7 +139,7 @@ def publish(topic: str, payload: bytes) -> bytes:
     return bytes((PUBLISH << 4,)) + varint(len(body)) + body
 
 
-class Fields:
+class FieldReader:
     """What stands in a packet, one after the other. Every method raises ``RemoteProtocolError`` at its end."""
 
     def __init__(self, body: bytes) -> None:

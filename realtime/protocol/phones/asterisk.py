@@ -11,19 +11,19 @@ from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.phones import base, reading
 
 FORMATS = {
-    "ulaw": base.LineFormat("mulaw"),
-    "alaw": base.LineFormat("alaw"),
-    "slin": base.LineFormat("pcm_s16le", 8_000),
-    "slin12": base.LineFormat("pcm_s16le", 12_000),
-    "slin16": base.LineFormat("pcm_s16le", 16_000),
-    "slin24": base.LineFormat("pcm_s16le", 24_000),
-    "slin32": base.LineFormat("pcm_s16le", 32_000),
-    "slin44": base.LineFormat("pcm_s16le", 44_100),
-    "slin48": base.LineFormat("pcm_s16le", 48_000),
+    "ulaw": base.TelephonyFormat("mulaw"),
+    "alaw": base.TelephonyFormat("alaw"),
+    "slin": base.TelephonyFormat("pcm_s16le", 8_000),
+    "slin12": base.TelephonyFormat("pcm_s16le", 12_000),
+    "slin16": base.TelephonyFormat("pcm_s16le", 16_000),
+    "slin24": base.TelephonyFormat("pcm_s16le", 24_000),
+    "slin32": base.TelephonyFormat("pcm_s16le", 32_000),
+    "slin44": base.TelephonyFormat("pcm_s16le", 44_100),
+    "slin48": base.TelephonyFormat("pcm_s16le", 48_000),
 }
 
 
-class Told(Struct):
+class AsteriskMessage(Struct):
     event: str
     connection_id: str = ""
     channel_id: str = ""
@@ -34,7 +34,7 @@ class Told(Struct):
     digit: str = ""
 
 
-class Asterisk(base.PhoneDialect):
+class AsteriskDialect(base.TelephonyDialect):
     name = "asterisk"
     lines = frozenset(FORMATS.values())
     subprotocol = "media"
@@ -44,20 +44,20 @@ class Asterisk(base.PhoneDialect):
             return [self.heard(message)]
         if not message.lstrip().startswith("{"):
             raise RemoteProtocolError("malformed_json", "control messages must be JSON: dial with f(json)")
-        told = parse_json(message, Told)
+        told = parse_json(message, AsteriskMessage)
         match told.event:
             case "MEDIA_START":
                 return [self._begin(told)]
             case "DTMF_END":
-                return [base.Pressed(reading.digit(told.digit))]
+                return [base.DtmfReceived(reading.digit(told.digit))]
             case "MEDIA_MARK_PROCESSED":
-                return [base.MarkReached(reading.mark_name(told.correlation_id))]
+                return [base.MarkPlayed(reading.mark_name(told.correlation_id))]
             case "MEDIA_XOFF" | "MEDIA_XON":
-                return [base.Held(told.event == "MEDIA_XOFF")]
+                return [base.FlowControl(told.event == "MEDIA_XOFF")]
         return []
 
-    def _begin(self, told: Told) -> base.Started:
-        line = FORMATS.get(told.format) or base.LineFormat(told.format, 0)
+    def _begin(self, told: AsteriskMessage) -> base.StreamStarted:
+        line = FORMATS.get(told.format) or base.TelephonyFormat(told.format, 0)
         variables = reading.parameters((told.channel_variables or {}) | {"channel": told.channel})
         return self.start(told.channel_id or told.connection_id, line, variables)
 

@@ -21,11 +21,11 @@ KINDS = {rate: kind for kind, rate in RATES.items()}
 UNSERVED = {0x17: 96_000, 0x18: 192_000}
 
 
-class AudioSocket(base.PhoneDialect):
+class AudioSocketDialect(base.TelephonyDialect):
     """Its messages are whole frames."""
 
     name = "audiosocket"
-    lines = frozenset(base.LineFormat("pcm_s16le", rate) for rate in KINDS)
+    lines = frozenset(base.TelephonyFormat("pcm_s16le", rate) for rate in KINDS)
     max_ahead_ms = 40
     clocked = True
     has_marks = False
@@ -40,11 +40,11 @@ class AudioSocket(base.PhoneDialect):
             raise RemoteProtocolError("invalid_event", f"a frame of kind {kind:#04x} came before the UUID", "uuid")
         match kind:
             case 0x00:
-                return [base.HungUp()]
+                return [base.StreamEnded()]
             case 0x03:
-                return [base.Pressed(reading.digit(payload.decode("ascii", "replace")))] if self.line else []
+                return [base.DtmfReceived(reading.digit(payload.decode("ascii", "replace")))] if self.line else []
             case 0xFF:
-                return [base.HungUp("asterisk_error")]
+                return [base.StreamEnded("asterisk_error")]
         return self._sound(kind, payload) if kind in RATES or kind in UNSERVED else []
 
     def audio(self, data: bytes) -> bytes:
@@ -63,7 +63,7 @@ class AudioSocket(base.PhoneDialect):
     def _sound(self, kind: int, payload: bytes) -> list[base.PhoneEvent]:
         rate = RATES.get(kind) or UNSERVED[kind]
         if self.line is None:
-            return [self.start(self._call_id, base.LineFormat("pcm_s16le", rate), {}), self.heard(payload)]
+            return [self.start(self._call_id, base.TelephonyFormat("pcm_s16le", rate), {}), self.heard(payload)]
         if rate != self.line.sample_rate:
             found = f"the call began at {self.line.sample_rate} Hz and goes on at {rate}"
             raise RemoteProtocolError("unsupported_format", found, "kind")

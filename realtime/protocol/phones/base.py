@@ -19,7 +19,7 @@ MAX_AUDIO_S = 2
 
 
 @dataclass(frozen=True, slots=True)
-class LineFormat:
+class TelephonyFormat:
     """Of both directions; mono."""
 
     encoding: str = "mulaw"
@@ -32,67 +32,76 @@ class LineFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StreamStarted:
     """The call is connected; audio may flow."""
 
     call_id: str
     """The provider's."""
-    line: LineFormat
+    line: TelephonyFormat
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class CallerAudio:
+class CallerAudioReceived:
     data: bytes
     number: int | None = None
     """Rising with time, where the provider counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pressed:
+class DtmfReceived:
     digit: str
 
 
 @dataclass(frozen=True, slots=True)
-class MarkReached:
+class MarkPlayed:
     """All audio sent before the mark was played, or thrown away by a clear."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class FlowControl:
     """The far buffer is full (``on``), or has room again."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
-class BrokeIn:
+class RemoteBargeIn:
     """The far side itself noticed that its user speaks, or wants to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wrote:
+class TextReceived:
     """The far side's user wrote something, or said what the device understands by itself."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class HungUp:
+class StreamEnded:
     reason: str = "caller"
 
 
-PhoneEvent = Started | CallerAudio | Pressed | MarkReached | Held | BrokeIn | Wrote | HungUp
+PhoneEvent = (
+    StreamStarted
+    | CallerAudioReceived
+    | DtmfReceived
+    | MarkPlayed
+    | FlowControl
+    | RemoteBargeIn
+    | TextReceived
+    | StreamEnded
+)
 
 
-class PhoneDialect(ABC):
+class TelephonyDialect(ABC):
     """One line. ``receive`` raises ``RemoteProtocolError`` for a message that breaks the wire; what it does not know
     is passed over. The others give the message that says so, or ``None`` where the provider has none."""
 
     name: ClassVar[str]
-    lines: ClassVar[frozenset[LineFormat]]
+    lines: ClassVar[frozenset[TelephonyFormat]]
     """What may come."""
     max_ahead_ms: ClassVar[int] = 10_000
     """The far side holds no more than that."""
@@ -101,7 +110,7 @@ class PhoneDialect(ABC):
     has_marks: ClassVar[bool] = True
     subprotocol: ClassVar[str | None] = None
 
-    line: LineFormat | None = None
+    line: TelephonyFormat | None = None
     """Once started."""
 
     @abstractmethod
@@ -126,7 +135,7 @@ class PhoneDialect(ABC):
         """Said before the connection is closed."""
         return None
 
-    def start(self, call_id: str, line: LineFormat, parameters: Mapping[str, str]) -> Started:
+    def start(self, call_id: str, line: TelephonyFormat, parameters: Mapping[str, str]) -> StreamStarted:
         """Raises ``RemoteProtocolError`` for a second start, an unknown format, or names without end."""
         if self.line is not None:
             raise RemoteProtocolError("invalid_event", "the call has started already", "start")
@@ -141,9 +150,9 @@ class PhoneDialect(ABC):
             found = f"a call has at most {MAX_PARAMETERS} parameters, this one {len(parameters)}"
             raise RemoteProtocolError("invalid_event", found, "parameters")
         self.line = line
-        return Started(call_id, line, parameters)
+        return StreamStarted(call_id, line, parameters)
 
-    def heard(self, data: bytes, number: int | None = None) -> CallerAudio:
+    def heard(self, data: bytes, number: int | None = None) -> CallerAudioReceived:
         """Raises ``RemoteProtocolError`` before the start, and for half samples."""
         line = self.require_start("media")
         if len(data) % line.sample_bytes:
@@ -152,9 +161,9 @@ class PhoneDialect(ABC):
         if len(data) > MAX_AUDIO_S * line.sample_rate * line.sample_bytes:
             found = f"a message holds at most {MAX_AUDIO_S} s of audio, this one {len(data)} bytes"
             raise RemoteProtocolError("invalid_event", found, "payload")
-        return CallerAudio(data, number)
+        return CallerAudioReceived(data, number)
 
-    def require_start(self, what: str) -> LineFormat:
+    def require_start(self, what: str) -> TelephonyFormat:
         if self.line is None:
             raise RemoteProtocolError("invalid_event", f"{what} came before the start of the call", what)
         return self.line

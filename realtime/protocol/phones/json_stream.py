@@ -18,32 +18,32 @@ PAYLOAD = '"payload":'
 INBOUND = "inbound"
 
 
-class Media(Struct):
+class MediaMessage(Struct):
     payload: str
     track: str = INBOUND
     chunk: int | None = None
 
 
-class Dtmf(Struct):
+class DtmfMessage(Struct):
     digit: str
 
 
-class Mark(Struct):
+class MarkMessage(Struct):
     name: str
 
 
-class Told(Struct):
+class JsonStreamMessage(Struct):
     event: str
-    media: Media | None = None
-    dtmf: Dtmf | None = None
-    mark: Mark | None = None
+    media: MediaMessage | None = None
+    dtmf: DtmfMessage | None = None
+    mark: MarkMessage | None = None
 
 
-ToldT = TypeVar("ToldT", bound=Told)
+ToldT = TypeVar("ToldT", bound=JsonStreamMessage)
 
 
-class JsonStream(base.PhoneDialect):
-    messages: ClassVar[type[Told]]
+class JsonStreamDialect(base.TelephonyDialect):
+    messages: ClassVar[type[JsonStreamMessage]]
     """What its messages say beyond the above."""
     _audio: tuple[str, str] | None = None
     """A message of audio, without its payload: what comes before it, and behind."""
@@ -58,15 +58,15 @@ class JsonStream(base.PhoneDialect):
                 audio = self.heard(reading.payload(media.payload), media.chunk)
                 return [audio] if media.track == INBOUND else []
             case "dtmf":
-                return [base.Pressed(reading.digit(reading.required(told.dtmf, "dtmf").digit))]
+                return [base.DtmfReceived(reading.digit(reading.required(told.dtmf, "dtmf").digit))]
             case "mark":
-                return [base.MarkReached(reading.mark_name(reading.required(told.mark, "mark").name))]
+                return [base.MarkPlayed(reading.mark_name(reading.required(told.mark, "mark").name))]
             case "stop":
-                return [base.HungUp()]
+                return [base.StreamEnded()]
         return self.receive_more(told)
 
     @abstractmethod
-    def begin(self, told: Any) -> base.Started:
+    def begin(self, told: Any) -> base.StreamStarted:
         """Raises ``RemoteProtocolError``."""
 
     def receive_more(self, told: Any) -> Sequence[base.PhoneEvent]:

@@ -9,50 +9,50 @@ from msgspec import Struct
 
 from realtime.protocol.dialects.parsing import dump
 from realtime.protocol.phones import base, reading
-from realtime.protocol.phones.json_stream import JsonStream, Told
-from realtime.protocol.phones.twilio import MediaFormat
+from realtime.protocol.phones.json_stream import JsonStreamDialect, JsonStreamMessage
+from realtime.protocol.phones.twilio import TwilioMediaFormat
 
 CONTENT_TYPES = {"mulaw": "audio/x-mulaw", "pcm_s16le": "audio/x-l16"}
 ENCODINGS = {content_type: encoding for encoding, content_type in CONTENT_TYPES.items()}
 
 
-class Start(Struct, rename="camel"):
-    media_format: MediaFormat
+class PlivoStart(Struct, rename="camel"):
+    media_format: TwilioMediaFormat
     call_id: str = ""
     stream_id: str = ""
 
 
-class PlivoTold(Told, rename={"stream_id": "streamId"}):
+class PlivoMessage(JsonStreamMessage, rename={"stream_id": "streamId"}):
     stream_id: str = ""
-    start: Start | None = None
+    start: PlivoStart | None = None
     name: str = ""
     extra_headers: str | None = None
 
 
-class Plivo(JsonStream):
+class PlivoDialect(JsonStreamDialect):
     name = "plivo"
     lines = frozenset(
         {
-            base.LineFormat("mulaw", 8_000),
-            base.LineFormat("pcm_s16le", 8_000),
-            base.LineFormat("pcm_s16le", 16_000),
+            base.TelephonyFormat("mulaw", 8_000),
+            base.TelephonyFormat("pcm_s16le", 8_000),
+            base.TelephonyFormat("pcm_s16le", 16_000),
         }
     )
-    messages = PlivoTold
+    messages = PlivoMessage
     _stream_id = ""
 
-    def begin(self, told: PlivoTold) -> base.Started:
+    def begin(self, told: PlivoMessage) -> base.StreamStarted:
         start = reading.required(told.start, "start")
         audio = start.media_format
         stream_id = reading.mark_name(start.stream_id or told.stream_id)
-        line = base.LineFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
+        line = base.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
         headers = {"extra_headers": told.extra_headers} if told.extra_headers else {}
         started = self.start(start.call_id or stream_id, line, reading.parameters(headers))
         self._stream_id = stream_id
         return started
 
-    def receive_more(self, told: PlivoTold) -> Sequence[base.PhoneEvent]:
-        return [base.MarkReached(reading.mark_name(told.name))] if told.event == "playedStream" else []
+    def receive_more(self, told: PlivoMessage) -> Sequence[base.PhoneEvent]:
+        return [base.MarkPlayed(reading.mark_name(told.name))] if told.event == "playedStream" else []
 
     def media(self) -> dict[str, Any]:
         line = self.require_start("audio")

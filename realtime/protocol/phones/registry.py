@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from realtime.protocol.phones.asterisk import Asterisk
-from realtime.protocol.phones.base import PhoneDialect
-from realtime.protocol.phones.plivo import Plivo
-from realtime.protocol.phones.telnyx import Telnyx
-from realtime.protocol.phones.twilio import Twilio
-from realtime.protocol.phones.vonage import Vonage
+from realtime.protocol.phones.asterisk import AsteriskDialect
+from realtime.protocol.phones.base import TelephonyDialect
+from realtime.protocol.phones.plivo import PlivoDialect
+from realtime.protocol.phones.telnyx import TelnyxDialect
+from realtime.protocol.phones.twilio import TwilioDialect
+from realtime.protocol.phones.vonage import VonageDialect
 
 
-class Phone(NamedTuple):
+class TelephonyRoute(NamedTuple):
     path: str
-    dialect: Callable[[str], PhoneDialect]
+    dialect: Callable[[str], TelephonyDialect]
     """Of an id that the call has if the provider gives none."""
     signed: bool = False
     """Requests may carry Twilio's signature in place of a key."""
 
 
-PHONES: tuple[Phone, ...] = (
-    Phone("/v1/calls/twilio", lambda _: Twilio(), signed=True),
-    Phone("/v1/calls/telnyx", lambda _: Telnyx()),
-    Phone("/v1/calls/plivo", lambda _: Plivo()),
-    Phone("/v1/calls/vonage", Vonage),
-    Phone("/v1/calls/asterisk", lambda _: Asterisk()),
+PHONES: tuple[TelephonyRoute, ...] = (
+    TelephonyRoute("/v1/calls/twilio", lambda _: TwilioDialect(), signed=True),
+    TelephonyRoute("/v1/calls/telnyx", lambda _: TelnyxDialect()),
+    TelephonyRoute("/v1/calls/plivo", lambda _: PlivoDialect()),
+    TelephonyRoute("/v1/calls/vonage", VonageDialect),
+    TelephonyRoute("/v1/calls/asterisk", lambda _: AsteriskDialect()),
 )

@@ -10,48 +10,48 @@ from msgspec import Struct
 from realtime.protocol.dialects.parsing import dump
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.phones import base, reading
-from realtime.protocol.phones.json_stream import JsonStream, Told
+from realtime.protocol.phones.json_stream import JsonStreamDialect, JsonStreamMessage
 
 ENCODINGS = {"PCMU": "mulaw", "PCMA": "alaw"}
 
 
-class MediaFormat(Struct):
+class TelnyxMediaFormat(Struct):
     encoding: str
     sample_rate: int
     channels: int = 1
 
 
-class Start(Struct):
-    media_format: MediaFormat
+class TelnyxStart(Struct):
+    media_format: TelnyxMediaFormat
     call_control_id: str = ""
     custom_parameters: dict[str, object] | None = None
 
 
-class Fault(Struct):
+class TelnyxError(Struct):
     title: str = ""
     code: int = 0
 
 
-class TelnyxTold(Told):
+class TelnyxMessage(JsonStreamMessage):
     stream_id: str = ""
-    start: Start | None = None
-    payload: Fault | None = None
+    start: TelnyxStart | None = None
+    payload: TelnyxError | None = None
 
 
-class Telnyx(JsonStream):
+class TelnyxDialect(JsonStreamDialect):
     name = "telnyx"
-    lines = frozenset({base.LineFormat("mulaw"), base.LineFormat("alaw")})
-    messages = TelnyxTold
+    lines = frozenset({base.TelephonyFormat("mulaw"), base.TelephonyFormat("alaw")})
+    messages = TelnyxMessage
 
-    def begin(self, told: TelnyxTold) -> base.Started:
+    def begin(self, told: TelnyxMessage) -> base.StreamStarted:
         start = reading.required(told.start, "start")
         audio = start.media_format
-        line = base.LineFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
+        line = base.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
         return self.start(start.call_control_id or told.stream_id, line, reading.parameters(start.custom_parameters))
 
-    def receive_more(self, told: TelnyxTold) -> Sequence[base.PhoneEvent]:
+    def receive_more(self, told: TelnyxMessage) -> Sequence[base.PhoneEvent]:
         if told.event == "error":
-            fault = told.payload or Fault()
+            fault = told.payload or TelnyxError()
             raise RemoteProtocolError("invalid_event", f"Telnyx reports error {fault.code}: {fault.title[:100]}")
         return []
 

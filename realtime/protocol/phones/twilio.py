@@ -8,40 +8,40 @@ from msgspec import Struct
 
 from realtime.protocol.dialects.parsing import dump
 from realtime.protocol.phones import base, reading
-from realtime.protocol.phones.json_stream import JsonStream, Told
+from realtime.protocol.phones.json_stream import JsonStreamDialect, JsonStreamMessage
 
 ENCODINGS = {"audio/x-mulaw": "mulaw"}
 
 
-class MediaFormat(Struct, rename="camel"):
+class TwilioMediaFormat(Struct, rename="camel"):
     encoding: str
     sample_rate: int
     channels: int = 1
 
 
-class Start(Struct, rename="camel"):
-    media_format: MediaFormat
+class TwilioStart(Struct, rename="camel"):
+    media_format: TwilioMediaFormat
     call_sid: str = ""
     stream_sid: str = ""
     custom_parameters: dict[str, object] | None = None
 
 
-class TwilioTold(Told, rename="camel"):
+class TwilioMessage(JsonStreamMessage, rename="camel"):
     stream_sid: str = ""
-    start: Start | None = None
+    start: TwilioStart | None = None
 
 
-class Twilio(JsonStream):
+class TwilioDialect(JsonStreamDialect):
     name = "twilio"
-    lines = frozenset({base.LineFormat()})
-    messages = TwilioTold
+    lines = frozenset({base.TelephonyFormat()})
+    messages = TwilioMessage
     _stream_sid = ""
 
-    def begin(self, told: TwilioTold) -> base.Started:
+    def begin(self, told: TwilioMessage) -> base.StreamStarted:
         start = reading.required(told.start, "start")
         audio = start.media_format
         stream_sid = reading.mark_name(start.stream_sid or told.stream_sid)
-        line = base.LineFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
+        line = base.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
         started = self.start(start.call_sid or stream_sid, line, reading.parameters(start.custom_parameters))
         self._stream_sid = stream_sid
         return started

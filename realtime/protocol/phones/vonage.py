@@ -11,28 +11,28 @@ from msgspec import Struct
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.phones import base, reading
-from realtime.protocol.phones.json_stream import Dtmf
+from realtime.protocol.phones.json_stream import DtmfMessage
 
 CONTENT_TYPE = re.compile(r"audio/l16;\s*rate=(\d{1,6})", re.IGNORECASE)
 OWN_FIELDS = ("event", "content-type")
 
 
-class Notice(Struct):
+class VonageNotify(Struct):
     mark: str = ""
 
 
-class Told(Struct):
+class VonageMessage(Struct):
     event: str
     content_type: str = msgspec.field(default="", name="content-type")
     digit: str = ""
-    dtmf: Dtmf | None = None
+    dtmf: DtmfMessage | None = None
     """Where older versions have it."""
-    payload: Notice | None = None
+    payload: VonageNotify | None = None
 
 
-class Vonage(base.PhoneDialect):
+class VonageDialect(base.TelephonyDialect):
     name = "vonage"
-    lines = frozenset(base.LineFormat("pcm_s16le", rate) for rate in (8_000, 16_000, 24_000))
+    lines = frozenset(base.TelephonyFormat("pcm_s16le", rate) for rate in (8_000, 16_000, 24_000))
 
     def __init__(self, call_id: str) -> None:
         """The call's id is among the headers that the application chose, or else this one."""
@@ -41,24 +41,24 @@ class Vonage(base.PhoneDialect):
     def receive(self, message: base.Message) -> Sequence[base.PhoneEvent]:
         if isinstance(message, bytes):
             return [self.heard(message)]
-        told = parse_json(message, Told)
+        told = parse_json(message, VonageMessage)
         match told.event:
             case "websocket:connected":
                 return [self._begin(told, parse_json(message, dict[str, object]))]
             case "websocket:dtmf":
-                return [base.Pressed(reading.digit(told.digit or (told.dtmf.digit if told.dtmf else "")))]
+                return [base.DtmfReceived(reading.digit(told.digit or (told.dtmf.digit if told.dtmf else "")))]
             case "websocket:notify" if told.payload is not None and told.payload.mark:
-                return [base.MarkReached(reading.mark_name(told.payload.mark))]
+                return [base.MarkPlayed(reading.mark_name(told.payload.mark))]
         return []
 
-    def _begin(self, told: Told, content: dict[str, object]) -> base.Started:
+    def _begin(self, told: VonageMessage, content: dict[str, object]) -> base.StreamStarted:
         found = CONTENT_TYPE.fullmatch(told.content_type.strip())
         if found is None:
             asked = f"content-type must be audio/l16;rate=N, is {told.content_type[:40]!r}"
             raise RemoteProtocolError("unsupported_format", asked, "content-type")
         headers = reading.parameters({name: value for name, value in content.items() if name not in OWN_FIELDS})
         call_id = headers.get("uuid") or headers.get("call_uuid") or self._call_id
-        return self.start(call_id, base.LineFormat("pcm_s16le", int(found[1])), headers)
+        return self.start(call_id, base.TelephonyFormat("pcm_s16le", int(found[1])), headers)
 
     def audio(self, data: bytes) -> bytes:
         return data

@@ -20,7 +20,7 @@ SAMPLE_RATE = 24_000
 PACKET_MS = 60
 MAX_AHEAD_MS = 1_000
 """A device holds 2.4 s and throws away what is beyond."""
-LINE = base.LineFormat("pcm_s16le", SAMPLE_RATE)
+LINE = base.TelephonyFormat("pcm_s16le", SAMPLE_RATE)
 FLUSH = b""
 """A message of sound without any: what has been gathered for a packet leaves now."""
 MAX_TEXT_CHARS = 4_096
@@ -33,7 +33,7 @@ VERSIONS = (1, 2, 3)
 _decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
-class Xiaozhi(base.PhoneDialect):
+class XiaozhiDialect(base.TelephonyDialect):
     """Its messages are text, and PCM in place of the packets."""
 
     name = "xiaozhi"
@@ -59,11 +59,11 @@ class Xiaozhi(base.PhoneDialect):
                 return [self._hello(found)]
             case "abort":
                 self.require_start("abort")
-                return [base.BrokeIn()]
+                return [base.RemoteBargeIn()]
             case "listen" if found.get("state") == "detect":
                 return self._detected(found.get("text"))
             case "goodbye":
-                return [base.HungUp()]
+                return [base.StreamEnded()]
         return []
 
     def greeting(self) -> str:
@@ -89,7 +89,7 @@ class Xiaozhi(base.PhoneDialect):
     def hang_up(self) -> str:
         return self._say("goodbye")
 
-    def _hello(self, hello: Mapping[str, Any]) -> base.Started:
+    def _hello(self, hello: Mapping[str, Any]) -> base.StreamStarted:
         if hello.get("transport", self._transport) != self._transport:
             raise RemoteProtocolError("invalid_event", f"transport must be {self._transport} here", "transport")
         audio = hello.get("audio_params") or {}
@@ -103,7 +103,7 @@ class Xiaozhi(base.PhoneDialect):
             return []
         if len(text) > MAX_TEXT_CHARS:
             raise RemoteProtocolError("invalid_event", f"text has at most {MAX_TEXT_CHARS} characters", "text")
-        return [base.Wrote(text)]
+        return [base.TextReceived(text)]
 
     def _say(self, kind: str, **more: object) -> str:
         return msgspec.json.encode({"type": kind, "session_id": self.session_id, **more}).decode()

@@ -32,7 +32,7 @@ def stream_of(datagram: bytes) -> int | None:
 
 
 @dataclass(slots=True)
-class UdpSound:
+class EncryptedAudioStream:
     """One device's stream, both ways."""
 
     key: bytes

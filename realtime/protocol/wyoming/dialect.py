@@ -8,22 +8,22 @@ from typing import Any
 from realtime.protocol.dialects import base as on
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
-from realtime.protocol.wyoming.events import Data, Event, EventReader, serialize
+from realtime.protocol.wyoming.events import Data, WyomingEvent, WyomingEventReader, serialize
 
 WIDTH, CHANNELS = 2, 1
 MAX_NAME_CHARS = 128
 
 
-class Wyoming(on.Dialect):
+class WyomingDialect(on.Dialect):
     """One connection. Its messages are pieces of the stream, cut anywhere."""
 
     forgiving = True
 
     def __init__(self, info: Data, sample_rate: int, max_data_bytes: int) -> None:
-        super().__init__(on.Handshake(path={}, query={}, headers={}, request_id=""))
+        super().__init__(on.ClientHandshake(path={}, query={}, headers={}, request_id=""))
         self._info = info
         self._format = {"rate": sample_rate, "width": WIDTH, "channels": CHANNELS}
-        self._reader = EventReader(max_data_bytes)
+        self._reader = WyomingEventReader(max_data_bytes)
         self._num_texts = 0
         self._arriving: str | None = None
         """The text that comes in chunks."""
@@ -42,19 +42,19 @@ class Wyoming(on.Dialect):
             except RemoteProtocolError as error:
                 self._broken = True  # where the next event begins cannot be known
                 yield from self.fail(_body(error), None)
-                yield on.Close(1002, error.code)
+                yield on.CloseConnection(1002, error.code)
                 return
             if event is None:
                 return
             yield from self._forgiven(event)
 
-    def _forgiven(self, event: Event) -> Iterator[on.Intent]:
+    def _forgiven(self, event: WyomingEvent) -> Iterator[on.Intent]:
         try:
             yield from self._act(event)
         except RemoteProtocolError as error:
             yield from self.fail(_body(error), None)
 
-    def _act(self, event: Event) -> Iterator[on.Intent]:
+    def _act(self, event: WyomingEvent) -> Iterator[on.Intent]:
         """What is not known is passed over."""
         match event.type:
             case "describe":
@@ -64,7 +64,7 @@ class Wyoming(on.Dialect):
             case "synthesize" if self._arriving is None:  # else the whole text again, for those who know no chunks
                 text = _text(event.data)
                 yield from self._open(event.data)
-                yield on.Append(self._last, text, last=True)
+                yield on.AppendText(self._last, text, last=True)
             case "synthesize-start":
                 if self._arriving is not None:
                     raise RemoteProtocolError("invalid_event", "a text is arriving already", "synthesize-start")
@@ -72,10 +72,10 @@ class Wyoming(on.Dialect):
                 self._arriving = self._last
                 self._streamed.add(self._last)
             case "synthesize-chunk":
-                yield on.Append(self._require_start(event.type), _text(event.data))
+                yield on.AppendText(self._require_start(event.type), _text(event.data))
             case "synthesize-stop":
                 context, self._arriving = self._require_start(event.type), None
-                yield on.End(context)
+                yield on.EndContext(context)
 
     @property
     def _last(self) -> str:
@@ -88,14 +88,14 @@ class Wyoming(on.Dialect):
         voice = data.get("voice") or {}
         if not isinstance(voice, dict):
             raise RemoteProtocolError("invalid_event", "voice must be an object", "voice")
-        wish = on.Wish(
+        wish = on.SpeechOptions(
             voice=_name(voice, "name"),
             language=_name(voice, "language"),
-            format=on.WireFormat("pcm_s16le", self._format["rate"]),
+            format=on.RequestedFormat("pcm_s16le", self._format["rate"]),
             at_once=True,
         )
         self._num_texts += 1
-        yield on.Open(self._last, wish)
+        yield on.OpenContext(self._last, wish)
 
     def _require_start(self, kind: str) -> str:
         if self._arriving is None:
@@ -104,10 +104,10 @@ class Wyoming(on.Dialect):
 
     def tell(self, event: on.Event) -> Iterator[on.Intent]:
         match event:
-            case on.Audio():
+            case on.ContextAudio():
                 yield from self._start(event.context)
-                yield on.Send(serialize(Event("audio-chunk", self._format, event.data)))
-            case on.Ended():
+                yield on.SendMessage(serialize(WyomingEvent("audio-chunk", self._format, event.data)))
+            case on.ContextEnded():
                 yield from self._ended(event)
 
     def _start(self, context: str) -> Iterator[on.Intent]:
@@ -115,7 +115,7 @@ class Wyoming(on.Dialect):
             self._sounding.add(context)
             yield _send("audio-start", self._format)
 
-    def _ended(self, event: on.Ended) -> Iterator[on.Intent]:
+    def _ended(self, event: on.ContextEnded) -> Iterator[on.Intent]:
         """Who waits for audio is told that it has ended, whatever became of it."""
         if self._arriving == event.context:
             self._arriving = None
@@ -164,8 +164,8 @@ def _name(voice: Data, field: str) -> str | None:
     return found or None
 
 
-def _send(kind: str, data: Data) -> on.Send:
-    return on.Send(serialize(Event(kind, data)))
+def _send(kind: str, data: Data) -> on.SendMessage:
+    return on.SendMessage(serialize(WyomingEvent(kind, data)))
 
 
 def _body(error: RemoteProtocolError) -> ErrorBody:

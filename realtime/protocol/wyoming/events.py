@@ -20,24 +20,24 @@ Data = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class WyomingEvent:
     type: str
     data: Data = field(default_factory=dict)
     payload: bytes = b""
 
 
-class Line(msgspec.Struct, frozen=True):
+class WyomingHeader(msgspec.Struct, frozen=True):
     type: str
     data: Data | None = None
     data_length: int | None = None
     payload_length: int | None = None
 
 
-_line: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+_line: msgspec.json.Decoder[WyomingHeader] = msgspec.json.Decoder(WyomingHeader)
 _data: msgspec.json.Decoder[Data] = msgspec.json.Decoder(Data)
 
 
-def serialize(event: Event) -> bytes:
+def serialize(event: WyomingEvent) -> bytes:
     data = msgspec.json.encode(event.data) if event.data else b""
     head: Data = {"type": event.type, "version": VERSION}
     if data:
@@ -47,7 +47,7 @@ def serialize(event: Event) -> bytes:
     return msgspec.json.encode(head) + NEWLINE + data + event.payload
 
 
-class EventReader:
+class WyomingEventReader:
     """Bytes in pieces of any length, events out. ``push`` raises ``RemoteProtocolError``; nothing can be read then."""
 
     def __init__(self, max_data_bytes: int) -> None:
@@ -55,15 +55,15 @@ class EventReader:
         self._buffer = bytearray()
         self._searched = 0
         """So far there is no end of a line."""
-        self._line: Line | None = None
+        self._line: WyomingHeader | None = None
         """Whose data and payload are still to come."""
 
-    def push(self, piece: bytes) -> Iterator[Event]:
+    def push(self, piece: bytes) -> Iterator[WyomingEvent]:
         self._buffer += piece
         while (event := self._next()) is not None:
             yield event
 
-    def _next(self) -> Event | None:
+    def _next(self) -> WyomingEvent | None:
         if self._line is None:
             self._line = self._read_line()
         if self._line is None:
@@ -75,16 +75,16 @@ class EventReader:
         data, payload = bytes(self._buffer[:num_data]), bytes(self._buffer[num_data:num_bytes])
         del self._buffer[:num_bytes]
         self._line = None
-        return Event(line.type, (line.data or {}) | (_decoded(_data, data) if data else {}), payload)
+        return WyomingEvent(line.type, (line.data or {}) | (_decoded(_data, data) if data else {}), payload)
 
-    def _read_line(self) -> Line | None:
+    def _read_line(self) -> WyomingHeader | None:
         end = self._buffer.find(NEWLINE, self._searched)
         length = len(self._buffer) if end < 0 else end
         _check("a line", length, MAX_LINE_BYTES)
         if end < 0:
             self._searched = length
             return None
-        line: Line = _decoded(_line, bytes(self._buffer[:end]))
+        line: WyomingHeader = _decoded(_line, bytes(self._buffer[:end]))
         del self._buffer[: end + 1]
         self._searched = 0
         _check("data_length", line.data_length or 0, self._max_data_bytes)

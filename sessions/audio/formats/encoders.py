@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sessions.audio.formats.codecs import AacStream, FlacStream, Mp3Stream
 from sessions.audio.formats.ogg_opus import OggOpusStream
-from sessions.audio.formats.samples import SampleStream, wav_stream
+from sessions.audio.formats.samples import RawStream, wav_stream
 from sessions.audio.formats.stream import StreamEncoder
 from sessions.audio.g711 import pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.opus import SAMPLE_RATES as OPUS_RATES
@@ -56,7 +56,7 @@ def stream_encoder(audio: AudioFormat) -> StreamEncoder:
         case Encoding.OPUS:
             raise UnsupportedFormat("opus without a container is no stream; use ogg_opus", "encoding")
         case _:
-            return SampleStream(BYTES_OF_PCM[audio.encoding])
+            return RawStream(BYTES_OF_PCM[audio.encoding])
 
 
 def check_rate(audio: AudioFormat) -> None:

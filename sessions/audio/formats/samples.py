@@ -8,7 +8,7 @@ from sessions.audio.pcm import Pcm, pcm_to_s16le
 from sessions.audio.wav import wav_header
 
 
-class SampleStream:
+class RawStream:
     """Holds nothing back. ``header`` comes before the first samples, also when there are none."""
 
     def __init__(self, to_bytes: Callable[[Pcm], bytes], header: bytes = b"") -> None:
@@ -24,6 +24,6 @@ class SampleStream:
         return header
 
 
-def wav_stream(sample_rate: int) -> SampleStream:
+def wav_stream(sample_rate: int) -> RawStream:
     """s16le; both lengths in the header say "unknown", so that players read to the end of the stream."""
-    return SampleStream(pcm_to_s16le, wav_header(sample_rate))
+    return RawStream(pcm_to_s16le, wav_header(sample_rate))

@@ -33,12 +33,12 @@ PADDING_S = 0.1
 """Codecs fill up their last frame; so much over the limit is cut off and not refused."""
 
 
-class BadRecording(ValueError):
+class InvalidRecording(ValueError):
     """The message is for whoever sent it."""
 
 
 def decode_recording(data: bytes, sample_rate: int, max_s: float) -> Pcm:
-    """All of it at ``sample_rate``, channels mixed into one. Raises ``BadRecording``."""
+    """All of it at ``sample_rate``, channels mixed into one. Raises ``InvalidRecording``."""
     import av
 
     name = container_format(data)
@@ -48,16 +48,16 @@ def decode_recording(data: bytes, sample_rate: int, max_s: float) -> Pcm:
             io.BytesIO(data), mode="r", format=name, container_options=options, metadata_errors="replace"
         ) as container:
             return _decode(container, sample_rate, max_s)
-    except BadRecording:
+    except InvalidRecording:
         raise
     except (av.FFmpegError, EOFError, OverflowError, ValueError) as error:
-        raise BadRecording(f"audio cannot be decoded: {type(error).__name__}") from None
+        raise InvalidRecording(f"audio cannot be decoded: {type(error).__name__}") from None
 
 
 def container_format(data: bytes) -> str:
-    """FFmpeg's name for it. Raises ``BadRecording``."""
+    """FFmpeg's name for it. Raises ``InvalidRecording``."""
     if not data:
-        raise BadRecording("audio is empty")
+        raise InvalidRecording("audio is empty")
     if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
         return "wav"
     if data[:4] == b"fLaC":
@@ -68,12 +68,12 @@ def container_format(data: bytes) -> str:
         return "mov"
     if data[:3] == b"ID3" or (data[0] == 0xFF and len(data) > 1 and data[1] & 0xE6 in (0xE2, 0xE4, 0xE6)):
         return "mp3"
-    raise BadRecording(f"audio is neither of {FORMATS}")
+    raise InvalidRecording(f"audio is neither of {FORMATS}")
 
 
 def _decode(container: InputContainer, sample_rate: int, max_s: float) -> Pcm:
     if not container.streams.audio:
-        raise BadRecording("the file holds no audio")
+        raise InvalidRecording("the file holds no audio")
     stream = container.streams.audio[0]
     _check_stream(stream, max_s)
     pieces, num_samples = [], 0
@@ -82,7 +82,7 @@ def _decode(container: InputContainer, sample_rate: int, max_s: float) -> Pcm:
         _check_length(num_samples / sample_rate, max_s)
         pieces.append(pcm)
     if not num_samples:
-        raise BadRecording("audio holds no sound at all: 0 samples")
+        raise InvalidRecording("audio holds no sound at all: 0 samples")
     return np.concatenate(pieces)[: int(max_s * sample_rate)]
 
 
@@ -90,18 +90,18 @@ def _check_stream(stream: AudioStream, max_s: float) -> None:
     codec: AudioCodecContext | None = stream.codec_context
     name = None if codec is None or codec.codec is None else codec.name
     if codec is None or name not in DECODERS:
-        raise BadRecording(f"audio is coded as {name or 'nothing we know'}; send {FORMATS}")
+        raise InvalidRecording(f"audio is coded as {name or 'nothing we know'}; send {FORMATS}")
     if not 1 <= codec.sample_rate <= MAX_SOURCE_RATE:
-        raise BadRecording(f"the sample rate must be 1 to {MAX_SOURCE_RATE}, is {codec.sample_rate}")
+        raise InvalidRecording(f"the sample rate must be 1 to {MAX_SOURCE_RATE}, is {codec.sample_rate}")
     if not 1 <= codec.channels <= MAX_CHANNELS:
-        raise BadRecording(f"audio must have 1 to {MAX_CHANNELS} channels, has {codec.channels}")
+        raise InvalidRecording(f"audio must have 1 to {MAX_CHANNELS} channels, has {codec.channels}")
     if stream.duration is not None and stream.time_base is not None:
         _check_length(float(stream.duration * stream.time_base), max_s)
 
 
 def _check_length(length_s: float, max_s: float) -> None:
     if length_s > max_s + PADDING_S:
-        raise BadRecording(f"audio is longer than {max_s:g} s")
+        raise InvalidRecording(f"audio is longer than {max_s:g} s")
 
 
 def _resampled(container: InputContainer, stream: AudioStream, sample_rate: int) -> Iterator[Pcm]:
@@ -117,7 +117,7 @@ def _resampled(container: InputContainer, stream: AudioStream, sample_rate: int)
 def _check_numbers(frame: AudioFrame) -> None:
     samples = frame.to_ndarray()
     if samples.dtype.kind == "f" and not np.isfinite(samples).all():
-        raise BadRecording("audio holds samples that are no numbers (NaN or infinite)")
+        raise InvalidRecording("audio holds samples that are no numbers (NaN or infinite)")
 
 
 def _pcm(frame: AudioFrame) -> Pcm:

@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.api import InvalidRequest
 from sessions.audio.pcm import Pcm
-from sessions.audio.recordings.decode import BadRecording, container_format, decode_recording
+from sessions.audio.recordings.decode import InvalidRecording, container_format, decode_recording
 
 MODULE = "sessions.audio.recordings.isolated"
 BAD_RECORDING = 3
@@ -38,7 +38,7 @@ async def decode_isolated(data: bytes, sample_rate: int, limits: DecodeLimits) -
     """Raises ``InvalidRequest`` for what is no usable recording. Cancelled, or late, it kills the child."""
     try:
         container_format(data)
-    except BadRecording as error:
+    except InvalidRecording as error:
         raise InvalidRequest(str(error), "audio") from None
     arguments = (str(sample_rate), repr(limits.max_s), str(int(limits.timeout_s) + 1), str(limits.memory_bytes))
     child = await asyncio.create_subprocess_exec(
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
             resource.setrlimit(limit, (value, value))
     try:
         pcm = decode_recording(sys.stdin.buffer.read(), int(sample_rate), float(max_s))
-    except BadRecording as error:
+    except InvalidRecording as error:
         print(error, file=sys.stderr)
         return BAD_RECORDING
     sys.stdout.buffer.write(pcm.tobytes())

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.decode import primer
-from engine.decode.slots import ExactDecode
-from engine.models.base import Decoded, Pcm, Reference
+from engine.decode.slots import StreamingDecodeStage
+from engine.models.base import DecodedAudio, Pcm, VoiceReference
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.weights import load_codec
@@ -25,7 +25,7 @@ TOLERANCE = 2e-5
 NUM_SLOTS = 3
 codes = st.lists(st.integers(0, TINY["codes"] - 1), min_size=TINY["books"], max_size=TINY["books"])
 REFERENCES = [
-    Reference(key, [[(7 * i + length) % TINY["codes"]] * TINY["books"] for i in range(length)])
+    VoiceReference(key, [[(7 * i + length) % TINY["codes"]] * TINY["books"] for i in range(length)])
     for key, length in (("short", 2), ("long", 7), ("longer", 9))
 ]
 
@@ -44,7 +44,7 @@ class ExactDecodeLaws(RuleBasedStateMachine):
 
     @initialize(gather_slack_s=st.sampled_from([0.0, 0.4]))
     def begin(self, gather_slack_s: float) -> None:
-        self.stage = ExactDecode(self.codec, NUM_SLOTS, gather_slack_s, max_kept_references=2)
+        self.stage = StreamingDecodeStage(self.codec, NUM_SLOTS, gather_slack_s, max_kept_references=2)
         self.references: dict[int, list[Sequence[int]]] = {}
         self.fed: dict[int, list[list[int]]] = {}
         self.heard: dict[int, list[Pcm]] = {}
@@ -85,7 +85,7 @@ class ExactDecodeLaws(RuleBasedStateMachine):
                 assert len(chunk.pcm) == wanted[chunk.slot] * self.stage.frame_samples
         self.take(chunks)
 
-    def take(self, chunks: list[Decoded]) -> None:
+    def take(self, chunks: list[DecodedAudio]) -> None:
         assert len({chunk.slot for chunk in chunks}) == len(chunks)
         for chunk in chunks:
             assert chunk.error is None
@@ -168,7 +168,7 @@ def frames_of(num_frames: int, seed: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_what_a_stream_said_before_is_carried_from_call_to_call(codec: CodecDecoder, num_streams: int) -> None:
-    stage = ExactDecode(codec, 3, 0.0)
+    stage = StreamingDecodeStage(codec, 3, 0.0)
     streams = {slot: frames_of(15, seed) for seed in range(num_streams) if (slot := stage.reserve()) is not None}
     heard: dict[int, list[Pcm]] = {slot: [] for slot in streams}
     for start, end in ((0, 1), (1, 3), (3, 12), (12, 15)):
@@ -183,7 +183,7 @@ def test_what_a_stream_said_before_is_carried_from_call_to_call(codec: CodecDeco
 
 
 def test_a_slot_that_was_used_starts_from_silence_again(codec: CodecDecoder) -> None:
-    stage, frames = ExactDecode(codec, 1, 0.0), frames_of(3)
+    stage, frames = StreamingDecodeStage(codec, 1, 0.0), frames_of(3)
     said = []
     for _ in range(2):
         slot = stage.reserve()
@@ -199,7 +199,7 @@ def test_a_slot_that_was_used_starts_from_silence_again(codec: CodecDecoder) -> 
 
 @pytest.mark.parametrize("code", [-1, TINY["codes"], 2150])
 def test_a_code_outside_the_codebook_never_reaches_the_codec(codec: CodecDecoder, code: int) -> None:
-    stage = ExactDecode(codec, 1, 0.0)
+    stage = StreamingDecodeStage(codec, 1, 0.0)
     slot = stage.reserve()
     assert slot is not None
     with pytest.raises(ValueError, match=f"code {code} is outside the codebook of {TINY['codes']}"):
@@ -223,7 +223,7 @@ class BrittleCodec:
 
 @pytest.mark.parametrize(("code", "message"), [(1, "a fault in the codec"), (2, "not finite")])
 def test_a_row_that_breaks_the_decoder_breaks_it_for_itself_alone(codec: CodecDecoder, code: int, message: str) -> None:
-    stage = ExactDecode(BrittleCodec(codec), 3, 0.0)
+    stage = StreamingDecodeStage(BrittleCodec(codec), 3, 0.0)
     streams = {slot: frames_of(2, seed) for seed in range(3) if (slot := stage.reserve()) is not None}
     broken = sorted(streams)[1]
     streams[broken][1] = [code] * TINY["books"]
@@ -240,11 +240,11 @@ def test_a_row_that_breaks_the_decoder_breaks_it_for_itself_alone(codec: CodecDe
 
 
 def test_a_recording_that_cannot_be_decoded_fails_its_slot_alone(codec: CodecDecoder) -> None:
-    stage = ExactDecode(codec, 2, 0.0)
+    stage = StreamingDecodeStage(codec, 2, 0.0)
     bad, good = stage.reserve(), stage.reserve()
     assert bad is not None
     assert good is not None
-    stage.prime(bad, Reference("bad", [[9_999] * TINY["books"]]))
+    stage.prime(bad, VoiceReference("bad", [[9_999] * TINY["books"]]))
     stage.feed(bad, [1] * TINY["books"])
     stage.feed(good, [1] * TINY["books"])
     chunks = {chunk.slot: chunk for chunk in stage.step({})}
@@ -254,7 +254,7 @@ def test_a_recording_that_cannot_be_decoded_fails_its_slot_alone(codec: CodecDec
 
 
 def test_a_recording_is_decoded_once_and_kept(codec: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, heard = ExactDecode(codec, 3, 0.0), []
+    stage, heard = StreamingDecodeStage(codec, 3, 0.0), []
     hear = stage.primer._hear
     monkeypatch.setattr(stage.primer, "_hear", lambda slot, frames: (heard.append(len(frames)), hear(slot, frames)))
     for _ in range(3):
@@ -267,10 +267,10 @@ def test_a_recording_is_decoded_once_and_kept(codec: CodecDecoder, monkeypatch: 
 
 
 def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(codec: CodecDecoder) -> None:
-    stage = ExactDecode(codec, 1, 0.0)
+    stage = StreamingDecodeStage(codec, 1, 0.0)
     slot = stage.reserve()
     assert slot is not None
-    stage.prime(slot, Reference("endless", [[1] * TINY["books"]] * 100))
+    stage.prime(slot, VoiceReference("endless", [[1] * TINY["books"]] * 100))
     stage.step({})
     stage.release(slot)
     stage.settle()
@@ -279,7 +279,7 @@ def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(c
 
 
 def test_warming_up_leaves_no_trace(codec: CodecDecoder) -> None:
-    stage = ExactDecode(codec, NUM_SLOTS, 0.0)
+    stage = StreamingDecodeStage(codec, NUM_SLOTS, 0.0)
     stage.warm_up(60.0)
     assert stage.num_free == NUM_SLOTS
     assert not stage.busy

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from engine.api import Pcm, SamplingParams, SpeechChunk
 from engine.client import EMBEDDED_VOICE
 from engine.config import EngineConfig
-from engine.decode.slots import ExactDecode
-from engine.decode.windowed import WindowedDecode
+from engine.decode.slots import StreamingDecodeStage
+from engine.decode.windowed import WindowedDecodeStage
 from engine.layers.streaming import CausalConvTranspose1d, Snake
 from engine.load import load_engine
-from engine.models.base import Decoded, DecodeStage
+from engine.models.base import DecodedAudio, DecodeStage
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.row import SpeechRow
+from engine.models.qwen3_tts.row import QwenSequence
 from engine.models.qwen3_tts.weights import load_codec
 from sessions.audio.crossfade import Crossfader
 from sessions.audio.seam import seam_report
@@ -58,7 +58,7 @@ def interpolate(layer: CausalConvTranspose1d) -> None:
     weight.copy_(weight[..., :1].clone() * kernel**0.5 * shape)
 
 
-def decode(stage: DecodeStage, frames: list[list[int]], pieces: list[int]) -> list[Decoded]:
+def decode(stage: DecodeStage, frames: list[list[int]], pieces: list[int]) -> list[DecodedAudio]:
     """Feed ``frames`` in ``pieces``, a round after each, then finalize and drain."""
     slot = stage.reserve()
     assert slot is not None
@@ -77,7 +77,7 @@ def decode(stage: DecodeStage, frames: list[list[int]], pieces: list[int]) -> li
     return chunks
 
 
-def as_speech(chunks: list[Decoded]) -> list[SpeechChunk]:
+def as_speech(chunks: list[DecodedAudio]) -> list[SpeechChunk]:
     found, end = [], 0
     for index, chunk in enumerate(chunks):
         start = end - chunk.overlap_samples
@@ -87,12 +87,12 @@ def as_speech(chunks: list[Decoded]) -> list[SpeechChunk]:
     return found
 
 
-def raw(chunks: list[Decoded]) -> Pcm:
+def raw(chunks: list[DecodedAudio]) -> Pcm:
     """Cut to fit: what comes again is dropped."""
     return np.concatenate([chunk.pcm[chunk.overlap_samples :] for chunk in chunks])
 
 
-def crossfaded(chunks: list[Decoded]) -> Pcm:
+def crossfaded(chunks: list[DecodedAudio]) -> Pcm:
     crossfader = Crossfader()
     return np.concatenate([crossfader.push(chunk) for chunk in as_speech(chunks)])
 
@@ -108,8 +108,8 @@ def test_with_all_frames_as_context_it_is_the_exact_stage(
     smooth_codec: CodecDecoder, pieces: list[int], overlap_samples: int
 ) -> None:
     frames = frames_of(16)
-    exact = raw(decode(ExactDecode(smooth_codec, 1, 0.0), frames, pieces))
-    chunks = decode(WindowedDecode(smooth_codec, 1, 0.0, 16, overlap_samples), frames, pieces)
+    exact = raw(decode(StreamingDecodeStage(smooth_codec, 1, 0.0), frames, pieces))
+    chunks = decode(WindowedDecodeStage(smooth_codec, 1, 0.0, 16, overlap_samples), frames, pieces)
     np.testing.assert_allclose(raw(chunks), exact, atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(crossfaded(chunks), exact, atol=TOLERANCE, rtol=0)
 
@@ -120,7 +120,7 @@ def test_raw_cuts_are_heard_and_crossfaded_ones_are_not(
     smooth_codec: CodecDecoder, context_frames: int, piece: int
 ) -> None:
     pieces, overlap_samples = [piece] * (NUM_FRAMES // piece), 480
-    stage = WindowedDecode(smooth_codec, 1, 0.0, context_frames, overlap_samples)
+    stage = WindowedDecodeStage(smooth_codec, 1, 0.0, context_frames, overlap_samples)
     chunks = decode(stage, frames_of(NUM_FRAMES), pieces)
     cut = seam_report(raw(chunks), seams(pieces, 0), RATE)
     assert not cut.passes
@@ -134,7 +134,7 @@ def test_the_exact_stage_has_no_seams_and_its_crossfader_changes_nothing(
     smooth_codec: CodecDecoder, piece: int
 ) -> None:
     pieces = [piece] * (NUM_FRAMES // piece)
-    chunks = decode(ExactDecode(smooth_codec, 1, 0.0), frames_of(NUM_FRAMES), pieces)
+    chunks = decode(StreamingDecodeStage(smooth_codec, 1, 0.0), frames_of(NUM_FRAMES), pieces)
     assert seam_report(raw(chunks), seams(pieces, 0), RATE).passes
     np.testing.assert_array_equal(crossfaded(chunks), raw(chunks))
     for speech, chunk in zip(as_speech(chunks), chunks, strict=True):
@@ -146,7 +146,7 @@ def test_the_exact_stage_has_no_seams_and_its_crossfader_changes_nothing(
 def test_what_a_tail_said_is_said_again_at_the_same_place_and_nothing_is_lost(
     smooth_codec: CodecDecoder, pieces: list[int], context_frames: int, overlap_samples: int
 ) -> None:
-    stage = WindowedDecode(smooth_codec, 1, 0.0, context_frames, overlap_samples)
+    stage = WindowedDecodeStage(smooth_codec, 1, 0.0, context_frames, overlap_samples)
     chunks = decode(stage, frames_of(24), pieces)
     owed = 0
     for chunk in chunks:
@@ -160,11 +160,11 @@ def test_what_a_tail_said_is_said_again_at_the_same_place_and_nothing_is_lost(
 @pytest.mark.parametrize(("context_frames", "overlap_samples"), [(0, 480), (4, -1), (4, FRAME + 1)])
 def test_a_window_that_cannot_be_is_refused(codec: CodecDecoder, context_frames: int, overlap_samples: int) -> None:
     with pytest.raises(ValueError, match=r"context_frames is 0|overlap_samples is"):
-        WindowedDecode(codec, 1, 0.0, context_frames, overlap_samples)
+        WindowedDecodeStage(codec, 1, 0.0, context_frames, overlap_samples)
 
 
 def test_slots_balance_over_cancels(codec: CodecDecoder) -> None:
-    stage = WindowedDecode(codec, 2, 0.0, 2, 480)
+    stage = WindowedDecodeStage(codec, 2, 0.0, 2, 480)
     for _ in range(3):
         first, second = stage.reserve(), stage.reserve()
         assert first
@@ -196,7 +196,7 @@ def spoken_frames() -> list[list[int]]:
     text = "the quick brown fox jumps over the lazy dog and runs away into the forest"
     row = bench.request(bench.submit(text=text, text_closed=True, sampling=SamplingParams(seed=4))).row
     bench.run()
-    assert isinstance(row, SpeechRow)
+    assert isinstance(row, QwenSequence)
     assert len(row.codes) >= 30
     return row.codes
 
@@ -207,10 +207,10 @@ def test_seams_in_speech_are_heard_raw_and_healed_by_the_crossfade(
 ) -> None:
     pieces = [2] * (len(spoken_frames) // 2)
     frames = spoken_frames[: sum(pieces)]
-    chunks = decode(WindowedDecode(voice, 1, 0.0, context_frames, 480), frames, pieces)
+    chunks = decode(WindowedDecodeStage(voice, 1, 0.0, context_frames, 480), frames, pieces)
     assert not seam_report(raw(chunks), seams(pieces, 0), RATE).passes
     assert seam_report(crossfaded(chunks), seams(pieces, 480), RATE).passes
-    exact = decode(ExactDecode(voice, 1, 0.0), frames, pieces)
+    exact = decode(StreamingDecodeStage(voice, 1, 0.0), frames, pieces)
     assert seam_report(raw(exact), seams(pieces, 0), RATE).passes
 
 
@@ -218,6 +218,6 @@ def test_the_default_window_leaves_nothing_of_speech_to_hear(
     voice: CodecDecoder, spoken_frames: list[list[int]]
 ) -> None:
     pieces, config = [1] * len(spoken_frames), EngineConfig()
-    stage = WindowedDecode(voice, 1, 0.0, config.windowed_context_frames, config.windowed_overlap_samples)
-    exact = raw(decode(ExactDecode(voice, 1, 0.0), spoken_frames, pieces))
+    stage = WindowedDecodeStage(voice, 1, 0.0, config.windowed_context_frames, config.windowed_overlap_samples)
+    exact = raw(decode(StreamingDecodeStage(voice, 1, 0.0), spoken_frames, pieces))
     np.testing.assert_allclose(raw(decode(stage, spoken_frames, pieces)), exact, atol=1e-4, rtol=0)

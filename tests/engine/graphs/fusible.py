@@ -17,8 +17,8 @@ from benchmarks import random_model
 from engine.api import TextLayout
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.graphs.decode import GraphDecode
-from engine.graphs.lanes import Ticket
+from engine.graphs.decode import GraphDecodeStage
+from engine.graphs.lanes import PendingWork
 from engine.load import pipelined
 from engine.models.qwen3_tts.pipelined import make_graphs
 from tests.engine.graphs.test_pipelined import SAMPLINGS, TEXT
@@ -84,7 +84,7 @@ def speak(bench: Recorder) -> list[np.ndarray]:
 class Busy:
     """A ticket that says of its work whether it has passed as a device would that is as busy as ``passes`` tells."""
 
-    ticket: Ticket
+    ticket: PendingWork
     passes: Callable[[], bool]
 
     def wait(self) -> None:
@@ -114,7 +114,7 @@ def note_calls(bench: Recorder) -> list[tuple[list[int], int]]:
     return calls
 
 
-def stage_of(bench: Recorder) -> GraphDecode:
+def stage_of(bench: Recorder) -> GraphDecodeStage:
     stage = bench.engine.stage
-    assert isinstance(stage, GraphDecode)
+    assert isinstance(stage, GraphDecodeStage)
     return stage

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.graphs.buffers import Buffers
+from engine.graphs.buffers import StaticBuffers
 from engine.graphs.capture import buckets_up_to, fitting
 from engine.graphs.runner import BlockTables
 
@@ -26,7 +26,7 @@ def test_the_bucket_of_a_step_is_the_least_that_holds_it(limit: int, data: st.Da
 
 def test_arrays_share_an_arena_and_do_not_touch() -> None:
     fields = {"a": (torch.int64, ()), "b": (torch.bool, ()), "c": (torch.float32, (3,)), "d": (torch.int32, ())}
-    buffers = Buffers(5, fields, CPU)
+    buffers = StaticBuffers(5, fields, CPU)
     for number, values in enumerate(buffers.host.values()):
         values[...] = number % 2
     buffers.host["b"][:] = True

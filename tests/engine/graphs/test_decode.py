@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from engine.graphs.capture import GraphSet
-from engine.graphs.decode import GraphDecode
+from engine.graphs.decode import GraphDecodeStage
 from engine.graphs.lanes import beside_frames
-from engine.models.base import Reference
+from engine.models.base import VoiceReference
 
 CPU = torch.device("cpu")
 RING_FRAMES = 32
 
 
 class Counting:
-    """A ``DecodeProgram`` of one sample a frame: the code itself."""
+    """A ``DecodeProgramProtocol`` of one sample a frame: the code itself."""
 
     device = CPU
     frame_samples = 1
@@ -46,7 +46,7 @@ class Counting:
 class Stage:
     def __init__(self, num_slots: int) -> None:
         self.program = Counting(num_slots)
-        self.decode = GraphDecode(
+        self.decode = GraphDecodeStage(
             self.program,
             GraphSet(self.program.run, CPU),
             beside_frames(self.program.ring),
@@ -101,7 +101,7 @@ def test_a_reference_is_heard_whole_in_order_in_few_calls(num_frames: int) -> No
 
     slot = stage.reserve()
     stage.decode.graphs = GraphSet(listen, CPU)
-    stage.decode.prime(slot, Reference("voice", [[100 + frame] for frame in range(num_frames)]))
+    stage.decode.prime(slot, VoiceReference("voice", [[100 + frame] for frame in range(num_frames)]))
     assert [code for _, codes in heard for code in codes] == [100 + frame for frame in range(num_frames)]
     assert all(codes[0] == 100 + first for first, codes in heard)
     assert len(heard) == num_frames // 8 + (num_frames % 8).bit_count()

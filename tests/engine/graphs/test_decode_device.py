@@ -12,8 +12,8 @@ import pytest
 from engine.api import ClonedVoice, FinishReason, InvalidRequest, SamplingParams
 from engine.client import create_engine
 from engine.config import EngineConfig
-from engine.graphs.decode import GraphDecode
-from engine.graphs.lanes import CpuThread
+from engine.graphs.decode import GraphDecodeStage
+from engine.graphs.lanes import CpuThreadExecutor
 from engine.load import load_engine
 from tests.engine.graphs.test_pipelined import SAMPLINGS, TEXT, check_same, make_bench, random_life
 from tests.engine.recorder import Recorder
@@ -29,7 +29,7 @@ def make_apart() -> Iterator[Callable[..., Recorder]]:
 
     def make(folder: Path, **settings: Any) -> Recorder:
         made.append(make_bench(folder, True, decode_device="cpu", **settings))
-        assert isinstance(stage_of(made[-1]).lane, CpuThread)
+        assert isinstance(stage_of(made[-1]).lane, CpuThreadExecutor)
         return made[-1]
 
     yield make
@@ -37,8 +37,8 @@ def make_apart() -> Iterator[Callable[..., Recorder]]:
         bench.engine.close()
 
 
-def stage_of(bench: Recorder) -> GraphDecode:
-    assert isinstance(bench.engine.stage, GraphDecode)
+def stage_of(bench: Recorder) -> GraphDecodeStage:
+    assert isinstance(bench.engine.stage, GraphDecodeStage)
     return bench.engine.stage
 
 

@@ -41,15 +41,15 @@ def test_a_kernel_is_launched_or_only_compiled() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_what_is_only_compiled_writes_nothing_and_runs_later() -> None:
-    from engine.kernels.fused import FusedOps
-    from engine.kernels.plain import PlainOps
+    from engine.kernels.fused import TritonOps
+    from engine.kernels.plain import ReferenceOps
 
-    ops, gate_up = FusedOps(), torch.randn(3, 400, device="cuda")
+    ops, gate_up = TritonOps(), torch.randn(3, 400, device="cuda")
     x, weight = torch.randn(3, 80, device="cuda"), torch.rand(80, device="cuda")
     with only_compiling():
         kept = torch.zeros(3, 200, device="cuda")
         del kept  # the next of its size lies there
         assert not ops.swiglu(gate_up).any()
         ops.norm(x, weight, 1e-6)
-    torch.testing.assert_close(ops.swiglu(gate_up), PlainOps().swiglu(gate_up))
-    torch.testing.assert_close(ops.norm(x, weight, 1e-6), PlainOps().norm(x, weight, 1e-6))
+    torch.testing.assert_close(ops.swiglu(gate_up), ReferenceOps().swiglu(gate_up))
+    torch.testing.assert_close(ops.norm(x, weight, 1e-6), ReferenceOps().norm(x, weight, 1e-6))

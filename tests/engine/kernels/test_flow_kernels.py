@@ -14,9 +14,9 @@ import torch
 from engine.kernels.noise import exponential
 from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.flow import Flow
-from engine.models.cosyvoice3.flow_blocks import BlockRow, Cell
+from engine.models.cosyvoice3.flow_blocks import BlockSequence, FlowBlockTask
 from engine.models.cosyvoice3.flow_ops import FlowOps
-from engine.models.cosyvoice3.flow_pages import FlowPages
+from engine.models.cosyvoice3.flow_pages import FlowPageStore
 from engine.models.cosyvoice3.flow_program import FlowProgram
 from tests.engine.models.cosyvoice3.flows import SMALL, fill
 
@@ -45,7 +45,7 @@ def program_of(config: FlowConfig, dtype: torch.dtype, ops: FlowOps) -> FlowProg
     flow.to(DEVICE)
     if flow.table is not None:
         flow.table = type(flow.table)(*(values.to(DEVICE) for values in flow.table))
-    pages = FlowPages(config, 6, dtype, DEVICE)
+    pages = FlowPageStore(config, 6, dtype, DEVICE)
     generator = torch.Generator().manual_seed(1)
     for values in (pages.keys, pages.values, pages.tails):
         values.copy_(torch.randn(values.shape, generator=generator))
@@ -60,17 +60,17 @@ def program_of(config: FlowConfig, dtype: torch.dtype, ops: FlowOps) -> FlowProg
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_frames", [10, 50])
 def test_a_step_of_many_cells(dtype: torch.dtype, block_frames: int) -> None:
-    from engine.models.cosyvoice3.fused_flow_ops import FusedFlowOps
+    from engine.models.cosyvoice3.fused_flow_ops import TritonFlowOps
 
-    config, row = config_of(block_frames), BlockRow([])
-    programs = [program_of(config, dtype, ops) for ops in (FlowOps(), FusedFlowOps())]
+    config, row = config_of(block_frames), BlockSequence([])
+    programs = [program_of(config, dtype, ops) for ops in (FlowOps(), TritonFlowOps())]
     for program in programs:
         with torch.inference_mode():
             program.stage(
                 [
-                    Cell(row, 1, 2, block_frames, [1, 2, 3], step=4),
-                    Cell(row, 2, 3, 4, [1, 2, 3, 4], step=4),
-                    Cell(row, 3, 0, block_frames, [5], step=9),
+                    FlowBlockTask(row, 1, 2, block_frames, [1, 2, 3], step=4),
+                    FlowBlockTask(row, 2, 3, 4, [1, 2, 3, 4], step=4),
+                    FlowBlockTask(row, 3, 0, block_frames, [5], step=9),
                 ],
                 4,
             )
@@ -91,19 +91,19 @@ def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None
 
 
 def test_noise_is_the_same_for_all() -> None:
-    from engine.kernels.fused import FusedOps
+    from engine.kernels.fused import TritonOps
 
     seed = torch.tensor([7, 2**47 + 12345], device=DEVICE)
     place, frame = torch.tensor([1, (3 << 40) | 1], device=DEVICE), torch.tensor([0, 90], device=DEVICE)
     ids = torch.arange(1500, device=DEVICE).expand(2, -1)
     for some in (ids, ids[:, 40:70].flip(1)):
-        found, wanted = FusedOps().exponential(seed, place, frame, some), exponential(seed, place, frame, some)
+        found, wanted = TritonOps().exponential(seed, place, frame, some), exponential(seed, place, frame, some)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_paged_attention_of_heads_without_norms() -> None:
-    from engine.kernels.fused import FusedOps
-    from engine.kernels.plain import PlainOps
+    from engine.kernels.fused import TritonOps
+    from engine.kernels.plain import ReferenceOps
 
     heads, group, size, page = 2, 7, 64, 16
     cache = torch.randn(2, 5, page, heads, size, device=DEVICE)
@@ -114,7 +114,7 @@ def test_paged_attention_of_heads_without_norms() -> None:
     angles = torch.arange(64.0, device=DEVICE)[:, None] * torch.rand(size // 2, device=DEVICE)
     args = None, 1e-6, (angles.cos(), angles.sin())
     for together in (False, True):
-        found = FusedOps().attend_paged(qkv, *args, caches[0], tables, positions, together)
-        wanted = PlainOps().attend_paged(qkv, *args, caches[1], tables, positions, together)
+        found = TritonOps().attend_paged(qkv, *args, caches[0], tables, positions, together)
+        wanted = ReferenceOps().attend_paged(qkv, *args, caches[1], tables, positions, together)
         check(found, wanted, torch.float32)
         check(caches[0], caches[1], torch.float32)

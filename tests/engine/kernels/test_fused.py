@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels.plain import PlainOps
-from engine.kernels.settings import DrawSettings, PadPlan, PadSpec, Product, Residual, Unit, Waves
+from engine.kernels.plain import ReferenceOps
+from engine.kernels.settings import (
+    ConvParams,
+    ConvStateSpec,
+    PaddedBufferPlan,
+    ResidualStream,
+    ResidualUnitParams,
+    SamplingTensors,
+    SnakeParams,
+)
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -26,7 +34,7 @@ DTYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
 """Relative, of the norm of the difference; bf16 keeps 8 bits, and both sides round more than once."""
 EPS = 1e-6
-PLAIN = PlainOps()
+PLAIN = ReferenceOps()
 
 
 @pytest.fixture(params=DTYPES, ids=str)
@@ -37,9 +45,9 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture
 def fused() -> Any:
-    from engine.kernels.fused import FusedOps
+    from engine.kernels.fused import TritonOps
 
-    ops = FusedOps()
+    ops = TritonOps()
     ops.max_gemv_rows = 4
     ops.min_unit_programs = 0
     return ops
@@ -65,7 +73,7 @@ def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, 
         for added in (False, True):
             results = []
             for ops in (fused, PLAIN):
-                residual = Residual(x.clone())
+                residual = ResidualStream(x.clone())
                 if added:
                     ops.add_linear(residual, y, back)
                 found = getattr(ops, product)(residual, norm, EPS, weight if product == "norm_linear" else both)
@@ -79,7 +87,7 @@ def test_what_was_added_twice_is_all_there(fused: Any, dtype: torch.dtype, rows:
     x, y, back = (random(n, 256, dtype=dtype, scale=0.1) for n in (rows, rows, 256))
     results = []
     for ops in (fused, PLAIN):
-        residual = Residual(x.clone())
+        residual = ResidualStream(x.clone())
         ops.add_linear(residual, y, back)
         ops.add_linear(residual, y, back)
         results.append(ops.settled(residual))
@@ -166,11 +174,11 @@ def test_attention_over_a_ring(fused: Any, dtype: torch.dtype, tokens: int) -> N
     check(rings[0], rings[1], dtype)
 
 
-def settings_for(rows: int) -> DrawSettings:
+def settings_for(rows: int) -> SamplingTensors:
     def pick(values: list[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([values[i % len(values)] for i in range(rows)], device=DEVICE, dtype=dtype)
 
-    return DrawSettings(
+    return SamplingTensors(
         temperature=pick([0.9, 0.0, 0.3, 1.5], torch.float32),
         top_k=pick([50, 0, 1, 20, 5000], torch.int64),
         top_p=pick([1.0, 0.5, 0.9], torch.float32),
@@ -231,9 +239,9 @@ def test_convolutions_end_in_what_comes_next(
     context = (taps - 1) * dilation
     x = random(streams, context + length, channels, dtype=dtype)
     weight = random(taps, channels, out, dtype=dtype, scale=(taps * channels) ** -0.5)
-    product = Product(weight, random(out), dilation)
+    product = ConvParams(weight, random(out), dilation)
     residual = random(streams, length, out, dtype=dtype)
-    for ending in (dict(waves=Waves(random(out).abs() * 3, random(out).abs())), dict(gelu=True), {}):
+    for ending in (dict(waves=SnakeParams(random(out).abs() * 3, random(out).abs())), dict(gelu=True), {}):
         results = []
         for ops in (fused, PLAIN):
             raw = torch.full((streams, length, out), float("nan"), device=DEVICE, dtype=dtype)
@@ -249,14 +257,14 @@ def test_a_residual_unit_at_once(fused: Any, channels: int) -> None:
     dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16
     streams, length, dilation, ahead = 2, 70, 3, 5
 
-    def product(taps: int) -> Product:
+    def product(taps: int) -> ConvParams:
         weight = random(taps, channels, channels, dtype=dtype, scale=(taps * channels) ** -0.5)
-        return Product(weight, random(channels), dilation if taps > 1 else 1)
+        return ConvParams(weight, random(channels), dilation if taps > 1 else 1)
 
-    def waves() -> Waves:
-        return Waves(random(channels).abs() * 3, random(channels).abs())
+    def waves() -> SnakeParams:
+        return SnakeParams(random(channels).abs() * 3, random(channels).abs())
 
-    unit, after = Unit(product(7), waves(), product(1)), waves()
+    unit, after = ResidualUnitParams(product(7), waves(), product(1)), waves()
     padded = random(streams, 6 * dilation + length, channels, dtype=dtype)
     x = random(streams, length, channels, dtype=dtype)
     results = []
@@ -281,14 +289,14 @@ def test_depthwise_norm_and_tail(fused: Any, dtype: torch.dtype) -> None:
 
 
 def test_pasts_are_loaded_and_kept(fused: Any, dtype: torch.dtype) -> None:
-    specs = [PadSpec(96, 54, 3), PadSpec(1024, 6, 1), PadSpec(48, 1, 2)]
+    specs = [ConvStateSpec(96, 54, 3), ConvStateSpec(1024, 6, 1), ConvStateSpec(48, 1, 2)]
     slots = torch.tensor([2, 0], device=DEVICE)
     fresh = torch.tensor([False, True], device=DEVICE)
     results = []
     torch.manual_seed(3)
     for ops in (fused, PLAIN):
         torch.manual_seed(3)
-        plan = PadPlan(specs, 2, 2, torch.zeros(200_000, dtype=dtype, device=DEVICE))
+        plan = PaddedBufferPlan(specs, 2, 2, torch.zeros(200_000, dtype=dtype, device=DEVICE))
         state = random(4, plan.num_state_values, dtype=dtype)
         plan.flat.copy_(random(plan.flat.numel(), dtype=dtype))
         ops.load_pasts(plan, state, slots, fresh)

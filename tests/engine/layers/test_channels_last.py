@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.layers.channels_last import PackedConvolution, SnakeLast, Upsampling, can_pack_convolutions, layout_of
+from engine.layers.channels_last import (
+    ChannelsLastSnake,
+    PackedConvolution,
+    PackedUpsampling,
+    can_pack_convolutions,
+    layout_of,
+)
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, assign_state
 from tests.engine.cuts import cuts_of
 from tests.engine.layers.test_streaming import CHANNELS, LAYERS, LENGTH, TOLERANCE, made, signal
@@ -27,7 +33,7 @@ def test_any_cut_gives_what_the_plain_layer_gives_at_once(name: str, pieces: lis
     layer = made(name)
     assert isinstance(layer, CausalConv1d | CausalConvTranspose1d)
     x = signal(num_rows)
-    fast = PackedConvolution(layer) if isinstance(layer, CausalConv1d) else Upsampling(layer)
+    fast = PackedConvolution(layer) if isinstance(layer, CausalConv1d) else PackedUpsampling(layer)
     state = torch.zeros(num_rows, assign_state(layer))
     streamed = torch.cat([fast(last(piece), state) for piece in x.split(pieces, dim=-1)], dim=1)
     torch.testing.assert_close(streamed, last(layer(x)), atol=TOLERANCE, rtol=0)
@@ -75,5 +81,5 @@ def test_snakes_bend_alike_in_any_width(channels: int, length: int) -> None:
     snake.beta.normal_()
     x = 3 * torch.randn(2, channels, length)
     kept = x.clone()
-    torch.testing.assert_close(SnakeLast(snake)(last(x)), last(snake(x)), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ChannelsLastSnake(snake)(last(x)), last(snake(x)), atol=1e-5, rtol=1e-5)
     assert torch.equal(x, kept)

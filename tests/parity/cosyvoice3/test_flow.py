@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.base import Reference
-from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.base import VoiceReference
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.dit import Modulation, chunk_mask
 from engine.models.cosyvoice3.flow import positional_noise
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
@@ -77,7 +77,7 @@ def test_the_estimator_at_the_first_moment(golden: Golden, vectors: dict[str, Te
 def test_mel_of_the_decode_stage_fed_token_by_token(golden: Golden, vectors: dict[str, Tensor], case: Flow) -> None:
     """Blocks with kept keys and values, steps in slices, against one pass of the official flow."""
     parts, heard = given(vectors, case), list[Tensor]()
-    stage = CosyDecode(golden.flow, golden.hift, 2, CosyVoice3Settings(), CPU, 1)
+    stage = CosyDecodeStage(golden.flow, golden.hift, 2, CosyVoice3Settings(), CPU, 1)
     push = stage.vocoder.push_each
 
     def listen(slots: Any, mels: list[Tensor], final: Any) -> list[Tensor]:
@@ -87,7 +87,7 @@ def test_mel_of_the_decode_stage_fed_token_by_token(golden: Golden, vectors: dic
     prompt = VoicePrompt(b"v", parts["prompt_tokens"], parts["prompt_mel"], parts["embedding"])
     slot = stage.reserve()
     assert slot is not None
-    stage.prime(slot, Reference(b"v", (), prompt))
+    stage.prime(slot, VoiceReference(b"v", (), prompt))
     num_samples = 0
     with patch.object(stage.vocoder, "push_each", listen):
         for token in parts["tokens"].tolist():
@@ -99,7 +99,7 @@ def test_mel_of_the_decode_stage_fed_token_by_token(golden: Golden, vectors: dic
     assert num_samples == 960 * case.num_tokens
 
 
-def drained(stage: CosyDecode) -> int:
+def drained(stage: CosyDecodeStage) -> int:
     """Samples of what can be decoded now."""
     count = 0
     while stage.busy:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.layers.transformer import CausalContext
-from engine.models.base import Reference
-from engine.models.cosyvoice3.decode_stage import CosyDecode
-from engine.models.cosyvoice3.hift_rows import HiftRows
+from engine.models.base import VoiceReference
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
+from engine.models.cosyvoice3.hift_rows import HiftBatch
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.voice import VoicePrompt
 from tests.parity.cosyvoice3.cases import FLOWS, HIFT_CUTS, HIFT_FRAMES, TALKS, Talk
@@ -66,7 +66,7 @@ def test_scores_in_bf16(small: Golden, case: Talk) -> None:
 def test_mel_of_the_decode_stage_in_bf16(small: Golden) -> None:
     """And its PCM: of as many samples, all finite."""
     case, vectors, heard = FLOWS[0], small.part("flow"), list[Tensor]()
-    stage = CosyDecode(small.flow, small.hift, 2, CosyVoice3Settings(), small.device, 1)
+    stage = CosyDecodeStage(small.flow, small.hift, 2, CosyVoice3Settings(), small.device, 1)
     push = stage.vocoder.push_each
     stage.vocoder.push_each = lambda slots, mels, final: (heard.extend(mels), push(slots, mels, final))[1]  # type: ignore[method-assign]
     prompt, tokens, mel, embedding = (
@@ -74,7 +74,7 @@ def test_mel_of_the_decode_stage_in_bf16(small: Golden) -> None:
     )
     slot = stage.reserve()
     assert slot is not None
-    stage.prime(slot, Reference(b"v", (), VoicePrompt(b"v", prompt, mel, embedding)))
+    stage.prime(slot, VoiceReference(b"v", (), VoicePrompt(b"v", prompt, mel, embedding)))
     for token in tokens.tolist():
         stage.feed(slot, (token,))
     stage.finalize(slot)
@@ -88,7 +88,7 @@ def test_mel_of_the_decode_stage_in_bf16(small: Golden) -> None:
 
 @torch.inference_mode()
 def test_pcm_in_pieces(small: Golden) -> None:
-    vectors, rows, begin, pieces = small.part("hift"), HiftRows(small.hift, 1), 0, list[Tensor]()
+    vectors, rows, begin, pieces = small.part("hift"), HiftBatch(small.hift, 1), 0, list[Tensor]()
     rows.open(0)
     for end in (*HIFT_CUTS, HIFT_FRAMES):
         pieces += rows.push([0], [vectors["mel"][begin:end].to(small.device)], [end == HIFT_FRAMES])

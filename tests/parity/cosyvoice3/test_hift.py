@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.cosyvoice3.hift_rows import HiftRows
+from engine.models.cosyvoice3.hift_rows import HiftBatch
 from tests.parity.cosyvoice3.cases import HIFT_CUTS, HIFT_FRAMES
 from tests.parity.cosyvoice3.golden import Golden, close
 
@@ -36,7 +36,7 @@ def test_pcm_in_one_pass(golden: Golden, vectors: dict[str, Tensor]) -> None:
 
 def test_pcm_in_pieces_has_the_official_lengths_and_samples(golden: Golden, vectors: dict[str, Tensor]) -> None:
     """The official vocoder keeps all of the mel and computes it again; ours goes on from where it was."""
-    rows, begin = HiftRows(golden.hift, 1), 0
+    rows, begin = HiftBatch(golden.hift, 1), 0
     rows.open(0)
     counts, pieces = vectors["counts"].tolist(), list[Tensor]()
     for end, count in zip((*HIFT_CUTS, HIFT_FRAMES), counts, strict=True):

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from engine.api import SpeechRequest
 from engine.layers.transformer import CausalContext
-from engine.models.base import Audio, Park, Stop
+from engine.models.base import AwaitText, FrameOutcome, StopOutcome
 from engine.models.cosyvoice3 import model as talker_model
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.ras import RasParams, draw_one
-from engine.models.cosyvoice3.row import SpeechRow
+from engine.models.cosyvoice3.row import CosySequence
 from engine.models.cosyvoice3.voice import VoicePrompt
-from engine.noise import DrawKey, GeneratorNoise
+from engine.noise import GeneratorNoise, SampleKey
 from tests.parity.cosyvoice3.cases import (
     FILL,
     INSTRUCT,
@@ -53,7 +53,7 @@ def instructed(model: CosyVoice3) -> Iterator[None]:
         yield
 
 
-def new_row(model: CosyVoice3, speech: Tensor, has_transcript: bool, text_closed: bool) -> SpeechRow:
+def new_row(model: CosyVoice3, speech: Tensor, has_transcript: bool, text_closed: bool) -> CosySequence:
     transcript = TRANSCRIPT if has_transcript else ()
     spoken = tuple(speech.tolist()) if has_transcript else ()
     voice = VoicePrompt(b"v", speech, torch.zeros(0, 80), torch.zeros(192), transcript, spoken)
@@ -63,9 +63,9 @@ def new_row(model: CosyVoice3, speech: Tensor, has_transcript: bool, text_closed
     return row
 
 
-def fetch(model: CosyVoice3, row: SpeechRow) -> bool:
+def fetch(model: CosyVoice3, row: CosySequence) -> bool:
     """Feed until a sample is due; false when the row parks."""
-    while not isinstance(found := model.next_input(row), Park):
+    while not isinstance(found := model.next_input(row), AwaitText):
         row.inputs += found.inputs
         if found.sample:
             return True
@@ -118,7 +118,7 @@ def test_draws_of_repetition_aware_sampling(golden: Golden) -> None:
         for seed in range(NUM_RAS_SEEDS):
             noise = GeneratorNoise(torch.Generator().manual_seed(seed))
             history = vectors["histories"][row].tolist()
-            drawn[row, seed] = draw_one(vectors["scores"][row].float(), RasParams(), history, DrawKey(0, 0, 0), noise)
+            drawn[row, seed] = draw_one(vectors["scores"][row].float(), RasParams(), history, SampleKey(0, 0, 0), noise)
     assert torch.equal(drawn, vectors["drawn"])
     likeliest = vectors["scores"].float().argsort(-1, descending=True)[:, :25]
     redrawn = (vectors["drawn"][..., None] != likeliest[:, None]).all(-1)
@@ -150,6 +150,6 @@ def test_what_ends_the_speech_ends_it_and_codes_sound(golden: Golden, vectors: d
     model = golden.model
     row = new_row(model, vectors["prompt_tokens"], True, text_closed=True)
     assert fetch(model, row)
-    for token, expected in ((NUM_CODES - 1, Audio((NUM_CODES - 1,))), (NUM_CODES + 1, Stop())):
+    for token, expected in ((NUM_CODES - 1, FrameOutcome((NUM_CODES - 1,))), (NUM_CODES + 1, StopOutcome())):
         with patch.object(talker_model, "draw", lambda *_, token=token: torch.tensor([token])):
             assert model.sample([row], torch.zeros(1, model.config.talker.transformer.hidden_size)) == [expected]

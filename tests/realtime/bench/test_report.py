@@ -3,14 +3,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from realtime.bench.plan import Outcome, Plan
+from realtime.bench.plan import LoadPlan, ResponseResult
 from realtime.bench.report import plot, summarise, table
 from realtime.bench.run import split
 
 
-def outcome(**fields: object) -> Outcome:
+def outcome(**fields: object) -> ResponseResult:
     usual = {"session": 0, "status": "completed", "ttfa_ms": 50.0, "audio_s": 2.0, "work_s": 1.0, "ended_s": 4.0}
-    return Outcome(**(usual | fields))  # type: ignore[arg-type]
+    return ResponseResult(**(usual | fields))  # type: ignore[arg-type]
 
 
 OUTCOMES = [
@@ -53,7 +53,7 @@ def test_bursts_have_a_factor_and_no_continuity() -> None:
     ("outcomes", "passed"),
     [(OUTCOMES[:1], True), (OUTCOMES[:2], False), (OUTCOMES[::3], False), (OUTCOMES[::2], True)],
 )
-def test_an_error_or_a_gap_fails_the_check(outcomes: list[Outcome], passed: bool) -> None:
+def test_an_error_or_a_gap_fails_the_check(outcomes: list[ResponseResult], passed: bool) -> None:
     assert summarise(outcomes, 1, burst=False, server_rss_mb=None).passed is passed
 
 
@@ -73,7 +73,7 @@ def test_the_table_and_the_plot() -> None:
 
 @pytest.mark.parametrize(("num_sessions", "num_processes"), [(10, 3), (2, 5), (1, 1)])
 def test_sessions_are_split_over_processes(num_sessions: int, num_processes: int) -> None:
-    plan = Plan(url="ws://h:1", corpus="c", num_sessions=num_sessions, total_sessions=num_sessions)
+    plan = LoadPlan(url="ws://h:1", corpus="c", num_sessions=num_sessions, total_sessions=num_sessions)
     parts = split(plan, num_processes)
     numbered = [part.first_session + at for part in parts for at in range(part.num_sessions)]
     assert numbered == list(range(num_sessions))

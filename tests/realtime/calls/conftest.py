@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from realtime.auth import LOCAL, Gatekeeper
-from realtime.calls.connection import PhoneConnection
-from realtime.calls.switchboard import Agent, Switchboard
+from realtime.auth import LOCAL, Authenticator
+from realtime.calls.connection import CallConnection
+from realtime.calls.switchboard import AgentSubscription, CallRegistry
 from realtime.config import load_config
 from realtime.protocol import calls as on
-from realtime.protocol.phones.base import PhoneDialect
-from realtime.protocol.phones.twilio import Twilio
+from realtime.protocol.phones.base import TelephonyDialect
+from realtime.protocol.phones.twilio import TwilioDialect
 from realtime.server import SpeechServer
 from sessions.hearing.silero import network
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
@@ -22,7 +22,7 @@ SCRIPT = FakeScript(ms_per_char=50.0, first_chunk_s=0.05, real_time_factor=0.1)
 
 
 class QueueLink:
-    """Implements ``Link``: what the phone says goes in, what the server says is told at once."""
+    """Implements ``MessageTransport``: what the phone says goes in, what the server says is told at once."""
 
     def __init__(self) -> None:
         self.incoming: asyncio.Queue[str | bytes | None] = asyncio.Queue()
@@ -48,7 +48,9 @@ class QueueLink:
 class Phone:
     """A connected call, its far side, and an agent."""
 
-    def __init__(self, conversing: asyncio.Task[None], link: QueueLink, agent: Agent, board: Switchboard) -> None:
+    def __init__(
+        self, conversing: asyncio.Task[None], link: QueueLink, agent: AgentSubscription, board: CallRegistry
+    ) -> None:
         self.conversing, self.link, self.board = conversing, link, board
         self.agent = agent
         self.heard: list[on.CallEvent] = []
@@ -76,15 +78,15 @@ class Phone:
 
 @asynccontextmanager
 async def phone(
-    script: FakeScript = SCRIPT, dialect: PhoneDialect | None = None, **flags: object
+    script: FakeScript = SCRIPT, dialect: TelephonyDialect | None = None, **flags: object
 ) -> AsyncIterator[Phone]:
     network()  # real time would pass while it is loaded
     settings = {"speech.aligner": "even"} | {name.replace("__", "."): value for name, value in flags.items()}
     engine = FakeSpeechEngine(script)
-    server = SpeechServer(load_config(flags=settings), engine, Gatekeeper([]))
+    server = SpeechServer(load_config(flags=settings), engine, Authenticator([]))
     await server.start()
-    board, link = Switchboard(1_000), QueueLink()
-    connection = PhoneConnection(server, board, dialect or Twilio(), LOCAL, link)
+    board, link = CallRegistry(1_000), QueueLink()
+    connection = CallConnection(server, board, dialect or TwilioDialect(), LOCAL, link)
     with board.listening(LOCAL.name) as agent:
         conversing = asyncio.create_task(connection.converse())
         try:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from realtime.calls.exchange import Exchange
-from realtime.calls.relay import Relay
-from realtime.calls.switchboard import Agent, LiveCall, Switchboard
-from realtime.errors import Refused
+from realtime.calls.exchange import GatewayHub
+from realtime.calls.relay import HubClient
+from realtime.calls.switchboard import AgentSubscription, CallRegistry, RegisteredCall
+from realtime.errors import RequestRefused
 from realtime.protocol import calls as on
 from sessions.errors import DuplicateResponse
 from tests.realtime.live import WAIT_S, until
@@ -21,7 +21,7 @@ KEY = "agent"
 
 
 class Gateway:
-    def __init__(self, board: Switchboard, relay: Relay, stack: AsyncExitStack) -> None:
+    def __init__(self, board: CallRegistry, relay: HubClient, stack: AsyncExitStack) -> None:
         self.board, self.relay, self._stack = board, relay, stack
 
     async def leave(self) -> None:
@@ -34,8 +34,8 @@ class Fleet:
 
     async def gateway(self, max_events: int = 100, answer_timeout_s: float = WAIT_S) -> Gateway:
         own = await self._stack.enter_async_context(AsyncExitStack())
-        board = Switchboard(max_events)
-        relay = Relay(board, self._path, answer_timeout_s)
+        board = CallRegistry(max_events)
+        relay = HubClient(board, self._path, answer_timeout_s)
         await own.enter_async_context(relay.open())
         return Gateway(board, relay, own)
 
@@ -43,40 +43,40 @@ class Fleet:
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     path = tmp_path / "x"
-    async with Exchange().open(path), AsyncExitStack() as stack:
+    async with GatewayHub().open(path), AsyncExitStack() as stack:
         yield Fleet(path, stack)
 
 
 @asynccontextmanager
-async def call(gateway: Gateway, call_id: str = "c1") -> AsyncIterator[LiveCall]:
+async def call(gateway: Gateway, call_id: str = "c1") -> AsyncIterator[RegisteredCall]:
     """A call that accepts whatever is said, and tells that it is played before that is answered."""
 
     async def obey(command: on.Command) -> on.CallEvent | None:
         match command:
-            case on.Say(text="again"):
+            case on.SayCommand(text="again"):
                 raise DuplicateResponse("it exists already", "reply_id")
-            case on.Say():
+            case on.SayCommand():
                 asyncio.get_running_loop().call_soon(gateway.board.tell, live, played(call_id))
-                return on.ReplyAccepted(call_id=call_id, reply_id="r")
-            case on.HangUp():
-                gateway.board.tell(live, on.HungUp(call_id=call_id, reason="agent"))
+                return on.CallReplyAccepted(call_id=call_id, reply_id="r")
+            case on.HangUpCommand():
+                gateway.board.tell(live, on.CallEnded(call_id=call_id, reason="agent"))
         return None
 
-    live = LiveCall(KEY, connected(call_id), obey)
+    live = RegisteredCall(KEY, connected(call_id), obey)
     with gateway.board.connected(live):
         yield live
 
 
-def connected(call_id: str) -> on.Connected:
+def connected(call_id: str) -> on.CallConnected:
     about = {"provider": "twilio", "provider_call_id": "CA1", "encoding": "mulaw", "sample_rate": 8_000}
-    return on.Connected(call_id=call_id, **about, parameters={"a": "b\n"})  # type: ignore[arg-type]
+    return on.CallConnected(call_id=call_id, **about, parameters={"a": "b\n"})  # type: ignore[arg-type]
 
 
-def played(call_id: str) -> on.ReplyPlayed:
-    return on.ReplyPlayed(call_id=call_id, reply_id="r", played_ms=20.0, confirmed=True)
+def played(call_id: str) -> on.CallReplyPlayed:
+    return on.CallReplyPlayed(call_id=call_id, reply_id="r", played_ms=20.0, confirmed=True)
 
 
-async def heard(agent: Agent) -> on.CallEvent | None:
+async def heard(agent: AgentSubscription) -> on.CallEvent | None:
     async with asyncio.timeout(WAIT_S):
         return await agent.events.get()
 
@@ -88,16 +88,16 @@ async def test_a_call_is_known_spoken_into_and_ended_from_everywhere(fleet: Flee
             assert await heard(agent) == live.connected
             assert there.board.calls(KEY) == [live.connected]
             assert there.board.calls_here() == []
-            answer = await there.board.call(KEY, "c1").obey(on.Say(text="Hi\nthere"))
-            assert answer == on.ReplyAccepted(call_id="c1", reply_id="r")
+            answer = await there.board.call(KEY, "c1").obey(on.SayCommand(text="Hi\nthere"))
+            assert answer == on.CallReplyAccepted(call_id="c1", reply_id="r")
             assert await heard(agent) == played("c1")
-            with pytest.raises(Refused, match="exists already") as refused:
-                await there.board.call(KEY, "c1").obey(on.Say(text="again"))
+            with pytest.raises(RequestRefused, match="exists already") as refused:
+                await there.board.call(KEY, "c1").obey(on.SayCommand(text="again"))
             assert (refused.value.code, refused.value.param) == ("duplicate_response", "reply_id")
             with there.board.listening(KEY, "c1") as only:
-                with pytest.raises(Refused, match="has ended"):
-                    await there.board.call(KEY, "c1").obey(on.HangUp())
-                ended = on.HungUp(call_id="c1", reason="agent")
+                with pytest.raises(RequestRefused, match="has ended"):
+                    await there.board.call(KEY, "c1").obey(on.HangUpCommand())
+                ended = on.CallEnded(call_id="c1", reason="agent")
                 assert [await heard(only) for _ in range(3)] == [live.connected, ended, None]
             assert await heard(agent) == ended
             assert there.board.calls(KEY) == []
@@ -123,13 +123,13 @@ async def test_a_gateway_that_goes_takes_its_calls_along(fleet: Fleet) -> None:
     async def obey(_: on.Command) -> None:
         await never.wait()
 
-    with there.board.listening(KEY) as agent, here.board.connected(LiveCall(KEY, connected("c1"), obey)):
+    with there.board.listening(KEY) as agent, here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
         await heard(agent)
-        asking = asyncio.create_task(there.board.call(KEY, "c1").obey(on.Interrupt()))  # type: ignore[arg-type]
+        asking = asyncio.create_task(there.board.call(KEY, "c1").obey(on.InterruptCommand()))  # type: ignore[arg-type]
         await asyncio.sleep(0.05)
         await here.leave()
-        assert await heard(agent) == on.HungUp(call_id="c1", reason="internal_error")
-        with pytest.raises(Refused):
+        assert await heard(agent) == on.CallEnded(call_id="c1", reason="internal_error")
+        with pytest.raises(RequestRefused):
             await asking
         assert there.board.calls(KEY) == []
 
@@ -141,10 +141,10 @@ async def test_a_gateway_that_hangs_holds_no_agent_for_ever(fleet: Fleet) -> Non
     async def obey(_: on.Command) -> None:
         await never.wait()
 
-    with here.board.connected(LiveCall(KEY, connected("c1"), obey)):
+    with here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
         await until(lambda: bool(there.board.calls(KEY)))
-        with pytest.raises(Refused, match="does not answer"):
-            await there.board.call(KEY, "c1").obey(on.Interrupt())
+        with pytest.raises(RequestRefused, match="does not answer"):
+            await there.board.call(KEY, "c1").obey(on.InterruptCommand())
 
 
 async def test_an_answer_that_comes_behind_the_end_of_its_call_breaks_no_line(fleet: Fleet) -> None:
@@ -153,14 +153,14 @@ async def test_an_answer_that_comes_behind_the_end_of_its_call_breaks_no_line(fl
     async with call(here) as first, call(here, "c2") as second:
 
         async def obey(_: on.Command) -> None:
-            here.board.tell(first, on.HungUp(call_id="c1", reason="caller"))
+            here.board.tell(first, on.CallEnded(call_id="c1", reason="caller"))
 
         first.obey = obey
         await until(lambda: len(there.board.calls(KEY)) == 2)
         with there.board.listening(KEY, "c2") as agent:
-            with pytest.raises(Refused, match="has ended"):
-                await there.board.call(KEY, "c1").obey(on.Interrupt())
-            assert isinstance(await there.board.call(KEY, "c2").obey(on.Say(text="x")), on.ReplyAccepted)
+            with pytest.raises(RequestRefused, match="has ended"):
+                await there.board.call(KEY, "c1").obey(on.InterruptCommand())
+            assert isinstance(await there.board.call(KEY, "c2").obey(on.SayCommand(text="x")), on.CallReplyAccepted)
             assert [await heard(agent), await heard(agent)] == [second.connected, played("c2")]
 
 
@@ -171,9 +171,9 @@ async def test_a_line_to_the_exchange_that_breaks_is_made_anew(fleet: Fleet) -> 
             assert await heard(agent) == live.connected
             assert here.relay._writer is not None
             here.relay._writer.transport.abort()
-            assert isinstance(await heard(agent), on.HungUp)
+            assert isinstance(await heard(agent), on.CallEnded)
             assert await heard(agent) == live.connected
-            assert isinstance(await there.board.call(KEY, "c1").obey(on.Say(text="x")), on.ReplyAccepted)
+            assert isinstance(await there.board.call(KEY, "c1").obey(on.SayCommand(text="x")), on.CallReplyAccepted)
 
 
 async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,16 +182,16 @@ async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, capl
     async def obey(_: on.Command) -> None:
         raise AssertionError
 
-    with there.board.listening(KEY) as agent, here.board.connected(LiveCall(KEY, connected("c1"), obey)):
+    with there.board.listening(KEY) as agent, here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
         await heard(agent)
-        with pytest.raises(Refused, match="has ended"):
-            await there.board.call(KEY, "c1").obey(on.Interrupt())
-        assert isinstance(await heard(agent), on.HungUp)
+        with pytest.raises(RequestRefused, match="has ended"):
+            await there.board.call(KEY, "c1").obey(on.InterruptCommand())
+        assert isinstance(await heard(agent), on.CallEnded)
         assert await heard(agent) == connected("c1"), "it is told again"
     assert "met a fault" in caplog.text
 
 
 async def test_without_an_exchange_there_is_nothing_to_tell() -> None:
-    board = Switchboard(10)
-    async with Relay(board, None, WAIT_S).open():
+    board = CallRegistry(10)
+    async with HubClient(board, None, WAIT_S).open():
         assert board.elsewhere is None

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from realtime.cli import main
 from realtime.commands import doctor
-from realtime.commands.doctor import Finding, checkpoint, line, package, program
+from realtime.commands.doctor import CheckResult, checkpoint, line, package, program
 from tests.fakes.checkpoints import write_checkpoint
 
 CHECKPOINT_FILES = (
@@ -63,9 +63,9 @@ def test_optional_parts_never_fail(monkeypatch):
 
 
 def test_lines_tell_present_missing_and_absent_apart():
-    assert line(Finding("a", True, "1.0", "do this")) == "ok      a: 1.0"
-    assert line(Finding("a", False, "gone", "do this")) == "MISSING a: gone -> do this"
-    assert line(Finding("a", False, "gone", "do this", required=False)) == "absent  a: gone -> do this"
+    assert line(CheckResult("a", True, "1.0", "do this")) == "ok      a: 1.0"
+    assert line(CheckResult("a", False, "gone", "do this")) == "MISSING a: gone -> do this"
+    assert line(CheckResult("a", False, "gone", "do this", required=False)) == "absent  a: gone -> do this"
 
 
 def test_the_voice_that_comes_with_it_is_whole_shards_and_all():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from realtime.commands.output import PLAYERS, AudioFile, Player, StandardOutput, find_player, output_path
+from realtime.commands.output import PLAYERS, AudioFile, AudioPlayer, StandardOutput, find_player, output_path
 
 PCM = bytes(range(200)) * 10
 RATE = 24_000
@@ -108,7 +108,7 @@ async def test_standard_output_gets_a_wav_stream(capfdbinary):
 async def test_a_player_gets_the_rate_and_all_of_the_audio(player_program, tmp_path, monkeypatch, name):
     program = player_program(f'echo "$@" > {tmp_path}/arguments; cat > {tmp_path}/heard', name)
     monkeypatch.setattr(shutil, "which", lambda wanted: str(program) if wanted == name else None)
-    player = await Player.start(find_player(), 24_000)
+    player = await AudioPlayer.start(find_player(), 24_000)
     await player.write(PCM)
     await player.finish()
     await player.abort()
@@ -117,13 +117,13 @@ async def test_a_player_gets_the_rate_and_all_of_the_audio(player_program, tmp_p
 
 
 async def test_an_aborted_player_falls_silent_at_once(player_program):
-    player = await Player.start(str(player_program("exec sleep 3600")), 24_000)
+    player = await AudioPlayer.start(str(player_program("exec sleep 3600")), 24_000)
     await player.write(PCM)
     await player.abort()
 
 
 async def test_a_player_that_fails_is_an_error(player_program):
-    player = await Player.start(str(player_program("cat > /dev/null; exit 3")), 24_000)
+    player = await AudioPlayer.start(str(player_program("cat > /dev/null; exit 3")), 24_000)
     await player.write(PCM)
     with pytest.raises(OSError, match="status 3"):
         await player.finish()

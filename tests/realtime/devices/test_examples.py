@@ -54,5 +54,5 @@ def test_the_page_tells_of_every_message_and_field() -> None:
         row = re.search(rf"^\| `{kind.tag}` \| (.*?) \|", PAGE, re.MULTILINE)
         assert row is not None, kind.tag
         assert [f"`{field.name}`" for field in kind.fields] == row[1].split()
-    for field in (*msgspec.structs.fields(say.Open), *msgspec.structs.fields(say.Say)):
+    for field in (*msgspec.structs.fields(say.MqttOpen), *msgspec.structs.fields(say.MqttSay)):
         assert f"`{field.name}`" in PAGE

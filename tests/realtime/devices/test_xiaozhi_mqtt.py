@@ -13,10 +13,10 @@ import aiomqtt
 import pytest
 
 from realtime.config import ConfigError, load_config
-from realtime.protocol.phones.xiaozhi_udp import HEADER, SOUND, UdpSound
+from realtime.protocol.phones.xiaozhi_udp import HEADER, SOUND, EncryptedAudioStream
 from realtime.serve import create_app
-from realtime.transports.xiaozhi_mqtt import DevicePorts
-from realtime.xiaozhi.udp import UdpPort
+from realtime.transports.xiaozhi_mqtt import XiaozhiMqttServer
+from realtime.xiaozhi.udp import UdpServer
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls.test_sockets import dial, told
@@ -36,9 +36,9 @@ async def live() -> AsyncIterator[Live]:
         await server.freed()
 
 
-def ports(live: Live) -> DevicePorts:
+def ports(live: Live) -> XiaozhiMqttServer:
     found = live.uvicorn.config.app.state.device_ports
-    assert isinstance(found, DevicePorts)
+    assert isinstance(found, XiaozhiMqttServer)
     return found
 
 
@@ -47,7 +47,7 @@ class Firmware:
 
     def __init__(self, client: aiomqtt.Client, udp: socket.socket) -> None:
         self.client, self.udp = client, udp
-        self.sound = UdpSound(b"", 0)
+        self.sound = EncryptedAudioStream(b"", 0)
         self._number = 0
 
     async def tell(self, **message: object) -> None:
@@ -65,7 +65,7 @@ class Firmware:
         await self.tell(**HELLO)
         hello = await self.told("hello")
         nonce = bytes.fromhex(hello["udp"]["nonce"])
-        self.sound = UdpSound(bytes.fromhex(hello["udp"]["key"]), HEADER.unpack(nonce)[3])
+        self.sound = EncryptedAudioStream(bytes.fromhex(hello["udp"]["key"]), HEADER.unpack(nonce)[3])
         self.udp.connect((hello["udp"]["server"], hello["udp"]["port"]))
         return hello
 
@@ -135,7 +135,7 @@ async def test_every_address_of_a_host_takes_sound(monkeypatch: pytest.MonkeyPat
         return [found for one in names.get(host, [host]) for found in ask(one, *rest, **more)]
 
     monkeypatch.setattr("socket.getaddrinfo", look_up)
-    port = UdpPort(max_packets_per_s=100)
+    port = UdpServer(max_packets_per_s=100)
     async with port.open("two.test", 0):
         for address in names["two.test"]:
             heard: list[bytes] = []

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from realtime.protocol.dialects import base
-from realtime.protocol.dialects.registry import WIRES, Wire
+from realtime.protocol.dialects.registry import WIRES, DialectRoute
 from realtime.protocol.errors import ProtocolError
 from realtime.protocol.events import ErrorBody
 
@@ -35,7 +35,7 @@ def encode(value: Any) -> Any:
     """JSON of a message, an intent or an event. Bytes become ``{"base64": ...}``."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, base.Send):
+    if isinstance(value, base.SendMessage):
         return ["Send", encode(value.message)]
     if isinstance(value, str):
         return value
@@ -77,7 +77,7 @@ def _input_of(step: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in step.items() if name not in ("intents", "raises")}
 
 
-def wire_of(head: dict[str, Any]) -> Wire:
+def wire_of(head: dict[str, Any]) -> DialectRoute:
     return next(wire for wire in WIRES if (wire.path, wire.carrier) == (head["wire"], head["carrier"]))
 
 
@@ -97,7 +97,7 @@ def read_exchanges(path: Path) -> list[Exchange]:
 def replay(exchange: Exchange) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Each recorded step beside what the dialect of today makes of it."""
     head, *steps = exchange
-    dialect = wire_of(head).dialect(msgspec.convert(head["handshake"], type=base.Handshake))
+    dialect = wire_of(head).dialect(msgspec.convert(head["handshake"], type=base.ClientHandshake))
     for step in steps:
         yield step, json.loads(json.dumps(call(dialect, step)))
 
@@ -105,7 +105,7 @@ def replay(exchange: Exchange) -> Iterator[tuple[dict[str, Any], dict[str, Any]]
 class RecordingDialect:
     """Stands in a connection for a dialect, and records what passes."""
 
-    def __init__(self, dialect: base.Dialect, wire: Wire, path: Path) -> None:
+    def __init__(self, dialect: base.Dialect, wire: DialectRoute, path: Path) -> None:
         self._dialect = dialect
         handshake = clean(dialect.handshake)
         self._lines = [json.dumps({"wire": wire.path, "carrier": wire.carrier, "handshake": handshake})]
@@ -147,7 +147,7 @@ class RecordingDialect:
             self._path.write_text("\n".join(self._lines) + "\n", encoding="utf-8")
 
 
-def clean(handshake: base.Handshake) -> Any:
+def clean(handshake: base.ClientHandshake) -> Any:
     """The handshake without credentials and what only names a client's version."""
     fields = msgspec.to_builtins(handshake)
     fields["headers"] = {

@@ -12,8 +12,8 @@ from realtime.protocol.events import ErrorBody
 REQUEST_ID = "0123456789abcdef0123456789abcdef"
 
 
-def handshake(path: Mapping[str, str] | None = None, **query: str) -> on.Handshake:
-    return on.Handshake(path=path or {}, query=query, headers={}, request_id=REQUEST_ID)
+def handshake(path: Mapping[str, str] | None = None, **query: str) -> on.ClientHandshake:
+    return on.ClientHandshake(path=path or {}, query=query, headers={}, request_id=REQUEST_ID)
 
 
 class Play:
@@ -30,14 +30,14 @@ class Play:
         return self._read(self.dialect.tell(event))
 
     def audio(self, context: str, data: bytes = b"\0\0", start_ms: float = 0.0, end_ms: float = 80.0) -> list[Any]:
-        return self.tell(on.Audio(context, data, start_ms, end_ms))
+        return self.tell(on.ContextAudio(context, data, start_ms, end_ms))
 
     def fail(self, code: str, close: int | None = None) -> list[Any]:
         return self._read(self.dialect.fail(ErrorBody(code=code, message="what happened"), close))
 
     @staticmethod
     def _read(intents: Any) -> list[Any]:
-        return [_message(intent.message) if isinstance(intent, on.Send) else intent for intent in intents]
+        return [_message(intent.message) if isinstance(intent, on.SendMessage) else intent for intent in intents]
 
 
 def _message(message: str | bytes) -> Any:
@@ -55,5 +55,5 @@ def _ends(text: str, start_ms: float, end_ms: float) -> tuple[float, ...]:
     return tuple(start_ms + (end_ms - start_ms) * (at + 1) / len(text) for at in range(len(text)))
 
 
-def failed(context: str, code: str) -> on.Ended:
-    return on.Ended(context, "failed", error=ErrorBody(code=code, message="what happened", retryable=True))
+def failed(context: str, code: str) -> on.ContextEnded:
+    return on.ContextEnded(context, "failed", error=ErrorBody(code=code, message="what happened", retryable=True))

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.deepgram import Speak
+from realtime.protocol.dialects.deepgram import DeepgramDialect
 from realtime.protocol.dialects.deepgram_words import voice_and_language
 from tests.realtime.dialects.play import REQUEST_ID, Play, handshake
 
 
 def aura(**query: str) -> Play:
-    return Play(Speak(handshake(**query)))
+    return Play(DeepgramDialect(handshake(**query)))
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,7 @@ def test_the_first_message_and_the_format() -> None:
     play = aura(model="aura-2-thalia-en", encoding="mulaw")
     assert play.beginning[0]["type"] == "Metadata"
     assert (play.beginning[0]["request_id"], play.beginning[0]["model_name"]) == (REQUEST_ID, "aura-2-thalia-en")
-    assert play.dialect.wish == on.Wish(voice="thalia", language="en", format=on.WireFormat("mulaw", 8_000))
+    assert play.dialect.wish == on.SpeechOptions(
+        voice="thalia", language="en", format=on.RequestedFormat("mulaw", 8_000)
+    )
     assert play.dialect.headers() == {"dg-request-id": REQUEST_ID}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from realtime.protocol.dialects.elevenlabs import MultiStream
+from realtime.protocol.dialects.elevenlabs import ElevenLabsMultiStream
 from realtime.protocol.dialects.elevenlabs_words import wire_format
 from tests.realtime.dialects.play import Play, handshake
 
@@ -10,7 +10,7 @@ VOICE = {"voice_id": "bIHbv24MWmeRgasZH58o"}
 
 
 def multi(**query: str) -> Play:
-    return Play(MultiStream(handshake(VOICE, **query)))
+    return Play(ElevenLabsMultiStream(handshake(VOICE, **query)))
 
 
 @pytest.mark.parametrize(

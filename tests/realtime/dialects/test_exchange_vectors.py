@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from realtime.protocol.dialects.base import Dialect, Event, Intent
-from realtime.protocol.dialects.registry import WIRES, Wire
+from realtime.protocol.dialects.registry import WIRES, DialectRoute
 from tests.realtime.dialects.exchange import read_exchanges, replay, wire_of
 
 VECTORS = sorted((Path(__file__).parents[2] / "vectors" / "exchanges").rglob("*.jsonl"))
@@ -31,7 +31,7 @@ def test_every_dialect_has_an_exchange_with_audio() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: f"{wire.path} {wire.carrier}")
-def test_changed_dialect_does_not_replay_equal(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_dialect_does_not_replay_equal(wire: DialectRoute, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dialect that leaves out the first message of every event is caught by its vectors."""
     event_handler = wire.dialect.tell
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.elevenlabs_dialogue import Dialogue
-from realtime.protocol.dialects.registry import WIRES, Wire
+from realtime.protocol.dialects.elevenlabs_dialogue import ElevenLabsDialogue
+from realtime.protocol.dialects.registry import WIRES, DialectRoute
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 from tests.realtime.dialects.chaos import ChaoticClient
@@ -35,22 +35,22 @@ class Shell:
     def carry_out(self, intents: list[on.Intent]) -> None:
         for intent in intents:
             match intent:
-                case on.Send(message=message):
+                case on.SendMessage(message=message):
                     assert isinstance(message, str | bytes)
-                case on.Open(context=context, wish=wish):
+                case on.OpenContext(context=context, wish=wish):
                     assert context not in self.open
-                    assert isinstance(wish, on.Wish)
+                    assert isinstance(wish, on.SpeechOptions)
                     self.open[context] = 0.0
-                    self.tell(on.Opened(context, self._rng.choice(((), ("a warning",)))))
+                    self.tell(on.ContextOpened(context, self._rng.choice(((), ("a warning",)))))
                     if context in self.open and self._rng.random() < 0.05:
                         self.end(context, "failed")
-                case on.Cancel(context=context) if context in self.open:
+                case on.CancelContext(context=context) if context in self.open:
                     self.end(context, "cancelled")
-                case on.End(context=context) if context in self.open and self._rng.random() < 0.3:
+                case on.EndContext(context=context) if context in self.open and self._rng.random() < 0.3:
                     self.end(context, "completed")
-                case on.Recall(context=context):
-                    self.tell(on.Recalled(context, "Hello", self._rng.choice(("", " there.")), 40.0))
-                case on.Close() | on.Abort():
+                case on.QueryHeard(context=context):
+                    self.tell(on.HeardReported(context, "Hello", self._rng.choice(("", " there.")), 40.0))
+                case on.CloseConnection() | on.AbortRequest():
                     self.num_closed += 1
 
     def tell(self, event: on.Event) -> None:
@@ -65,13 +65,13 @@ class Shell:
         match self._rng.randrange(6):
             case 0 | 1:
                 self.open[context] += 80.0
-                self.tell(on.Audio(context, b"\0\0", start_ms, start_ms + 80.0))
+                self.tell(on.ContextAudio(context, b"\0\0", start_ms, start_ms + 80.0))
             case 2:
-                self.tell(on.Words(context, (word("Hi,", start_ms, start_ms + 50.0), word("5", 60, 70, "five"))))
+                self.tell(on.ContextWords(context, (word("Hi,", start_ms, start_ms + 50.0), word("5", 60, 70, "five"))))
             case 3:
-                self.tell(on.Flushed(context, start_ms))
+                self.tell(on.ContextFlushed(context, start_ms))
             case 4:
-                self.tell(on.Idle(context))
+                self.tell(on.ContextIdle(context))
             case 5 if self._rng.random() < 0.3:
                 self.end(context, self._rng.choice(("completed", "failed")))
 
@@ -79,10 +79,10 @@ class Shell:
         codes = ("overloaded", "text_timeout", "engine_dead", "limit_exceeded")
         error = ErrorBody(code=self._rng.choice(codes), message="what happened") if status == "failed" else None
         audio_ms = self.open.pop(context)
-        self.tell(on.Ended(context, status, audio_ms, "Hello", " there.", audio_ms / 2, error))
+        self.tell(on.ContextEnded(context, status, audio_ms, "Hello", " there.", audio_ms / 2, error))
 
 
-def play(wire: Wire, seed: int, num_messages: int) -> None:
+def play(wire: DialectRoute, seed: int, num_messages: int) -> None:
     rng = random.Random(seed)
     client = ChaoticClient(rng, RIGHT.get(wire.path, ()))
     query = {"model": "flux-zoe-en", "sync_alignment": rng.choice(("true", "false"))}
@@ -109,7 +109,7 @@ def play(wire: Wire, seed: int, num_messages: int) -> None:
 
 def check_nothing_is_kept(shell: Shell) -> None:
     """A dialect remembers the contexts that are open, and no others."""
-    if isinstance(shell.dialect, Dialogue):
+    if isinstance(shell.dialect, ElevenLabsDialogue):
         parts = {part for spoken in shell.dialect._contexts.values() for part in spoken.parts}
         assert parts == set(shell.open) or (shell.num_closed and not parts)
         return
@@ -117,19 +117,19 @@ def check_nothing_is_kept(shell: Shell) -> None:
         assert set(getattr(shell.dialect, name, {})) <= set(shell.open)
 
 
-def named(wire: Wire) -> str:
+def named(wire: DialectRoute) -> str:
     return f"{wire.dialect.__name__} {wire.path}"
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=named)
-def test_a_dialect_never_breaks(wire: Wire) -> None:
+def test_a_dialect_never_breaks(wire: DialectRoute) -> None:
     play(wire, 1, NUM_MESSAGES)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("wire", WIRES, ids=named)
-def test_a_dialect_never_breaks_at_length(wire: Wire) -> None:
+def test_a_dialect_never_breaks_at_length(wire: DialectRoute) -> None:
     play(wire, 2, NUM_MESSAGES_SLOW)
 
 
@@ -137,7 +137,7 @@ def test_a_dialect_never_breaks_at_length(wire: Wire) -> None:
 @pytest.mark.parametrize(
     "make", [lambda rng: rng.randbytes(8).hex(), lambda rng: rng.choice(("", "-1", "nan", "99999999999", "é"))]
 )
-def test_handshakes_are_served_or_refused(wire: Wire, make: Callable[[random.Random], str]) -> None:
+def test_handshakes_are_served_or_refused(wire: DialectRoute, make: Callable[[random.Random], str]) -> None:
     rng = random.Random(3)
     names = ("output_format", "seed", "inactivity_timeout", "encoding", "sample_rate", "model", "speed", "container")
     for _ in range(200):

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.openai_conversation import MAX_CHARS, MAX_ITEMS, MAX_PARTS, MAX_TOTAL_PARTS
-from realtime.protocol.dialects.openai_realtime import OpenAIRealtime
+from realtime.protocol.dialects.openai_realtime import OpenAIRealtimeDialect
 from realtime.protocol.errors import RemoteProtocolError
 from tests.realtime.dialects.play import Play, handshake
 
 
 def play() -> Play:
-    return Play(OpenAIRealtime(handshake(model="gpt-realtime")))
+    return Play(OpenAIRealtimeDialect(handshake(model="gpt-realtime")))
 
 
 def types(told: list) -> list:
@@ -29,7 +29,7 @@ def begun(wire: Play, text: str = "Hello there.", **response: object) -> tuple[s
     """A response that speaks; its context and all that was told at its beginning."""
     wire.say(type="conversation.item.create", item=user(text))
     told = wire.say(type="response.create", response=response)
-    return next(one for one in told if isinstance(one, on.Open)).context, told
+    return next(one for one in told if isinstance(one, on.OpenContext)).context, told
 
 
 @pytest.mark.parametrize(

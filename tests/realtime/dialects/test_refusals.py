@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from realtime.protocol.dialects import base
-from realtime.protocol.dialects.deepgram import Speak
-from realtime.protocol.dialects.deepgram_flux import Flux
-from realtime.protocol.dialects.elevenlabs import MultiStream
-from realtime.protocol.dialects.elevenlabs_dialogue import Dialogue
-from realtime.protocol.dialects.inworld import Inworld, InworldStream
-from realtime.protocol.dialects.kyutai import Kyutai, KyutaiOnce
-from realtime.protocol.dialects.openai_realtime import OpenAIRealtime
-from realtime.protocol.dialects.rime import RimeWs3
+from realtime.protocol.dialects.deepgram import DeepgramDialect
+from realtime.protocol.dialects.deepgram_flux import DeepgramFluxDialect
+from realtime.protocol.dialects.elevenlabs import ElevenLabsMultiStream
+from realtime.protocol.dialects.elevenlabs_dialogue import ElevenLabsDialogue
+from realtime.protocol.dialects.inworld import InworldDialect, InworldStream
+from realtime.protocol.dialects.kyutai import KyutaiDialect, KyutaiHttp
+from realtime.protocol.dialects.openai_realtime import OpenAIRealtimeDialect
+from realtime.protocol.dialects.rime import RimeWs3Dialect
 from realtime.protocol.dialects.rime_envelope import BINARY, JSON
-from realtime.protocol.dialects.rime_v1 import RimeV1
-from realtime.protocol.dialects.vllm_omni import VllmOmni
+from realtime.protocol.dialects.rime_v1 import RimeV1Dialect
+from realtime.protocol.dialects.vllm_omni import VllmOmniDialect
 from realtime.protocol.errors import RemoteProtocolError
 from tests.realtime.dialects.play import Play, failed, handshake
 
@@ -30,24 +30,24 @@ COMMIT = {"type": "input_text_buffer.commit"}
 @pytest.mark.parametrize(
     ("dialect", "query", "reason"),
     [
-        (Speak, {"encoding": "mp3"}, "bit_rate|encoding"),
-        (Speak, {"sample_rate": "fast"}, "sample_rate"),
-        (Speak, {"speed": "nan"}, "speed"),
-        (Speak, {"speed": "0"}, "speed"),
-        (Speak, {"speed": "x"}, "speed"),
-        (Flux, {}, "model is missing"),
-        (MultiStream, {"output_format": "pcm"}, "output_format"),
-        (MultiStream, {"output_format": "flac_24000"}, "output_format"),
-        (MultiStream, {"output_format": "pcm_24000_32_1"}, "output_format"),
-        (MultiStream, {"seed": "-1"}, "seed"),
-        (MultiStream, {"seed": str(2**32)}, "seed"),
-        (MultiStream, {"inactivity_timeout": "soon"}, "inactivity_timeout"),
-        (Dialogue, {"output_format": "wav_24000"}, "WAV"),
-        (Kyutai, {"format": "Mp3"}, "format"),
-        (Kyutai, {"seed": "x"}, "seed"),
-        (RimeWs3, {"audioFormat": "tape"}, "audioFormat"),
-        (RimeWs3, {"samplingRate": "fast"}, "samplingRate"),
-        (RimeV1, {}, "sub-protocol"),
+        (DeepgramDialect, {"encoding": "mp3"}, "bit_rate|encoding"),
+        (DeepgramDialect, {"sample_rate": "fast"}, "sample_rate"),
+        (DeepgramDialect, {"speed": "nan"}, "speed"),
+        (DeepgramDialect, {"speed": "0"}, "speed"),
+        (DeepgramDialect, {"speed": "x"}, "speed"),
+        (DeepgramFluxDialect, {}, "model is missing"),
+        (ElevenLabsMultiStream, {"output_format": "pcm"}, "output_format"),
+        (ElevenLabsMultiStream, {"output_format": "flac_24000"}, "output_format"),
+        (ElevenLabsMultiStream, {"output_format": "pcm_24000_32_1"}, "output_format"),
+        (ElevenLabsMultiStream, {"seed": "-1"}, "seed"),
+        (ElevenLabsMultiStream, {"seed": str(2**32)}, "seed"),
+        (ElevenLabsMultiStream, {"inactivity_timeout": "soon"}, "inactivity_timeout"),
+        (ElevenLabsDialogue, {"output_format": "wav_24000"}, "WAV"),
+        (KyutaiDialect, {"format": "Mp3"}, "format"),
+        (KyutaiDialect, {"seed": "x"}, "seed"),
+        (RimeWs3Dialect, {"audioFormat": "tape"}, "audioFormat"),
+        (RimeWs3Dialect, {"samplingRate": "fast"}, "samplingRate"),
+        (RimeV1Dialect, {}, "sub-protocol"),
     ],
 )
 def test_query_is_refused_with_its_cause(dialect: type[base.Dialect], query: dict[str, str], reason: str) -> None:
@@ -58,16 +58,21 @@ def test_query_is_refused_with_its_cause(dialect: type[base.Dialect], query: dic
 @pytest.mark.parametrize(
     ("dialect", "before", "refused", "reason"),
     [
-        (MultiStream, [], {"text": " ", "context_id": "x" * 300}, "context_id has 300 characters, at most 256"),
+        (
+            ElevenLabsMultiStream,
+            [],
+            {"text": " ", "context_id": "x" * 300},
+            "context_id has 300 characters, at most 256",
+        ),
         (InworldStream, [], {"text": ""}, "empty"),
-        (KyutaiOnce, [], {"text": " "}, "empty"),
-        (VllmOmni, [{"type": "input.text", "text": "x"}], {"type": "session.config"}, "within"),
-        (OpenAIRealtime, [], {"type": "conversation.item.retrieve", "item_id": "mine"}, "unknown"),
-        (OpenAIRealtime, [BUFFER, COMMIT], BUFFER, "whole"),
-        (OpenAIRealtime, [], COMMIT, "no text"),
-        (RimeV1, [], {}, "holds"),
-        (RimeV1, [START], START, "open"),
-        (RimeV1, [{"config": {}}, START], {"config": {}}, "after"),
+        (KyutaiHttp, [], {"text": " "}, "empty"),
+        (VllmOmniDialect, [{"type": "input.text", "text": "x"}], {"type": "session.config"}, "within"),
+        (OpenAIRealtimeDialect, [], {"type": "conversation.item.retrieve", "item_id": "mine"}, "unknown"),
+        (OpenAIRealtimeDialect, [BUFFER, COMMIT], BUFFER, "whole"),
+        (OpenAIRealtimeDialect, [], COMMIT, "no text"),
+        (RimeV1Dialect, [], {}, "holds"),
+        (RimeV1Dialect, [START], START, "open"),
+        (RimeV1Dialect, [{"config": {}}, START], {"config": {}}, "after"),
     ],
 )
 def test_message_is_refused_with_its_cause(
@@ -84,10 +89,10 @@ def test_second_key_is_refused() -> None:
     head = replace(handshake(), subprotocols=(BINARY,), headers={"authorization": "Bearer k"})
     config = bytes.fromhex("120b0a094170692d4b6579206b")
     with pytest.raises(RemoteProtocolError, match="already"):
-        Play(RimeV1(head)).say(config)
+        Play(RimeV1Dialect(head)).say(config)
 
 
 def test_refused_handshake_has_a_status() -> None:
     error = failed("c", "internal_error").error
     assert error is not None
-    assert Inworld.refuse(error, 500)[0]["code"] == 13
+    assert InworldDialect.refuse(error, 500)[0]["code"] == 13

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from realtime.protocol.dialects.protobuf import Field, decode, encode
+from realtime.protocol.dialects.protobuf import ProtobufField, decode, encode
 from realtime.protocol.errors import RemoteProtocolError
 
-INNER = {"flag": Field(1, "bool"), "ratio": Field(15, "float"), "name": Field(16, "string")}
+INNER = {"flag": ProtobufField(1, "bool"), "ratio": ProtobufField(15, "float"), "name": ProtobufField(16, "string")}
 OUTER = {
-    "number": Field(2, "int"),
-    "data": Field(3, "bytes"),
-    "inner": Field(500, INNER),
-    "many": Field(5, INNER, repeated=True),
+    "number": ProtobufField(2, "int"),
+    "data": ProtobufField(3, "bytes"),
+    "inner": ProtobufField(500, INNER),
+    "many": ProtobufField(5, INNER, repeated=True),
 }
 INNER_EXAMPLE = {"flag": True, "ratio": 0.5, "name": "x"}
 INNERS = st.fixed_dictionaries(

@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from realtime.transports import wires
-from realtime.transports.link import AsgiLink
+from realtime.transports.link import WebSocketTransport
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.tiny import TINY_WIRES
 from tests.realtime.live import QUICK, WAIT_S, Live, live_server, until
@@ -254,10 +254,10 @@ async def test_messages_of_one_event_stay_together_on_a_line_that_stutters(
 ) -> None:
     waits_s = itertools.cycle((0.002, 0.0, 0.0))
 
-    async def stutter(_: AsgiLink) -> None:
+    async def stutter(_: WebSocketTransport) -> None:
         await asyncio.sleep(next(waits_s))
 
-    monkeypatch.setattr(AsgiLink, "_until_writable", stutter)
+    monkeypatch.setattr(WebSocketTransport, "_until_writable", stutter)
     async with dial(live, "/tiny/pairs") as socket:
         for _ in range(4):
             await socket.send(TEXT)

@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from realtime.protocol import events as ev
-from realtime.protocol.dialects.registry import WIRES, Wire
+from realtime.protocol.dialects.registry import WIRES, DialectRoute
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.chaos import ChaoticClient
 from tests.realtime.dialects.clients import CLIENTS, VendorClient, read
@@ -234,7 +234,7 @@ CHAOS_MESSAGES = 300
 
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire.carrier == "socket"], ids=lambda wire: wire.path)
-async def test_nothing_is_left_of_a_client_that_says_anything(live: Live, wire: Wire) -> None:
+async def test_nothing_is_left_of_a_client_that_says_anything(live: Live, wire: DialectRoute) -> None:
     rng = random.Random(7)
     chaos = ChaoticClient(rng, RIGHT.get(wire.path, ()))
     path = wire.path.replace("{voice_id}", "zoe") + "?model=flux-zoe-en"

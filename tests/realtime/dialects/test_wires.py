@@ -11,8 +11,8 @@ from websockets.asyncio.client import ClientConnection
 from realtime.protocol import events as ev
 from sessions import response
 from sessions.audio.pcm import Pcm
-from sessions.events import Heard
-from sessions.heard import SpokenSegment, SpokenText
+from sessions.events import HeardText
+from sessions.heard import ResponseTimeline, SegmentTimeline
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.fakes.script import FRAME_SAMPLES
 from tests.realtime.dialects.clients import CLIENTS, VendorClient
@@ -49,7 +49,7 @@ async def test_two_turns_on_a_socket(live: Live, client: VendorClient) -> None:
 async def test_the_sound_is_that_of_the_native_wire(client: VendorClient) -> None:
     async with live_server(FakeSpeechEngine(QUICK)) as live:
         async with live.session() as native:
-            pcm = ev.Format(encoding="pcm_s16le", sample_rate=24_000)
+            pcm = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=24_000)
             spoken = await speak(native, TEXT, format=pcm)
             expected = b"".join(packet for message in spoken.audio for packet in message.packets)
         async with dial(live, client) as socket:
@@ -82,18 +82,18 @@ async def test_nobody_waits_for_words_that_nobody_is_told(
     """The next of a line begins when the one before has told its end."""
     kept: list[int] = []
     pushed: list[int] = []
-    heard, num_kept, push = SpokenText.heard, SpokenText.num_kept_bytes, SpokenSegment.push
+    heard, num_kept, push = ResponseTimeline.heard, ResponseTimeline.num_kept_bytes, SegmentTimeline.push
 
-    def count(segment: SpokenSegment, pcm: Pcm) -> None:
+    def count(segment: SegmentTimeline, pcm: Pcm) -> None:
         pushed.append(pcm.size)
         push(segment, pcm)
 
-    def note(told: SpokenText, played_samples: int, **how: bool) -> Heard:
+    def note(told: ResponseTimeline, played_samples: int, **how: bool) -> HeardText:
         kept.append(num_kept(told, played_samples))
         return heard(told, played_samples, **how)
 
-    monkeypatch.setattr(SpokenText, "heard", note)
-    monkeypatch.setattr(SpokenSegment, "push", count)
+    monkeypatch.setattr(ResponseTimeline, "heard", note)
+    monkeypatch.setattr(SegmentTimeline, "push", count)
     monkeypatch.setattr(response, "MAX_AT_ONCE_BYTES", 10**9)  # nothing is looked through before it is needed
     if not client.cancel("t1"):
         pytest.skip("nothing cancels but the end of the line")

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from realtime.mqtt.calls import CallDesk
+from realtime.mqtt.calls import MqttCallBridge
 from realtime.mqtt.line import Publication
 from realtime.protocol import calls as on
 from realtime.protocol.errors import LocalProtocolError
@@ -22,7 +22,9 @@ async def test_an_event_that_is_longer_than_the_broker_takes_costs_nothing_else(
         raise LocalProtocolError("the broker takes 100 bytes in a message, this one has 101")
 
     line = cast(Any, SimpleNamespace(publish=publish))
-    desk = CallDesk(cast(Any, server), cast(Any, None), cast(Any, None), line, Topics("voicewire", "servers"), "worker")
-    await asyncio.wait_for(desk._publish("call", on.Dtmf(call_id="call", digit="1")), 1)
+    desk = MqttCallBridge(
+        cast(Any, server), cast(Any, None), cast(Any, None), line, Topics("voicewire", "servers"), "worker"
+    )
+    await asyncio.wait_for(desk._publish("call", on.CallDtmf(call_id="call", digit="1")), 1)
     assert said
     assert refused == ["internal_error"]

@@ -15,10 +15,10 @@ import pytest
 
 from realtime.config import ConfigError
 from realtime.device_config import MqttSettings
-from realtime.mqtt.broker import Broker
-from realtime.mqtt.client import SessionRefused, open_session
-from realtime.mqtt.line import BrokerLost
-from realtime.protocol.mqtt.messages import Open
+from realtime.mqtt.broker import BrokerConnector
+from realtime.mqtt.client import MqttSessionRejected, open_session
+from realtime.mqtt.line import BrokerDisconnected
+from realtime.protocol.mqtt.messages import MqttOpen
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.certificates import self_signed
 from tests.realtime.live import Live, live_server, until
@@ -233,21 +233,21 @@ async def test_tls(tmp_path: Path) -> None:
             session = await agent.open()
             await session.say({"t": "ping"})
             await session.told("pong")
-        with pytest.raises(BrokerLost, match="certificate verify failed"):
-            async with Broker(MqttSettings(host="127.0.0.1", port=port, tls=True), "stranger").connected():
+        with pytest.raises(BrokerDisconnected, match="certificate verify failed"):
+            async with BrokerConnector(MqttSettings(host="127.0.0.1", port=port, tls=True), "stranger").connected():
                 pass
 
 
 def test_files_that_are_not_there_are_named() -> None:
     with pytest.raises(ConfigError, match=r"mqtt\.tls_ca = nowhere\.pem"):
-        Broker(MqttSettings(host="127.0.0.1", tls=True, tls_ca="nowhere.pem"), "x")
+        BrokerConnector(MqttSettings(host="127.0.0.1", tls=True, tls_ca="nowhere.pem"), "x")
 
 
 async def test_nobody_answers_a_client(tmp_path: Path) -> None:
     with running(tmp_path) as broker:
         settings = MqttSettings(host="127.0.0.1", port=broker.port, timeout_s=0.2)
-        with pytest.raises(SessionRefused, match="no server answers on voice/v1/open"):
-            async with open_session(settings, Open()):
+        with pytest.raises(MqttSessionRejected, match="no server answers on voice/v1/open"):
+            async with open_session(settings, MqttOpen()):
                 pass
 
 
@@ -258,7 +258,7 @@ async def test_a_client_that_is_cancelled_while_it_connects_leaves_nothing() -> 
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    broker = Broker(MqttSettings(host="127.0.0.1", port=port, timeout_s=0.3), "x")
+    broker = BrokerConnector(MqttSettings(host="127.0.0.1", port=port, timeout_s=0.3), "x")
     connecting = asyncio.create_task(broker.connected().__aenter__())
     await asyncio.sleep(0.1)
     connecting.cancel()

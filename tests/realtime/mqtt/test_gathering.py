@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from realtime.device_config import MqttSettings
-from realtime.errors import Refused
-from realtime.mqtt.broker import Broker
-from realtime.mqtt.gathered_socket import MAX_WAITING_BYTES, GatheredSocket
-from realtime.mqtt.gathering import GatheredLine
-from realtime.mqtt.line import MAX_UNACKNOWLEDGED, Arrival, BrokerLost, Line, Publication
+from realtime.errors import RequestRefused
+from realtime.mqtt.broker import BrokerConnector
+from realtime.mqtt.gathered_socket import MAX_WAITING_BYTES, BatchedSocket
+from realtime.mqtt.gathering import BatchedMqttConnection
+from realtime.mqtt.line import MAX_UNACKNOWLEDGED, BrokerDisconnected, IncomingMessage, MqttConnection, Publication
 from realtime.protocol.errors import LocalProtocolError
 from tests.realtime.live import WAIT_S, until
 from tests.realtime.mqtt.agents import bridged, client
@@ -33,7 +33,7 @@ class Pair:
         held.setblocking(False)
         self.other.setblocking(False)
         self.heard: list[bytes] = []
-        self.socket = GatheredSocket(held, self.heard.append, lambda: None)
+        self.socket = BatchedSocket(held, self.heard.append, lambda: None)
 
     def read_all(self) -> bytes:
         found = b""
@@ -116,21 +116,21 @@ async def reply(broker: Mosquitto, gathered: bool) -> list[object]:
 
 
 @asynccontextmanager
-async def lines(broker: Mosquitto, **settings: object) -> AsyncIterator[tuple[Line, Line]]:
+async def lines(broker: Mosquitto, **settings: object) -> AsyncIterator[tuple[MqttConnection, MqttConnection]]:
     """Two at the broker."""
     given = MqttSettings(host="127.0.0.1", port=broker.port, **settings)  # type: ignore[arg-type]
-    async with Broker(given, "one").connected() as one, Broker(given, "two").connected() as two:
+    async with BrokerConnector(given, "one").connected() as one, BrokerConnector(given, "two").connected() as two:
         yield one, two
 
 
-async def next_of(arrivals: AsyncIterator[Arrival], num: int) -> list[Arrival]:
+async def next_of(arrivals: AsyncIterator[IncomingMessage], num: int) -> list[IncomingMessage]:
     async with asyncio.timeout(WAIT_S):
         return [await anext(arrivals) for _ in range(num)]
 
 
 async def test_what_is_posted_is_never_overtaken(broker: Mosquitto) -> None:
     async with lines(broker) as (one, two):
-        assert isinstance(one, GatheredLine)
+        assert isinstance(one, BatchedMqttConnection)
         await two.subscribe("row", qos=0)  # of those with more, Mosquitto itself lets some wait
         num = 3 * MAX_UNACKNOWLEDGED
         for number in range(num):
@@ -154,7 +154,9 @@ async def test_what_a_message_carries(broker: Mosquitto) -> None:
         )
         await one.publish(said)
         (heard,) = await next_of(two.arrivals(), 1)
-        assert heard == Arrival("all", ("é" * 40_000).encode(), False, "answers", b"\0\xff", "text/plain", said.user)
+        assert heard == IncomingMessage(
+            "all", ("é" * 40_000).encode(), False, "answers", b"\0\xff", "text/plain", said.user
+        )
 
 
 async def test_what_is_posted_and_not_taken_ends_the_line(tmp_path: Path) -> None:
@@ -162,9 +164,9 @@ async def test_what_is_posted_and_not_taken_ends_the_line(tmp_path: Path) -> Non
         async with lines(broker, timeout_s=0.3) as (one, _):
             broker.stop_answering()
             await one.post(Publication(topic="nobody", qos=1))
-            with pytest.raises(BrokerLost):
+            with pytest.raises(BrokerDisconnected):
                 await asyncio.wait_for(one.watch(), WAIT_S)
-            with pytest.raises(BrokerLost):
+            with pytest.raises(BrokerDisconnected):
                 await one.post(Publication(topic="nobody"))
             broker.kill()
 
@@ -180,7 +182,7 @@ async def test_a_broker_that_dies_lets_nobody_wait(tmp_path: Path) -> None:
             broker.kill()
             done, waiting = await asyncio.wait(work, timeout=WAIT_S)
             assert not waiting
-            assert sum(isinstance(one.exception(), BrokerLost) for one in done) == 5 + 2
+            assert sum(isinstance(one.exception(), BrokerDisconnected) for one in done) == 5 + 2
 
 
 @pytest.mark.parametrize("gathered", [True, False])
@@ -203,7 +205,7 @@ async def test_what_the_broker_does_not_allow_is_no_success(tmp_path: Path, gath
     with running(tmp_path, f"acl_file {acl}") as broker:
         async with lines(broker, gathered=gathered) as (one, two):
             await two.subscribe("row")
-            with pytest.raises(Refused, match="refuses a message to secret: reason code 135"):
+            with pytest.raises(RequestRefused, match="refuses a message to secret: reason code 135"):
                 await one.publish(Publication(topic="secret", qos=1))
             refused: list[str] = []
             for topic in ("row", "secret", "row"):
@@ -216,7 +218,7 @@ async def test_what_the_broker_does_not_allow_is_no_success(tmp_path: Path, gath
 async def test_nothing_is_taken_once_nobody_listens(broker: Mosquitto) -> None:
     async with lines(broker) as (one, two):
         await one.subscribe("row")
-        taken: list[Arrival] = []
+        taken: list[IncomingMessage] = []
         listening = asyncio.create_task(one.listen(taken.append))
         await two.publish(Publication(topic="row", payload=b"heard", qos=1))
         await until(lambda: len(taken) == 1)
@@ -247,9 +249,9 @@ async def test_nonsense_of_a_broker_ends_the_line(liar: tuple[socket.socket, int
     server, port = liar
     connected = asyncio.Event()
     speaking = asyncio.create_task(speak(server, GREETING, connected, nonsense))
-    async with Broker(MqttSettings(host="127.0.0.1", port=port), "x").connected() as line:
+    async with BrokerConnector(MqttSettings(host="127.0.0.1", port=port), "x").connected() as line:
         connected.set()
-        with pytest.raises(BrokerLost):
+        with pytest.raises(BrokerDisconnected):
             await next_of(line.arrivals(), 1)
     await asyncio.wait_for(speaking, WAIT_S)
 
@@ -258,8 +260,8 @@ async def test_a_broker_that_breaks_off_with_its_first_words(liar: tuple[socket.
     server, port = liar
     at_once = GREETING + b"\x30\xff\xff\xff\xff\x7f"
     speaking = asyncio.create_task(speak(server, at_once, asyncio.Event(), b""))
-    with pytest.raises(BrokerLost):
-        async with Broker(MqttSettings(host="127.0.0.1", port=port), "x").connected():
+    with pytest.raises(BrokerDisconnected):
+        async with BrokerConnector(MqttSettings(host="127.0.0.1", port=port), "x").connected():
             pass
     speaking.cancel()
     await asyncio.wait([speaking])
@@ -271,7 +273,7 @@ async def test_no_more_is_on_its_way_than_the_broker_takes(liar: tuple[socket.so
     connected, three_at_once = asyncio.Event(), b"\x20\x06\x00\x00\x03\x21\x00\x03"
     speaking = asyncio.create_task(speak(server, three_at_once, connected, b""))
     settings = MqttSettings(host="127.0.0.1", port=port, timeout_s=0.3, gathered=gathered)
-    async with Broker(settings, "x").connected() as line:
+    async with BrokerConnector(settings, "x").connected() as line:
         await asyncio.gather(*(line.post(Publication(topic="row", qos=1)) for _ in range(10)), return_exceptions=True)
         connected.set()
         heard = await asyncio.wait_for(speaking, WAIT_S)
@@ -282,8 +284,8 @@ async def test_who_says_much_holds_up_nobody(liar: tuple[socket.socket, int]) ->
     server, port = liar
     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
     reading = asyncio.create_task(read_slowly(server))
-    async with Broker(MqttSettings(host="127.0.0.1", port=port, timeout_s=2.0), "x").connected() as line:
-        assert isinstance(line, GatheredLine)
+    async with BrokerConnector(MqttSettings(host="127.0.0.1", port=port, timeout_s=2.0), "x").connected() as line:
+        assert isinstance(line, BatchedMqttConnection)
 
         async def say_much() -> None:
             while True:

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realtime.protocol.conversation import Conversation
+from realtime.protocol.conversation import SessionStateMachine
 from realtime.protocol.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.events import (
     ClientEvent,
+    NativeSpeechSettings,
     PlaybackReport,
     ResponseCancel,
     ResponseCreate,
     SessionClose,
     SessionUpdate,
-    Settings,
     TextAppend,
     TextEnd,
     TextFlush,
@@ -39,7 +39,7 @@ STEPS = st.sampled_from(
                 lambda response_id: PlaybackReport(response_id=response_id, played_ms=1),
             )
         ),
-        SessionUpdate(settings=Settings()),
+        SessionUpdate(settings=NativeSpeechSettings()),
         SessionClose(),
         "refused",
         "done a",
@@ -49,7 +49,7 @@ STEPS = st.sampled_from(
 )
 
 
-def code_of(conversation: Conversation, event: ClientEvent) -> str:
+def code_of(conversation: SessionStateMachine, event: ClientEvent) -> str:
     with pytest.raises(RemoteProtocolError) as refusal:
         conversation.receive(event)
     return refusal.value.code
@@ -63,7 +63,7 @@ def test_the_tables_say_something_about_every_event_in_every_state() -> None:
 
 
 def test_a_reply_from_beginning_to_end() -> None:
-    conversation = Conversation(max_remembered=4)
+    conversation = SessionStateMachine(max_remembered=4)
     assert conversation.receive(ResponseCreate(response_id="a"))
     assert conversation.receive(TextAppend(response_id="a", text="x"))
     assert conversation.receive(TextEnd(response_id="a"))
@@ -78,7 +78,7 @@ def test_a_reply_from_beginning_to_end() -> None:
 
 
 def test_a_cancelled_reply_takes_nothing_more() -> None:
-    conversation = Conversation(max_remembered=4)
+    conversation = SessionStateMachine(max_remembered=4)
     conversation.receive(ResponseCreate(response_id="a"))
     assert conversation.receive(ResponseCancel(response_id="a"))
     assert not conversation.receive(ResponseCancel(response_id="a"))
@@ -87,7 +87,7 @@ def test_a_cancelled_reply_takes_nothing_more() -> None:
 
 
 def test_text_on_its_way_to_a_refused_reply_is_passed_over() -> None:
-    conversation = Conversation(max_remembered=4)
+    conversation = SessionStateMachine(max_remembered=4)
     conversation.receive(ResponseCreate(response_id="a", end=True))
     conversation.refused("a")
     assert not conversation.receive(TextAppend(response_id="a", text="x"))
@@ -96,7 +96,7 @@ def test_text_on_its_way_to_a_refused_reply_is_passed_over() -> None:
 
 
 def test_text_on_its_way_to_a_reply_that_failed_is_passed_over() -> None:
-    conversation = Conversation(max_remembered=4)
+    conversation = SessionStateMachine(max_remembered=4)
     conversation.receive(ResponseCreate(response_id="a"))
     conversation.done("a")
     for event in (TextAppend(response_id="a", text="x"), TextFlush(response_id="a"), TextEnd(response_id="a")):
@@ -106,7 +106,7 @@ def test_text_on_its_way_to_a_reply_that_failed_is_passed_over() -> None:
 
 
 def test_a_closing_session_takes_no_new_reply() -> None:
-    conversation = Conversation(max_remembered=4)
+    conversation = SessionStateMachine(max_remembered=4)
     conversation.receive(ResponseCreate(response_id="a"))
     assert conversation.receive(SessionClose())
     assert code_of(conversation, ResponseCreate(response_id="b")) == "session_closed"
@@ -115,7 +115,7 @@ def test_a_closing_session_takes_no_new_reply() -> None:
 
 
 def test_only_the_last_replies_are_remembered() -> None:
-    conversation = Conversation(max_remembered=1)
+    conversation = SessionStateMachine(max_remembered=1)
     for response_id in ("a", "b"):
         conversation.receive(ResponseCreate(response_id=response_id))
         conversation.done(response_id)
@@ -126,7 +126,7 @@ def test_only_the_last_replies_are_remembered() -> None:
 @settings(max_examples=300)
 @given(st.lists(STEPS, max_size=60))
 def test_whatever_is_said_each_reply_ends_once(steps: list[ClientEvent | str]) -> None:
-    conversation = Conversation(max_remembered=2)
+    conversation = SessionStateMachine(max_remembered=2)
     live: set[str] = set()
     for step in steps:
         if isinstance(step, str):

@@ -10,10 +10,17 @@ import msgspec
 import pytest
 
 from realtime.config import LimitSettings
-from realtime.errors import RULES, Rule
+from realtime.errors import RULES, ErrorRule
 from realtime.protocol import native
 from realtime.protocol.close import MEANINGS, CloseCode
-from realtime.protocol.events import AudioKind, ClientEvent, Format, Sampling, ServerEvent, Settings
+from realtime.protocol.events import (
+    AudioKind,
+    ClientEvent,
+    NativeAudioFormat,
+    NativeSamplingOptions,
+    NativeSpeechSettings,
+    ServerEvent,
+)
 from realtime.protocol.transitions import diagram
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
@@ -39,17 +46,17 @@ def test_every_event_has_a_row_with_all_its_fields(kind: type[msgspec.Struct]) -
         assert optional == {field.name for field in msgspec.structs.fields(kind) if not field.required}
 
 
-@pytest.mark.parametrize("name", [*Settings.__struct_fields__, *Format.__struct_fields__])
+@pytest.mark.parametrize("name", [*NativeSpeechSettings.__struct_fields__, *NativeAudioFormat.__struct_fields__])
 def test_every_setting_has_a_row(name: str) -> None:
     assert row_of(name)
 
 
 def test_sampling_is_told() -> None:
-    assert all(f"`{name}`" in row_of("sampling") for name in Sampling.__struct_fields__)
+    assert all(f"`{name}`" in row_of("sampling") for name in NativeSamplingOptions.__struct_fields__)
 
 
 @pytest.mark.parametrize(("code", "rule"), RULES.items())
-def test_every_error_has_a_row(code: str, rule: Rule) -> None:
+def test_every_error_has_a_row(code: str, rule: ErrorRule) -> None:
     close = "" if rule.close is None else int(rule.close)
     assert row_of(code, ERRORS) == f"| `{code}` | {rule.fault} | {rule.http_status} | {close} | {rule.meaning} |"
 

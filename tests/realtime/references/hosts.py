@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from realtime.references.addresses import Target
+from realtime.references.addresses import FetchTarget
 
 PUBLIC = "93.184.216.34"
 NAMES: dict[str, list[str]] = {
@@ -55,7 +55,7 @@ class NoConnection:
     def __init__(self) -> None:
         self.tried: list[str] = []
 
-    async def __call__(self, address: str, target: Target, tls: ssl.SSLContext | None) -> Awaitable[None]:
+    async def __call__(self, address: str, target: FetchTarget, tls: ssl.SSLContext | None) -> Awaitable[None]:
         self.tried.append(address)
         raise ConnectionRefusedError
 

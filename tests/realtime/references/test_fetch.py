@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.api import InvalidRequest
-from realtime.crumbs import CrumblessConnection
+from realtime.crumbs import ChunkLimitedConnection
 from realtime.references.addresses import parse_url
 from realtime.references.fetch import Fetcher, FetchRules
 from tests.realtime.certificates import self_signed
@@ -162,7 +162,9 @@ async def test_a_body_in_crumbs_costs_little() -> None:
 
     connections: list[CountingConnection] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("realtime.references.fetch.CrumblessConnection", lambda *a, **k: counting(connections, *a, **k))
+        patch.setattr(
+            "realtime.references.fetch.ChunkLimitedConnection", lambda *a, **k: counting(connections, *a, **k)
+        )
         async with web_server(lambda _: [crumbs, b"0\r\n\r\n"]) as port:
             watching = asyncio.create_task(watch())
             with pytest.raises(InvalidRequest, match="cannot be fetched: RemoteProtocolError"):
@@ -172,7 +174,7 @@ async def test_a_body_in_crumbs_costs_little() -> None:
     assert connections[0].num_events < 1_100
 
 
-class CountingConnection(CrumblessConnection):
+class CountingConnection(ChunkLimitedConnection):
     num_events = 0
 
     def next_event(self) -> object:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.transports.reading import MESSAGES_AT_ONCE, Reader, check_size
+from realtime.transports.reading import MESSAGES_AT_ONCE, MessageReader, check_size
 
 
 class Flood:
@@ -23,7 +23,7 @@ class Flood:
 
 async def test_a_flood_lets_others_have_their_turn() -> None:
     flood = Flood(10 * MESSAGES_AT_ONCE)
-    reader, turns = Reader(flood), 0
+    reader, turns = MessageReader(flood), 0
 
     async def other() -> None:
         nonlocal turns

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import ClonedVoice, VoiceSample
+from engine.api import ClonedVoice, ReferenceAudio
 from sessions.audio.wav import wav_file
 from tests.realtime.cloning import cloning_engine
 from tests.realtime.live import Live, live_server, until
@@ -116,7 +116,7 @@ async def test_while_it_is_decoded(live: Live, path: str, monkeypatch: pytest.Mo
 async def test_while_it_is_encoded(live: Live, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def encode_voice(sample: VoiceSample) -> ClonedVoice:
+    async def encode_voice(sample: ReferenceAudio) -> ClonedVoice:
         encoding.set()
         try:
             await asyncio.sleep(LONG_S)

@@ -10,7 +10,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from realtime.client import open_session
-from sessions.voices.voice import SHARED, Manifest, StoredVoice
+from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest
 from tests.realtime.cloning import BASE_INFO, cloning_engine
 from tests.realtime.live import Live, live_server, speak
 from tests.sessions.voices.voices import voice
@@ -33,7 +33,9 @@ async def live(tmp_path: Path) -> AsyncIterator[Live]:
 
 def store(live: Live, name: str, owner: str, description: str = "") -> None:
     model = live.engine.info.model
-    about = Manifest(name=name, owner=owner, model=model, created_s=CREATED_S, consent="yes", description=description)
+    about = VoiceManifest(
+        name=name, owner=owner, model=model, created_s=CREATED_S, consent="yes", description=description
+    )
     live.speech.voices.add(StoredVoice(about, voice(name).clone))
 
 

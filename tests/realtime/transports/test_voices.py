@@ -13,7 +13,7 @@ import pytest
 from realtime.protocol import events as ev
 from sessions.audio.wav import wav_file
 from sessions.voices.store import VoiceStore
-from sessions.voices.voice import SHARED, Manifest, StoredVoice
+from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest
 from tests.fakes.engine import FakeScript
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
 from tests.realtime.live import Live, hear, live_server, speak, until
@@ -204,7 +204,7 @@ async def test_a_voice_deleted_while_it_speaks_speaks_on(live: Live) -> None:
     await add(live, audio=None, speaker_embedding=NUMBERS)
     text = "This is a sentence that is long enough to be spoken in more than one segment, I should think. " * 12
     async with live.session() as client:
-        settings = ev.Settings(voice="ann", pace="burst")
+        settings = ev.NativeSpeechSettings(voice="ann", pace="burst")
         await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=text, end=True))
         await until(lambda: len(live.engine.requests) > 0)
         assert (await delete(live, "ann"))[0] == 200
@@ -214,7 +214,7 @@ async def test_a_voice_deleted_while_it_speaks_speaks_on(live: Live) -> None:
         assert len(live.engine.requests) > num_before
         await client.send(ev.ResponseCreate(response_id="s", settings=settings, text="Again.", end=True))
         refused = await anext(aiter(client))
-        assert isinstance(refused, ev.Error)
+        assert isinstance(refused, ev.ErrorEvent)
         assert refused.code == "unknown_voice"
 
 
@@ -222,7 +222,7 @@ async def test_a_session_may_hold_a_stored_voice(live: Live) -> None:
     await add(live, audio=None, speaker_embedding=NUMBERS)
     async with live.session() as client:
         assert client.created.voices == ("ada", "ben", "ann")
-        await client.send(ev.SessionUpdate(settings=ev.Settings(voice="ann")))
+        await client.send(ev.SessionUpdate(settings=ev.NativeSpeechSettings(voice="ann")))
         spoken = await speak(client, "Hello.")
         assert spoken.done.status == "completed"
         assert (await speak(client, "Hello.", "s", voice="ben")).done.status == "completed"
@@ -268,7 +268,7 @@ async def test_a_browser_is_not_told_who_agreed_nor_what_was_said(tmp_path: Path
 
 def voice_of_operator(name: str) -> StoredVoice:
     embedding = np.zeros(EMBEDDING_SIZE, np.float32).tobytes()
-    manifest = Manifest(name=name, owner=SHARED, consent="ours", source="embedding")
+    manifest = VoiceManifest(name=name, owner=SHARED, consent="ours", source="embedding")
     return StoredVoice(manifest, type(voice("x").clone)(embedding=embedding))
 
 
@@ -321,9 +321,9 @@ async def test_servers_that_share_a_folder_agree(tmp_path: Path) -> None:
             assert (await speak(client, "Hello.", voice="ann")).done.status == "completed"
             assert not isinstance(other.engine.requests[-1].voice, str)
             assert (await delete(one, "ann"))[0] == 200
-            await client.send(ev.ResponseCreate(settings=ev.Settings(voice="ann"), text="Again.", end=True))
+            await client.send(ev.ResponseCreate(settings=ev.NativeSpeechSettings(voice="ann"), text="Again.", end=True))
             refused = await anext(aiter(client))
-            assert isinstance(refused, ev.Error)
+            assert isinstance(refused, ev.ErrorEvent)
             assert refused.code == "unknown_voice"
 
 

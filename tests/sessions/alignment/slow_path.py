@@ -6,11 +6,11 @@ from functools import cache
 
 import numpy as np
 
-from sessions.alignment.letters import MAX_STEPS, Units
+from sessions.alignment.letters import MAX_STEPS, AlignmentUnits
 from sessions.alignment.path import SOUND_FLOOR, SOUND_WEIGHT, STAY_LOG
 
 
-def best_score(units: Units, scores: np.ndarray) -> float:
+def best_score(units: AlignmentUnits, scores: np.ndarray) -> float:
     """Of all ways that begin before the first step and end after the last, with every unit in order."""
     sound = SOUND_WEIGHT * np.log(units.sounds @ np.exp(scores).T + SOUND_FLOOR)
 
@@ -26,7 +26,7 @@ def best_score(units: Units, scores: np.ndarray) -> float:
     return best(0, 0)
 
 
-def lasting_score(units: Units, sound: np.ndarray, unit: int, start: int, end: int) -> float:
+def lasting_score(units: AlignmentUnits, sound: np.ndarray, unit: int, start: int, end: int) -> float:
     steps = end - start
     beyond = max(steps - MAX_STEPS, 0)
     heard = sound[unit, start:end].sum()
@@ -36,7 +36,7 @@ def lasting_score(units: Units, sound: np.ndarray, unit: int, start: int, end: i
     return float(units.durations[unit, steps] + heard)
 
 
-def score_of(units: Units, scores: np.ndarray, ends: list[int]) -> float:
+def score_of(units: AlignmentUnits, scores: np.ndarray, ends: list[int]) -> float:
     """Of one way: the step at which each unit ends."""
     sound = SOUND_WEIGHT * np.log(units.sounds @ np.exp(scores).T + SOUND_FLOOR)
     starts = [0, *ends[:-1]]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sessions.alignment.aligner import SETTLE_STEPS, Aligner, LetterAligner
+from sessions.alignment.aligner import SETTLE_STEPS, Aligner, ForcedAligner
 from sessions.alignment.ear import BLOCK_STEPS, STEP_MS
-from sessions.alignment.even import EvenAligner
+from sessions.alignment.even import UniformAligner
 from sessions.audio.resampler import Resampler
 from tests.sessions.audio.signals import noise, pieces
 from tests.sessions.text.cuts import cut, places
@@ -25,7 +25,7 @@ LATEST_MS = SETTLE_STEPS * STEP_MS + 2 * BLOCK_STEPS * STEP_MS + 60
 
 
 def aligned(texts: list[str], pcm: list[np.ndarray], rate: int = RATE) -> Aligner:
-    aligner = LetterAligner(rate)
+    aligner = ForcedAligner(rate)
     for text in texts:
         aligner.add_text(text)
     aligner.end_text()
@@ -70,7 +70,7 @@ def test_any_cut_of_speech_and_text_gives_the_same_times(speech, text_places):
 
 
 def test_what_is_told_stays_and_comes_soon_after_it_was_spoken():
-    aligner, told = LetterAligner(RATE), []
+    aligner, told = ForcedAligner(RATE), []
     aligner.add_text(TEXT)
     aligner.end_text()
     for at in range(0, PCM.size, 160):
@@ -88,7 +88,7 @@ def test_what_is_told_stays_and_comes_soon_after_it_was_spoken():
 
 
 def test_text_just_in_time_gives_nearly_the_same():
-    aligner, words = LetterAligner(RATE), SPOKEN["words"]
+    aligner, words = ForcedAligner(RATE), SPOKEN["words"]
     cuts = [start for start, _ in words[1:]]
     texts = [TEXT[start:end] for start, end in zip([0, *cuts], [*cuts, len(TEXT)], strict=True)]
     due = [start_ms - 150 for start_ms, _ in SPOKEN["times_ms"]]
@@ -101,7 +101,7 @@ def test_text_just_in_time_gives_nearly_the_same():
     assert np.median(np.abs(word_bounds(aligner.bounds) - SPOKEN["times_ms"])) < 30
 
 
-@pytest.mark.parametrize("make", [LetterAligner, EvenAligner])
+@pytest.mark.parametrize("make", [ForcedAligner, UniformAligner])
 @pytest.mark.parametrize(
     ("text", "num_samples"),
     [

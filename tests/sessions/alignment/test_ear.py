@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions.alignment.ear import STEP_MS, Ear
+from sessions.alignment.ear import STEP_MS, AcousticModel
 from sessions.alignment.weights import load_weights
 from tests.sessions.audio.signals import speech_like
 
 
 def heard(pcm: np.ndarray, rate: int, cuts: list[int]) -> np.ndarray:
-    ear, at, blocks = Ear(load_weights().ear, rate), 0, []
+    ear, at, blocks = AcousticModel(load_weights().ear, rate), 0, []
     for size in [*cuts, len(pcm)]:
         blocks += ear.push(pcm[at : at + size])
         at += size

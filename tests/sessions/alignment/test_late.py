@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions.alignment.aligner import Aligner, LetterAligner
-from sessions.alignment.even import EvenAligner
-from sessions.alignment.late import Backlog, LateAligner
+from sessions.alignment.aligner import Aligner, ForcedAligner
+from sessions.alignment.even import UniformAligner
+from sessions.alignment.late import AlignmentBacklog, LazyAligner
 from tests.sessions.alignment.test_aligner import PCM, RATE, TEXT
 
 CHUNK = 3_200
@@ -24,10 +24,10 @@ KEPT = 100 * PCM.nbytes
 
 
 def letters() -> Aligner:
-    return LetterAligner(RATE)
+    return ForcedAligner(RATE)
 
 
-class Held(EvenAligner):
+class Held(UniformAligner):
     """Is in no hurry: it looks at a piece only once it may go on."""
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class Held(EvenAligner):
         super().push(pcm)
 
 
-def late(max_bytes: int = KEPT, make: Callable[[], Aligner] = letters) -> tuple[LateAligner, Backlog]:
-    backlog = Backlog(max_bytes)
-    return LateAligner(make, backlog), backlog
+def late(max_bytes: int = KEPT, make: Callable[[], Aligner] = letters) -> tuple[LazyAligner, AlignmentBacklog]:
+    backlog = AlignmentBacklog(max_bytes)
+    return LazyAligner(make, backlog), backlog
 
 
 def chunk(number: int) -> np.ndarray:
@@ -92,8 +92,8 @@ def test_nothing_is_made_until_somebody_asks_and_nothing_is_kept_after():
 
 
 def test_beyond_the_limit_the_oldest_is_looked_through_as_more_comes():
-    backlog = Backlog(10 * CHUNK * 4)
-    first, second = (LateAligner(partial(EvenAligner, RATE), backlog) for _ in range(2))
+    backlog = AlignmentBacklog(10 * CHUNK * 4)
+    first, second = (LazyAligner(partial(UniformAligner, RATE), backlog) for _ in range(2))
     for aligner in (first, second):
         aligner.add_text("ten chunks")
         for number in range(10):
@@ -110,8 +110,8 @@ def test_without_a_limit_above_nothing_speech_is_looked_through_as_it_comes():
 
 
 def test_one_that_is_gone_takes_no_room():
-    backlog = Backlog(3 * CHUNK * 4)
-    gone, stays = (LateAligner(letters, backlog) for _ in range(2))
+    backlog = AlignmentBacklog(3 * CHUNK * 4)
+    gone, stays = (LazyAligner(letters, backlog) for _ in range(2))
     gone.push(chunk(0))
     gone.push(chunk(1))
     del gone
@@ -149,9 +149,9 @@ def test_what_comes_while_a_thread_looks_is_looked_at_after_it():
     assert backlog.num_bytes == 0
 
 
-@pytest.mark.parametrize("end", [LateAligner.stop, LateAligner.finish])
+@pytest.mark.parametrize("end", [LazyAligner.stop, LazyAligner.finish])
 def test_after_the_end_nothing_changes(end):
-    aligner, _ = late(make=lambda: EvenAligner(RATE))
+    aligner, _ = late(make=lambda: UniformAligner(RATE))
     aligner.add_text("ab")
     aligner.push(PCM)
     end(aligner)
@@ -164,7 +164,7 @@ def test_after_the_end_nothing_changes(end):
 def test_who_forgets_waits_for_one_piece_at_most():
     begun, go_on, num_heard = threading.Event(), threading.Event(), 0
 
-    class Slow(EvenAligner):
+    class Slow(UniformAligner):
         def push(self, pcm: np.ndarray) -> None:
             nonlocal num_heard
             num_heard += 1
@@ -187,7 +187,7 @@ def test_who_forgets_waits_for_one_piece_at_most():
 
 
 def test_speech_that_cannot_be_looked_through_takes_no_room():
-    class Broken(EvenAligner):
+    class Broken(UniformAligner):
         def push(self, pcm: np.ndarray) -> None:
             raise ArithmeticError
 

@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions.alignment.letters import MAX_STEPS, Units
-from sessions.alignment.path import AHEAD_UNITS, Path
+from sessions.alignment.letters import MAX_STEPS, AlignmentUnits
+from sessions.alignment.path import AHEAD_UNITS, ViterbiPath
 from tests.sessions.alignment.slow_path import best_score, score_of
 
 NUM_SOUNDS = 5
 
 
-def drawn(seed: int, num_units: int, num_steps: int) -> tuple[Units, np.ndarray]:
+def drawn(seed: int, num_units: int, num_steps: int) -> tuple[AlignmentUnits, np.ndarray]:
     random = np.random.default_rng(seed)
     sounds = random.dirichlet(np.full(NUM_SOUNDS, 0.3), num_units).astype(np.float32)
     durations = np.log(random.dirichlet(np.full(MAX_STEPS + 1, 0.5), num_units) + 1e-4).astype(np.float32)
-    return Units(sounds, durations), random.normal(0, 2, (num_steps, NUM_SOUNDS)).astype(np.float32)
+    return AlignmentUnits(sounds, durations), random.normal(0, 2, (num_steps, NUM_SOUNDS)).astype(np.float32)
 
 
-def walked(units: Units, scores: np.ndarray) -> Path:
-    path = Path(NUM_SOUNDS)
+def walked(units: AlignmentUnits, scores: np.ndarray) -> ViterbiPath:
+    path = ViterbiPath(NUM_SOUNDS)
     path.add(units)
     for step in scores:
         path.push(step)
@@ -46,9 +46,9 @@ def test_no_other_way_is_likelier(seed, num_units, num_steps):
 @settings(deadline=None)
 def test_text_that_comes_in_pieces_before_the_speech_makes_no_difference(seed, num_units, cuts):
     units, scores = drawn(seed, num_units, 50)
-    path, at = Path(NUM_SOUNDS), 0
+    path, at = ViterbiPath(NUM_SOUNDS), 0
     for size in [*cuts, num_units]:
-        path.add(Units(units.sounds[at : at + size], units.durations[at : at + size]))
+        path.add(AlignmentUnits(units.sounds[at : at + size], units.durations[at : at + size]))
         at += size
     for step in scores:
         path.push(step)
@@ -75,7 +75,7 @@ def test_work_and_memory_do_not_grow_with_text_that_is_far_ahead():
 
 
 def test_without_text_nothing_is_reached():
-    path = Path(NUM_SOUNDS)
+    path = ViterbiPath(NUM_SOUNDS)
     for step in np.zeros((5, NUM_SOUNDS), np.float32):
         path.push(step)
     assert path.trace() == []

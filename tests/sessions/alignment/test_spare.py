@@ -11,9 +11,9 @@ import pytest
 
 from sessions.alignment import spare
 from sessions.alignment.aligner import Aligner
-from sessions.alignment.even import EvenAligner
-from sessions.alignment.late import PIECE_SAMPLES, LateAligner
-from sessions.alignment.spare import SpareMoments
+from sessions.alignment.even import UniformAligner
+from sessions.alignment.late import PIECE_SAMPLES, LazyAligner
+from sessions.alignment.spare import IdleAlignmentBacklog
 from sessions.clock import TICK_S, now_s
 from tests.sessions.alignment.test_aligner import PCM, RATE, TEXT
 from tests.sessions.alignment.test_late import Held, letters
@@ -25,7 +25,7 @@ CHUNK = 15_360
 LONG_S = 1.0
 
 
-class Watched(EvenAligner):
+class Watched(UniformAligner):
     """Notes when it is told of how much speech."""
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ def one_piece_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_all_of_it_is_looked_through_though_nobody_asks() -> None:
     made: list[Aligner] = []
-    moments = SpareMoments(ENOUGH)
-    aligner = LateAligner(lambda: made.append(letters()) or made[-1], moments)
+    moments = IdleAlignmentBacklog(ENOUGH)
+    aligner = LazyAligner(lambda: made.append(letters()) or made[-1], moments)
     at_once = letters()
     for told in (aligner, at_once):
         told.add_text(TEXT)
@@ -62,7 +62,7 @@ async def test_all_of_it_is_looked_through_though_nobody_asks() -> None:
 
 
 async def test_whoever_asks_before_that_is_told_the_same() -> None:
-    aligner, at_once = LateAligner(letters, SpareMoments(ENOUGH)), letters()
+    aligner, at_once = LazyAligner(letters, IdleAlignmentBacklog(ENOUGH)), letters()
     for told in (aligner, at_once):
         told.add_text(TEXT)
     for start in range(0, PCM.size, CHUNK):
@@ -74,8 +74,8 @@ async def test_whoever_asks_before_that_is_told_the_same() -> None:
 
 @pytest.mark.usefixtures("one_piece_a_moment")
 async def test_a_piece_at_a_time_half_way_between_ticks() -> None:
-    moments, aligners = SpareMoments(ENOUGH), [Watched() for _ in range(3)]
-    lines = [LateAligner(aligner.itself, moments) for aligner in aligners]
+    moments, aligners = IdleAlignmentBacklog(ENOUGH), [Watched() for _ in range(3)]
+    lines = [LazyAligner(aligner.itself, moments) for aligner in aligners]
     for line in lines:
         line.push(PCM[:CHUNK])
     await asyncio.sleep(LONG_S)
@@ -90,7 +90,7 @@ async def test_a_piece_at_a_time_half_way_between_ticks() -> None:
 async def test_a_moment_takes_as_many_pieces_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare, "LOOK_S", 60.0)
     aligner = Watched()
-    line = LateAligner(lambda: aligner, SpareMoments(ENOUGH))
+    line = LazyAligner(lambda: aligner, IdleAlignmentBacklog(ENOUGH))
     line.push(PCM[:CHUNK])
     await asyncio.sleep(LONG_S)
     assert len(aligner.told) == CHUNK // PIECE_SAMPLES
@@ -99,20 +99,20 @@ async def test_a_moment_takes_as_many_pieces_as_fit(monkeypatch: pytest.MonkeyPa
 
 async def test_beyond_the_limit_it_does_not_wait() -> None:
     aligner = Watched()
-    line = LateAligner(lambda: aligner, SpareMoments(2 * PIECE_SAMPLES * 4))
+    line = LazyAligner(lambda: aligner, IdleAlignmentBacklog(2 * PIECE_SAMPLES * 4))
     line.push(PCM[: 5 * PIECE_SAMPLES])
     assert len(aligner.told) == 3
 
 
 async def test_speech_that_cannot_be_looked_through_holds_up_no_other() -> None:
-    class Broken(EvenAligner):
+    class Broken(UniformAligner):
         def push(self, pcm: np.ndarray) -> None:
             raise ArithmeticError
 
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-    moments, aligner = SpareMoments(ENOUGH), Watched()
-    broken, whole = LateAligner(lambda: Broken(RATE), moments), LateAligner(lambda: aligner, moments)
+    moments, aligner = IdleAlignmentBacklog(ENOUGH), Watched()
+    broken, whole = LazyAligner(lambda: Broken(RATE), moments), LazyAligner(lambda: aligner, moments)
     for line in (broken, whole):
         line.push(PCM[:CHUNK])
     await asyncio.sleep(LONG_S)
@@ -123,8 +123,8 @@ async def test_speech_that_cannot_be_looked_through_holds_up_no_other() -> None:
 
 @pytest.mark.usefixtures("one_piece_a_moment")
 async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
-    moments, held = SpareMoments(ENOUGH), Held()
-    line = LateAligner(lambda: held, moments)
+    moments, held = IdleAlignmentBacklog(ENOUGH), Held()
+    line = LazyAligner(lambda: held, moments)
     line.push(PCM[:CHUNK])
     thread = threading.Thread(target=line.look_at_one)
     thread.start()
@@ -140,8 +140,8 @@ async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
 async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    moments, aligner = SpareMoments(ENOUGH), Watched()
-    quick, other = LateAligner(letters, moments), LateAligner(lambda: aligner, moments)
+    moments, aligner = IdleAlignmentBacklog(ENOUGH), Watched()
+    quick, other = LazyAligner(letters, moments), LazyAligner(lambda: aligner, moments)
     count = moments.add
 
     def count_late(*of: Any) -> None:
@@ -159,8 +159,8 @@ async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
 
 
 async def test_one_that_is_gone_takes_no_room() -> None:
-    moments = SpareMoments(ENOUGH)
-    line = LateAligner(letters, moments)
+    moments = IdleAlignmentBacklog(ENOUGH)
+    line = LazyAligner(letters, moments)
     line.push(PCM)
     del line
     await asyncio.sleep(LONG_S)

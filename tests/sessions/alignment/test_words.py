@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessions.alignment.times import timed
-from sessions.alignment.words import SpokenWord, SpokenWords, word_cut
+from sessions.alignment.words import WordSpan, WordSpanTracker, word_cut
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.spans import SpannedText
 from tests.sessions.text.cuts import cut, places
 
 
-def words_of(raw: str, *texts: SpannedText) -> list[SpokenWord]:
-    words, found = SpokenWords(0, lambda: raw), []
+def words_of(raw: str, *texts: SpannedText) -> list[WordSpan]:
+    words, found = WordSpanTracker(0, lambda: raw), []
     for text in texts:
         words.add(text)
     while word := words.next_word(complete=True):
@@ -25,12 +25,12 @@ def words_of(raw: str, *texts: SpannedText) -> list[SpokenWord]:
     return found
 
 
-def normalized(raw: str) -> list[SpokenWord]:
+def normalized(raw: str) -> list[WordSpan]:
     normalizer = IncrementalNormalizer()
     return words_of(raw, normalizer.push(raw), normalizer.close())
 
 
-def said(words: list[SpokenWord]) -> list[tuple[str, str]]:
+def said(words: list[WordSpan]) -> list[tuple[str, str]]:
     return [(word.text, word.spoken) for word in words]
 
 
@@ -58,7 +58,7 @@ def test_each_chinese_character_is_a_word_with_its_marks():
 @given(st.text("ab 1$.,\n好*", max_size=60), places)
 def test_any_cut_of_the_text_gives_the_same_words(raw, at_places):
     pieces = cut(raw, at_places)
-    normalizer, words, found, at = IncrementalNormalizer(), SpokenWords(0, lambda: raw[:at]), [], 0
+    normalizer, words, found, at = IncrementalNormalizer(), WordSpanTracker(0, lambda: raw[:at]), [], 0
     for piece in [*pieces, None]:
         at += len(piece or "")
         text = normalizer.close() if piece is None else normalizer.push(piece)
@@ -124,7 +124,7 @@ def test_the_cut_is_where_reading_word_by_word_finds_it(text, position):
 def test_long_run_without_white_space_is_several_words():
     """What one event does of it stays bounded; signs without a sound are no words."""
     raw = "a" + "(" * 5_000 + " " + "b" * 500
-    words = SpokenWords(0, lambda: raw)
+    words = WordSpanTracker(0, lambda: raw)
     words.add(SpannedText.of(raw, 0))
     found = []
     while word := words.next_word(complete=True):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import SpeechChunk
-from sessions.audio.crossfade import ChunkOutOfPlace, Crossfader
+from sessions.audio.crossfade import ChunkOrderError, Crossfader
 from sessions.audio.fade import Fade, hann_ramp
 from sessions.audio.pcm import Pcm
 from tests.sessions.audio.signals import noise
@@ -179,7 +179,7 @@ def test_an_empty_last_chunk_gives_the_tail_as_first_rendered() -> None:
 def test_chunks_out_of_place_are_refused_and_change_nothing(bad: SpeechChunk, message: str) -> None:
     crossfader = Crossfader()
     crossfader.push(chunk(0, noise(10), tail=4))
-    with pytest.raises(ChunkOutOfPlace, match=message):
+    with pytest.raises(ChunkOrderError, match=message):
         crossfader.push(bad)
     assert crossfader.push(chunk(6, noise(9), last=True)).size == 9
 
@@ -187,7 +187,7 @@ def test_chunks_out_of_place_are_refused_and_change_nothing(bad: SpeechChunk, me
 def test_nothing_may_follow_the_last_chunk() -> None:
     crossfader = Crossfader()
     crossfader.push(chunk(0, noise(10), last=True))
-    with pytest.raises(ChunkOutOfPlace, match="after the last"):
+    with pytest.raises(ChunkOrderError, match="after the last"):
         crossfader.push(chunk(10, noise(1)))
 
 

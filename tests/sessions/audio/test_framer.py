@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.audio.framer import Frame, Framer
+from sessions.audio.framer import Framer, PcmFrame
 from sessions.audio.pcm import Pcm
 from tests.sessions.audio.signals import noise, pieces
 
@@ -15,12 +15,12 @@ SIGNALS = st.integers(0, 200).map(noise)
 FRAME_SAMPLES = st.integers(1, 40)
 
 
-def frames_of(chunks: list[Pcm], frame_samples: int) -> list[Frame]:
+def frames_of(chunks: list[Pcm], frame_samples: int) -> list[PcmFrame]:
     framer = Framer(frame_samples)
     return [frame for chunk in chunks for frame in framer.push(chunk)] + framer.flush()
 
 
-def unpadded(frames: list[Frame]) -> Pcm:
+def unpadded(frames: list[PcmFrame]) -> Pcm:
     return np.concatenate([noise(0), *(frame.pcm[: frame.pcm.size - frame.padding_samples] for frame in frames)])
 
 

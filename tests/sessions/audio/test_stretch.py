@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessions.audio.pcm import Pcm
-from sessions.audio.stretch import MAX_SPEED, MIN_SPEED, Stretcher
+from sessions.audio.stretch import MAX_SPEED, MIN_SPEED, TimeStretcher
 from sessions.voicing import STRETCH_MS
 from tests.sessions.audio.signals import pieces, speech_like
 
@@ -17,7 +17,7 @@ TASKS = Path("/proc/self/task")
 
 
 def stretched(speed: float, *sounds: Pcm) -> Pcm:
-    stretcher = Stretcher(RATE, speed)
+    stretcher = TimeStretcher(RATE, speed)
     return np.concatenate([*(stretcher.push(sound) for sound in sounds), stretcher.flush()])
 
 
@@ -42,7 +42,7 @@ def test_it_is_as_long_as_the_speed_asks(num_samples: int, speed: float) -> None
 
 def test_speed_one_is_the_identity() -> None:
     signal = speech_like(5_000, RATE, seed=2)
-    stretcher = Stretcher(RATE, 1.0)
+    stretcher = TimeStretcher(RATE, 1.0)
     assert stretcher.push(signal) is signal
     assert stretcher.flush().size == 0
 
@@ -60,7 +60,7 @@ def test_the_pitch_stays(speed: float) -> None:
 def test_no_more_is_held_back_than_a_pause_brings_out(speed: float) -> None:
     signal = speech_like(30_000, RATE, seed=3)
     for num_samples in (7_000, 19_999, 30_000):
-        stretcher = Stretcher(RATE, speed)
+        stretcher = TimeStretcher(RATE, speed)
         silence = np.zeros(RATE * STRETCH_MS // 1000, np.float32)
         out = stretcher.push(signal[:num_samples]).size + stretcher.push(silence).size
         assert out >= num_samples / speed
@@ -68,14 +68,14 @@ def test_no_more_is_held_back_than_a_pause_brings_out(speed: float) -> None:
 
 def test_a_new_signal_begins_after_a_flush() -> None:
     signal = speech_like(5_000, RATE, seed=4)
-    stretcher = Stretcher(RATE, 1.5)
+    stretcher = TimeStretcher(RATE, 1.5)
     first = np.concatenate([stretcher.push(signal), stretcher.flush()])
     second = np.concatenate([stretcher.push(signal), stretcher.flush()])
     np.testing.assert_array_equal(first, second)
 
 
 def test_stretchers_start_no_threads() -> None:
-    stretchers = [Stretcher(24_000, 1.3) for _ in range(10)]
+    stretchers = [TimeStretcher(24_000, 1.3) for _ in range(10)]
     num_threads = len(list(TASKS.iterdir()))
     for stretcher in stretchers:
         stretcher.push(np.zeros(24_000, np.float32))

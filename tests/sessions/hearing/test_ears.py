@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sessions.hearing.caller import CallerEar, EarSettings
-from sessions.hearing.ears import MAX_LOOKS, Ears
-from sessions.hearing.silero import Track
+from sessions.hearing.caller import BargeInDetector, BargeInSettings
+from sessions.hearing.ears import MAX_LOOKS, VadScheduler
+from sessions.hearing.silero import VadState
 
 pytestmark = pytest.mark.virtual_time
 
@@ -19,7 +19,7 @@ PACKETS = [bytes([number]) * 160 for number in range(100)]
 """Of 20 ms."""
 
 
-SETTINGS = EarSettings(min_level_db=-120.0, noise_margin_db=0.0)
+SETTINGS = BargeInSettings(min_level_db=-120.0, noise_margin_db=0.0)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """How many windows were looked at in each run, and their rate. Silence is taken for speech."""
     found: list[tuple[int, int]] = []
 
-    def likelihoods(tracks: list[Track], windows: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
+    def likelihoods(tracks: list[VadState], windows: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
         assert len({id(track) for track in tracks}) == len(tracks)
         found.append((len(tracks), rate))
         return (np.abs(windows).max(1) < 0.01).astype(np.float32)
@@ -38,11 +38,11 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 async def test_each_is_told_what_it_is_told_alone(runs: list[tuple[int, int]]) -> None:
     data = [PACKETS[(7 * number) % 100] for number in range(60)] + [b"\xff" * 160] * 30 + PACKETS[:10]
-    alone = CallerEar("mulaw", 8_000, SETTINGS)
+    alone = BargeInDetector("mulaw", 8_000, SETTINGS)
     expected = sum(alone.began_to_speak(packet) for packet in data)
     assert expected
-    ears, began = Ears(), Counter[int]()
-    lines = [CallerEar("mulaw", 8_000, SETTINGS) for _ in range(10)]
+    ears, began = VadScheduler(), Counter[int]()
+    lines = [BargeInDetector("mulaw", 8_000, SETTINGS) for _ in range(10)]
     runs.clear()
     for packet in data:
         for number, ear in enumerate(lines):
@@ -53,8 +53,8 @@ async def test_each_is_told_what_it_is_told_alone(runs: list[tuple[int, int]]) -
 
 
 async def test_a_flood_is_looked_at_in_turns_and_all_of_it(runs: list[tuple[int, int]]) -> None:
-    ears = Ears()
-    lines = [CallerEar("mulaw", rate, SETTINGS) for rate in (8_000,) * 50 + (16_000,) * 5]
+    ears = VadScheduler()
+    lines = [BargeInDetector("mulaw", rate, SETTINGS) for rate in (8_000,) * 50 + (16_000,) * 5]
     for ear in lines:
         for packet in PACKETS:
             ears.hear(ear, packet, lambda: None)
@@ -67,7 +67,7 @@ async def test_a_flood_is_looked_at_in_turns_and_all_of_it(runs: list[tuple[int,
 
 
 async def test_a_forgotten_ear_is_told_nothing(runs: list[tuple[int, int]]) -> None:
-    ears, ear = Ears(), CallerEar("mulaw", 8_000, SETTINGS)
+    ears, ear = VadScheduler(), BargeInDetector("mulaw", 8_000, SETTINGS)
     ears.hear(ear, b"\xff" * 1_600, lambda: pytest.fail("it was told"))
     ears.forget(ear)
     await asyncio.sleep(0.1)
@@ -86,7 +86,7 @@ async def test_what_cannot_be_looked_at_is_not_tried_for_ever(monkeypatch: pytes
 
     monkeypatch.setattr("sessions.hearing.caller.likelihoods", likelihoods)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.update([str(context["exception"])]))
-    ears, ear = Ears(), CallerEar("mulaw", 8_000, SETTINGS)
+    ears, ear = VadScheduler(), BargeInDetector("mulaw", 8_000, SETTINGS)
     ears.hear(ear, PACKETS[0] * 10, lambda: pytest.fail("nothing was heard"))
     await asyncio.sleep(0.1)
     assert tried["run"] == faults["no network"] == 1

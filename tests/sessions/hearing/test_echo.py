@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sessions.audio.g711 import pcm_to_mulaw
-from sessions.hearing.echo import MAX_FRAMES, NUM_UNDECIDED, NUM_WINDOWS, EchoLimit, OwnVoice
+from sessions.hearing.echo import MAX_FRAMES, NUM_UNDECIDED, NUM_WINDOWS, EchoThreshold, PlayoutLevel
 from sessions.hearing.levels import SILENCE_DB, encoded_level_db, level_db
 
 FRAME = 160
@@ -21,7 +21,7 @@ def test_levels_are_of_full_scale() -> None:
 
 
 def test_the_loudest_that_may_come_back_counts() -> None:
-    voice = OwnVoice("mulaw", 8_000)
+    voice = PlayoutLevel("mulaw", 8_000)
     assert voice.level_db(0) == SILENCE_DB
     for number in range(100):
         voice.sent((number + 1) * FRAME, LOUD if number == 50 else QUIET)
@@ -33,7 +33,7 @@ def test_the_loudest_that_may_come_back_counts() -> None:
 
 
 def test_what_is_cleared_is_not_played() -> None:
-    voice = OwnVoice("mulaw", 8_000)
+    voice = PlayoutLevel("mulaw", 8_000)
     voice.sent(FRAME, QUIET)
     voice.sent(2 * FRAME, LOUD)
     voice.cut(FRAME)
@@ -41,21 +41,21 @@ def test_what_is_cleared_is_not_played() -> None:
 
 
 def test_a_line_on_which_nobody_listens_keeps_no_more_and_more() -> None:
-    voice = OwnVoice("mulaw", 8_000)
+    voice = PlayoutLevel("mulaw", 8_000)
     for number in range(5_000):
         voice.sent((number + 1) * FRAME, LOUD)
     assert len(voice._frames) == MAX_FRAMES
     assert voice.level_db(5_000 * FRAME) == pytest.approx(-20.0, abs=0.3)
 
 
-def learnt(echo: EchoLimit, level_db: float, num: int = 1) -> None:
+def learnt(echo: EchoThreshold, level_db: float, num: int = 1) -> None:
     """And as many windows more as it takes to be sure."""
     for level in [level_db] * num + [-90.0] * NUM_UNDECIDED:
         echo.learn(level, -10.0)
 
 
 def test_a_line_has_to_show_that_it_brings_back_less() -> None:
-    echo = EchoLimit(20.0)
+    echo = EchoThreshold(20.0)
     assert echo.db(-10.0) == -28.5
     learnt(echo, -50.0, NUM_WINDOWS - 1)
     assert echo.db(-10.0) == -28.5
@@ -69,7 +69,7 @@ def test_a_line_has_to_show_that_it_brings_back_less() -> None:
 
 
 def test_the_soft_beginning_of_a_voice_is_no_echo() -> None:
-    echo = EchoLimit(20.0)
+    echo = EchoThreshold(20.0)
     learnt(echo, -50.0, NUM_WINDOWS)
     for _ in range(NUM_UNDECIDED):
         echo.learn(-30.0, -10.0)
@@ -81,7 +81,7 @@ def test_the_soft_beginning_of_a_voice_is_no_echo() -> None:
 
 
 def test_nothing_is_learnt_while_we_are_silent() -> None:
-    echo = EchoLimit(20.0)
+    echo = EchoThreshold(20.0)
     for _ in range(2 * NUM_WINDOWS):
         echo.learn(-90.0, -50.0)
     assert echo.db(-10.0) == -28.5

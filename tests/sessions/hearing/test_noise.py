@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sessions.hearing.noise import NUM_WINDOWS, LineNoise
+from sessions.hearing.noise import NUM_WINDOWS, NoiseFloor
 
 
-def heard(noise: LineNoise, levels: list[float], likely: float = 0.0) -> list[bool]:
+def heard(noise: NoiseFloor, levels: list[float], likely: float = 0.0) -> list[bool]:
     """Which are noise and nothing else, each learnt as soon as it was told."""
     found = []
     for level in levels:
@@ -18,13 +18,13 @@ def heard(noise: LineNoise, levels: list[float], likely: float = 0.0) -> list[bo
 
 def test_steady_noise_is_known_after_some_windows() -> None:
     levels = (np.random.default_rng(1).standard_normal(1_000) * 0.4 - 45).tolist()
-    found = heard(LineNoise(3.0), levels)
+    found = heard(NoiseFloor(3.0), levels)
     assert not any(found[:NUM_WINDOWS])
     assert np.mean(found[NUM_WINDOWS:]) > 0.97
 
 
 def test_what_is_louder_by_the_margin_is_not_noise() -> None:
-    noise = LineNoise(3.0)
+    noise = NoiseFloor(3.0)
     heard(noise, [-45.0] * 20)
     assert noise.covers(-42.1)
     assert not noise.covers(-42.0)
@@ -32,7 +32,7 @@ def test_what_is_louder_by_the_margin_is_not_noise() -> None:
 
 def test_what_was_not_looked_at_teaches_no_louder_noise() -> None:
     """Beside our own voice a caller may be too quiet to be heard, and is none the less no noise."""
-    noise = LineNoise(3.0)
+    noise = NoiseFloor(3.0)
     heard(noise, [-60.0] * 20)
     for _ in range(100):
         noise.learn(-40.0, None)
@@ -41,14 +41,14 @@ def test_what_was_not_looked_at_teaches_no_louder_noise() -> None:
 
 
 def test_speech_teaches_nothing() -> None:
-    noise = LineNoise(3.0)
+    noise = NoiseFloor(3.0)
     heard(noise, [-45.0] * 20)
     assert not any(heard(noise, [-20.0] * 100, likely=0.6))
     assert noise.covers(-45.0)
 
 
 def test_noise_that_grows_is_learnt_and_noise_that_falls_at_once() -> None:
-    noise = LineNoise(3.0)
+    noise = NoiseFloor(3.0)
     heard(noise, [-45.0] * 20)
     assert heard(noise, [-30.0] * 20) == [False] * NUM_WINDOWS + [True] * (20 - NUM_WINDOWS)
     heard(noise, [-60.0])
@@ -56,13 +56,13 @@ def test_noise_that_grows_is_learnt_and_noise_that_falls_at_once() -> None:
 
 
 def test_between_bursts_the_line_is_as_quiet_as_it_is() -> None:
-    noise = LineNoise(3.0)
+    noise = NoiseFloor(3.0)
     heard(noise, [-25.0, -25.0, -50.0, -25.0] * 20)
     assert not noise.covers(-40.0)
 
 
 def test_noise_that_fades_is_followed_down() -> None:
-    noise = LineNoise(3.0)
+    noise = NoiseFloor(3.0)
     heard(noise, [-25.0] * 20)
     assert all(heard(noise, np.arange(-25.0, -45.0, -0.5).tolist()))
     assert not noise.covers(-40.0)
@@ -70,7 +70,7 @@ def test_noise_that_fades_is_followed_down() -> None:
 
 def test_where_the_line_falls_at_once_it_is_learnt_anew() -> None:
     """What is quieter than a noise that has just ended may be a voice: it is no noise before it was looked at."""
-    noise = LineNoise(3.0)
+    noise = NoiseFloor(3.0)
     heard(noise, [-25.0] * 20)
     assert heard(noise, [-29.0, -30.0, -29.5], likely=0.3) == [True, False, False]
     assert heard(noise, [-30.0] * 20)[NUM_WINDOWS:] == [True] * (20 - NUM_WINDOWS)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.text.blocks import WHITE_SPACE, Block, BlockLimits, BlockSplitter, BlockStart, LineBreak, Part
+from sessions.text.blocks import WHITE_SPACE, BlockLimits, BlockSplitter, BlockStart, LineBreak, Part, TextBlock
 from tests.sessions.text.cuts import cut, places
 
 LIMITS = BlockLimits(max_word_chars=6, max_block_words=3, max_block_chars=12)
@@ -31,7 +31,7 @@ def test_any_cutting_gives_the_same_blocks(text: str, at: list[int]) -> None:
 @given(text=texts)
 def test_a_block_is_what_stands_at_its_place(text: str) -> None:
     for part in parts_of([text]):
-        if isinstance(part, Block):
+        if isinstance(part, TextBlock):
             assert text[part.raw_start : part.raw_end].split() == part.text.split(" ")
             begins_word = part.raw_start == 0 or text[part.raw_start - 1] in WHITE_SPACE
             assert part.glued is not begins_word
@@ -43,27 +43,27 @@ def test_a_block_is_what_stands_at_its_place(text: str) -> None:
 def test_the_start_of_each_block_is_told_first(text: str) -> None:
     parts = [part for part in parts_of([text]) if not isinstance(part, LineBreak)]
     for before, part in pairwise(parts):
-        if isinstance(part, Block):
+        if isinstance(part, TextBlock):
             assert part.glued or before == BlockStart(part.text[0], part.raw_start)
         else:
-            assert isinstance(before, Block)
+            assert isinstance(before, TextBlock)
 
 
 @given(text=texts)
 def test_every_visible_character_is_in_one_block(text: str) -> None:
-    blocks = [part for part in parts_of([text]) if isinstance(part, Block)]
+    blocks = [part for part in parts_of([text]) if isinstance(part, TextBlock)]
     assert "".join(block.text for block in blocks).replace(" ", "") == "".join(text.split())
 
 
 def test_a_word_that_wants_more_waits_for_the_next() -> None:
-    assert [part.text for part in parts_of(["a+ b c"]) if isinstance(part, Block)] == ["a+ b", "c"]
+    assert [part.text for part in parts_of(["a+ b c"]) if isinstance(part, TextBlock)] == ["a+ b", "c"]
 
 
 def test_a_line_break_ends_a_block() -> None:
     parts = parts_of(["a+\nb"])
-    assert parts == [BlockStart("a", 0), Block("a+", 0, 2), LineBreak(2), BlockStart("b", 3), Block("b", 3, 4)]
+    assert parts == [BlockStart("a", 0), TextBlock("a+", 0, 2), LineBreak(2), BlockStart("b", 3), TextBlock("b", 3, 4)]
 
 
 def test_a_block_is_cut_at_its_limits() -> None:
-    assert [part.text for part in parts_of(["a+ a+ a+ a+ b"]) if isinstance(part, Block)] == ["a+ a+ a+", "a+ b"]
-    assert [part.text for part in parts_of(["abcdefghij"]) if isinstance(part, Block)] == ["abcdef", "ghij"]
+    assert [part.text for part in parts_of(["a+ a+ a+ a+ b"]) if isinstance(part, TextBlock)] == ["a+ a+ a+", "a+ b"]
+    assert [part.text for part in parts_of(["abcdefghij"]) if isinstance(part, TextBlock)] == ["abcdef", "ghij"]

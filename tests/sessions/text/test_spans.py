@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.text.spans import EMPTY, Span, SpannedText
+from sessions.text.spans import EMPTY, SourceSpan, SpannedText
 from tests.sessions.text.cuts import cut, places
 
 words = st.lists(st.tuples(st.text(max_size=6), st.integers(0, 6), st.integers(0, 3)), max_size=8)
@@ -25,7 +25,7 @@ def test_a_number_said_in_words_stands_for_its_digits() -> None:
         [SpannedText.of("I have ", 0), SpannedText.of("twenty-one", 7, 9), SpannedText.of(" cats", 9)]
     )
     assert spoken.text == "I have twenty-one cats"
-    assert spoken.spans == (Span(7, 0, 7), Span(10, 7, 9), Span(5, 9, 14))
+    assert spoken.spans == (SourceSpan(7, 0, 7), SourceSpan(10, 7, 9), SourceSpan(5, 9, 14))
     assert (spoken.raw_start, spoken.raw_end) == (0, 14)
 
 

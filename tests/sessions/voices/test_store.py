@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from engine.api import InvalidRequest
 from sessions.errors import LimitExceeded
-from sessions.voices.file import BrokenVoiceFile, read_manifest, read_voice, to_bytes
+from sessions.voices.file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
 from sessions.voices.store import BEING_WRITTEN, VoiceExists, VoiceLimits, VoiceStore
-from sessions.voices.voice import SHARED, Manifest, check_manifest
+from sessions.voices.voice import SHARED, VoiceManifest, check_manifest
 from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
 
 
@@ -70,13 +70,13 @@ def test_strange_names_find_nothing_and_are_refused(store: VoiceStore, name: str
     assert store.find("alice", name) is None
     assert not store.remove("alice", name)
     with pytest.raises(InvalidRequest, match="name must be 1 to 64") as refused:
-        check_manifest(Manifest(name=name, consent="yes"))
+        check_manifest(VoiceManifest(name=name, consent="yes"))
     assert refused.value.param == "name"
 
 
 @pytest.mark.parametrize("field", ["consent", "description", "transcript"])
 def test_long_fields_are_refused_by_name(field: str) -> None:
-    manifest = Manifest(**({"name": "a", "consent": "yes"} | {field: "x" * 2_001}))
+    manifest = VoiceManifest(**({"name": "a", "consent": "yes"} | {field: "x" * 2_001}))
     with pytest.raises(InvalidRequest, match=f"{field} has 2001 characters, at most 2000") as refused:
         check_manifest(manifest)
     assert refused.value.param == field
@@ -84,7 +84,7 @@ def test_long_fields_are_refused_by_name(field: str) -> None:
 
 def test_without_consent_there_is_no_voice() -> None:
     with pytest.raises(InvalidRequest, match="consent is empty"):
-        check_manifest(Manifest(name="a", consent=" "))
+        check_manifest(VoiceManifest(name="a", consent=" "))
 
 
 def test_a_taken_name_is_refused_and_free_again_after_a_removal(store: VoiceStore) -> None:
@@ -197,10 +197,10 @@ def test_any_damage_is_noticed_as_such(tmp_path_factory: pytest.TempPathFactory,
         for read in (read_voice, lambda path: read_manifest(str(path))):
             try:
                 read(path)
-            except BrokenVoiceFile:
+            except CorruptVoiceFile:
                 continue
     path.write_bytes(whole[:cut])
-    with pytest.raises(BrokenVoiceFile):
+    with pytest.raises(CorruptVoiceFile):
         read_voice(path)
 
 
@@ -209,7 +209,7 @@ def test_a_type_that_numpy_has_not_breaks_that_file_alone(store: VoiceStore, tmp
     path = next((tmp_path / "voices").glob("*/ann.safetensors"))
     (num_bytes,) = struct.unpack_from("<Q", whole := path.read_bytes())
     path.write_bytes(struct.pack("<Q", num_bytes + 1) + whole[8:].replace(b'"I16"', b'"BF16"'))
-    with pytest.raises(BrokenVoiceFile):
+    with pytest.raises(CorruptVoiceFile):
         read_voice(path)
     assert store.find("alice", "ann") is None
 

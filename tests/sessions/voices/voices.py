@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 
 from engine.api import ClonedVoice
-from sessions.voices.voice import Manifest, StoredVoice
+from sessions.voices.voice import StoredVoice, VoiceManifest
 
 EMBEDDING_SIZE, NUM_CODEBOOKS = 64, 4
 
@@ -24,4 +24,4 @@ def voice(name: str, owner: str = "alice", num_frames: int = 25, transcript: str
         transcript=transcript,
     )
     about = {"consent": "she said so", "description": f"{name}, warm", "created_s": 1_700_000_000, "source": "audio"}
-    return StoredVoice(Manifest(name=name, owner=owner, transcript=transcript, **about), clone)
+    return StoredVoice(VoiceManifest(name=name, owner=owner, transcript=transcript, **about), clone)

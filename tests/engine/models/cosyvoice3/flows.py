@@ -10,10 +10,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from engine.models.base import Pcm, Reference
+from engine.models.base import Pcm, VoiceReference
 from engine.models.cosyvoice3 import decode_stage
 from engine.models.cosyvoice3.config import DitConfig, FlowConfig, HiftConfig
-from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
@@ -56,8 +56,8 @@ class Voice:
     mel: Tensor
     embedding: Tensor
 
-    def reference(self, key: str) -> Reference:
-        return Reference(key, (), self)
+    def reference(self, key: str) -> VoiceReference:
+        return VoiceReference(key, (), self)
 
 
 @cache
@@ -80,7 +80,7 @@ def whole(tokens: Sequence[int], speaker: Voice, mask: Tensor | str = "chunk", f
 
 
 class ClearVocoder:
-    """``HiftRows`` of a vocoder that says each frame as its bins, zeros behind them."""
+    """``HiftBatch`` of a vocoder that says each frame as its bins, zeros behind them."""
 
     def __init__(self, bins: int = BINS) -> None:
         self.bins = bins
@@ -118,12 +118,12 @@ def tiny_hift() -> Hift:
 
 def stage_of(
     num_slots: int = 3, num_pages: int = 40, max_kept_voices: int = 2, flow: Flow | None = None, **settings: object
-) -> CosyDecode:
+) -> CosyDecodeStage:
     """A stage over so many pages, whose PCM is its mel."""
     chosen = CosyVoice3Settings(flow=FlowSettings(**settings))  # type: ignore[arg-type]
     with patch.object(decode_stage, "num_pages", return_value=num_pages):
         cpu = torch.device("cpu")
-        stage = CosyDecode(flow or small_flow(), tiny_hift(), num_slots, chosen, cpu, max_kept_voices)
+        stage = CosyDecodeStage(flow or small_flow(), tiny_hift(), num_slots, chosen, cpu, max_kept_voices)
     stage.vocoder = ClearVocoder()  # type: ignore[assignment]
     return stage
 

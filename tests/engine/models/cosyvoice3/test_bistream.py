@@ -8,14 +8,14 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.models.base import Park, Rows, TextQueue
+from engine.models.base import AwaitText, TalkerInputs, TokenQueue
 from engine.models.cosyvoice3.bistream import Bistream
-from engine.models.cosyvoice3.config import TalkerConfig
-from engine.models.cosyvoice3.prompt import Prompts
-from engine.models.cosyvoice3.row import Phase, SpeechRow
+from engine.models.cosyvoice3.config import CosyTalkerConfig
+from engine.models.cosyvoice3.prompt import CosyPromptBuilder
+from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
 from engine.models.cosyvoice3.voice import VoicePrompt, make_prompt
 
-CONFIG = TalkerConfig()
+CONFIG = CosyTalkerConfig()
 IDS = CONFIG.speech_ids
 HEAD = [CONFIG.text_vocab_size + IDS.sos, 1, 2]
 TASK = CONFIG.text_vocab_size + IDS.task
@@ -56,16 +56,16 @@ def voice_of(transcript: list[int], recording: list[int]) -> VoicePrompt | None:
     return make_prompt(b"v", recording, mel, embedding, transcript, trims=False)
 
 
-def begun(transcript: list[int], recording: list[int]) -> tuple[Bistream, SpeechRow]:
-    bistream = Bistream(CONFIG, Prompts(CONFIG))
-    row = SpeechRow(text=TextQueue(), voice=voice_of(transcript, recording))
+def begun(transcript: list[int], recording: list[int]) -> tuple[Bistream, CosySequence]:
+    bistream = Bistream(CONFIG, CosyPromptBuilder(CONFIG))
+    row = CosySequence(text=TokenQueue(), voice=voice_of(transcript, recording))
     row.transcript, row.speech = list(transcript), list(recording)
     bistream.begin(row, HEAD)
     row.inputs += row.prefix
     return bistream, row
 
 
-def take(bistream: Bistream, row: SpeechRow, token: int | str, said: list[int]) -> None:
+def take(bistream: Bistream, row: CosySequence, token: int | str, said: list[int]) -> None:
     if isinstance(token, str):
         bistream.end_block(row)
     else:
@@ -95,9 +95,9 @@ def test_whenever_text_comes_the_layout_is_that_of_training(
 
     def run() -> None:
         nonlocal num_drawn
-        while row.phase is Phase.BLOCK and isinstance(due := bistream.next_input(row), Rows):
+        while row.phase is SamplingPhase.BLOCK and isinstance(due := bistream.next_input(row), TalkerInputs):
             row.inputs += due.inputs
-            if due.sample and row.phase is Phase.BLOCK:
+            if due.sample and row.phase is SamplingPhase.BLOCK:
                 take(bistream, row, draws[num_drawn % len(draws)], said)
                 num_drawn += 1
 
@@ -111,29 +111,29 @@ def test_whenever_text_comes_the_layout_is_that_of_training(
     inputs, spoken = in_blocks(transcript, recording, text, draws)
     assert row.inputs == inputs
     assert said == spoken
-    assert row.phase is Phase.REST
+    assert row.phase is SamplingPhase.REST
 
 
 def test_a_block_waits_for_five_ids_and_none_is_fed_to_get_a_wish() -> None:
     bistream, row = begun([], [])
-    assert isinstance(bistream.next_input(row), Park)
+    assert isinstance(bistream.next_input(row), AwaitText)
     row.text.ids += [1, 2, 3, 4]
-    assert isinstance(bistream.next_input(row), Park)
+    assert isinstance(bistream.next_input(row), AwaitText)
     row.text.ids += [5, 6, 7, 8, 9]
-    assert bistream.next_input(row) == Rows([1, 2, 3, 4, 5])
+    assert bistream.next_input(row) == TalkerInputs([1, 2, 3, 4, 5])
     for token in range(14):
         bistream.take(row, token)
-        assert bistream.next_input(row) == Rows([CONFIG.text_vocab_size + token])
+        assert bistream.next_input(row) == TalkerInputs([CONFIG.text_vocab_size + token])
     bistream.take(row, 14)
     assert row.history[-1] == IDS.fill
-    assert isinstance(bistream.next_input(row), Park)
+    assert isinstance(bistream.next_input(row), AwaitText)
     row.text.ids += [10]
-    assert bistream.next_input(row) == Rows([CONFIG.text_vocab_size + 14, 6, 7, 8, 9, 10])
+    assert bistream.next_input(row) == TalkerInputs([CONFIG.text_vocab_size + 14, 6, 7, 8, 9, 10])
 
 
 def test_nothing_is_spoken_before_the_first_text_however_long_the_transcript() -> None:
     bistream, row = begun(list(range(40)), list(range(15)))
-    assert isinstance(bistream.next_input(row), Park)
+    assert isinstance(bistream.next_input(row), AwaitText)
 
 
 def test_whole_blocks_of_a_recording_are_in_the_shared_prefix() -> None:
@@ -152,4 +152,4 @@ def test_asking_early_ends_a_block() -> None:
     bistream.take(row, 3)
     bistream.next_input(row)
     bistream.end_block(row)
-    assert bistream.next_input(row) == Rows([5, 6, 7, 8, 9]), "its last id was fed already"
+    assert bistream.next_input(row) == TalkerInputs([5, 6, 7, 8, 9]), "its last id was fed already"

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine.api import ClonedVoice, Finished, SamplingParams, SpeechChunk, SpeechRequest
+from engine.api import ClonedVoice, RequestFinished, SamplingParams, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
 from engine.load import load_engine
 from engine.models.base import Pcm
 from engine.models.cosyvoice3.config import DitConfig, FlowConfig, HiftConfig
-from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings, VocoderSettings
-from engine.models.cosyvoice3.source import Source
+from engine.models.cosyvoice3.source import HarmonicSource
 from tests.engine.models.cosyvoice3.flows import ClearVocoder, Voice, fill
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
 
@@ -54,7 +54,7 @@ def flows(dtype: torch.dtype) -> tuple[Flow, Flow]:
 
 def hift() -> Hift:
     made = Hift(HIFT)
-    made.m_source = Source(HIFT, 12)
+    made.m_source = HarmonicSource(HIFT, 12)
     made.load_state_dict(hift_tensors(HIFT, seed=5))
     made = made.to(DEVICE).requires_grad_(False)
     made.fuse()
@@ -65,7 +65,7 @@ def snr_db(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float(10 * torch.log10(wanted.square().mean() / (found - wanted).square().mean()))
 
 
-def speak(stage: CosyDecode, voices: list[Voice], utterances: list[list[int]], late: int) -> list[Pcm]:
+def speak(stage: CosyDecodeStage, voices: list[Voice], utterances: list[list[int]], late: int) -> list[Pcm]:
     """All at once; ``late`` tokens of each come when the first ones are worked on."""
     slots = []
     for voice, tokens in zip(voices, utterances, strict=True):
@@ -99,7 +99,7 @@ def test_the_mel_of_many_rows_is_that_of_one_pass(dtype: torch.dtype, graphs: bo
     slow, fast = flows(dtype)
     flow_settings = FlowSettings(memory_mb=256, graphs=graphs, fused_kernels=fused, max_cells=6)
     settings = CosyVoice3Settings(flow=flow_settings, vocoder=VocoderSettings(graphs=False))
-    stage = CosyDecode(fast, hift(), 4, settings, DEVICE, 3)
+    stage = CosyDecodeStage(fast, hift(), 4, settings, DEVICE, 3)
     stage.record()
     voices = [voice_of(count) for count in (65, 31, 65, 12)]
     utterances = [[(7 * i * (k + 3)) % CONFIG.vocab_size for i in range(40 + 31 * k)] for k in range(4)]
@@ -118,7 +118,7 @@ def test_the_vocoder_of_many_rows_is_that_of_one_pass(graphs: bool) -> None:
     _, fast = flows(torch.float32)
     settings = CosyVoice3Settings(flow=FlowSettings(memory_mb=256), vocoder=VocoderSettings(graphs=graphs))
     vocoder = hift()
-    stage = CosyDecode(fast, vocoder, 4, settings, DEVICE, 3)
+    stage = CosyDecodeStage(fast, vocoder, 4, settings, DEVICE, 3)
     stage.record()
     mels: dict[int, list[torch.Tensor]] = {}
     push = stage.vocoder.push_each
@@ -173,6 +173,6 @@ def speech(folder: Path, graphs: bool, fused: bool) -> list[Pcm]:
     for epoch, event in engine.events:
         if isinstance(event, SpeechChunk):
             pcm[epoch].append(event.pcm)
-        elif isinstance(event, Finished):
+        elif isinstance(event, RequestFinished):
             assert event.code is None, event.message
     return [np.concatenate(pieces) for pieces in pcm.values()]

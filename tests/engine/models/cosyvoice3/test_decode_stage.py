@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from engine.errors import InvalidRequest
-from engine.models.base import Decoded
-from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.base import DecodedAudio
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.dit import chunk_mask
-from engine.models.cosyvoice3.flow_blocks import PromptRow
+from engine.models.cosyvoice3.flow_blocks import PromptSequence
 from tests.engine.cuts import cuts_of
 from tests.engine.models.cosyvoice3.flows import (
     AHEAD,
@@ -48,7 +48,7 @@ def tokens_of(count: int, seed: int = 0) -> list[int]:
     return drawn
 
 
-def start(stage: CosyDecode, speaker: str | Voice = "none") -> int:
+def start(stage: CosyDecodeStage, speaker: str | Voice = "none") -> int:
     slot = stage.reserve()
     assert slot is not None
     if isinstance(speaker, Voice):
@@ -58,7 +58,7 @@ def start(stage: CosyDecode, speaker: str | Voice = "none") -> int:
     return slot
 
 
-def run_dry(stage: CosyDecode, slack_s: Mapping[int, float] | None = None) -> list[Decoded]:
+def run_dry(stage: CosyDecodeStage, slack_s: Mapping[int, float] | None = None) -> list[DecodedAudio]:
     chunks = []
     for _ in range(2000):
         if not stage.busy:
@@ -67,12 +67,14 @@ def run_dry(stage: CosyDecode, slack_s: Mapping[int, float] | None = None) -> li
     raise AssertionError("busy, and gets nowhere")
 
 
-def said(chunks: Sequence[Decoded], slot: int) -> Tensor:
+def said(chunks: Sequence[DecodedAudio], slot: int) -> Tensor:
     assert all(chunk.error is None for chunk in chunks if chunk.slot == slot)
     return mel_of(np.concatenate([np.zeros(0, np.float32), *(chunk.pcm for chunk in chunks if chunk.slot == slot)]))
 
 
-def speak(stage: CosyDecode, slot: int, tokens: Sequence[int], pieces: Sequence[int]) -> Iterator[list[Decoded]]:
+def speak(
+    stage: CosyDecodeStage, slot: int, tokens: Sequence[int], pieces: Sequence[int]
+) -> Iterator[list[DecodedAudio]]:
     """The chunks after each piece, and after the end."""
     rest = list(tokens)
     for size in pieces:
@@ -84,7 +86,7 @@ def speak(stage: CosyDecode, slot: int, tokens: Sequence[int], pieces: Sequence[
     yield run_dry(stage)
 
 
-def check_balance(stage: CosyDecode) -> None:
+def check_balance(stage: CosyDecodeStage) -> None:
     """Free + held = total, of pages, places and slots."""
     memory = stage.memory
     memory.pool.check()
@@ -98,7 +100,7 @@ def check_balance(stage: CosyDecode) -> None:
     assert len(places) == len(stage.runner.program.x) - 1
 
 
-def end(stage: CosyDecode, *slots: int) -> None:
+def end(stage: CosyDecodeStage, *slots: int) -> None:
     for slot in slots:
         stage.release(slot)
     stage.settle()
@@ -208,7 +210,7 @@ class DecodeLaws(RuleBasedStateMachine):
         )
         self.voices: dict[int, str] = {}
         self.fed: dict[int, list[int]] = {}
-        self.heard: dict[int, list[Decoded]] = {}
+        self.heard: dict[int, list[DecodedAudio]] = {}
         self.final: set[int] = set()
         self.num_quarantined = 0
 
@@ -338,13 +340,13 @@ def test_short_of_memory_everybody_comes_to_an_end() -> None:
     )
 
 
-def count_cells(stage: CosyDecode, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def count_cells(stage: CosyDecodeStage, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Blocks opened, of prompts and of streams."""
     found: Counter[str] = Counter()
     opened = stage.runner.open
 
     def counting(cells: Any) -> None:
-        found.update("prompt" if isinstance(cell.row, PromptRow) else "stream" for cell in cells)
+        found.update("prompt" if isinstance(cell.row, PromptSequence) else "stream" for cell in cells)
         opened(cells)
 
     monkeypatch.setattr(stage.runner, "open", counting)
@@ -563,7 +565,7 @@ def test_what_a_long_stream_holds(context: int | None) -> None:
 # -- faults ------------------------------------------------------------------------------------------------------
 
 
-def neighbours(stage: CosyDecode, bad: int, tokens: Sequence[int]) -> list[Decoded]:
+def neighbours(stage: CosyDecodeStage, bad: int, tokens: Sequence[int]) -> list[DecodedAudio]:
     """What comes of a bad slot, next to a healthy one that must not notice."""
     healthy = start(stage, "two")
     for slot in (bad, healthy):
@@ -669,7 +671,7 @@ def test_a_prompt_for_which_the_flow_raises_fails_all_who_use_it_and_is_not_kept
     advance = stage.runner.advance
 
     def faulty(cells: Any, steps: int) -> None:
-        if any(isinstance(cell.row, PromptRow) for cell in cells):
+        if any(isinstance(cell.row, PromptSequence) for cell in cells):
             raise RuntimeError("a fault in the prompt")
         advance(cells, steps)
 

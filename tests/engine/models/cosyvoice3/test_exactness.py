@@ -19,12 +19,12 @@ from engine.api import ClonedVoice, FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.graphs.runner import GraphRunner
 from engine.layers.transformer import CausalContext
-from engine.load import Loaded, load_engine
+from engine.load import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3 import model as module
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.ras import RasParams
-from engine.models.cosyvoice3.row import SpeechRow
-from engine.noise import DrawKey
+from engine.models.cosyvoice3.row import CosySequence
+from engine.noise import SampleKey
 from tests.engine.any_order import Order, orders, play
 from tests.engine.models.cosyvoice3.voices import cloned
 from tests.engine.recorder import Recorder
@@ -58,7 +58,7 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Book:
     book, draw = Book(), module.draw
 
     def recorded(
-        logits: Tensor, params: Sequence[RasParams], histories: Sequence[Any], keys: list[DrawKey], noise: Any
+        logits: Tensor, params: Sequence[RasParams], histories: Sequence[Any], keys: list[SampleKey], noise: Any
     ) -> Tensor:
         choices = draw(logits, params, histories, keys, noise)
         for row, key in enumerate(keys):
@@ -70,7 +70,7 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Book:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> Loaded:
+def loaded(folder: Path) -> LoadedCheckpoint:
     config = EngineConfig(
         num_blocks=300, block_size=8, max_batch=ROWS, max_requests=ROWS, fast_start=True,
         pinned_rows=ROWS, pinned_blocks=32,
@@ -79,7 +79,7 @@ def loaded(folder: Path) -> Loaded:
 
 
 @pytest.fixture
-def bench(loaded: Loaded) -> Recorder:
+def bench(loaded: LoadedCheckpoint) -> Recorder:
     return Recorder(loaded.make_engine())
 
 
@@ -113,7 +113,7 @@ def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(
     assert bench.heard[row].num_samples == 960 * bench.heard[row].end.num_frames > 0  # type: ignore[union-attr]
     model, speech = bench.engine.model, request.row
     assert isinstance(model, CosyVoice3)
-    assert isinstance(speech, SpeechRow)
+    assert isinstance(speech, CosySequence)
     draws = book.take()[SEED]
     hidden = model.forward([speech], [speech.inputs], torch.arange(len(speech.inputs))[None], CausalContext())[0]
     logits = model.talker.logits(hidden)[:, : model.config.talker.speech_ids.num_codes]
@@ -211,7 +211,7 @@ def test_a_row_that_lost_its_memory_says_the_same(bench: Recorder) -> None:
 
 
 @pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
-def test_over_graphs_it_says_what_it_says_without(loaded: Loaded, folder: Path, layout: TextLayout) -> None:
+def test_over_graphs_it_says_what_it_says_without(loaded: LoadedCheckpoint, folder: Path, layout: TextLayout) -> None:
     """On the CPU the graphs' computations run one by one: other shapes, other operators, the same ids."""
     config = EngineConfig(num_blocks=300, block_size=8, max_batch=4, max_requests=4, fast_start=True, graphs=True)
     graphs = load_engine(folder, config, "cpu", "float32", is_embedded=False)
@@ -234,7 +234,7 @@ def test_over_graphs_it_says_what_it_says_without(loaded: Loaded, folder: Path, 
 @given(order=orders(max_size=20))
 @law(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
-    order: Order, loaded: Loaded, book: Book
+    order: Order, loaded: LoadedCheckpoint, book: Book
 ) -> None:
     """Every request of a random order against itself alone: all its draws, and the sound but for rounding."""
     bench, book.by_seed = Recorder(loaded.make_engine()), {}

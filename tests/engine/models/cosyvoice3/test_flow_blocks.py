@@ -5,32 +5,39 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.models.cosyvoice3.flow_blocks import BlockRow, BlockShape, Cell, PromptRow, StreamRow, due_cells
+from engine.models.cosyvoice3.flow_blocks import (
+    BlockSequence,
+    BlockShape,
+    FlowBlockTask,
+    PromptSequence,
+    StreamSequence,
+    due_cells,
+)
 
 STEPS = 10
 SHAPE = BlockShape(tokens=25, ahead=3, ratio=2, steps=STEPS)
 
 
 @st.composite
-def some_rows(draw: st.DrawFn) -> list[BlockRow]:
+def some_rows(draw: st.DrawFn) -> list[BlockSequence]:
     """Two streams on one prompt, cells in order, in any order of urgency."""
-    prompt = PromptRow([])
-    streams = [StreamRow([], prompt=prompt), StreamRow([], prompt=prompt)]
+    prompt = PromptSequence([])
+    streams = [StreamSequence([], prompt=prompt), StreamSequence([], prompt=prompt)]
     for row in (prompt, *streams):
         top = min((cell.step for cell in prompt.cells), default=STEPS - 1)
         steps = sorted(draw(st.lists(st.integers(0, top), max_size=4)), reverse=True)
-        row.cells.extend(Cell(row, 0, block, 50, [0], step) for block, step in enumerate(steps))
+        row.cells.extend(FlowBlockTask(row, 0, block, 50, [0], step) for block, step in enumerate(steps))
     return draw(st.permutations([prompt, *streams]))
 
 
 @given(rows=some_rows(), most=st.integers(1, 12))
 @settings(max_examples=200)
-def test_a_cell_goes_where_the_one_before_has_been_or_goes_too(rows: list[BlockRow], most: int) -> None:
+def test_a_cell_goes_where_the_one_before_has_been_or_goes_too(rows: list[BlockSequence], most: int) -> None:
     cells, num_steps = due_cells(rows, most, STEPS)
     assert len(cells) <= most
     going = {id(cell) for cell in cells}
     for row in rows:
-        before = row.prompt.cells[-1] if isinstance(row, StreamRow) and row.prompt.cells else None
+        before = row.prompt.cells[-1] if isinstance(row, StreamSequence) and row.prompt.cells else None
         for cell in row.cells:
             if id(cell) in going:
                 assert cell.step + num_steps <= STEPS
@@ -40,7 +47,7 @@ def test_a_cell_goes_where_the_one_before_has_been_or_goes_too(rows: list[BlockR
 
 
 @given(rows=some_rows())
-def test_somebody_always_goes(rows: list[BlockRow]) -> None:
+def test_somebody_always_goes(rows: list[BlockSequence]) -> None:
     cells, num_steps = due_cells(rows, 1, STEPS)
     assert num_steps >= 1
     assert bool(cells) == any(row.cells for row in rows)

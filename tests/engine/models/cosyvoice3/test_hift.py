@@ -16,9 +16,9 @@ from engine.errors import CheckpointError
 from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.f0 import F0Predictor
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
-from engine.models.cosyvoice3.hift_rows import MAX_CALL_FRAMES, HiftRows
+from engine.models.cosyvoice3.hift_rows import MAX_CALL_FRAMES, HiftBatch
 from engine.models.cosyvoice3.hift_weights import adapt
-from engine.models.cosyvoice3.source import Source, official_generator
+from engine.models.cosyvoice3.source import HarmonicSource, official_generator
 from tests.fakes.cosyvoice3_checkpoint import WEIGHT_NORMS, hift_tensors, with_weight_norm
 from tests.fakes.cosyvoice3_sizes import TINY
 from tests.fakes.cosyvoice3_tensors import hift_shapes
@@ -32,7 +32,7 @@ SMALLEST = HiftConfig(base_channels=8, f0_channels=4)
 
 def make(config: HiftConfig, noise_seconds: int = 4) -> Hift:
     hift = Hift(config)
-    hift.m_source = Source(config, noise_seconds)
+    hift.m_source = HarmonicSource(config, noise_seconds)
     hift.load_state_dict(hift_tensors(config, seed=5))
     hift.fuse()
     return hift.requires_grad_(False)
@@ -50,7 +50,7 @@ def utterance(num_frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return mel, tiny().one_pass(mel.t()[None])[0]
 
 
-def spoken(rows: HiftRows, slot: int, pieces: Sequence[Tensor]) -> Tensor:
+def spoken(rows: HiftBatch, slot: int, pieces: Sequence[Tensor]) -> Tensor:
     """All pieces, one push each; the law of lengths is held after each."""
     rows.open(slot)
     out, num_frames = torch.zeros(0), 0
@@ -79,11 +79,11 @@ def places_in(num_frames: int, max_size: int) -> st.SearchStrategy[list[int]]:
 @given(st.data())
 def test_any_way_of_cutting_the_mel_sounds_as_one_pass(data: st.DataObject) -> None:
     mel, pcm = utterance(data.draw(st.integers(1, MAX_FRAMES)))
-    close(spoken(HiftRows(tiny(), 1), 0, cut(mel, data.draw(places_in(len(mel), 6)))), pcm)
+    close(spoken(HiftBatch(tiny(), 1), 0, cut(mel, data.draw(places_in(len(mel), 6)))), pcm)
 
 
 def test_frame_by_frame_and_in_calls_of_the_largest_size() -> None:
-    rows = HiftRows(tiny(), 1)
+    rows = HiftBatch(tiny(), 1)
     mel, pcm = utterance(MAX_FRAMES)
     close(spoken(rows, 0, list(mel.split(1))), pcm)
     mel, pcm = utterance(2 * MAX_CALL_FRAMES + 13)
@@ -94,7 +94,7 @@ def test_frame_by_frame_and_in_calls_of_the_largest_size() -> None:
 @given(st.data())
 def test_rows_of_different_progress_share_calls_and_sound_as_alone(data: st.DataObject) -> None:
     """Rounds of pushes; who takes part in a round, and with how much, is drawn."""
-    rows, waiting = HiftRows(tiny(), 3), dict[int, list[Tensor]]()
+    rows, waiting = HiftBatch(tiny(), 3), dict[int, list[Tensor]]()
     heard: dict[int, list[Tensor]] = {slot: [] for slot in range(3)}
     lengths = [data.draw(st.integers(1, MAX_FRAMES)) for _ in range(3)]
     for slot, length in enumerate(lengths):
@@ -112,7 +112,7 @@ def test_rows_of_different_progress_share_calls_and_sound_as_alone(data: st.Data
 
 
 def test_a_row_that_is_no_number_stays_alone_and_its_slot_begins_clean() -> None:
-    rows = HiftRows(tiny(), 2)
+    rows = HiftBatch(tiny(), 2)
     mel, pcm = utterance(30)
     for slot in range(2):
         rows.open(slot)
@@ -126,7 +126,7 @@ def test_a_row_that_is_no_number_stays_alone_and_its_slot_begins_clean() -> None
 
 
 def test_a_row_for_which_a_call_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = HiftRows(tiny(), 3)
+    rows = HiftBatch(tiny(), 3)
     mel, pcm = utterance(30)
     for slot in range(3):
         rows.open(slot)
@@ -148,7 +148,7 @@ def test_a_row_for_which_a_call_raises_fails_alone(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_frames_make_no_sound_and_nothing_comes_after_the_end() -> None:
-    rows = HiftRows(tiny(), 1)
+    rows = HiftBatch(tiny(), 1)
     rows.open(0)
     none = torch.zeros(0, 80)
     assert [len(pcm) for pcm in rows.push([0], [none], [False])] == [0]
@@ -161,7 +161,7 @@ def test_no_frames_make_no_sound_and_nothing_comes_after_the_end() -> None:
 def test_minutes_keep_one_size_of_state_and_end_as_one_pass_does(minutes: float) -> None:
     """The noise begins again on the way; the end is held against one pass over all of it."""
     hift = make(SMALLEST, noise_seconds=7)
-    rows = HiftRows(hift, 1)
+    rows = HiftBatch(hift, 1)
     mel = torch.randn(int(minutes * MINUTE_FRAMES), 80, generator=torch.Generator().manual_seed(3))
     rows.open(0)
     size = rows.state.values.shape, rows.state.phase.shape
@@ -199,7 +199,7 @@ def test_pitch_of_a_window_is_that_of_the_whole_and_held_in_float64() -> None:
 
 def test_a_wrong_phase_is_heard() -> None:
     """Phase carried in float32 turns away within seconds; carried as it is here it does not."""
-    source = Source(TINY.hift, 1)
+    source = HarmonicSource(TINY.hift, 1)
     source.load_state_dict({"l_linear.weight": torch.ones(1, 9), "l_linear.bias": torch.zeros(1)})
     source.fuse()
     f0 = 100 + 50 * torch.rand(1, 500, generator=torch.Generator().manual_seed(1))

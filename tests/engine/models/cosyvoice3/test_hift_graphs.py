@@ -8,8 +8,8 @@ import torch
 from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.hift_graphs import HiftGraphs, usual_lengths
-from engine.models.cosyvoice3.hift_rows import HiftRows
-from engine.models.cosyvoice3.source import Source
+from engine.models.cosyvoice3.hift_rows import HiftBatch
+from engine.models.cosyvoice3.source import HarmonicSource
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
 
 CONFIG = HiftConfig(base_channels=8, f0_channels=4)
@@ -19,7 +19,7 @@ LENGTHS = usual_lengths(10, 0)
 @pytest.fixture(scope="module")
 def hift() -> Hift:
     made = Hift(CONFIG)
-    made.m_source = Source(CONFIG, 4)
+    made.m_source = HarmonicSource(CONFIG, 4)
     made.load_state_dict(hift_tensors(CONFIG, seed=5))
     made.fuse()
     return made.requires_grad_(False)
@@ -31,7 +31,7 @@ def test_usual_lengths_are_of_blocks_and_of_first_blocks() -> None:
 
 def test_static_buffers_say_the_same_whoever_filled_them_before(hift: Hift) -> None:
     """Rows of usual lengths and of others, more of them in one push than in the next."""
-    plain, static = HiftRows(hift, 4), HiftGraphs(hift, 4, LENGTHS)
+    plain, static = HiftBatch(hift, 4), HiftGraphs(hift, 4, LENGTHS)
     mels = torch.randn(3, 47, 80, generator=torch.Generator().manual_seed(1))
     for rows in (plain, static):
         for slot in (1, 2, 3):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine.api import CheckpointError
 from engine.client import inspect_checkpoint
-from engine.models.cosyvoice3.config import TalkerConfig
+from engine.models.cosyvoice3.config import CosyTalkerConfig
 from engine.models.cosyvoice3.load import load_model
 from engine.models.cosyvoice3.read_config import read_config
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, TalkerSettings
@@ -56,8 +56,8 @@ def load_talker(folder: Path, **settings: Any) -> Any:
 
 def test_the_talker_has_the_released_tensors_and_none_more() -> None:
     with torch.device("meta"):
-        state = SpeechLM(TalkerConfig()).state_dict()
-    shapes = talker_shapes(TalkerConfig())
+        state = SpeechLM(CosyTalkerConfig()).state_dict()
+    shapes = talker_shapes(CosyTalkerConfig())
     assert shapes.pop(TIED_HEAD) == (151_936, 896)
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == shapes
     assert sum(tensor.numel() for tensor in state.values()) == 506_148_480

@@ -23,8 +23,8 @@ from engine.api import (
 )
 from engine.client import create_engine
 from engine.config import EngineConfig
-from engine.load import Loaded, load_engine
-from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.load import LoadedCheckpoint, load_engine
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.instructs import INSTRUCTS, known_sentence
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, TalkerSettings
@@ -37,12 +37,12 @@ SETTINGS: dict[str, Any] = dict(num_blocks=400, block_size=8, max_batch=4, max_r
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> Loaded:
+def loaded(folder: Path) -> LoadedCheckpoint:
     return load_engine(folder, EngineConfig(**SETTINGS), "cpu", "float32", is_embedded=False)
 
 
 @pytest.fixture
-def bench(loaded: Loaded) -> Recorder:
+def bench(loaded: LoadedCheckpoint) -> Recorder:
     return Recorder(loaded.make_engine())
 
 
@@ -155,7 +155,7 @@ def told(bench: Recorder, row: int) -> tuple[str | None, str]:
     return heard.end.code, heard.end.message or ""
 
 
-def test_what_is_told_of_the_model(loaded: Loaded) -> None:
+def test_what_is_told_of_the_model(loaded: LoadedCheckpoint) -> None:
     info = loaded.info
     assert (info.model, info.task, info.sample_rate, info.frame_samples) == ("cosyvoice3", "base", 24_000, 960)
     assert (info.embedding_size, info.num_codebooks, info.codebook_size, info.mel_bins) == (192, 1, 6561, 80)
@@ -224,7 +224,7 @@ def test_text_without_anything_to_speak_is_refused(bench: Recorder) -> None:
         (dict(transcript="a" * 3000), "voice.transcript has 3000 characters"),
     ],
 )
-def test_a_voice_that_does_not_fit_is_refused(loaded: Loaded, change: dict[str, Any], said: str) -> None:
+def test_a_voice_that_does_not_fit_is_refused(loaded: LoadedCheckpoint, change: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said.replace(".", r"\.")):
         check_cloned(msgspec.structs.replace(cloned(), **change), loaded.info)
 
@@ -241,7 +241,7 @@ def test_a_setting_that_is_none_is_named_on_the_way_in(folder: Path) -> None:
 
 @pytest.mark.parametrize("voice", [cloned(), cloned(with_transcript=False), cloned(num_tokens=0)])
 def test_a_voice_with_or_without_words_or_by_its_vector_alone_speaks(
-    bench: Recorder, loaded: Loaded, voice: ClonedVoice
+    bench: Recorder, loaded: LoadedCheckpoint, voice: ClonedVoice
 ) -> None:
     check_cloned(voice, loaded.info)
     row = speak(bench, voice=voice, max_frames=4)
@@ -274,7 +274,7 @@ def test_what_is_set_for_one_stage_reaches_it_and_no_other() -> None:
 
 
 def test_the_engine_tells_how_many_went_on_with_fewer_blocks(bench: Recorder) -> None:
-    assert isinstance(bench.engine.stage, CosyDecode)
+    assert isinstance(bench.engine.stage, CosyDecodeStage)
     assert bench.engine.stats().num_bounded == 0
     bench.engine.stage.memory.num_bounded = 2
     assert bench.engine.stats().num_bounded == 2
@@ -289,7 +289,7 @@ def said_by(bench: Recorder, rows: Sequence[int]) -> list[Any]:
     return [bench.heard[row].pcm for row in rows]
 
 
-def test_a_talker_that_breaks_for_one_text_fails_that_row_alone(loaded: Loaded, bench: Recorder) -> None:
+def test_a_talker_that_breaks_for_one_text_fails_that_row_alone(loaded: LoadedCheckpoint, bench: Recorder) -> None:
     [alone] = said_by(bench, [speak(bench, text="hello world", max_frames=20)])
     broken_id = model_of(bench).tokenizer.encode("Q")[0]
     table = model_of(bench).talker.table
@@ -307,7 +307,7 @@ def test_a_talker_that_breaks_for_one_text_fails_that_row_alone(loaded: Loaded, 
 def test_a_flow_that_breaks_for_one_voice_fails_that_row_alone(bench: Recorder) -> None:
     [alone] = said_by(bench, [speak(bench, text="hello world", max_frames=30)])
     stage = bench.engine.stage
-    assert isinstance(stage, CosyDecode)
+    assert isinstance(stage, CosyDecodeStage)
     loud = cloned(seed=9, with_transcript=False)
     broken = msgspec.structs.replace(loud, mel=np.full(6400, 3e38, np.float32).tobytes())
     rows = [speak(bench, voice=broken, max_frames=30), speak(bench, text="hello world", max_frames=30)]
@@ -328,7 +328,7 @@ def test_a_flow_that_breaks_for_one_voice_fails_that_row_alone(bench: Recorder) 
     ],
 )
 def test_a_wish_that_it_cannot_fulfil_is_refused_and_not_passed_over(
-    loaded: Loaded, fields: dict[str, Any], told: str
+    loaded: LoadedCheckpoint, fields: dict[str, Any], told: str
 ) -> None:
     request = SpeechRequest(request_id="r", text=TEXT, voice=cloned(), sampling=SamplingParams(**fields))
     with pytest.raises(InvalidRequest, match=told) as caught:
@@ -336,13 +336,13 @@ def test_a_wish_that_it_cannot_fulfil_is_refused_and_not_passed_over(
     assert caught.value.param in fields
 
 
-def test_chunks_are_blocks_and_nobody_may_ask_for_others(loaded: Loaded) -> None:
+def test_chunks_are_blocks_and_nobody_may_ask_for_others(loaded: LoadedCheckpoint) -> None:
     request = SpeechRequest(request_id="r", text=TEXT, voice=cloned(), chunk_frames=(1, 2))
     with pytest.raises(InvalidRequest, match="chunk_frames is given"):
         check_request(request, loaded.info, max_text_chars=100)
 
 
-def test_what_says_no_more_than_the_usual_is_taken(loaded: Loaded) -> None:
+def test_what_says_no_more_than_the_usual_is_taken(loaded: LoadedCheckpoint) -> None:
     sampling = SamplingParams(top_k=128, repetition_window=64, repetition_penalty=1.0)
     request = SpeechRequest(request_id="r", text=TEXT, voice=cloned(), sampling=sampling)
     check_request(request, loaded.info, max_text_chars=100)

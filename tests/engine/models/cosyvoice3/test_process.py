@@ -9,14 +9,14 @@ import numpy as np
 
 from engine.api import (
     ClonedVoice,
-    Finished,
     FinishReason,
+    ReferenceAudio,
+    RequestFinished,
     SamplingParams,
     SpeechChunk,
     SpeechEngine,
     SpeechRequest,
     TextLayout,
-    VoiceSample,
 )
 from engine.client import create_engine
 from engine.config import EngineConfig
@@ -26,10 +26,10 @@ from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.sessions.audio.signals import speech_like
 
 TEXT = "Hello world, this is it, and there is more to come."
-RECORDING = VoiceSample(pcm=speech_like(48_000, 24_000, seed=2).astype(np.float32).tobytes(), transcript="hello you")
+RECORDING = ReferenceAudio(pcm=speech_like(48_000, 24_000, seed=2).astype(np.float32).tobytes(), transcript="hello you")
 
 
-async def speak(engine: SpeechEngine, voice: ClonedVoice, layout: TextLayout) -> tuple[np.ndarray, Finished]:
+async def speak(engine: SpeechEngine, voice: ClonedVoice, layout: TextLayout) -> tuple[np.ndarray, RequestFinished]:
     """Live text comes word by word."""
     is_live = layout is TextLayout.STREAMING
     sampling = SamplingParams(seed=7, min_new_tokens=20)
@@ -38,11 +38,11 @@ async def speak(engine: SpeechEngine, voice: ClonedVoice, layout: TextLayout) ->
     for word in TEXT.split(" ") if is_live else [TEXT]:
         stream.push_text(f"{word} ")
     stream.end_input()
-    chunks, ends = list[np.ndarray](), list[Finished]()
+    chunks, ends = list[np.ndarray](), list[RequestFinished]()
     async for event in stream:
         if isinstance(event, SpeechChunk):
             chunks.append(event.pcm)
-        elif isinstance(event, Finished):
+        elif isinstance(event, RequestFinished):
             ends.append(event)
     await stream.released()
     (end,) = ends

@@ -17,12 +17,12 @@ import torch
 from engine.models.base import Pcm
 from engine.models.cosyvoice3 import decode_stage
 from engine.models.cosyvoice3.config import HiftConfig
-from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.dit import chunk_mask
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
-from engine.models.cosyvoice3.source import Source
+from engine.models.cosyvoice3.source import HarmonicSource
 from sessions.audio import seam
 from tests.engine.models.cosyvoice3.flows import SMALL, Voice, fill
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
@@ -46,7 +46,7 @@ def flow() -> Flow:
 @cache
 def hift() -> Hift:
     made = Hift(HIFT)
-    made.m_source = Source(HIFT, 10)
+    made.m_source = HarmonicSource(HIFT, 10)
     made.load_state_dict(hift_tensors(HIFT, seed=5))
     made.fuse()
     return made.requires_grad_(False)
@@ -68,7 +68,7 @@ def tokens(seed: int = SEEDS[0]) -> list[int]:
 def spoken(context_blocks: int | None, num_pages: int = 60, seed: int = SEEDS[0]) -> list[Pcm]:
     settings = CosyVoice3Settings(flow=FlowSettings(context_blocks=context_blocks))
     with patch.object(decode_stage, "num_pages", return_value=num_pages):
-        stage = CosyDecode(flow(), hift(), 1, settings, torch.device("cpu"), 1)
+        stage = CosyDecodeStage(flow(), hift(), 1, settings, torch.device("cpu"), 1)
     slot = stage.reserve()
     assert slot is not None
     stage.prime(slot, speaker().reference("anna"))

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from engine.models.base import TextQueue
+from engine.models.base import TokenQueue
 from engine.models.cosyvoice3.config import SpeechIds
-from engine.models.cosyvoice3.row import Phase, SpeechRow
+from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
 from engine.models.cosyvoice3.settings import TalkerSettings
 from engine.models.cosyvoice3.stops import StopRules
 
@@ -17,13 +17,15 @@ IDS = SpeechIds()
 LOGITS = torch.randn(1, IDS.table_size, generator=torch.Generator().manual_seed(1))
 
 
-def row(num_text: int = 10, num_generated: int = 0, settings: TalkerSettings | None = None, **fields: Any) -> SpeechRow:
-    text = TextQueue()
+def row(
+    num_text: int = 10, num_generated: int = 0, settings: TalkerSettings | None = None, **fields: Any
+) -> CosySequence:
+    text = TokenQueue()
     text.ids = list(range(num_text))
-    return SpeechRow(text=text, num_generated=num_generated, settings=settings or TalkerSettings(), **fields)
+    return CosySequence(text=text, num_generated=num_generated, settings=settings or TalkerSettings(), **fields)
 
 
-def applied(mode: Literal["merge", "set"], which: SpeechRow) -> torch.Tensor:
+def applied(mode: Literal["merge", "set"], which: CosySequence) -> torch.Tensor:
     return StopRules(IDS, mode).apply(LOGITS, [which])[0]
 
 
@@ -48,14 +50,14 @@ def test_nothing_ends_before_twice_the_text(mode: Literal["merge", "set"], num_g
 
 @pytest.mark.parametrize("mode", ["merge", "set"])
 def test_in_a_block_it_can_only_ask_for_text(mode: Literal["merge", "set"]) -> None:
-    found = applied(mode, row(phase=Phase.BLOCK))
+    found = applied(mode, row(phase=SamplingPhase.BLOCK))
     assert found[IDS.num_codes :].isfinite().nonzero().flatten().tolist() == [IDS.fill - IDS.num_codes]
     assert found[IDS.fill] == LOGITS[0, IDS.fill], "merged with what ends the speech"
 
 
 @pytest.mark.parametrize("mode", ["merge", "set"])
 def test_behind_live_text_it_cannot_ask_any_more(mode: Literal["merge", "set"]) -> None:
-    found = applied(mode, row(phase=Phase.REST))
+    found = applied(mode, row(phase=SamplingPhase.REST))
     assert found[IDS.fill].isneginf()
     assert found[IDS.eos].isfinite()
 

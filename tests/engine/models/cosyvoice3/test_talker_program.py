@@ -12,12 +12,12 @@ import torch
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.graphs.runner import GraphRunner
-from engine.kernels.plain import PlainOps
-from engine.load import Loaded, load_engine
+from engine.kernels.plain import ReferenceOps
+from engine.load import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3.config import MAX_TOP_K
 from engine.models.cosyvoice3.ras import NOTHING, RasParams, draw
-from engine.models.cosyvoice3.ras_tensors import DrawRows, draw_rows
-from engine.noise import CounterNoise, DrawKey
+from engine.models.cosyvoice3.ras_tensors import RasTensors, draw_rows
+from engine.noise import PhiloxNoise, SampleKey
 from tests.engine.models.cosyvoice3.voices import cloned
 from tests.engine.recorder import Recorder
 
@@ -33,7 +33,7 @@ SAMPLINGS = [
 
 
 @pytest.fixture(scope="module")
-def both(folder: Path) -> tuple[Loaded, Loaded]:
+def both(folder: Path) -> tuple[LoadedCheckpoint, LoadedCheckpoint]:
     plain, static = (
         load_engine(folder, EngineConfig(**SETTINGS, graphs=graphs, cpu_kernels=False), "cpu", "float32", False)
         for graphs in (False, True)
@@ -51,7 +51,7 @@ def check_same(found: Recorder, wanted: Recorder) -> None:
         assert np.abs(found.heard[row].pcm - heard.pcm).max() < TOLERANCE
 
 
-def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[Loaded, Loaded]) -> None:
+def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[LoadedCheckpoint, LoadedCheckpoint]) -> None:
     benches = []
     for loaded in both:
         bench = Recorder(loaded.make_engine())
@@ -67,7 +67,7 @@ def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[Loaded, Loade
     check_same(benches[1], benches[0])
 
 
-def test_a_talker_that_is_not_finite_fails_its_row_alone(both: tuple[Loaded, Loaded]) -> None:
+def test_a_talker_that_is_not_finite_fails_its_row_alone(both: tuple[LoadedCheckpoint, LoadedCheckpoint]) -> None:
     bench = Recorder(both[1].make_engine())
     runner = bench.engine.runner
     assert isinstance(runner, GraphRunner)
@@ -98,10 +98,10 @@ def test_draws_are_those_of_the_plain_sampler() -> None:
         logits[3, 1:] = -torch.inf
         logits[:, 50:] = -torch.inf
         histories = [torch.randint(0, 12, (p.window,), generator=generator).tolist() for p in params]
-        keys = [DrawKey(seed=2**40 + i, segment=i, frame=round_number) for i in range(len(params))]
-        wanted = draw(logits, params, histories, keys, CounterNoise())
+        keys = [SampleKey(seed=2**40 + i, segment=i, frame=round_number) for i in range(len(params))]
+        wanted = draw(logits, params, histories, keys, PhiloxNoise())
         padded = [history + [NOTHING] * (16 - len(history)) for history in histories]
-        rows = DrawRows(
+        rows = RasTensors(
             temperature=torch.tensor([p.temperature for p in params]),
             top_p=torch.tensor([p.top_p for p in params]),
             top_k=torch.tensor([p.top_k for p in params]),
@@ -111,4 +111,4 @@ def test_draws_are_those_of_the_plain_sampler() -> None:
             place=torch.tensor([key.segment << 8 for key in keys]),
             frame=torch.tensor([key.frame for key in keys]),
         )
-        assert draw_rows(logits, rows, MAX_TOP_K, PlainOps()).tolist() == wanted.tolist()
+        assert draw_rows(logits, rows, MAX_TOP_K, ReferenceOps()).tolist() == wanted.tolist()

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.models.cosyvoice3.decode_stage import CosyDecode
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
-from engine.models.cosyvoice3.source import Source
+from engine.models.cosyvoice3.source import HarmonicSource
 from tests.engine.models.cosyvoice3.flows import SMALL, Voice, fill
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
 from tests.fakes.cosyvoice3_sizes import TINY
@@ -30,14 +30,14 @@ SLACK_BYTES = 20_000
 """Of Python's own: lists that keep room, and what the collector has not seen yet."""
 
 
-def stage_of(context_blocks: int | None) -> CosyDecode:
+def stage_of(context_blocks: int | None) -> CosyDecodeStage:
     flow, hift = fill(Flow(CONFIG)), Hift(HIFT)
     flow.fuse()
-    hift.m_source = Source(HIFT, 10)
+    hift.m_source = HarmonicSource(HIFT, 10)
     hift.load_state_dict(hift_tensors(HIFT, seed=5))
     hift.fuse()
     settings = CosyVoice3Settings(flow=FlowSettings(memory_mb=700, context_blocks=context_blocks))
-    return CosyDecode(flow, hift.requires_grad_(False), 2, settings, torch.device("cpu"), 1)
+    return CosyDecodeStage(flow, hift.requires_grad_(False), 2, settings, torch.device("cpu"), 1)
 
 
 def speaker() -> Voice:
@@ -54,7 +54,7 @@ def tensor_bytes() -> int:
     return sum(sizes.values())
 
 
-def minutes(stage: CosyDecode, slot: int, count: int) -> Iterator[int]:
+def minutes(stage: CosyDecodeStage, slot: int, count: int) -> Iterator[int]:
     """Samples of each minute; nothing of them is kept."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(count):

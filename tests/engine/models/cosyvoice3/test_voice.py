@@ -9,22 +9,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.models.base import TextQueue
+from engine.models.base import TokenQueue
 from engine.models.cosyvoice3.ras import RasParams
-from engine.models.cosyvoice3.row import SpeechRow
+from engine.models.cosyvoice3.row import CosySequence
 from engine.models.cosyvoice3.voice import (
     BLOCK_TOKENS,
     FLOW_REST,
     MIN_TRIMMED_TOKENS,
-    VoiceShelf,
+    CosyVoiceCache,
     trimmed_tokens,
     voice_key,
 )
 from tests.engine.models.cosyvoice3.voices import cloned
 
 
-def shelf(max_voices: int = 2, trims: bool = True) -> VoiceShelf:
-    return VoiceShelf(80, lambda text: [len(word) for word in text.split()], max_voices, trims)
+def shelf(max_voices: int = 2, trims: bool = True) -> CosyVoiceCache:
+    return CosyVoiceCache(80, lambda text: [len(word) for word in text.split()], max_voices, trims)
 
 
 def test_a_voice_is_made_ready_once_and_so_many_are_kept() -> None:
@@ -83,7 +83,7 @@ def test_an_instruction_in_front_of_a_transcript_is_no_part_of_what_was_said() -
 
 
 def test_a_row_remembers_the_last_ids_in_order() -> None:
-    row = SpeechRow(text=TextQueue(), ras=RasParams(window=3))
+    row = CosySequence(text=TokenQueue(), ras=RasParams(window=3))
     for token in range(7):
         row.remember(token)
     assert row.history == [4, 5, 6]

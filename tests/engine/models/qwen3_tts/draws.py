@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.models.qwen3_tts import model as module
-from engine.noise import CounterNoise, DrawKey
-from engine.sampler import DrawBatch, DrawParams
+from engine.noise import PhiloxNoise, SampleKey
+from engine.sampler import RowSamplingParams, SamplingBatch
 
 Place = tuple[int, int]
 """(frame, codebook) of one request."""
@@ -22,13 +22,13 @@ class Draw:
     logits: Tensor
     """[V], bans at -inf."""
     choice: int
-    key: DrawKey
+    key: SampleKey
     codebook: int
-    params: DrawParams
+    params: RowSamplingParams
 
     def score(self, index: int) -> float:
         """The draw is the largest of these: logit / temperature - log q."""
-        q = CounterNoise().exponential([self.key], self.codebook, torch.tensor([[index]]))
+        q = PhiloxNoise().exponential([self.key], self.codebook, torch.tensor([[index]]))
         return float(self.logits[index] / (self.params.temperature or 1.0) - q.log())
 
     def margin(self, other: int) -> float:
@@ -47,10 +47,12 @@ class DrawBook:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> DrawBook:
         draw = module.draw
 
-        def recorded(logits: Tensor, batch: DrawBatch, keys: list[DrawKey], codebook: int, noise: Any) -> Tensor:
+        def recorded(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: Any) -> Tensor:
             choices = draw(logits, batch, keys, codebook, noise)
             for row, key in enumerate(keys):
-                params = DrawParams(float(batch.temperature[row]), int(batch.top_k[row]), float(batch.top_p[row]))
+                params = RowSamplingParams(
+                    float(batch.temperature[row]), int(batch.top_k[row]), float(batch.top_p[row])
+                )
                 found = Draw(logits[row].clone(), int(choices[row]), key, codebook, params)
                 self.by_seed.setdefault(key.seed, {})[key.frame, codebook] = found
             return choices

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
-from engine.models.base import Park, Rows
+from engine.models.base import AwaitText, TalkerInputs
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.prompt import Row
-from engine.models.qwen3_tts.row import SpeechRow
-from engine.models.qwen3_tts.voice import VoiceShelf, voice_key
+from engine.models.qwen3_tts.prompt import PromptPosition
+from engine.models.qwen3_tts.row import QwenSequence
+from engine.models.qwen3_tts.voice import QwenVoiceCache, voice_key
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 BOOKS, WIDTH = TINY["books"], TINY["talker"]["hidden"]
@@ -33,21 +33,21 @@ def voice(num_frames: int = 0, transcript: str = "", number: int = 0) -> ClonedV
     return ClonedVoice(embedding=embedding.tobytes(), codes=codes.tobytes(), num_codebooks=BOOKS, transcript=transcript)
 
 
-def new_row(model: Qwen3TTS, cloned: ClonedVoice, layout: TextLayout, **fields: object) -> SpeechRow:
+def new_row(model: Qwen3TTS, cloned: ClonedVoice, layout: TextLayout, **fields: object) -> QwenSequence:
     return model.new_row(SpeechRequest(request_id="r", voice=cloned, layout=layout, **fields), 0)  # type: ignore[arg-type]
 
 
-def fetch(model: Qwen3TTS, row: SpeechRow) -> Rows | None:
+def fetch(model: Qwen3TTS, row: QwenSequence) -> TalkerInputs | None:
     found = model.next_input(row)
-    if isinstance(found, Park):
+    if isinstance(found, AwaitText):
         return None
     row.inputs += found.inputs
     return found
 
 
-def spoken_rows(model: Qwen3TTS, row: SpeechRow, text: list[int], num_frames: int) -> list[Row]:
+def spoken_rows(model: Qwen3TTS, row: QwenSequence, text: list[int], num_frames: int) -> list[PromptPosition]:
     """All inputs of a row whose text comes one id at a time and then closes."""
-    rows: list[Row] = []
+    rows: list[PromptPosition] = []
     waiting = [*text]
     while len(row.codes) < num_frames:
         found = fetch(model, row)
@@ -63,7 +63,7 @@ def spoken_rows(model: Qwen3TTS, row: SpeechRow, text: list[int], num_frames: in
 
 def expected_rows(
     model: Qwen3TTS, cloned: ClonedVoice, layout: TextLayout, text: list[int], num_frames: int
-) -> list[Row]:
+) -> list[PromptPosition]:
     """The rules of the specification, written out for a text that is known as a whole."""
     ids, control = model.config.text, model.config.talker.control
     transcript = model.tokenizer.encode(cloned.transcript)
@@ -72,13 +72,17 @@ def expected_rows(
     codes = [dict(codec=control.bos), *(dict(reference=i) for i in range(num_codes))]
     rows = model.prompts.prefix(None, "auto", (), cloned=True)
     if layout is TextLayout.FULL:
-        rows += [Row(i, control.pad) for i in track] + [Row(ids.tts_pad, **code) for code in codes]
+        rows += [PromptPosition(i, control.pad) for i in track] + [
+            PromptPosition(ids.tts_pad, **code) for code in codes
+        ]
         track = []
     else:
         padded = track + [ids.tts_pad] * len(codes)
-        rows += [Row(i, **code) for i, code in zip(padded, codes, strict=False)]
+        rows += [PromptPosition(i, **code) for i, code in zip(padded, codes, strict=False)]
         track = track[len(codes) :]
-    return rows + [Row(i, frame=f) for f, i in zip(range(num_frames - 1), track + [ids.tts_pad] * 99, strict=False)]
+    return rows + [
+        PromptPosition(i, frame=f) for f, i in zip(range(num_frames - 1), track + [ids.tts_pad] * 99, strict=False)
+    ]
 
 
 @given(
@@ -138,7 +142,7 @@ def test_by_its_vector_alone_a_voice_waits_for_one_token(model: Qwen3TTS) -> Non
     rows = spoken_rows(model, row, [5], 2)
     assert [item.speaker for item in rows].count(True) == 1
     assert rows[-3].codec == model.config.talker.control.pad
-    assert rows[-2] == Row(5, model.config.talker.control.bos)
+    assert rows[-2] == PromptPosition(5, model.config.talker.control.bos)
 
 
 def test_cloned_voices_stream_whatever_is_known_as_in_the_official_code(model: Qwen3TTS) -> None:
@@ -160,7 +164,7 @@ def test_the_shelf_keeps_the_voices_that_were_used_last() -> None:
         encoded.append(text)
         return [1]
 
-    shelf = VoiceShelf(BOOKS, torch.bfloat16, torch.device("cpu"), encode, max_voices=2)
+    shelf = QwenVoiceCache(BOOKS, torch.bfloat16, torch.device("cpu"), encode, max_voices=2)
     one, two, three = (voice(2, "t", number) for number in range(3))
     assert shelf.take(one).embedding.dtype is torch.bfloat16
     shelf.take(two)
@@ -177,7 +181,7 @@ def test_the_shelf_keeps_the_voices_that_were_used_last() -> None:
     window=st.none() | st.integers(1, 8),
 )
 def test_the_penalty_looks_back_on_the_window_alone(codes: list[int], window: int | None) -> None:
-    row = SpeechRow(text=None, seen=torch.zeros(8, dtype=torch.bool), repetition_window=window)  # type: ignore[arg-type]
+    row = QwenSequence(text=None, seen=torch.zeros(8, dtype=torch.bool), repetition_window=window)  # type: ignore[arg-type]
     for code in codes:
         row.remember([code, 0])
     remembered = codes if window is None else codes[-window:]

@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.layers.transformer import CausalContext
 from engine.load import load_engine
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.row import SpeechRow
+from engine.models.qwen3_tts.row import QwenSequence
 from tests.engine.any_order import Order, orders, play
 from tests.engine.models.qwen3_tts.draws import DrawBook, check_close, check_identical
 from tests.engine.recorder import Recorder
@@ -179,7 +179,7 @@ def test_a_row_that_fails_leaves_the_others_bit_identical(make_bench: MakeBench,
 # -- across shapes -----------------------------------------------------------------------------------------------
 
 
-def whole(bench: Recorder, row: SpeechRow) -> torch.Tensor:
+def whole(bench: Recorder, row: QwenSequence) -> torch.Tensor:
     """Teacher forced, the slow way: all inputs at once, one dense causal pass -> hidden states [T, H]."""
     model = bench.engine.model
     assert isinstance(model, Qwen3TTS)
@@ -197,7 +197,7 @@ def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(make_benc
     check_spoke(bench, row)
     model, speech = bench.engine.model, request.row
     assert isinstance(model, Qwen3TTS)
-    assert isinstance(speech, SpeechRow)
+    assert isinstance(speech, QwenSequence)
     hidden = whole(bench, speech)
     draws = [draw for (_, codebook), draw in sorted(book.of(SEED).items()) if codebook == 0]
     logits = model.talker.codec_head(hidden[len(hidden) - len(draws) :])[:, : model.config.talker.num_codes]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from engine.api import SamplingParams, SpeechRequest, TextLayout
 from engine.errors import UnknownLanguage, UnknownVoice
 from engine.layers.transformer import CausalContext
-from engine.models.base import Audio, Failed, Outcome, Park, Rows
+from engine.models.base import AwaitText, FailedOutcome, FrameOutcome, Outcome, TalkerInputs
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.prompt import Row
-from engine.models.qwen3_tts.row import SpeechRow
+from engine.models.qwen3_tts.prompt import PromptPosition
+from engine.models.qwen3_tts.row import QwenSequence
 from engine.models.qwen3_tts.talker import Talker
 
 SEED = 11
@@ -28,14 +28,14 @@ def model(load_model: LoadModel) -> Qwen3TTS:
     return load_model()
 
 
-def new_row(model: Qwen3TTS, layout: TextLayout = TextLayout.STREAMING, **fields: Any) -> SpeechRow:
+def new_row(model: Qwen3TTS, layout: TextLayout = TextLayout.STREAMING, **fields: Any) -> QwenSequence:
     return model.new_row(SpeechRequest(request_id="r", layout=layout, **fields), SEED)
 
 
-def fetch(model: Qwen3TTS, row: SpeechRow) -> list[Row] | None:
+def fetch(model: Qwen3TTS, row: QwenSequence) -> list[PromptPosition] | None:
     """The next inputs, taken as computed; a sampled one is answered with a frame. None when the row parks."""
     found = model.next_input(row)
-    if isinstance(found, Park):
+    if isinstance(found, AwaitText):
         return None
     row.inputs += found.inputs
     if found.sample:
@@ -43,8 +43,8 @@ def fetch(model: Qwen3TTS, row: SpeechRow) -> list[Row] | None:
     return list(found.inputs)
 
 
-def fetch_all(model: Qwen3TTS, row: SpeechRow, num_frames: int = 99) -> list[Row]:
-    rows: list[Row] = []
+def fetch_all(model: Qwen3TTS, row: QwenSequence, num_frames: int = 99) -> list[PromptPosition]:
+    rows: list[PromptPosition] = []
     while len(row.codes) < num_frames and (found := fetch(model, row)) is not None:
         rows += found
     return rows
@@ -59,12 +59,12 @@ def test_streaming_layout_feeds_one_text_row_a_frame_then_the_end_then_padding(m
     prefix = model.prompts.prefix("ada", "auto")
     assert fetch_all(model, row, num_frames=6) == [
         *prefix,
-        Row(5, control.bos),
-        Row(6, frame=0),
-        Row(7, frame=1),
-        Row(ids.tts_eos, frame=2),
-        Row(ids.tts_pad, frame=3),
-        Row(ids.tts_pad, frame=4),
+        PromptPosition(5, control.bos),
+        PromptPosition(6, frame=0),
+        PromptPosition(7, frame=1),
+        PromptPosition(ids.tts_eos, frame=2),
+        PromptPosition(ids.tts_pad, frame=3),
+        PromptPosition(ids.tts_pad, frame=4),
     ]
 
 
@@ -72,7 +72,7 @@ def test_full_layout_feeds_all_text_in_the_prompt_and_padding_after_it(model: Qw
     row, ids = new_row(model, TextLayout.FULL), model.config.text
     row.text.ids, row.text.closed = [5, 6, 7], True
     prefix, tail = model.prompts.prefix("ada", "auto"), model.prompts.full_tail([5, 6, 7])
-    expected = [*prefix, *tail, Row(ids.tts_pad, frame=0), Row(ids.tts_pad, frame=1)]
+    expected = [*prefix, *tail, PromptPosition(ids.tts_pad, frame=0), PromptPosition(ids.tts_pad, frame=1)]
     assert fetch_all(model, row, num_frames=3) == expected
 
 
@@ -93,7 +93,7 @@ def test_auto_is_full_when_the_text_is_closed_at_submit(model: Qwen3TTS) -> None
 
 def test_the_prefix_does_not_wait_for_text(model: Qwen3TTS) -> None:
     row = new_row(model)
-    assert model.next_input(row) == Rows(row.prefix, sample=False)
+    assert model.next_input(row) == TalkerInputs(row.prefix, sample=False)
     assert row.num_prefix == len(row.prefix)
 
 
@@ -158,7 +158,7 @@ def test_inputs_are_sums_of_their_sides(load_model: LoadModel, any_folder: Any, 
     row.text.ids, row.text.closed = [5, 6, 7], True
     fetch_all(model, row, num_frames=5)
 
-    def by_hand(item: Row) -> torch.Tensor:
+    def by_hand(item: PromptPosition) -> torch.Tensor:
         x = plain_talker.embed_text(torch.tensor(item.text))
         if item.codec >= 0:
             x = x + plain_talker.embed_codec(torch.tensor(item.codec))
@@ -185,20 +185,20 @@ def set_logits(model: Qwen3TTS, logits: dict[int, float]) -> None:
         weight[index, 0] = value
 
 
-def code0s(model: Qwen3TTS, row: SpeechRow, count: int = 1) -> list[int | str]:
+def code0s(model: Qwen3TTS, row: QwenSequence, count: int = 1) -> list[int | str]:
     """Code 0 of the next frames, or what came instead."""
     found: list[int | str] = []
     for _ in range(count):
         outcome = sample(model, row)
-        found.append(outcome.codes[0] if isinstance(outcome, Audio) else type(outcome).__name__)
+        found.append(outcome.codes[0] if isinstance(outcome, FrameOutcome) else type(outcome).__name__)
     return found
 
 
-def sample(model: Qwen3TTS, row: SpeechRow) -> Outcome:
+def sample(model: Qwen3TTS, row: QwenSequence) -> Outcome:
     return model.sample([row], torch.eye(1, model.talker.codec_head.in_features))[0]
 
 
-def speaking(model: Qwen3TTS, eos_fed: bool = True, **sampling: Any) -> SpeechRow:
+def speaking(model: Qwen3TTS, eos_fed: bool = True, **sampling: Any) -> QwenSequence:
     greedy = dict(temperature=0, predictor_temperature=0)
     row = new_row(model, sampling=SamplingParams(**(greedy | sampling)))
     row.eos_fed = eos_fed
@@ -211,20 +211,20 @@ def test_the_end_of_speech_is_banned_until_the_end_of_text_was_fed(model: Qwen3T
     row = speaking(model, eos_fed=False, min_new_tokens=0)
     assert code0s(model, row, 3) == [7, 7, 7]
     row.eos_fed = True
-    assert code0s(model, row) == ["Stop"]
+    assert code0s(model, row) == ["StopOutcome"]
 
 
 def test_without_the_guard_the_model_may_end_when_it_likes(load_model: LoadModel) -> None:
     model = load_model(guard_eos=False)
     set_logits(model, {model.config.talker.control.eos: 9.0})
-    assert code0s(model, speaking(model, eos_fed=False, min_new_tokens=0)) == ["Stop"]
+    assert code0s(model, speaking(model, eos_fed=False, min_new_tokens=0)) == ["StopOutcome"]
 
 
 @pytest.mark.parametrize("minimum", [0, 2, 5])
 def test_no_end_of_speech_before_the_minimum(model: Qwen3TTS, minimum: int) -> None:
     set_logits(model, {model.config.talker.control.eos: 9.0, 7: 5.0})
     row = speaking(model, min_new_tokens=minimum)
-    assert code0s(model, row, minimum + 1) == [7] * minimum + ["Stop"]
+    assert code0s(model, row, minimum + 1) == [7] * minimum + ["StopOutcome"]
 
 
 def test_control_ids_are_never_drawn_and_code_0_may_be(model: Qwen3TTS) -> None:
@@ -274,7 +274,7 @@ def test_a_row_that_is_not_finite_fails_and_its_neighbours_do_not(model: Qwen3TT
     expected = model.sample([new_row(model) for _ in range(3)], hidden)
     hidden[1, 4] = torch.nan
     found = model.sample(rows, hidden)
-    assert isinstance(found[1], Failed)
+    assert isinstance(found[1], FailedOutcome)
     assert [found[0], found[2]] == [expected[0], expected[2]]
     assert not rows[1].codes
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.models.qwen3_tts import one_layer_predictor
 from engine.models.qwen3_tts.code_predictor import CodePredictor
-from engine.models.qwen3_tts.one_layer_predictor import OneLayerPredictor
+from engine.models.qwen3_tts.one_layer_predictor import LookupCodePredictor
 from engine.models.qwen3_tts.talker import Talker
 
 ROWS = 5
@@ -59,6 +59,6 @@ def test_a_deeper_stack_is_left_alone(plain_talker: Talker) -> None:
 
 def test_tables_that_would_be_large_are_not_made(plain_talker: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = with_layers(plain_talker, 1)
-    assert OneLayerPredictor.fits(predictor)
+    assert LookupCodePredictor.fits(predictor)
     monkeypatch.setattr(one_layer_predictor, "MAX_TABLE_BYTES", 1000)
-    assert not OneLayerPredictor.fits(predictor)
+    assert not LookupCodePredictor.fits(predictor)

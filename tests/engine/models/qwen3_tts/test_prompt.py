@@ -8,12 +8,12 @@ import pytest
 
 from engine.errors import InvalidRequest, UnknownLanguage, UnknownVoice
 from engine.models.qwen3_tts.config import ControlIds, Qwen3TTSConfig, TextIds
-from engine.models.qwen3_tts.prompt import PromptBuilder, Row
+from engine.models.qwen3_tts.prompt import PromptBuilder, PromptPosition
 
 LANGUAGES = {"english": 2050, "chinese": 2055, "sichuan_dialect": 2062, "beijing_dialect": 2074}
 SPEAKERS = {"ryan": 3061, "eric": 2875, "dylan": 2878}
 DIALECTS = {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
-ROLE = [Row(151644), Row(77091), Row(198)]
+ROLE = [PromptPosition(151644), PromptPosition(77091), PromptPosition(198)]
 
 
 @pytest.fixture
@@ -29,29 +29,29 @@ def prompts(config: Qwen3TTSConfig) -> PromptBuilder:
     return PromptBuilder(replace(config, talker=talker, text=text), [151644, 77091, 198])
 
 
-def tags(*ids: int) -> list[Row]:
-    return [Row(151671, i) for i in ids]
+def tags(*ids: int) -> list[PromptPosition]:
+    return [PromptPosition(151671, i) for i in ids]
 
 
 def test_the_worked_example(prompts: PromptBuilder) -> None:
     assert prompts.prefix("ryan", "English") == [
         *ROLE,
         *tags(2154, 2156, 2050, 2157, 3061),
-        Row(151672, 2148),
+        PromptPosition(151672, 2148),
     ]
 
 
 def test_auto_has_no_language_row(prompts: PromptBuilder) -> None:
-    assert prompts.prefix("ryan", "auto") == [*ROLE, *tags(2155, 2156, 2157, 3061), Row(151672, 2148)]
+    assert prompts.prefix("ryan", "auto") == [*ROLE, *tags(2155, 2156, 2157, 3061), PromptPosition(151672, 2148)]
 
 
 def test_a_designed_voice_has_no_speaker_row(prompts: PromptBuilder) -> None:
-    assert prompts.prefix(None, "auto") == [*ROLE, *tags(2155, 2156, 2157), Row(151672, 2148)]
+    assert prompts.prefix(None, "auto") == [*ROLE, *tags(2155, 2156, 2157), PromptPosition(151672, 2148)]
 
 
 def test_an_instruction_stands_in_front_of_everything(prompts: PromptBuilder) -> None:
     turn = [151644, 872, 198, 9, 9, 151645, 198]
-    assert prompts.prefix("ryan", "auto", turn)[:10] == [*(Row(i) for i in turn), *ROLE]
+    assert prompts.prefix("ryan", "auto", turn)[:10] == [*(PromptPosition(i) for i in turn), *ROLE]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_an_unknown_language_or_voice_is_told_with_those_that_are_known(prompts:
 
 
 def test_the_streaming_tail_is_one_row(prompts: PromptBuilder) -> None:
-    assert prompts.streaming_tail(7) == [Row(7, 2149)]
+    assert prompts.streaming_tail(7) == [PromptPosition(7, 2149)]
 
 
 def test_the_full_tail_holds_all_text_then_its_end_then_the_start_of_speech(prompts: PromptBuilder) -> None:
     assert prompts.full_tail([7, 8, 9]) == [
-        Row(7, 2148),
-        Row(8, 2148),
-        Row(9, 2148),
-        Row(151673, 2148),
-        Row(151671, 2149),
+        PromptPosition(7, 2148),
+        PromptPosition(8, 2148),
+        PromptPosition(9, 2148),
+        PromptPosition(151673, 2148),
+        PromptPosition(151671, 2149),
     ]
 
 

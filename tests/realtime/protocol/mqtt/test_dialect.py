@@ -14,8 +14,8 @@ from realtime.protocol.dialects import base as on
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 from realtime.protocol.mqtt import messages as say
-from realtime.protocol.mqtt.audio import AudioHead, AudioPart, head_of, pack, properties, unpack
-from realtime.protocol.mqtt.dialect import MqttSession
+from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, head_of, pack, properties, unpack
+from realtime.protocol.mqtt.dialect import MqttSessionDialect
 from realtime.protocol.mqtt.topics import Topics
 from tests.realtime.dialects.chaos import ChaoticClient
 from tests.realtime.dialects.test_fuzz import Shell
@@ -39,10 +39,10 @@ def play(seed: int, num_messages: int) -> int:
     """How many sessions that took."""
     rng = random.Random(seed)
     client = ChaoticClient(rng, RIGHT)
-    shell, num_sessions = Shell(MqttSession("s", on.Wish()), rng), 1
+    shell, num_sessions = Shell(MqttSessionDialect("s", on.SpeechOptions()), rng), 1
     for number in range(num_messages):
         if shell.num_closed:
-            shell, num_sessions = Shell(MqttSession("s", on.Wish()), rng), num_sessions + 1
+            shell, num_sessions = Shell(MqttSessionDialect("s", on.SpeechOptions()), rng), num_sessions + 1
         message = client.message()
         with suppress(RemoteProtocolError):
             say.parse_open(message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass"))
@@ -123,10 +123,10 @@ def test_topics() -> None:
 
 
 @given(
-    st.builds(AudioHead, *(st.integers(0, 2**32 - 1),) * 2, st.floats(0, 1e9), st.booleans()), st.binary(max_size=60)
+    st.builds(AudioHeader, *(st.integers(0, 2**32 - 1),) * 2, st.floats(0, 1e9), st.booleans()), st.binary(max_size=60)
 )
-def test_audio_goes_there_and_back(head: AudioHead, sound: bytes) -> None:
-    assert unpack(pack(AudioPart(head, sound))) == (head, sound)
+def test_audio_goes_there_and_back(head: AudioHeader, sound: bytes) -> None:
+    assert unpack(pack(MqttAudioMessage(head, sound))) == (head, sound)
     told = head_of(properties(head))
     assert (told.reply, told.seq, told.last) == (head.reply, head.seq, head.last)
     assert told.ts_ms == pytest.approx(head.ts_ms)
@@ -141,35 +141,38 @@ def test_audio_without_its_properties_is_refused(found: list[tuple[str, str]]) -
 @pytest.mark.parametrize(
     "event",
     [
-        say.Started(reply=1, warnings=("a",)),
-        say.Marks(reply=0, words=(say.Mark(text="Hi", start_ms=1, end_ms=2, at=0),)),
-        say.Done(reply=0, status="failed", audio_ms=1, heard="", remaining="x", played_ms=0),
-        say.Closed(reason="close"),
+        say.MqttStarted(reply=1, warnings=("a",)),
+        say.MqttWordMarks(reply=0, words=(say.MqttWordMark(text="Hi", start_ms=1, end_ms=2, at=0),)),
+        say.MqttDone(reply=0, status="failed", audio_ms=1, heard="", remaining="x", played_ms=0),
+        say.MqttClosed(reason="close"),
     ],
 )
 def test_events_go_there_and_back(event: msgspec.Struct) -> None:
     assert say.parse_out(say.serialize(event)) == event
 
 
-def carried_out(session: MqttSession, *messages: dict[str, object]) -> list[on.Intent]:
+def carried_out(session: MqttSessionDialect, *messages: dict[str, object]) -> list[on.Intent]:
     return [intent for message in messages for intent in session.receive(msgspec.json.encode(message))]
 
 
 def test_text_of_a_reply_that_failed_goes_nowhere() -> None:
-    session = MqttSession("s", on.Wish())
+    session = MqttSessionDialect("s", on.SpeechOptions())
     carried_out(session, {"t": "text", "d": "One "})
-    list(session.tell(on.Ended("0", "failed", error=ErrorBody(code="overloaded", message="full"))))
+    list(session.tell(on.ContextEnded("0", "failed", error=ErrorBody(code="overloaded", message="full"))))
     assert carried_out(session, {"t": "text", "d": "two "}, {"t": "flush"}, {"t": "end"}) == []
-    assert carried_out(session, {"t": "text", "d": "Three"}) == [on.Open("1", on.Wish()), on.Append("1", "Three")]
+    assert carried_out(session, {"t": "text", "d": "Three"}) == [
+        on.OpenContext("1", on.SpeechOptions()),
+        on.AppendText("1", "Three"),
+    ]
 
 
 def test_replies_that_wait_are_cancelled_before_the_one_that_speaks() -> None:
-    session = MqttSession("s", on.Wish())
+    session = MqttSessionDialect("s", on.SpeechOptions())
     carried_out(session, *({"t": kind, **more} for _ in range(3) for kind, more in (("text", {"d": "x"}), ("end", {}))))
     cancels = carried_out(session, {"t": "cancel", "played_ms": 5})
-    assert cancels == [on.Cancel("2", None), on.Cancel("1", None), on.Cancel("0", 5)]
+    assert cancels == [on.CancelContext("2", None), on.CancelContext("1", None), on.CancelContext("0", 5)]
 
 
 def test_an_end_without_a_text_is_a_reply_without_words() -> None:
-    session = MqttSession("s", on.Wish())
-    assert carried_out(session, {"t": "end"}) == [on.Open("0", on.Wish()), on.End("0")]
+    session = MqttSessionDialect("s", on.SpeechOptions())
+    assert carried_out(session, {"t": "end"}) == [on.OpenContext("0", on.SpeechOptions()), on.EndContext("0")]

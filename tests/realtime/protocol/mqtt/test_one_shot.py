@@ -6,24 +6,24 @@ import pytest
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.events import ErrorBody
-from realtime.protocol.mqtt.dialect import OneShot
-from realtime.protocol.mqtt.messages import Done, Say, parse_out
+from realtime.protocol.mqtt.dialect import MqttOneShotDialect
+from realtime.protocol.mqtt.messages import MqttDone, MqttSay, parse_out
 
-AUDIO = on.Audio("0", b"x", 0.0, 20.0, (b"x",))
+AUDIO = on.ContextAudio("0", b"x", 0.0, 20.0, (b"x",))
 BROKEN = ErrorBody(code="draining", message="the server is about to stop")
 
 
-def text() -> OneShot:
-    dialect = OneShot("say/1", Say(text="Hello.").wish(0), "Hello.")
-    assert [type(intent) for intent in dialect.begin()] == [on.Open, on.Append]
+def text() -> MqttOneShotDialect:
+    dialect = MqttOneShotDialect("say/1", MqttSay(text="Hello.").wish(0), "Hello.")
+    assert [type(intent) for intent in dialect.begin()] == [on.OpenContext, on.AppendText]
     return dialect
 
 
-def ends(dialect: OneShot, *, broken_first: bool, broken_last: bool) -> list[on.Intent]:
+def ends(dialect: MqttOneShotDialect, *, broken_first: bool, broken_last: bool) -> list[on.Intent]:
     told = [*dialect.tell(AUDIO)]
     if broken_first:
         told += dialect.fail(BROKEN, 1012)
-    told += [*dialect.tell(AUDIO), *dialect.tell(on.Ended("0", "cancelled"))]
+    told += [*dialect.tell(AUDIO), *dialect.tell(on.ContextEnded("0", "cancelled"))]
     if broken_last:
         told += dialect.fail(BROKEN, 1012)
     return told
@@ -33,9 +33,9 @@ def ends(dialect: OneShot, *, broken_first: bool, broken_last: bool) -> list[on.
 @pytest.mark.parametrize("broken_last", [False, True])
 def test_there_is_one_last_message_and_no_sound_behind_it(broken_first: bool, broken_last: bool) -> None:
     told = ends(text(), broken_first=broken_first, broken_last=broken_last)
-    messages = [intent.message for intent in told if isinstance(intent, on.Send)]
+    messages = [intent.message for intent in told if isinstance(intent, on.SendMessage)]
     last = parse_out(messages[-1])
-    assert isinstance(last, Done)
+    assert isinstance(last, MqttDone)
     assert last.status == ("failed" if broken_first else "cancelled")
     assert [type(message) for message in messages] == [bytes] * (1 if broken_first else 2) + [str]
-    assert sum(isinstance(intent, on.Close) for intent in told) == 1
+    assert sum(isinstance(intent, on.CloseConnection) for intent in told) == 1

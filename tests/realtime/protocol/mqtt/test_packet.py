@@ -15,7 +15,7 @@ from paho.mqtt.properties import Properties
 from realtime.protocol.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt import packet as mqtt
 from realtime.protocol.mqtt.properties import packed, varint
-from realtime.protocol.mqtt311.packets import PUBLISH, Packet, PacketReader
+from realtime.protocol.mqtt311.packets import PUBLISH, MqttPacket, MqttPacketReader
 
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), max_size=40)
 TOPICS = st.text("abc/", min_size=1, max_size=300)
@@ -32,7 +32,7 @@ ONE = mqtt.publish("voice/v1", packed("audio/opus", "r", b"7", 5, [("seq", "1")]
 @given(TOPICS, MESSAGES, st.binary(max_size=20_000), st.booleans(), st.none() | st.integers(1, 0xFFFF))
 def test_paho_reads_what_we_write(topic: str, named: tuple, payload: bytes, retain: bool, number: int | None) -> None:
     written = mqtt.publish(topic, packed(*named), payload, retain, number)
-    (found,) = PacketReader(100_000).push(written)
+    (found,) = MqttPacketReader(100_000).push(written)
     assert found.as_sent() == written
     read = paho.decode_publish(written[0], bytearray(found.body), MQTTv5)
     assert (read.topic.decode(), bytes(read.payload), read.retain) == (topic, payload, retain)
@@ -53,7 +53,7 @@ def test_we_read_what_paho_writes(number: int, subscription: list[int], utf8: bo
     listed = b"".join(b"\x0b" + varint(one) for one in subscription)
     found = theirs.pack()
     properties = varint(len(found) - 1 + len(listed)) + found[1:] + listed
-    read = mqtt.parse_publish(Packet(PUBLISH, 2, body + properties + b"payload"))
+    read = mqtt.parse_publish(MqttPacket(PUBLISH, 2, body + properties + b"payload"))
     assert (read.packet_id, read.user, read.payload) == (number, [("name", text)], b"payload")
 
 
@@ -63,7 +63,7 @@ def test_bent_ones_are_refused_or_read(at: int, value: int, length: int) -> None
     if at < len(body):
         body[at] = value
     with suppress(RemoteProtocolError):
-        mqtt.parse_publish(Packet(PUBLISH, value & 3, bytes(body)))
+        mqtt.parse_publish(MqttPacket(PUBLISH, value & 3, bytes(body)))
 
 
 def test_a_topic_that_is_too_long() -> None:

@@ -20,7 +20,7 @@ PUBLISH = mqtt.publish("up", b'{"type": "hello"}')
 STREAM = CONNECT + SUBSCRIBE + PUBLISH + b"\x32\x06\x00\x01a\x00\x07x" + b"\xc0\x00" + b"\xe0\x00"
 
 
-def parse(packet: mqtt.Packet) -> object:
+def parse(packet: mqtt.MqttPacket) -> object:
     match packet.kind:
         case mqtt.CONNECT:
             return mqtt.parse_connect(packet)
@@ -32,10 +32,10 @@ def parse(packet: mqtt.Packet) -> object:
 
 
 EXPECTED = [
-    mqtt.Connect("device", 60, "user", "passw"),
+    mqtt.ConnectPacket("device", 60, "user", "passw"),
     (5, 1),
-    mqtt.Publish("up", b'{"type": "hello"}'),
-    mqtt.Publish("a", b"x", 7),
+    mqtt.DevicePublishPacket("up", b'{"type": "hello"}'),
+    mqtt.DevicePublishPacket("a", b"x", 7),
     mqtt.PING,
     mqtt.DISCONNECT,
 ]
@@ -43,7 +43,7 @@ EXPECTED = [
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
 def test_any_cut_gives_the_same_packets(cuts: list[int]) -> None:
-    reader, found = mqtt.PacketReader(MAX_BYTES), []
+    reader, found = mqtt.MqttPacketReader(MAX_BYTES), []
     places = sorted(cuts)
     for start, end in zip([0, *places], [*places, len(STREAM)], strict=True):
         found += map(parse, reader.push(STREAM[start:end]))
@@ -58,7 +58,7 @@ def play(seed: int, num_streams: int) -> int:
         for _ in range(rng.randint(0, 6)):
             stream[rng.randrange(len(stream))] = rng.randrange(256)
         with suppress(RemoteProtocolError):
-            for packet in mqtt.PacketReader(MAX_BYTES).push(bytes(stream)):
+            for packet in mqtt.MqttPacketReader(MAX_BYTES).push(bytes(stream)):
                 num_packets += 1
                 parse(packet)
     return num_packets
@@ -89,9 +89,9 @@ def test_nothing_breaks_the_reader_at_length() -> None:
 )
 def test_what_is_broken_is_refused(stream: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        list(map(parse, mqtt.PacketReader(MAX_BYTES).push(stream)))
+        list(map(parse, mqtt.MqttPacketReader(MAX_BYTES).push(stream)))
 
 
 def test_a_first_packet_that_is_no_connect() -> None:
     with pytest.raises(RemoteProtocolError, match="the first packet must be CONNECT"):
-        mqtt.parse_connect(mqtt.Packet(mqtt.PING, 0, b""))
+        mqtt.parse_connect(mqtt.MqttPacket(mqtt.PING, 0, b""))

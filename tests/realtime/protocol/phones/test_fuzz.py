@@ -7,9 +7,9 @@ import random
 import pytest
 
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.phones.audiosocket import AudioSocket
-from realtime.protocol.phones.base import CallerAudio, PhoneDialect
-from realtime.protocol.phones.registry import PHONES, Phone
+from realtime.protocol.phones.audiosocket import AudioSocketDialect
+from realtime.protocol.phones.base import CallerAudioReceived, TelephonyDialect
+from realtime.protocol.phones.registry import PHONES, TelephonyRoute
 from tests.realtime.protocol.phones.test_phones import ASTERISK, AUDIOSOCKET, PLIVO, TELNYX, TWILIO, VONAGE
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
@@ -21,7 +21,7 @@ CORPORA: dict[str, list[str | bytes]] = {
     "asterisk": [message for message, _ in ASTERISK],
     "audiosocket": [message for message, _ in AUDIOSOCKET],
 }
-LINES = (*PHONES, Phone("audiosocket", lambda _: AudioSocket()))
+LINES = (*PHONES, TelephonyRoute("audiosocket", lambda _: AudioSocketDialect()))
 SPICES = ("null", "-1", "1e400", '""', "{}", "[]", '"\\ud800"', "true", '"x"', "[[[", "\x00", "9" * 40)
 
 
@@ -36,7 +36,7 @@ def mangled(message: str | bytes, rng: random.Random) -> str | bytes:
 
 def check(make: object, name: str, num_messages: int) -> None:
     rng = random.Random(name)
-    dialect: PhoneDialect = make("line")  # type: ignore[operator]
+    dialect: TelephonyDialect = make("line")  # type: ignore[operator]
     num_heard = num_refused = 0
     for number in range(num_messages):
         if number % 50 == 0:
@@ -50,7 +50,7 @@ def check(make: object, name: str, num_messages: int) -> None:
         if dialect.line is not None:
             assert all(isinstance(message, str | bytes) for message in (dialect.audio(b"\0\0"), dialect.clear() or ""))
         else:
-            assert not any(isinstance(event, CallerAudio) for event in events)
+            assert not any(isinstance(event, CallerAudioReceived) for event in events)
     assert num_heard > num_messages / 20
     assert num_refused > num_messages / 20
 

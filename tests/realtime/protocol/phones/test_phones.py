@@ -8,23 +8,23 @@ import json
 import pytest
 
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.phones.asterisk import Asterisk
-from realtime.protocol.phones.audiosocket import AudioSocket, frame
+from realtime.protocol.phones.asterisk import AsteriskDialect
+from realtime.protocol.phones.audiosocket import AudioSocketDialect, frame
 from realtime.protocol.phones.base import (
-    CallerAudio,
-    Held,
-    HungUp,
-    LineFormat,
-    MarkReached,
-    PhoneDialect,
+    CallerAudioReceived,
+    DtmfReceived,
+    FlowControl,
+    MarkPlayed,
     PhoneEvent,
-    Pressed,
-    Started,
+    StreamEnded,
+    StreamStarted,
+    TelephonyDialect,
+    TelephonyFormat,
 )
-from realtime.protocol.phones.plivo import Plivo
-from realtime.protocol.phones.telnyx import Telnyx
-from realtime.protocol.phones.twilio import Twilio
-from realtime.protocol.phones.vonage import Vonage
+from realtime.protocol.phones.plivo import PlivoDialect
+from realtime.protocol.phones.telnyx import TelnyxDialect
+from realtime.protocol.phones.twilio import TwilioDialect
+from realtime.protocol.phones.vonage import VonageDialect
 
 AUDIO = b"\xff\x7f"
 PAYLOAD = base64.b64encode(AUDIO).decode()
@@ -35,17 +35,17 @@ TWILIO = [
         '{"event":"start","sequenceNumber":"1","streamSid":"MZ1","start":{"accountSid":"AC1","streamSid":"MZ1",'
         '"callSid":"CA1","tracks":["inbound"],"customParameters":{"name":"Ann"},'
         '"mediaFormat":{"encoding":"audio/x-mulaw","sampleRate":8000,"channels":1}}}',
-        [Started("CA1", LineFormat(), {"name": "Ann"})],
+        [StreamStarted("CA1", TelephonyFormat(), {"name": "Ann"})],
     ),
     (
         '{"event":"media","sequenceNumber":"3","streamSid":"MZ1","media":{"track":"inbound","chunk":"2",'
         f'"timestamp":"25","payload":"{PAYLOAD}"}}}}',
-        [CallerAudio(AUDIO, 2)],
+        [CallerAudioReceived(AUDIO, 2)],
     ),
     (f'{{"event":"media","streamSid":"MZ1","media":{{"track":"outbound","payload":"{PAYLOAD}"}}}}', []),
-    ('{"event":"dtmf","streamSid":"MZ1","dtmf":{"track":"inbound_track","digit":"5"}}', [Pressed("5")]),
-    ('{"event":"mark","streamSid":"MZ1","sequenceNumber":"4","mark":{"name":"vw1"}}', [MarkReached("vw1")]),
-    ('{"event":"stop","streamSid":"MZ1","stop":{"accountSid":"AC1","callSid":"CA1"}}', [HungUp()]),
+    ('{"event":"dtmf","streamSid":"MZ1","dtmf":{"track":"inbound_track","digit":"5"}}', [DtmfReceived("5")]),
+    ('{"event":"mark","streamSid":"MZ1","sequenceNumber":"4","mark":{"name":"vw1"}}', [MarkPlayed("vw1")]),
+    ('{"event":"stop","streamSid":"MZ1","stop":{"accountSid":"AC1","callSid":"CA1"}}', [StreamEnded()]),
     ('{"event":"something-new","streamSid":"MZ1"}', []),
 ]
 TELNYX = [
@@ -53,53 +53,53 @@ TELNYX = [
     (
         '{"event":"start","sequence_number":"1","stream_id":"S1","start":{"user_id":"u","call_control_id":"v3:1",'
         '"media_format":{"encoding":"PCMA","sample_rate":8000,"channels":1}}}',
-        [Started("v3:1", LineFormat("alaw"), {})],
+        [StreamStarted("v3:1", TelephonyFormat("alaw"), {})],
     ),
     (
         f'{{"event":"media","sequence_number":"4","stream_id":"S1","media":{{"track":"inbound","chunk":"7",'
         f'"timestamp":"5","payload":"{PAYLOAD}"}}}}',
-        [CallerAudio(AUDIO, 7)],
+        [CallerAudioReceived(AUDIO, 7)],
     ),
-    ('{"event":"dtmf","stream_id":"S1","dtmf":{"digit":"#"}}', [Pressed("#")]),
-    ('{"event":"mark","stream_id":"S1","mark":{"name":"vw1"}}', [MarkReached("vw1")]),
-    ('{"event":"stop","stream_id":"S1","stop":{"user_id":"u"}}', [HungUp()]),
+    ('{"event":"dtmf","stream_id":"S1","dtmf":{"digit":"#"}}', [DtmfReceived("#")]),
+    ('{"event":"mark","stream_id":"S1","mark":{"name":"vw1"}}', [MarkPlayed("vw1")]),
+    ('{"event":"stop","stream_id":"S1","stop":{"user_id":"u"}}', [StreamEnded()]),
 ]
 PLIVO = [
     (
         '{"sequenceNumber":0,"event":"start","start":{"callId":"C1","streamId":"S1","accountId":"A1",'
         '"tracks":["inbound"],"mediaFormat":{"encoding":"audio/x-l16","sampleRate":16000}},"extra_headers":"{a: b}"}',
-        [Started("C1", LineFormat("pcm_s16le", 16_000), {"extra_headers": "{a: b}"})],
+        [StreamStarted("C1", TelephonyFormat("pcm_s16le", 16_000), {"extra_headers": "{a: b}"})],
     ),
     (
         f'{{"sequenceNumber":3,"streamId":"S1","event":"media","media":{{"track":"inbound","timestamp":"1",'
         f'"chunk":2,"payload":"{PAYLOAD}"}}}}',
-        [CallerAudio(AUDIO, 2)],
+        [CallerAudioReceived(AUDIO, 2)],
     ),
-    ('{"event":"dtmf","streamId":"S1","dtmf":{"track":"inbound","digit":"0"}}', [Pressed("0")]),
-    ('{"event":"playedStream","streamId":"S1","name":"vw1"}', [MarkReached("vw1")]),
+    ('{"event":"dtmf","streamId":"S1","dtmf":{"track":"inbound","digit":"0"}}', [DtmfReceived("0")]),
+    ('{"event":"playedStream","streamId":"S1","name":"vw1"}', [MarkPlayed("vw1")]),
     ('{"event":"clearedAudio","streamId":"S1"}', []),
 ]
 VONAGE = [
     (
         '{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1","language":"en"}',
-        [Started("U1", LineFormat("pcm_s16le", 16_000), {"uuid": "U1", "language": "en"})],
+        [StreamStarted("U1", TelephonyFormat("pcm_s16le", 16_000), {"uuid": "U1", "language": "en"})],
     ),
-    (b"\x01\x00" * 320, [CallerAudio(b"\x01\x00" * 320)]),
-    ('{"event":"websocket:dtmf","digit":"9","duration":260}', [Pressed("9")]),
-    ('{"event":"websocket:notify","payload":{"mark":"vw1"}}', [MarkReached("vw1")]),
+    (b"\x01\x00" * 320, [CallerAudioReceived(b"\x01\x00" * 320)]),
+    ('{"event":"websocket:dtmf","digit":"9","duration":260}', [DtmfReceived("9")]),
+    ('{"event":"websocket:notify","payload":{"mark":"vw1"}}', [MarkPlayed("vw1")]),
     ('{"event":"websocket:cleared"}', []),
 ]
 ASTERISK = [
     (
         '{"event":"MEDIA_START","connection_id":"W1","channel":"WebSocket/vw/0x1","channel_id":"1.2","format":"slin16",'
         '"optimal_frame_size":640,"ptime":20,"channel_variables":{"EXTEN":"100"}}',
-        [Started("1.2", LineFormat("pcm_s16le", 16_000), {"EXTEN": "100", "channel": "WebSocket/vw/0x1"})],
+        [StreamStarted("1.2", TelephonyFormat("pcm_s16le", 16_000), {"EXTEN": "100", "channel": "WebSocket/vw/0x1"})],
     ),
-    (b"\x01\x00" * 320, [CallerAudio(b"\x01\x00" * 320)]),
-    ('{"event":"DTMF_END","digit":"7","channel_id":"1.2"}', [Pressed("7")]),
-    ('{"event":"MEDIA_MARK_PROCESSED","correlation_id":"vw1"}', [MarkReached("vw1")]),
-    ('{"event":"MEDIA_XOFF"}', [Held(True)]),
-    ('{"event":"MEDIA_XON"}', [Held(False)]),
+    (b"\x01\x00" * 320, [CallerAudioReceived(b"\x01\x00" * 320)]),
+    ('{"event":"DTMF_END","digit":"7","channel_id":"1.2"}', [DtmfReceived("7")]),
+    ('{"event":"MEDIA_MARK_PROCESSED","correlation_id":"vw1"}', [MarkPlayed("vw1")]),
+    ('{"event":"MEDIA_XOFF"}', [FlowControl(True)]),
+    ('{"event":"MEDIA_XON"}', [FlowControl(False)]),
     ('{"event":"QUEUE_DRAINED"}', []),
 ]
 UUID = bytes(range(16))
@@ -109,20 +109,20 @@ AUDIOSOCKET = [
     (
         b"\x10\x01\x40" + SOUND,
         [
-            Started("00010203-0405-0607-0809-0a0b0c0d0e0f", LineFormat("pcm_s16le", 8_000), {}),
-            CallerAudio(SOUND),
+            StreamStarted("00010203-0405-0607-0809-0a0b0c0d0e0f", TelephonyFormat("pcm_s16le", 8_000), {}),
+            CallerAudioReceived(SOUND),
         ],
     ),
-    (b"\x10\x01\x40" + SOUND, [CallerAudio(SOUND)]),
-    (b"\x03\x00\x015", [Pressed("5")]),
+    (b"\x10\x01\x40" + SOUND, [CallerAudioReceived(SOUND)]),
+    (b"\x03\x00\x015", [DtmfReceived("5")]),
     (b"\x42\x00\x00", []),
-    (b"\x00\x00\x00", [HungUp()]),
-    (b"\xff\x00\x01\x02", [HungUp("asterisk_error")]),
+    (b"\x00\x00\x00", [StreamEnded()]),
+    (b"\xff\x00\x01\x02", [StreamEnded("asterisk_error")]),
 ]
-EXCHANGES = {"twilio": (Twilio, TWILIO), "telnyx": (Telnyx, TELNYX), "plivo": (Plivo, PLIVO)}
+EXCHANGES = {"twilio": (TwilioDialect, TWILIO), "telnyx": (TelnyxDialect, TELNYX), "plivo": (PlivoDialect, PLIVO)}
 
 
-def hear(dialect: PhoneDialect, exchange: list[tuple[str | bytes, list[PhoneEvent]]]) -> None:
+def hear(dialect: TelephonyDialect, exchange: list[tuple[str | bytes, list[PhoneEvent]]]) -> None:
     for message, events in exchange:
         assert list(dialect.receive(message)) == events
 
@@ -134,11 +134,11 @@ def test_what_the_provider_says_is_read(name: str) -> None:
 
 
 def test_vonage_says_control_in_text_and_sound_in_bytes() -> None:
-    hear(Vonage("line-1"), VONAGE)
+    hear(VonageDialect("line-1"), VONAGE)
 
 
 def test_asterisk_says_control_in_json_and_sound_in_bytes() -> None:
-    line = Asterisk()
+    line = AsteriskDialect()
     hear(line, ASTERISK)
     assert line.audio(AUDIO) == AUDIO
     said = [json.loads(message) for message in (line.mark("m"), line.clear(), line.hang_up())]
@@ -148,15 +148,15 @@ def test_asterisk_says_control_in_json_and_sound_in_bytes() -> None:
         {"command": "HANGUP"},
     ]
     with pytest.raises(RemoteProtocolError, match=r"f\(json\)"):
-        Asterisk().receive("MEDIA_START connection_id:W1 format:ulaw")
+        AsteriskDialect().receive("MEDIA_START connection_id:W1 format:ulaw")
 
 
 def test_audiosocket_says_all_in_frames() -> None:
-    line = AudioSocket()
+    line = AudioSocketDialect()
     hear(line, AUDIOSOCKET)
     assert line.audio(SOUND) == b"\x10\x01\x40" + SOUND
     assert (line.mark("m"), line.clear(), line.hang_up()) == (None, None, b"\x00\x00\x00")
-    wide = AudioSocket()
+    wide = AudioSocketDialect()
     hear(wide, AUDIOSOCKET[:1])
     wide.receive(frame(0x12, bytes(640)))
     assert wide.audio(bytes(640))[:3] == b"\x12\x02\x80"
@@ -178,7 +178,7 @@ def test_audiosocket_says_all_in_frames() -> None:
     ],
 )
 def test_broken_frames_are_named(frames: list[str | bytes], words: str) -> None:
-    line = AudioSocket()
+    line = AudioSocketDialect()
     for one in frames[:-1]:
         line.receive(one)
     with pytest.raises(RemoteProtocolError, match=words):
@@ -212,7 +212,7 @@ def test_what_we_say_is_what_each_expects() -> None:
             {"event": "clearAudio", "streamId": "S1"},
         ],
     }
-    vonage = Vonage("line-1")
+    vonage = VonageDialect("line-1")
     assert vonage.audio(AUDIO) == AUDIO
     assert json.loads(vonage.mark("m")) == {"action": "notify", "payload": {"mark": "m"}}
     assert json.loads(vonage.clear()) == {"action": "clear"}
@@ -221,48 +221,48 @@ def test_what_we_say_is_what_each_expects() -> None:
 @pytest.mark.parametrize(
     ("dialect", "message", "param"),
     [
-        (Twilio(), TWILIO[2][0], "media"),
-        (Telnyx(), TELNYX[2][0], "media"),
-        (Plivo(), PLIVO[1][0], "media"),
-        (Vonage("c"), b"\0\0", "media"),
-        (Twilio(), TWILIO[1][0].replace("x-mulaw", "x-l16"), "encoding"),
-        (Telnyx(), TELNYX[1][0].replace("PCMA", "OPUS"), "encoding"),
-        (Plivo(), PLIVO[0][0].replace("16000", "44100"), "encoding"),
-        (Vonage("c"), VONAGE[0][0].replace("16000", "11025"), "encoding"),
-        (Vonage("c"), VONAGE[0][0].replace("audio/l16", "audio/opus"), "content-type"),
-        (Twilio(), '{"event":"start","streamSid":"MZ1"}', "start"),
-        (Twilio(), TWILIO[1][0].replace('"CA1"', '"' + "x" * 300 + '"'), "call_id"),
+        (TwilioDialect(), TWILIO[2][0], "media"),
+        (TelnyxDialect(), TELNYX[2][0], "media"),
+        (PlivoDialect(), PLIVO[1][0], "media"),
+        (VonageDialect("c"), b"\0\0", "media"),
+        (TwilioDialect(), TWILIO[1][0].replace("x-mulaw", "x-l16"), "encoding"),
+        (TelnyxDialect(), TELNYX[1][0].replace("PCMA", "OPUS"), "encoding"),
+        (PlivoDialect(), PLIVO[0][0].replace("16000", "44100"), "encoding"),
+        (VonageDialect("c"), VONAGE[0][0].replace("16000", "11025"), "encoding"),
+        (VonageDialect("c"), VONAGE[0][0].replace("audio/l16", "audio/opus"), "content-type"),
+        (TwilioDialect(), '{"event":"start","streamSid":"MZ1"}', "start"),
+        (TwilioDialect(), TWILIO[1][0].replace('"CA1"', '"' + "x" * 300 + '"'), "call_id"),
     ],
 )
-def test_what_cannot_be_served_is_named(dialect: PhoneDialect, message: str | bytes, param: str) -> None:
+def test_what_cannot_be_served_is_named(dialect: TelephonyDialect, message: str | bytes, param: str) -> None:
     with pytest.raises(RemoteProtocolError) as refused:
         dialect.receive(message)
     assert refused.value.param == param
 
 
 def test_half_a_sample_is_refused() -> None:
-    dialect = Vonage("c")
+    dialect = VonageDialect("c")
     dialect.receive(VONAGE[0][0])
     with pytest.raises(RemoteProtocolError, match="641 bytes"):
         dialect.receive(b"\0" * 641)
 
 
 def test_a_message_holds_no_flood_of_audio() -> None:
-    dialect = Vonage("c")
+    dialect = VonageDialect("c")
     dialect.receive(VONAGE[0][0])
     with pytest.raises(RemoteProtocolError, match="at most 2 s"):
         dialect.receive(bytes(64_002))
 
 
 def test_an_error_that_telnyx_reports_ends_the_line() -> None:
-    dialect = Telnyx()
+    dialect = TelnyxDialect()
     with pytest.raises(RemoteProtocolError, match="100003: invalid_media"):
         dialect.receive('{"event":"error","payload":{"code":100003,"title":"invalid_media"},"stream_id":"S1"}')
 
 
 def test_a_message_of_audio_is_json_whatever_the_far_side_calls_its_stream() -> None:
     stream = '"payload":"" \\ \u2028'
-    line = Twilio()
+    line = TwilioDialect()
     line.receive(TWILIO[1][0].replace('"streamSid":"MZ1"', f'"streamSid":{json.dumps(stream)}'))
     for data in (b"", AUDIO, bytes(160)):
         told = json.loads(line.audio(data))
@@ -273,19 +273,19 @@ def test_a_message_of_audio_is_json_whatever_the_far_side_calls_its_stream() -> 
         }
 
 
-@pytest.mark.parametrize("dialect", [Twilio(), Telnyx(), Plivo()])
-def test_nothing_is_said_before_the_start(dialect: PhoneDialect) -> None:
+@pytest.mark.parametrize("dialect", [TwilioDialect(), TelnyxDialect(), PlivoDialect()])
+def test_nothing_is_said_before_the_start(dialect: TelephonyDialect) -> None:
     with pytest.raises(RemoteProtocolError, match="before the start"):
         dialect.audio(AUDIO)
 
 
 def test_no_parameters_at_all_are_none() -> None:
-    line = Twilio()
+    line = TwilioDialect()
     [started] = line.receive(TWILIO[1][0].replace('{"name":"Ann"}', "null"))
     assert started.parameters == {}
 
 
 def test_vonages_keys_are_read_where_older_versions_have_them() -> None:
-    line = Vonage("c")
+    line = VonageDialect("c")
     line.receive(VONAGE[0][0])
-    assert line.receive('{"event":"websocket:dtmf","dtmf":{"digit":"4"}}') == [Pressed("4")]
+    assert line.receive('{"event":"websocket:dtmf","dtmf":{"digit":"4"}}') == [DtmfReceived("4")]

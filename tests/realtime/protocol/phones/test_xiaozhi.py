@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.phones import base
-from realtime.protocol.phones.xiaozhi import VERSIONS, Xiaozhi, framed, unframed
-from realtime.protocol.phones.xiaozhi_udp import FROM_US, HEADER, UdpSound, stream_of
+from realtime.protocol.phones.xiaozhi import VERSIONS, XiaozhiDialect, framed, unframed
+from realtime.protocol.phones.xiaozhi_udp import FROM_US, HEADER, EncryptedAudioStream, stream_of
 from tests.realtime.dialects.chaos import ChaoticClient
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
@@ -32,17 +32,17 @@ def play(seed: int, num_messages: int) -> int:
     """How many devices hung up, or broke the wire."""
     rng = random.Random(seed)
     client = ChaoticClient(rng, RIGHT)
-    device, num_devices = Xiaozhi("d", {}), 0
+    device, num_devices = XiaozhiDialect("d", {}), 0
     for _ in range(num_messages):
         message = client.message()
         try:
             events = device.receive(message)
             assert all(isinstance(event, base.PhoneEvent) for event in events)
-            ended = any(isinstance(event, base.HungUp) for event in events)
+            ended = any(isinstance(event, base.StreamEnded) for event in events)
         except RemoteProtocolError:
             ended = True
         if ended:
-            device, num_devices = Xiaozhi("d", {}), num_devices + 1
+            device, num_devices = XiaozhiDialect("d", {}), num_devices + 1
     return num_devices
 
 
@@ -69,7 +69,7 @@ def test_no_frame_breaks_the_reader(version: int, message: bytes) -> None:
 def device_seals(number: int, packet: bytes, stream: int = 7) -> bytes:
     """As the firmware does: a header from the nonce of our hello, and everything under it."""
     header = HEADER.pack(1, 0, len(packet), stream, 0, number)
-    return header + UdpSound(KEY, stream)._crypt(header, packet)
+    return header + EncryptedAudioStream(KEY, stream)._crypt(header, packet)
 
 
 def test_the_cipher_is_the_one_of_the_book() -> None:
@@ -78,35 +78,35 @@ def test_the_cipher_is_the_one_of_the_book() -> None:
     nonce = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
     plain = bytes.fromhex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51")
     sealed = bytes.fromhex("874d6191b620e3261bef6864990db6ce9806f66b7970fdff8617187bb9fffdff")
-    assert UdpSound(key, 0)._crypt(nonce, plain) == sealed
+    assert EncryptedAudioStream(key, 0)._crypt(nonce, plain) == sealed
 
 
 @given(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=6))
 def test_sound_goes_there_and_back(packets: list[bytes]) -> None:
-    ours = UdpSound(KEY, 7)
+    ours = EncryptedAudioStream(KEY, 7)
     sealed = [ours.seal(packet, 60 * number) for number, packet in enumerate(packets)]
     for number, (datagram, packet) in enumerate(zip(sealed, packets, strict=True)):
         kind, flags, length, stream, time_ms, count = HEADER.unpack_from(datagram)
         assert (kind, flags, length, stream) == (1, FROM_US, len(packet), 7)
         assert (time_ms, count) == (60 * number, number + 1)
-        assert UdpSound(KEY, 7)._crypt(datagram[:16], datagram[16:]) == packet
-    assert [UdpSound(KEY, 7).open(device_seals(1, packet)) for packet in packets] == packets
+        assert EncryptedAudioStream(KEY, 7)._crypt(datagram[:16], datagram[16:]) == packet
+    assert [EncryptedAudioStream(KEY, 7).open(device_seals(1, packet)) for packet in packets] == packets
 
 
 def test_doubled_late_and_foreign_packets_are_dropped() -> None:
-    ours = UdpSound(KEY, 7)
+    ours = EncryptedAudioStream(KEY, 7)
     assert ours.open(device_seals(5, b"five")) == b"five"
     assert ours.open(device_seals(5, b"five")) is None
     assert ours.open(device_seals(4, b"four")) is None
     assert ours.open(device_seals(9, b"nine")) == b"nine"
     assert ours.open(device_seals(10, b"ten", stream=8)) is None
-    assert ours.open(UdpSound(KEY, 7).seal(b"of our own", 0)) is None, "nobody sends us back what we said"
+    assert ours.open(EncryptedAudioStream(KEY, 7).seal(b"of our own", 0)) is None, "nobody sends us back what we said"
     ours._heard = 2**32 - 1
     assert ours.open(device_seals(0, b"around")) == b"around"
 
 
 def test_no_nonce_serves_twice() -> None:
-    ours = UdpSound(KEY, 7)
+    ours = EncryptedAudioStream(KEY, 7)
     nonces = {ours.seal(b"same", 0)[:16] for _ in range(100)} | {device_seals(n, b"same")[:16] for n in range(1, 101)}
     assert len(nonces) == 200
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_sound_has_no_stream(datagram: bytes) -> None:
 
 
 def shake(seed: int, num_datagrams: int) -> int:
-    rng, ours, num_opened = random.Random(seed), UdpSound(KEY, 7), 0
+    rng, ours, num_opened = random.Random(seed), EncryptedAudioStream(KEY, 7), 0
     for number in range(1, num_datagrams + 1):
         datagram = bytearray(device_seals(number, rng.randbytes(rng.randint(1, 60))))
         for _ in range(rng.choice((0, 0, 1, 4))):

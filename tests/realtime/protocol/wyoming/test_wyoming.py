@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.wyoming.dialect import Wyoming
-from realtime.protocol.wyoming.events import Event, EventReader, serialize
+from realtime.protocol.wyoming.dialect import WyomingDialect
+from realtime.protocol.wyoming.events import WyomingEvent, WyomingEventReader, serialize
 from tests.realtime.dialects.chaos import ChaoticClient
 from tests.realtime.dialects.test_fuzz import Shell
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
 JSON = st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers(-5, 5) | st.none(), max_size=3)
-EVENTS = st.lists(st.builds(Event, st.text(max_size=12), JSON, st.binary(max_size=40)), max_size=5)
+EVENTS = st.lists(st.builds(WyomingEvent, st.text(max_size=12), JSON, st.binary(max_size=40)), max_size=5)
 RIGHT = tuple(
-    serialize(Event(kind, data, payload))
+    serialize(WyomingEvent(kind, data, payload))
     for kind, data, payload in (
         ("describe", {}, b""),
         ("ping", {"text": "x"}, b""),
@@ -33,27 +33,27 @@ RIGHT = tuple(
 )
 
 
-def dialect() -> Wyoming:
-    return Wyoming({"tts": []}, 24_000, 4_096)
+def dialect() -> WyomingDialect:
+    return WyomingDialect({"tts": []}, 24_000, 4_096)
 
 
-def said(session: Wyoming, *events: Event) -> list[on.Intent]:
+def said(session: WyomingDialect, *events: WyomingEvent) -> list[on.Intent]:
     return [intent for event in events for intent in session.receive(serialize(event))]
 
 
-def told(intents: list[on.Intent]) -> list[Event]:
-    reader = EventReader(100_000)
-    return [event for intent in intents if isinstance(intent, on.Send) for event in reader.push(intent.message)]
+def told(intents: list[on.Intent]) -> list[WyomingEvent]:
+    reader = WyomingEventReader(100_000)
+    return [event for intent in intents if isinstance(intent, on.SendMessage) for event in reader.push(intent.message)]
 
 
 @given(EVENTS, st.data())
-def test_any_cut_gives_the_same_events(events: list[Event], data: st.DataObject) -> None:
+def test_any_cut_gives_the_same_events(events: list[WyomingEvent], data: st.DataObject) -> None:
     stream = b"".join(map(serialize, events))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    reader, found = EventReader(4_096), []
+    reader, found = WyomingEventReader(4_096), []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += reader.push(stream[start:end])
-    assert found == events == list(EventReader(4_096).push(stream))
+    assert found == events == list(WyomingEventReader(4_096).push(stream))
 
 
 def play(seed: int, num_messages: int) -> int:
@@ -99,8 +99,8 @@ def test_a_broken_stream_is_told_and_closed(stream: bytes, code: str) -> None:
     session = dialect()
     intents = list(session.receive(stream))
     assert [event.data["code"] for event in told(intents)] == [code]
-    assert intents[-1] == on.Close(1002, code)
-    assert list(session.receive(serialize(Event("ping")))) == []
+    assert intents[-1] == on.CloseConnection(1002, code)
+    assert list(session.receive(serialize(WyomingEvent("ping")))) == []
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,12 @@ def test_a_broken_stream_is_told_and_closed(stream: bytes, code: str) -> None:
 )
 def test_a_wrong_event_is_told_and_costs_nothing_else(kind: str, data: dict[str, Any], param: str) -> None:
     session = dialect()
-    intents = said(session, Event(kind, data))
+    intents = said(session, WyomingEvent(kind, data))
     assert [event.type for event in told(intents)] == ["error"]
     assert len(intents) == 1
-    assert told(said(session, Event("ping", {"text": "y"}))) == [Event("pong", {"text": "y"})]
+    assert told(said(session, WyomingEvent("ping", {"text": "y"}))) == [WyomingEvent("pong", {"text": "y"})]
     with pytest.raises(RemoteProtocolError) as error:
-        list(session._act(Event(kind, data)))
+        list(session._act(WyomingEvent(kind, data)))
     assert error.value.param == param
 
 
@@ -130,13 +130,13 @@ def test_the_whole_text_again_is_for_those_who_know_no_chunks() -> None:
     session = dialect()
     intents = said(
         session,
-        Event("synthesize-start", {"voice": {"name": "clara"}}),
-        Event("synthesize-chunk", {"text": "Hello "}),
-        Event("synthesize", {"text": "Hello there."}),
-        Event("synthesize-chunk", {"text": "there."}),
-        Event("synthesize-stop"),
+        WyomingEvent("synthesize-start", {"voice": {"name": "clara"}}),
+        WyomingEvent("synthesize-chunk", {"text": "Hello "}),
+        WyomingEvent("synthesize", {"text": "Hello there."}),
+        WyomingEvent("synthesize-chunk", {"text": "there."}),
+        WyomingEvent("synthesize-stop"),
     )
-    appended = [intent.text for intent in intents if isinstance(intent, on.Append)]
+    appended = [intent.text for intent in intents if isinstance(intent, on.AppendText)]
     assert appended == ["Hello ", "there."]
-    told_at_end = told(list(session.tell(on.Ended("1"))))
+    told_at_end = told(list(session.tell(on.ContextEnded("1"))))
     assert [event.type for event in told_at_end] == ["audio-start", "audio-stop", "synthesize-stopped"]

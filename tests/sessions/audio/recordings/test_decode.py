@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import InvalidRequest
-from sessions.audio.recordings.decode import BadRecording, decode_recording
+from sessions.audio.recordings.decode import InvalidRecording, decode_recording
 from sessions.audio.recordings.isolated import MODULE, DecodeLimits, _environment, decode_isolated
 from sessions.audio.wav import wav_file
 from tests.sessions.audio.recordings.files import CONTAINERS, flac_bomb, float_wav, recording, tone, wav_that_lies
@@ -72,7 +72,7 @@ def test_more_channels_too(channels: int) -> None:
     ],
 )
 def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
-    with pytest.raises(BadRecording, match=words):
+    with pytest.raises(InvalidRecording, match=words):
         decode_recording(data, RATE, 30)
 
 
@@ -80,14 +80,14 @@ def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
 def test_a_codec_that_is_not_ours_is_refused(tag: int, words: str) -> None:
     data = bytearray(wav_file(tone(1, 16_000), 16_000))
     data[20:22] = tag.to_bytes(2, "little")
-    with pytest.raises(BadRecording, match=words):
+    with pytest.raises(InvalidRecording, match=words):
         decode_recording(bytes(data), RATE, 30)
 
 
 def test_a_bomb_is_small_and_never_unpacked() -> None:
     bomb = flac_bomb(60)
     assert len(bomb) < 60 * 8_000 * 2 / 50
-    with pytest.raises(BadRecording, match="longer than 1 s"):
+    with pytest.raises(InvalidRecording, match="longer than 1 s"):
         decode_recording(bomb, RATE, 1)
 
 
@@ -109,7 +109,7 @@ def test_damage_is_a_refusal_or_still_a_recording(kind: str, data: st.DataObject
     cut = data.draw(st.integers(0, len(whole)))
     try:
         pcm = decode_recording(bytes(whole[:cut]), RATE, 1)
-    except BadRecording:
+    except InvalidRecording:
         return
     assert 0 < pcm.size <= RATE
 
