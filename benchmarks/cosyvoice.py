@@ -30,7 +30,7 @@ from benchmarks.random_model import randomize
 from engine.api import ClonedVoice, RequestFinished, SamplingParams, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.load import CPU_THREADS, run_over_graphs
+from engine.load import CPU_THREADS, capture_graphs
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import Flow
@@ -114,7 +114,7 @@ class Bench:
             self.stage.record()
         self.engine = Engine(model, self.stage, self.config, dtype=dtype, device=self.device)
         if not args.eager:
-            run_over_graphs(self.engine, make_runner(model, self.engine.kv, self.engine.prefixes, self.config))
+            capture_graphs(self.engine, make_runner(model, self.engine.kv, self.engine.prefixes, self.config))
         self.ready_s = time.perf_counter() - started
         self.voice = None if args.new_voices else random_voice(sizes)
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from realtime.bench.deltas import CORPUS, endless, read_corpus
-from realtime.bench.light import CountedAudio, PacketCountingClient, open_light
+from realtime.bench.light import CountedAudio, PacketCountingClient, open_packet_client
 from realtime.protocol import events as ev
 
 TREE = Path(__file__).parents[1]
@@ -123,7 +123,7 @@ async def listen(work: Work, number: int, found: Findings) -> None:
     await asyncio.sleep(0.37 * number)
     while time.monotonic() < end_s:
         try:
-            async with await open_light(work.url, work.key) as client:
+            async with await open_packet_client(work.url, work.key) as client:
                 while time.monotonic() < end_s:
                     serial += 1
                     await client.send(response(work, f"r{serial}", next(texts), "lead"))
@@ -168,7 +168,7 @@ async def burst(work: Work, number: int, num_replies: int, found: Findings) -> N
     texts, end_s = texts_of(1_000 + number), time.monotonic() + work.seconds
     while time.monotonic() < end_s:
         try:
-            async with await open_light(work.url, work.key) as client:
+            async with await open_packet_client(work.url, work.key) as client:
                 await keep_active(client, work, texts, num_replies, end_s, found)
         except OSError as error:
             found.errors[str(error)] += 1
@@ -209,7 +209,7 @@ async def hold(work: Work, number: int, num_replies: int, found: Findings) -> No
     texts, end_s = texts_of(2_000 + number), time.monotonic() + work.seconds
     while time.monotonic() < end_s:
         try:
-            async with await open_light(work.url, work.key) as client:
+            async with await open_packet_client(work.url, work.key) as client:
                 for serial in range(num_replies):
                     text = " ".join(next(texts) for _ in range(40))
                     await client.send(response(work, f"u{serial}", text, "burst"))

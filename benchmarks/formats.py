@@ -20,7 +20,7 @@ import av
 import numpy as np
 
 from benchmarks.audio_path import voiced
-from sessions.audio.formats.encoders import held_back_samples, stream_encoder
+from sessions.audio.formats.encoders import codec_delay_samples, stream_encoder
 from sessions.audio.pcm import Pcm
 from sessions.config import AudioFormat, Encoding
 
@@ -69,7 +69,7 @@ def measure(audio: AudioFormat, length_s: float, num_rounds: int) -> Cost:
         worst_chunk_ms=1e3 * min(max(times) for times, _ in rounds),
         bytes_per_s=rounds[0][1] / length_s,
         delay_ms=delay_ms(audio, pcm[: audio.sample_rate]),
-        stated_delay_ms=1000 * held_back_samples(audio) / audio.sample_rate,
+        stated_delay_ms=1000 * codec_delay_samples(audio) / audio.sample_rate,
     )
 
 

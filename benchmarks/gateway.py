@@ -34,7 +34,7 @@ from realtime.bench.plan import LoadPlan
 from realtime.bench.report import summarise
 from realtime.bench.run import measure, split
 from realtime.config import load_config
-from realtime.gateways import serve_by_gateways
+from realtime.gateways import serve_with_gateways
 from realtime.logs import configure_logs
 
 TREE = Path(__file__).parents[1]
@@ -104,7 +104,7 @@ def serve(settings: dict[str, Any]) -> None:
     if config.engine.model is None:
         child = ScriptedProcess()
         shared = RemoteEngine(child.socket, child), child.socket
-    asyncio.run(serve_by_gateways(config, lambda ports: print(ports.main, flush=True), shared))
+    asyncio.run(serve_with_gateways(config, lambda ports: print(ports.main, flush=True), shared))
 
 
 def clients_cpu_s() -> float:

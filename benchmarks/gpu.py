@@ -48,7 +48,7 @@ from engine.api import (
     TextLayout,
 )
 from engine.client import create_engine
-from engine.collector import leave_the_old_alone
+from engine.collector import freeze_gc
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.load import load_engine
@@ -309,7 +309,7 @@ async def at_the_door(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     await engine.start()
     result: dict[str, Any] = {"start_s": round(time.perf_counter() - start, 1), args.part: []}
     print(json.dumps(result), flush=True)
-    leave_the_old_alone()
+    freeze_gc()
     try:
         for size in args.batch if args.part == "crowd" else args.rates:
             run = crowd if args.part == "crowd" else load

@@ -30,7 +30,7 @@ import torch
 from benchmarks import random_model
 from benchmarks.gpu_stages import numbers
 from engine.api import SamplingParams, SpeechRequest, TextLayout
-from engine.collector import leave_the_old_alone
+from engine.collector import freeze_gc
 from engine.config import EngineConfig
 from engine.graphs.engine import PipelinedEngine
 from engine.load import load_engine
@@ -52,7 +52,7 @@ def make_engine(folder: Path, rows: int, **settings: Any) -> PipelinedEngine:
     engine = load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine()
     assert isinstance(engine, PipelinedEngine)
     leave_out_the_device(engine)
-    leave_the_old_alone()
+    freeze_gc()
     return engine
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from realtime.bench.deltas import CORPUS
-from sessions.alignment.aligner import ForcedAligner, MakeAligner, Pcm
+from sessions.alignment.aligner import AlignerFactory, ForcedAligner, Pcm
 from sessions.alignment.even import UniformAligner
 from sessions.heard import ResponseTimeline
 from sessions.script import TextPipeline, TextSegment
@@ -75,7 +75,7 @@ def error_words(told: ResponseTimeline, spoken: Spoken, played_samples: int) -> 
     return num_told - sum(end <= played_samples for end in spoken.ends)
 
 
-def errors(spoken: Spoken, moments: list[int], make: MakeAligner, lead_s: float | None) -> list[int]:
+def errors(spoken: Spoken, moments: list[int], make: AlignerFactory, lead_s: float | None) -> list[int]:
     """At each moment, by ``make``; a lead after it the speech is not there yet. Without a lead it is all there."""
     told, pcm = ResponseTimeline(SAMPLE_RATE_HZ, make), spoken.pcm
     told.write(spoken.text)

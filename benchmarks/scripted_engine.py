@@ -28,7 +28,7 @@ from engine.commands import (
     RequestReleased,
     SubmitRequest,
 )
-from engine.remote import receive
+from engine.remote import read_message
 from engine.room import QueueLimits
 from engine.wire import PROGRESS, READY, HelloMessage, StatsMessage, decode_command, encode, pack_events
 from sessions.audio.resampler import Resampler
@@ -152,7 +152,7 @@ async def serve(socket: Path, step_s: float) -> None:
         writer.write(encode(HelloMessage(INFO, max_text_chars=100_000, room=ROOM)))
         try:
             while True:
-                connection.obey(decode_command(await receive(reader)))
+                connection.obey(decode_command(await read_message(reader)))
         except (OSError, asyncio.IncompleteReadError):
             connections.discard(connection)
 

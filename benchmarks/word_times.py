@@ -24,7 +24,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from benchmarks.spoken import TEACHERS, EngineSpeaks, Setting, Task
-from sessions.alignment.aligner import Aligner, ForcedAligner, MakeAligner
+from sessions.alignment.aligner import Aligner, AlignerFactory, ForcedAligner
 from sessions.alignment.even import UniformAligner
 from sessions.alignment.weights import AlignerWeights, load_weights
 from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, Word, spoken_words, synthesize
@@ -107,7 +107,7 @@ def summary(errors: Sequence[float]) -> dict[str, float]:
     }
 
 
-def measure(spoken: Sequence[Spoken], make: MakeAligner) -> dict[str, float]:
+def measure(spoken: Sequence[Spoken], make: AlignerFactory) -> dict[str, float]:
     return summary([error for one in spoken for error in errors_ms(found(make(one.rate_hz), one), one.times)])
 
 
@@ -121,7 +121,7 @@ def by_engine(texts: Sequence[str], voice: str, align: Callable[[str, Pcm, int],
     return spoken
 
 
-def measure_engine(listener: Path, texts: list[str], teachers: list[Spoken], make: MakeAligner) -> dict[str, object]:
+def measure_engine(listener: Path, texts: list[str], teachers: list[Spoken], make: AlignerFactory) -> dict[str, object]:
     from benchmarks.forced import ForcedAligner
 
     forced = ForcedAligner(listener)

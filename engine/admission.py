@@ -19,7 +19,7 @@ DECAY = 0.99
 """Weight of the past at each step: the last few hundred count."""
 MIN_WEIGHT = 20.0
 """Steps before they are believed."""
-OUTLIER = 5.0
+OUTLIER_FACTOR = 5.0
 """A step so many times slower than foreseen is somebody's hiccup and teaches nothing."""
 
 
@@ -97,7 +97,7 @@ class StepModel:
     def _is_outlier(self, rows: int, seconds: float) -> bool:
         """As many in a row as the model is old are no outliers any more."""
         foreseen = self.seconds(rows)
-        self._num_outliers = self._num_outliers + 1 if foreseen and seconds > OUTLIER * foreseen else 0
+        self._num_outliers = self._num_outliers + 1 if foreseen and seconds > OUTLIER_FACTOR * foreseen else 0
         return 0 < self._num_outliers < MIN_WEIGHT
 
     def seconds(self, rows: int) -> float | None:

@@ -14,7 +14,7 @@ def _trim() -> ctypes._NamedFuncPointer | None:
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Whole free pages go back to the system; without effect where the C library has no such call."""
     trim = _trim()
     if trim is not None:

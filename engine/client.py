@@ -187,7 +187,7 @@ def create_engine(
     would cost milliseconds of lock waits per step. ``settings`` are fields of ``EngineConfig``. Raises
     ``InvalidRequest`` for a setting that is unknown or out of range.
     """
-    if _finds_cuda(device) if process is None else process:
+    if _cuda_is_visible(device) if process is None else process:
         return share_engine(model, device=device, dtype=dtype, **settings)[0]
     config = _engine_config(settings, device)
     folder = model or EMBEDDED_VOICE
@@ -234,14 +234,14 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
     unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
     if unknown:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
-    usual = {} if _finds_cuda(device) else {"lead_tick_s": CPU_LEAD_TICK_S, "niceness": CPU_NICENESS}
+    usual = {} if _cuda_is_visible(device) else {"lead_tick_s": CPU_LEAD_TICK_S, "niceness": CPU_NICENESS}
     try:
         return msgspec.convert(usual | settings, EngineConfig)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"engine settings: {error}") from None
 
 
-def _finds_cuda(device: str) -> bool:
+def _cuda_is_visible(device: str) -> bool:
     """As far as can be told before PyTorch is loaded."""
     return device.startswith("cuda") or (device == "auto" and FIRST_GPU.exists() and not _all_gpus_are_hidden())
 

@@ -10,7 +10,7 @@ import gc
 NEVER = 1 << 30
 
 
-def leave_the_old_alone() -> None:
+def freeze_gc() -> None:
     """What is there now stays for good; what comes later is looked through while it is young, and in pauses."""
     gc.collect()
     gc.freeze()
@@ -18,18 +18,18 @@ def leave_the_old_alone() -> None:
     gc.set_threshold(young, middle, NEVER)
 
 
-def is_left_alone() -> bool:
+def is_gc_frozen() -> bool:
     return gc.get_threshold()[2] == NEVER
 
 
-def look_through() -> None:
+def collect_young() -> None:
     """In a pause: all that came since."""
-    if is_left_alone():
+    if is_gc_frozen():
         gc.collect()
 
 
-def forget_the_dead() -> None:
+def unfreeze_gc() -> None:
     """Before an engine is made where one has died: what was there in its days is let go, too."""
-    if is_left_alone() or gc.get_freeze_count():
+    if is_gc_frozen() or gc.get_freeze_count():
         gc.unfreeze()
         gc.collect()

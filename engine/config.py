@@ -46,7 +46,7 @@ AT_LEAST_ZERO = (
     "windowed_overlap_samples",
 )
 MAX_NICENESS = 19
-LEAST_SAMPLE_S = 0.1
+MIN_SAMPLE_S = 0.1
 """Of less no speaker embedding can be had."""
 
 
@@ -167,8 +167,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         unknown = sorted(set(self.plain_kernels) - set(KERNELS))
         if unknown:
             raise InvalidRequest(f"plain_kernels names {unknown[0]!r}; known: {', '.join(KERNELS)}", "plain_kernels")
-        if not LEAST_SAMPLE_S <= self.min_sample_s <= self.max_sample_s:
-            limits = f"it must lie in {LEAST_SAMPLE_S}..max_sample_s, {self.max_sample_s}"
+        if not MIN_SAMPLE_S <= self.min_sample_s <= self.max_sample_s:
+            limits = f"it must lie in {MIN_SAMPLE_S}..max_sample_s, {self.max_sample_s}"
             raise InvalidRequest(f"min_sample_s is {self.min_sample_s}; {limits}", "min_sample_s")
         if self.pinned_rows is not None and self.pinned_rows < self.max_batch:
             raise InvalidRequest(f"pinned_rows is {self.pinned_rows}; max_batch is {self.max_batch}", "pinned_rows")

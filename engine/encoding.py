@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from engine.api import ClonedVoice, ReferenceAudio
 from engine.errors import EngineOverloaded
-from engine.recording import ALONE
+from engine.recording import CAPTURE_LOCK
 
 MAX_WAITING_SAMPLES = 8
 RETRY_MS = 2_000
@@ -31,7 +31,7 @@ class VoiceEncodingThread:
         return future
 
     def _encode_alone(self, sample: ReferenceAudio) -> ClonedVoice:
-        with ALONE:
+        with CAPTURE_LOCK:
             return self._encode(sample)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-FIRST_LOOK_SAMPLES = 240
+PROBE_SAMPLES = 240
 
 
 class LoopGuard:
@@ -52,7 +52,7 @@ class SilenceGuard:
 
     def _quiet_end(self, pcm: npt.NDArray[np.float32]) -> int:
         """Samples after the last loud one, looked for from the end on: in speech it is near."""
-        end, size = len(pcm), FIRST_LOOK_SAMPLES
+        end, size = len(pcm), PROBE_SAMPLES
         while end > 0:
             start = max(0, end - size)
             loud = np.flatnonzero(np.abs(pcm[start:end]) >= self.level)

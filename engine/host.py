@@ -196,7 +196,7 @@ class EngineHost:
         gateway.send(self.hello)
         self.gateways[gateway.number] = gateway
         try:
-            for messages in received(connection):
+            for messages in read_messages(connection):
                 for payload in messages:
                     self._obey(gateway, decode_command(payload))
                 if messages and (pause_s := self._read_pause_s):
@@ -257,7 +257,7 @@ class EngineHost:
         def answer(future: Future[ClonedVoice]) -> None:
             gateway.encodings.pop(command.number, None)
             if not future.cancelled():
-                gateway.send(encode(encoded(command.number, future)))
+                gateway.send(encode(encoding_result(command.number, future)))
 
         try:
             if self.encoding is None:
@@ -266,7 +266,7 @@ class EngineHost:
             future = gateway.encodings[command.number] = self.encoding.submit(command.sample)
             future.add_done_callback(answer)
         except EngineError as error:
-            gateway.send(encode(failed_encoding(command.number, error)))
+            gateway.send(encode(encoding_error(command.number, error)))
 
     def _report_stats(self) -> None:
         pause = threading.Event()
@@ -276,12 +276,12 @@ class EngineHost:
                 gateway.send(message)
 
 
-def encoded(number: int, future: Future[ClonedVoice]) -> VoiceEncoded:
+def encoding_result(number: int, future: Future[ClonedVoice]) -> VoiceEncoded:
     error = future.exception()
-    return VoiceEncoded(number, future.result()) if error is None else failed_encoding(number, error)
+    return VoiceEncoded(number, future.result()) if error is None else encoding_error(number, error)
 
 
-def failed_encoding(number: int, error: BaseException) -> VoiceEncoded:
+def encoding_error(number: int, error: BaseException) -> VoiceEncoded:
     """An exception that nobody raised on purpose is told by its type alone."""
     if not isinstance(error, EngineError):
         log.error("a recording could not be encoded: %s", type(error).__name__)
@@ -291,20 +291,20 @@ def failed_encoding(number: int, error: BaseException) -> VoiceEncoded:
     return VoiceEncoded(number, code=error.code, message=str(error), param=param, retry_after_ms=retry_after_ms)
 
 
-def received(connection: socket.socket) -> Iterator[list[bytes]]:
+def read_messages(connection: socket.socket) -> Iterator[list[bytes]]:
     """Whole messages, as many at a time as have come, none while one is not all there, until the end of the stream."""
     rest = bytearray()
     while part := connection.recv(READ_AHEAD_BYTES):
         rest += part
         messages, at = [], 0
-        while (end := end_of_message(rest, at)) is not None:
+        while (end := find_message_end(rest, at)) is not None:
             messages.append(bytes(rest[at + LENGTH.size : end]))
             at = end
         del rest[:at]
         yield messages
 
 
-def end_of_message(data: bytearray, at: int) -> int | None:
+def find_message_end(data: bytearray, at: int) -> int | None:
     """Where the message that begins there ends; None while it is not all there."""
     if len(data) < at + LENGTH.size:
         return None
@@ -326,7 +326,7 @@ class ProgressHandler(logging.Handler):
         print(PROGRESS + record.getMessage(), flush=True)
 
 
-def end_with_parent() -> None:
+def exit_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os._exit(0)
@@ -341,7 +341,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     config = msgspec.convert(settings["config"], EngineConfig)
     os.nice(config.niceness)  # before there is a second thread: it is of this one, and of those that it makes
-    threading.Thread(target=end_with_parent, name="voicewire-parent-watch", daemon=True).start()
+    threading.Thread(target=exit_with_parent, name="voicewire-parent-watch", daemon=True).start()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from engine.load import load_engine
 

@@ -30,7 +30,7 @@ PROMPT_END_ROWS = 2
 NO_PCM = np.zeros(0, dtype=np.float32)
 
 
-def as_reported(error: Exception) -> tuple[str, str]:
+def describe_error(error: Exception) -> tuple[str, str]:
     """(code, message) of what ended one request."""
     if isinstance(error, EngineError):
         return error.code, str(error)
@@ -65,7 +65,7 @@ class RequestManager:
             self.check_room(spec)
             request = self.new_request(spec, epoch, seed)
         except Exception as error:
-            code, message = as_reported(error)
+            code, message = describe_error(error)
             end = RequestFinished(spec.request_id, FinishReason.ERROR, code=code, message=message, seed=seed)
             if isinstance(error, EngineOverloaded):
                 end = replace(end, retry_after_ms=error.retry_after_ms)
@@ -196,7 +196,7 @@ class RequestManager:
             self.events.append((request.epoch, RequestParked(request.spec.request_id, lead_ms)))
 
     def fail(self, request: Request, error: Exception) -> None:
-        request.error = as_reported(error)
+        request.error = describe_error(error)
         self.finish(request, FinishReason.ERROR)
 
     def finish(self, request: Request, reason: FinishReason) -> None:

@@ -40,10 +40,10 @@ class LoadedCheckpoint(NamedTuple):
 def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return known_device(name, "device", "auto, cpu, cuda, cuda:N")
+    return validate_device(name, "device", "auto, cpu, cuda, cuda:N")
 
 
-def known_device(name: str, setting: str, known: str) -> torch.device:
+def validate_device(name: str, setting: str, known: str) -> torch.device:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InvalidRequest(f"{setting} is {name!r}; known: {known}", setting)
     device = torch.device(name)
@@ -88,7 +88,7 @@ def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
 
 
 @torch.inference_mode()
-def run_over_graphs(engine: Engine, runner: GraphRunner) -> None:
+def capture_graphs(engine: Engine, runner: GraphRunner) -> None:
     """Record every graph while nobody is there, unless each is to be recorded when first needed."""
     engine.runner = runner
     if not engine.config.fast_start:
@@ -108,7 +108,7 @@ def load_engine(
         torch.set_num_threads(CPU_THREADS)
     decode_device = None
     if config.decode_device is not None:
-        decode_device = known_device(config.decode_device, "decode_device", "cpu, cuda, cuda:N")
+        decode_device = validate_device(config.decode_device, "decode_device", "cpu, cuda, cuda:N")
     stages = load_model(resolve_folder(folder), config, device, dtype, decode_device)
     check_decode_device(config, stages, device)
 
@@ -123,11 +123,11 @@ def load_engine(
                 stage.warm_up(MAX_WARM_UP_S)
             engine = Engine(stages.model, stage, config, dtype=dtype, device=device)
             if stages.make_runner is not None and wants_graphs(config, device):
-                run_over_graphs(engine, stages.make_runner(stages.model, engine.kv, engine.prefixes, config))
+                capture_graphs(engine, stages.make_runner(stages.model, engine.kv, engine.prefixes, config))
         engine.warm_up()
         return engine
 
-    info = describe(stages.model, stages.audio, config, normalize_text=is_embedded)
+    info = build_engine_info(stages.model, stages.audio, config, normalize_text=is_embedded)
     if stages.encode_voice is not None:
         info = msgspec.structs.replace(info, can_encode=True)
     return LoadedCheckpoint(info, make_engine, stages.encode_voice)
@@ -140,7 +140,7 @@ def text_tokens_within(positions: int, config: EngineConfig) -> int:
     return max(beside_all_frames, beside_their_own, 1)
 
 
-def describe(model: SpeechModel, audio: AudioSpec, config: EngineConfig, normalize_text: bool) -> EngineInfo:
+def build_engine_info(model: SpeechModel, audio: AudioSpec, config: EngineConfig, normalize_text: bool) -> EngineInfo:
     positions = model.max_positions
     if config.num_blocks is not None:
         positions = min(positions, config.num_blocks * config.block_size)

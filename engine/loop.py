@@ -9,9 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from engine.allocator import give_back
+from engine.allocator import trim_heap
 from engine.api import EngineStats, SpeechRequest
-from engine.collector import forget_the_dead, look_through
+from engine.collector import collect_young, unfreeze_gc
 from engine.commands import (
     CancelRequest,
     Command,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 MAX_WAIT_S = 60.0
-TIDY_AFTER_S = 0.5
+IDLE_CLEANUP_AFTER_S = 0.5
 """Once nothing has been asked for so long, free memory is handed back to the system."""
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            forget_the_dead()
+            unfreeze_gc()
             self.engine = self._make_engine()
         except BaseException as error:
             self._made.set_exception(error)
@@ -103,9 +103,9 @@ class EngineLoop:
 
     def _wait_for_work(self) -> bool:
         """Sleep while nothing can move; False once the loop is to end."""
-        if not self._sleep(TIDY_AFTER_S):
-            look_through()
-            give_back()
+        if not self._sleep(IDLE_CLEANUP_AFTER_S):
+            collect_young()
+            trim_heap()
             self._sleep(None)
         return not self._stopping
 

@@ -31,14 +31,14 @@ class ModelRunner:
         """Outcomes of every row that was sampled or failed; rows that only prefilled have none."""
         start = time.perf_counter()
         failed: list[Result] = []
-        hidden = [pair for work in batch.prefills for pair in isolate(self.forward, [work], failed)]
-        hidden += isolate(self.forward, batch.steps, failed)
+        hidden = [pair for work in batch.prefills for pair in run_isolated(self.forward, [work], failed)]
+        hidden += run_isolated(self.forward, batch.steps, failed)
         times.talker_s += time.perf_counter() - start
         due = [(work, row) for work, row in hidden if work.sample]
         for work, _ in hidden:
             self.advance(work)
         start = time.perf_counter()
-        outcomes = isolate(self.sample, due, failed)
+        outcomes = run_isolated(self.sample, due, failed)
         times.predictor_s += time.perf_counter() - start
         return [*outcomes, *failed]
 
@@ -84,13 +84,15 @@ class ModelRunner:
         return list(zip(requests, self.model.sample([r.row for r in requests], hidden), strict=True))
 
 
-def isolate(compute: Callable[[Sequence[Item]], list[Out]], items: Sequence[Item], failed: list[Result]) -> list[Out]:
+def run_isolated(
+    compute: Callable[[Sequence[Item]], list[Out]], items: Sequence[Item], failed: list[Result]
+) -> list[Out]:
     """``compute(items)``; when that raises, once more for each alone, and those that raise again have failed."""
     try:
         return compute(items)
     except Exception as error:
         if len(items) > 1:
-            return [out for item in items for out in isolate(compute, [item], failed)]
+            return [out for item in items for out in run_isolated(compute, [item], failed)]
         if not items:
             raise
         first: Any = items[0]

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from tokenizers.models import BPE
 
-FIRST_LOOK_BYTES = 12
+FIRST_CHECK_BYTES = 12
 """Shorter words wait for their end: nearly all words of alphabetic scripts do, and cost one library call."""
 
 MAX_CACHED_PAIRS = 65536
@@ -89,7 +89,7 @@ class IncrementalBpe:
         self._pairs = pairs
         self._open = ""
         self._last_tokens = [""]
-        self._next_look = FIRST_LOOK_BYTES
+        self._next_look = FIRST_CHECK_BYTES
         self._num_characters = 0
 
     @property

@@ -27,7 +27,7 @@ class RunDirectory:
         if self._lock is not None and self.path.is_dir():
             return
         self.remove()
-        remove_abandoned()
+        remove_stale_run_dirs()
         unknown = self.path.with_name(f".{self.path.name}")  # none of those looked for, until it is held
         unknown.mkdir(mode=0o700)
         self._lock = os.open(unknown, os.O_RDONLY)
@@ -43,15 +43,15 @@ class RunDirectory:
             self._lock = None
 
 
-def remove_abandoned() -> None:
+def remove_stale_run_dirs() -> None:
     """Folders of this user whose makers are gone."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError), _held(path):
+        with suppress(OSError), _is_locked(path):
             shutil.rmtree(path)
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _is_locked(path: Path) -> Iterator[None]:
     """Raises ``OSError`` when it is somebody else's or no folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -7,4 +7,4 @@ from __future__ import annotations
 
 import threading
 
-ALONE = threading.Lock()
+CAPTURE_LOCK = threading.Lock()

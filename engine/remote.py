@@ -49,10 +49,10 @@ from engine.wire import (
 
 log = logging.getLogger(__name__)
 
-RETURN_PAUSE_S = 1.0
+RECONNECT_DELAY_S = 1.0
 READ_AHEAD_BYTES = 4 * 2**20
 """A step of a thousand rows is many small reads otherwise."""
-END_PATIENCE_S = 10.0
+SHUTDOWN_TIMEOUT_S = 10.0
 
 
 def host_command(settings: Mapping[str, Any]) -> list[str]:
@@ -128,7 +128,7 @@ class EngineProcess:
         assert process.stdin
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), END_PATIENCE_S)
+            await asyncio.wait_for(process.wait(), SHUTDOWN_TIMEOUT_S)
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -171,7 +171,7 @@ class RemoteEngine:
 
     async def _connect(self) -> asyncio.StreamReader:
         reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=READ_AHEAD_BYTES)
-        hello = decode_message(await receive(reader))
+        hello = decode_message(await read_message(reader))
         if not isinstance(hello, HelloMessage):
             raise EngineDead(f"the engine began with {type(hello).__name__}")
         self._hello, self._writer = hello, writer
@@ -182,7 +182,7 @@ class RemoteEngine:
         while True:
             try:
                 while True:
-                    await self._take(decode_message(await receive(reader)), reader)
+                    await self._take(decode_message(await read_message(reader)), reader)
             except (OSError, asyncio.IncompleteReadError):
                 self._lose()
             except Exception:
@@ -210,7 +210,7 @@ class RemoteEngine:
                 reader = await self._connect()
             except Exception as error:
                 log.error("the engine process did not come back: %s: %s", type(error).__name__, error)
-                await asyncio.sleep(RETURN_PAUSE_S)
+                await asyncio.sleep(RECONNECT_DELAY_S)
             else:
                 self.num_restarts += 1
                 return reader
@@ -289,7 +289,7 @@ class RemoteEngine:
             self._writer.write(encode(command))
 
 
-async def receive(reader: asyncio.StreamReader) -> bytes:
+async def read_message(reader: asyncio.StreamReader) -> bytes:
     """One message. Raises ``IncompleteReadError`` at the end of the stream."""
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     return await reader.readexactly(size)

@@ -11,7 +11,7 @@ from engine.api import FinishReason, SpeechRequest
 from engine.guards import LoopGuard, SilenceGuard
 from engine.models.base import IncrementalEncoder, SequenceState
 
-MAX_LEFT_S = 86_400
+MAX_DEADLINE_S = 86_400
 """A listener cannot be further behind than a day."""
 
 
@@ -52,7 +52,7 @@ class PlaybackClock:
         """Negative: playback begins in so many samples, behind what plays before. Nothing to play sets no clock."""
         if played_samples >= 0 and self.dry_at_s is None:
             return
-        left = min(max(self.num_emitted - played_samples, 0), MAX_LEFT_S * self.sample_rate)
+        left = min(max(self.num_emitted - played_samples, 0), MAX_DEADLINE_S * self.sample_rate)
         self.dry_at_s = now_s + left / self.sample_rate
 
     def lead_s(self, now_s: float) -> float:

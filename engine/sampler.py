@@ -46,22 +46,24 @@ def _draw_batch(params: tuple[RowSamplingParams, ...], device: torch.device) -> 
     return SamplingBatch(params, device)
 
 
-def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     """Shrink every id seen before: positive logits divided, negative multiplied. seen [N, V] bool, penalty [N, 1]."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def draw(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource) -> Tensor:
+def sample(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource) -> Tensor:
     """logits [N, V] in fp32, bans already -inf -> ids [N]: argmax(p / q)."""
     if batch.all_greedy:
         return logits.argmax(-1)
-    picked = draw_full(logits, batch, keys, codebook, noise) if noise.full_width else draw_candidates(
+    picked = sample_reference(logits, batch, keys, codebook, noise) if noise.full_width else sample_top_k(
         logits, batch, keys, codebook, noise
     )  # fmt: skip
     return torch.where(batch.greedy, logits.argmax(-1), picked) if batch.any_greedy else picked
 
 
-def draw_full(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource) -> Tensor:
+def sample_reference(
+    logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource
+) -> Tensor:
     """The reference: every id keeps its place; ties at the k-th value all stay."""
     scaled = logits / batch.temperature
     ranked, order = scaled.sort(dim=-1, descending=True)
@@ -75,7 +77,7 @@ def draw_full(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codeb
     return (scaled.softmax(-1) / noise.exponential(keys, codebook, ids)).argmax(-1)
 
 
-def draw_candidates(
+def sample_top_k(
     logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource
 ) -> Tensor:
     """The same draw over the top-k alone: noise is needed for them only. Of ties at the k-th value one stays."""

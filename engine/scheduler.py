@@ -22,7 +22,7 @@ from engine.room import burst_share
 from engine.waiting import WaitingQueue
 
 ROUNDING_S = 1e-9
-LEAST_LEAD_TICKS = 4
+MIN_LEAD_TICKS = 4
 """A listener with a shorter lead is not kept waiting for the others."""
 STEP_MARGIN_S = 0.15
 """A step with burst rows ends so long before a listener would run dry: time for one more step, and for the way."""
@@ -237,7 +237,7 @@ class Scheduler:
         generated_s = request.generated_lead_s(now_s, self.frame_s)
         wait_s = generated_s + self.frame_s - (lead_ms / 1000 + self.chunk_s)
         tick_s = self.config.lead_tick_s
-        if not tick_s or lead_ms / 1000 < LEAST_LEAD_TICKS * tick_s:
+        if not tick_s or lead_ms / 1000 < MIN_LEAD_TICKS * tick_s:
             return wait_s
         return math.ceil((now_s + wait_s) / tick_s - ROUNDING_S) * tick_s - now_s
 

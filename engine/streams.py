@@ -34,7 +34,7 @@ from engine.room import QueueLimits, RequestCounts
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def well_formed(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Lone surrogates, which no encoding takes, become U+FFFD."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
@@ -62,7 +62,7 @@ class EngineStream:
         if self._closed and not self._ended:
             raise InvalidRequest("text cannot follow the end of the text", "text")
         if not self._ended:
-            self._send(PushRequestText(self._epoch, well_formed(text)))
+            self._send(PushRequestText(self._epoch, replace_surrogates(text)))
 
     def end_input(self) -> None:
         if not self._closed and not self._ended:
@@ -123,7 +123,7 @@ class StreamTable:
         """Raises ``EngineOverloaded`` when there is no room for it."""
         room.check(self._counts, request)
         request = msgspec.structs.replace(
-            request, text=well_formed(request.text), instruct=well_formed(request.instruct)
+            request, text=replace_surrogates(request.text), instruct=replace_surrogates(request.instruct)
         )
         epoch = next(self._epochs)
         stream = EngineStream(request, epoch, self._send)

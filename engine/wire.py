@@ -54,12 +54,12 @@ _message_decoder = msgspec.msgpack.Decoder(Message)
 Buffer = bytes | memoryview
 
 
-def frame(payload: bytes) -> bytes:
+def frame_message(payload: bytes) -> bytes:
     return LENGTH.pack(len(payload)) + payload
 
 
 def encode(message: Command | Message) -> bytes:
-    return frame(_encoder.encode(message))
+    return frame_message(_encoder.encode(message))
 
 
 def decode_command(payload: bytes) -> Command:

@@ -25,7 +25,7 @@ from starlette.requests import HTTPConnection
 from realtime.config import AuthSettings, ConfigError, DialectSettings
 from realtime.errors import RequestRefused
 from realtime.token_secret import load_token_secret
-from realtime.tokens import TokenScope, mint, read, signing_key
+from realtime.tokens import TokenScope, issue, parse, signing_key
 
 MIN_KEY_CHARS = 16
 KEY_SUBPROTOCOL = "voicewire.key."
@@ -36,7 +36,7 @@ KEY_FOLLOWS = ("token", "bearer")
 KEY_HEADERS = ("x-api-key", "xi-api-key", "kyutai-api-key")
 KEY_QUERIES = ("api_key", "access_token", "authorization", "single_use_token", "auth_id", "token")
 SCHEMES = ("bearer", "token")
-MAX_KEYS_TRIED = 8
+MAX_PRESENTED_KEYS = 8
 """Of one request, which may show several."""
 PROXY_HEADER = re.compile(
     r"via|cdn-loop|x-scheme|x-varnish|x-nginx-proxy|x-cloud-trace-context|front-end-https"
@@ -142,7 +142,7 @@ class Authenticator:
         if not self._keys:
             _require_loopback(request)
             return LOCAL
-        shown = list(itertools.islice(filter(None, _shown_keys(request)), MAX_KEYS_TRIED))
+        shown = list(itertools.islice(filter(None, _presented_keys(request)), MAX_PRESENTED_KEYS))
         if not shown:
             return None
         found = [caller for key in shown if (caller := self._find(key)) is not None]
@@ -161,7 +161,7 @@ class Authenticator:
     ) -> tuple[str, int]:
         """A token that stands for the caller, and when it expires."""
         expires_s = int(time.time()) + ttl_s
-        return mint(caller.name, expires_s, self._signing_keys[caller.name], scopes), expires_s
+        return issue(caller.name, expires_s, self._signing_keys[caller.name], scopes), expires_s
 
     def _find(self, key: str) -> Principal | None:
         digest = _digest(key)
@@ -169,7 +169,7 @@ class Authenticator:
         return found[0] if found else self._find_by_token(key)
 
     def _find_by_token(self, text: str) -> Principal | None:
-        token = read(text)
+        token = parse(text)
         secret = self._signing_keys.get(token.key_name) if token else None
         if token is None or secret is None or not token.is_genuine(secret):
             return None
@@ -179,7 +179,7 @@ class Authenticator:
         return replace(caller, scopes=token.scopes)
 
 
-def load_gatekeeper(settings: AuthSettings, max_token_ttl_s: int = DialectSettings().token_ttl_s) -> Authenticator:
+def load_authenticator(settings: AuthSettings, max_token_ttl_s: int = DialectSettings().token_ttl_s) -> Authenticator:
     """Raises ``ConfigError``; its message names the entry and never the key."""
     keys = [*_from_file(settings.keys_file), *_from_text(settings.api_keys)]
     given = settings.keys_file is not None or settings.api_keys is not None
@@ -245,7 +245,7 @@ def _require_scope(caller: Principal, scope: TokenScope | None) -> Principal:
     return caller
 
 
-def _shown_keys(request: HTTPConnection) -> Iterator[str]:
+def _presented_keys(request: HTTPConnection) -> Iterator[str]:
     """Every key that a request shows, wherever any client puts it."""
     yield from _authorization_keys(request.headers.get("authorization", ""))
     yield from (request.headers.get(name, "") for name in KEY_HEADERS)

@@ -150,7 +150,7 @@ class EventBridge:
         if self._conversation.response_state(event.response_id) in (ResponseState.DONE, ResponseState.FAILED):
             heard = await response.recall(event.played_ms)
             self._session.response(event.response_id)  # unknown, if others that ended since took its place
-            await self._say(ev.ResponseHeard(response_id=event.response_id, heard=_heard(heard)))
+            await self._say(ev.ResponseHeard(response_id=event.response_id, heard=_to_heard_body(heard)))
         else:
             response.cancel(event.played_ms)
 
@@ -218,10 +218,10 @@ def _done(event: ResponseFinished, number: int) -> ev.ResponseDone:
         audio_ms=event.audio_ms,
         nothing_spoken=event.nothing_spoken,
         first_audio_ms=event.first_audio_ms,
-        heard=None if completed else _heard(event.heard),
+        heard=None if completed else _to_heard_body(event.heard),
         error=None if event.error is None else error_body(event.error),
     )
 
 
-def _heard(heard: HeardText) -> ev.HeardBody:
+def _to_heard_body(heard: HeardText) -> ev.HeardBody:
     return ev.HeardBody(text=heard.text, remaining=heard.remaining, played_ms=heard.audio_ms)

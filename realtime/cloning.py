@@ -12,11 +12,11 @@ import numpy as np
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest, ReferenceAudio, SpeechEngine
 from realtime.config import ConfigError, ServerConfig, VoiceStoreSettings
 from realtime.gate import ConcurrencyLimit
-from realtime.references.addresses import refused
+from realtime.references.addresses import refuse_address
 from realtime.references.data_uri import PREFIX, decode_data_uri
 from realtime.references.fetch import Fetcher, FetchRules
 from sessions.audio.pcm import Pcm
-from sessions.audio.recordings.isolated import DecodeLimits, decode_isolated
+from sessions.audio.recordings.isolated import DecodeLimits, decode_in_subprocess
 from sessions.tally import ENCODINGS, UPLOADS, LocalUsageCounters, UsageCounters
 from sessions.voices.voice import MAX_TRANSCRIPT_CHARS
 
@@ -48,7 +48,7 @@ class VoiceCloner:
             elif self._settings.fetch:
                 data = await self.fetcher.fetch(reference)
             else:
-                raise refused("this server fetches nothing (voices.fetch); send a data URI")
+                raise refuse_address("this server fetches nothing (voices.fetch); send a data URI")
             return await self._listen(data, transcript, "ref_audio")
 
     async def from_upload(self, data: bytes, transcript: str) -> tuple[ClonedVoice, float]:
@@ -77,7 +77,7 @@ class VoiceCloner:
     async def _decode(self, data: bytes, param: str) -> Pcm:
         limits = DecodeLimits(max_s=self.info.max_sample_s, timeout_s=self._settings.decode_timeout_s)
         try:
-            pcm = await decode_isolated(data, self.info.sample_rate, limits)
+            pcm = await decode_in_subprocess(data, self.info.sample_rate, limits)
         except InvalidRequest as error:
             raise InvalidRequest(str(error), param) from None
         if (length_s := pcm.size / self.info.sample_rate) < self.info.min_sample_s:

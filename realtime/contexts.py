@@ -51,7 +51,7 @@ class ContextLimits:
 
 
 class EventSink(Protocol):
-    def __call__(self, event: on.Event, wanted: Callable[[], bool] | None = None) -> Awaitable[None]:
+    def __call__(self, event: on.DialectEvent, wanted: Callable[[], bool] | None = None) -> Awaitable[None]:
         """Tell the dialect, and carry out what it asks for; messages only while they are ``wanted``."""
         ...
 
@@ -84,12 +84,12 @@ class ContextRegistry:
         """Open ones that hold a place."""
         return sum(context.response is not None for context in self._open.values())
 
-    def act(self, intent: ContextIntent) -> list[on.Event]:
+    def act(self, intent: ContextIntent) -> list[on.DialectEvent]:
         """What is to be told at once. An intent on a context that is not open changes nothing."""
         self.session.touch()
         return [*self._apply(intent), *self._settle()]
 
-    async def recall(self, intent: on.QueryHeard) -> list[on.Event]:
+    async def recall(self, intent: on.QueryHeard) -> list[on.DialectEvent]:
         """What is to be told once the words are found."""
         self.session.touch()
         response = self._past.get(intent.context)
@@ -112,7 +112,7 @@ class ContextRegistry:
         quiet = (context for context in self._open.values() if context.waits is None)
         return [on.ContextIdle(context.context_id) for context in quiet if now - context.last_sign_s >= timeout_s]
 
-    def _apply(self, intent: ContextIntent) -> list[on.Event]:
+    def _apply(self, intent: ContextIntent) -> list[on.DialectEvent]:
         match intent:
             case on.OpenContext():
                 return self._begin(intent)
@@ -127,7 +127,7 @@ class ContextRegistry:
             return self._cancel(context, intent.played_ms)
         return self._wait(context, intent) if context.waits is not None else self._write(context, intent)
 
-    def _begin(self, intent: on.OpenContext) -> list[on.Event]:
+    def _begin(self, intent: on.OpenContext) -> list[on.DialectEvent]:
         if intent.context in self._open:
             return []
         line = "" if self.serial else intent.line
@@ -153,7 +153,7 @@ class ContextRegistry:
         if len(self._open) >= self.limits.max_contexts:
             raise LimitExceeded(f"max_contexts of a connection is {self.limits.max_contexts}")
 
-    def _wait(self, context: ContextState, intent: TextIntent) -> list[on.Event]:
+    def _wait(self, context: ContextState, intent: TextIntent) -> list[on.DialectEvent]:
         """Keep it until the contexts before have ended."""
         assert context.waits is not None
         context.waits.append(intent)
@@ -163,7 +163,7 @@ class ContextRegistry:
             return self._fail(context, LimitExceeded(f"the text that waits for its turn may have {limit} characters"))
         return []
 
-    def _write(self, context: ContextState, intent: TextIntent) -> list[on.Event]:
+    def _write(self, context: ContextState, intent: TextIntent) -> list[on.DialectEvent]:
         if context.ended or (context.response is not None and context.response.done):
             return []
         match intent:
@@ -178,21 +178,21 @@ class ContextRegistry:
             case on.EndContext():
                 return self._end_text(context)
 
-    def _append(self, context: ContextState, text: str, last: bool) -> list[on.Event]:
+    def _append(self, context: ContextState, text: str, last: bool) -> list[on.DialectEvent]:
         if context.response is None and text.strip():
             return self._speak(context, text.lstrip(), last)
         if context.response is not None:
             context.response.push_text(text)
         return self._end_text(context) if last else []
 
-    def _end_text(self, context: ContextState) -> list[on.Event]:
+    def _end_text(self, context: ContextState) -> list[on.DialectEvent]:
         context.ended = True
         if context.response is None:
             return self._leave(context, on.ContextEnded(context.context_id))
         context.response.end_input()
         return []
 
-    def _speak(self, context: ContextState, text: str, last: bool) -> list[on.Event]:
+    def _speak(self, context: ContextState, text: str, last: bool) -> list[on.DialectEvent]:
         """The first text: take a place, and speak."""
         try:
             if not context.admitted:
@@ -208,7 +208,7 @@ class ContextRegistry:
         task.add_done_callback(self._speaking.discard)
         return []
 
-    def _cancel(self, context: ContextState, played_ms: float | None) -> list[on.Event]:
+    def _cancel(self, context: ContextState, played_ms: float | None) -> list[on.DialectEvent]:
         if context.response is None:
             return self._leave(context, on.ContextEnded(context.context_id, "cancelled"))
         context.response.cancel(played_ms)
@@ -222,13 +222,13 @@ class ContextRegistry:
                 for told in (*self._leave(context, _ended(context.context_id, event)), *self._settle()):
                     await self.tell(told)
             else:
-                for told in _told(context.context_id, response, event):
+                for told in _to_dialect_event(context.context_id, response, event):
                     await self.tell(told, lambda: not response.done)
 
-    def _fail(self, context: ContextState, error: Exception) -> list[on.Event]:
+    def _fail(self, context: ContextState, error: Exception) -> list[on.DialectEvent]:
         return self._leave(context, _failed(context.context_id, error))
 
-    def _leave(self, context: ContextState, ended: on.ContextEnded) -> list[on.Event]:
+    def _leave(self, context: ContextState, ended: on.ContextEnded) -> list[on.DialectEvent]:
         del self._open[context.context_id]
         self._take_waits(context)
         return [ended]
@@ -238,7 +238,7 @@ class ContextRegistry:
         self._num_waiting_chars -= sum(map(_weight, waits))
         return waits
 
-    def _settle(self) -> list[on.Event]:
+    def _settle(self) -> list[on.DialectEvent]:
         """Whose turn is it, and has everything ended?"""
         told = [event for context in self._whose_turn_it_is() for event in self._catch_up(context)]
         if self._finishing and not self._open:
@@ -259,7 +259,7 @@ class ContextRegistry:
             busy.add(context.line)
         return None
 
-    def _catch_up(self, context: ContextState) -> list[on.Event]:
+    def _catch_up(self, context: ContextState) -> list[on.DialectEvent]:
         context.last_sign_s = now_s()
         return [event for intent in self._take_waits(context) for event in self._apply(intent)]
 
@@ -274,7 +274,7 @@ def _weight(intent: TextIntent) -> int:
     return 1 + len(intent.text) if isinstance(intent, on.AppendText) else 1
 
 
-def _told(context_id: str, response: Response, event: ResponseEvent) -> Iterator[on.Event]:
+def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent) -> Iterator[on.DialectEvent]:
     def ms(sample: int) -> float:
         return max(1000 * (sample - response.pre_skip_samples) / response.format.sample_rate, 0.0)
 

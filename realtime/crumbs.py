@@ -6,7 +6,7 @@ from typing import Any
 
 import h11
 
-MIN_PIECE_BYTES, MAX_CRUMBS = 256, 1_000
+SMALL_CHUNK_BYTES, MAX_SMALL_CHUNKS = 256, 1_000
 """A body may come in so many pieces of any size, and in more as long as they are so large in the mean."""
 
 
@@ -22,7 +22,7 @@ class ChunkLimitedConnection(h11.Connection):
         if isinstance(event, h11.Data):
             self._num_bytes += len(event.data)
             self._num_pieces += 1
-            if self._num_pieces > MAX_CRUMBS + self._num_bytes // MIN_PIECE_BYTES:
+            if self._num_pieces > MAX_SMALL_CHUNKS + self._num_bytes // SMALL_CHUNK_BYTES:
                 raise h11.RemoteProtocolError(f"{self._num_bytes} bytes came in {self._num_pieces} pieces")
         elif isinstance(event, h11.EndOfMessage):
             self._num_bytes = self._num_pieces = 0

@@ -21,7 +21,7 @@ import msgspec
 from prometheus_client import multiprocess
 
 from engine.api import SpeechEngine
-from realtime.auth import load_gatekeeper
+from realtime.auth import load_authenticator
 from realtime.calls.exchange import GatewayHub
 from realtime.config import ServerConfig
 from realtime.local_engine import connect_engine, share_engine
@@ -29,9 +29,9 @@ from realtime.logs import configure_logs
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.serve import create_app, serve
 from realtime.shared_tally import SharedUsageCounters
-from realtime.signals import STOP_SIGNALS, unless_told_to_stop
+from realtime.signals import STOP_SIGNALS, run_until_signal
 from realtime.transports.listener import Ports, open_listeners
-from sessions.tally import all_names
+from sessions.tally import counter_names
 
 log = logging.getLogger("voicewire.gateways")
 
@@ -153,7 +153,7 @@ class GatewaySupervisor:
                 process.send_signal(number)
 
 
-async def serve_by_gateways(
+async def serve_with_gateways(
     config: ServerConfig, on_ready: Callable[[Ports], None], shared: tuple[SpeechEngine, Path] | None = None
 ) -> None:
     """In front of the engine that ``config`` names, or one that is ``shared`` at an address.
@@ -165,9 +165,9 @@ async def serve_by_gateways(
     reserved = open_listeners(config.listen, share_port=True)
     ports = reserved.ports
     listen = msgspec.structs.replace(config.listen, port=ports.main, tls_port=ports.tls)
-    counted = all_names(load_gatekeeper(config.auth).key_names)
+    counted = counter_names(load_authenticator(config.auth).key_names)
     try:
-        if not await unless_told_to_stop(engine.start()):
+        if not await run_until_signal(engine.start()):
             return
         folder = address.parent / "gateways"
         folder.mkdir()
@@ -187,7 +187,7 @@ async def serve_by_gateways(
         reserved.close()
 
 
-async def serve_as_gateway(plan: GatewayPlan) -> None:
+async def run_gateway(plan: GatewayPlan) -> None:
     app = create_app(plan.config, connect_engine(Path(plan.engine)), plan.open_tally(), Path(plan.exchange))
     await serve(plan.config, app, on_ready=lambda _: print("ready", flush=True), share_port=True)
 
@@ -196,11 +196,11 @@ def main() -> None:
     """A gateway. It drains when its parent is gone, too."""
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewayPlan)
     configure_logs(plan.config.log)
-    threading.Thread(target=end_with_parent, name="voicewire parent watch", daemon=True).start()
-    asyncio.run(serve_as_gateway(plan))
+    threading.Thread(target=exit_with_parent, name="voicewire parent watch", daemon=True).start()
+    asyncio.run(run_gateway(plan))
 
 
-def end_with_parent() -> None:
+def exit_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1):  # nothing more is said until the parent is gone
         pass
     os.kill(os.getpid(), signal.SIGTERM)

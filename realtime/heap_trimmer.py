@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.allocator import give_back
+from engine.allocator import trim_heap
 
 TRIM_AFTER_S = 2.0
 # A connection's objects are freed a little after it has left.
@@ -31,4 +31,4 @@ class HeapTrimmer:
             return
         is_settled = now_s - self._last_close_s >= FREED_AFTER_S
         self._due_s = None if is_settled else now_s + TRIM_AFTER_S
-        asyncio.get_running_loop().run_in_executor(None, give_back)
+        asyncio.get_running_loop().run_in_executor(None, trim_heap)

@@ -47,7 +47,7 @@ def inspect_checkpoint(model: Path) -> CheckpointReport:
 
 
 @asynccontextmanager
-async def local_engine(model: Path | None) -> AsyncIterator[SpeechEngine]:
+async def running_engine(model: Path | None) -> AsyncIterator[SpeechEngine]:
     """An engine in this process, started; ``None`` takes the embedded voice. Raises ``CheckpointError``."""
     engine = make_engine(model, fast_start=True)
     try:

@@ -47,10 +47,10 @@ class RedactingFormatter(logging.Formatter):
         self._debug = debug
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        return super().formatException(ei) if self._debug else "".join(_told(ei[1], set())).rstrip()
+        return super().formatException(ei) if self._debug else "".join(_format_traceback(ei[1], set())).rstrip()
 
 
-def discreet(record: logging.LogRecord) -> bool:
+def redact_asyncio_record(record: logging.LogRecord) -> bool:
     """A filter: asyncio describes what failed by its repr, which may quote a client. What happened is enough."""
     if record.name == "asyncio":
         first_line = record.getMessage().partition("\n")[0]
@@ -84,7 +84,7 @@ def configure_logs(settings: LogSettings) -> None:
     text = "%(asctime)s %(levelname)s %(message)s"
     handler.setFormatter(JsonFormatter(debug=debug) if settings.format == "json" else TextFormatter(text, debug=debug))
     if not debug:
-        handler.addFilter(discreet)
+        handler.addFilter(redact_asyncio_record)
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -94,13 +94,13 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: getattr(record, name) for name in FIELDS if getattr(record, name, None) is not None}
 
 
-def _told(error: BaseException | None, seen: set[int]) -> Iterator[str]:
+def _format_traceback(error: BaseException | None, seen: set[int]) -> Iterator[str]:
     """Types and frames: of what led to it, of itself, and of all it holds."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))
-    yield from _told(error.__cause__ or error.__context__, seen)
+    yield from _format_traceback(error.__cause__ or error.__context__, seen)
     yield from traceback.format_tb(error.__traceback__)
     yield f"{type(error).__module__}.{type(error).__qualname__}\n"
     for one in getattr(error, "exceptions", ()):
-        yield from _told(one, seen)
+        yield from _format_traceback(one, seen)

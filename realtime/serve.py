@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from engine.api import EngineError, SpeechEngine
-from realtime.auth import load_gatekeeper
+from realtime.auth import load_authenticator
 from realtime.calls.relay import HubClient
 from realtime.calls.switchboard import CallRegistry
 from realtime.config import ServerConfig, load_config
@@ -21,20 +21,20 @@ from realtime.local_engine import make_engine
 from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.native import PATH
 from realtime.server import SpeechServer
-from realtime.signals import unless_told_to_stop
+from realtime.signals import run_until_signal
 from realtime.transports.audiosocket import AudioSocketServer
 from realtime.transports.calls import call_routes
-from realtime.transports.http import INFORMATION_ROUTES, refuse, refuse_socket
+from realtime.transports.http import INFORMATION_ROUTES, error_handler, reject_unknown_websocket
 from realtime.transports.listener import DrainingServer, Ports, UvicornConfig, open_listeners
 from realtime.transports.page import page_routes
-from realtime.transports.phones import owner_of_lines, phone_routes
+from realtime.transports.phones import default_call_owner, telephony_routes
 from realtime.transports.speech import speech
 from realtime.transports.speech_batch import speech_batch
 from realtime.transports.tokens import token_routes
 from realtime.transports.vendor_voices import VENDOR_VOICE_ROUTES, open_webui_routes
 from realtime.transports.voices import VOICE_ROUTES
 from realtime.transports.websocket import NativeEndpoint
-from realtime.transports.wires import wire_routes
+from realtime.transports.wires import dialect_routes
 from realtime.transports.wyoming import WyomingServer
 from realtime.transports.xiaozhi import XiaozhiService, device_routes
 from realtime.transports.xiaozhi_mqtt import XiaozhiMqttServer
@@ -59,10 +59,10 @@ def create_app(
     if engine is None:
         options = {"process": True} | config.engine.options
         engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
-    server = SpeechServer(config, engine, load_gatekeeper(config.auth, config.wires.token_ttl_s), tally)
+    server = SpeechServer(config, engine, load_authenticator(config.auth, config.wires.token_ttl_s), tally)
     switchboard = CallRegistry(config.calls.max_events)
     relay = HubClient(switchboard, exchange, config.calls.answer_timeout_s)
-    audiosocket = AudioSocketServer(server, switchboard, owner_of_lines(server))
+    audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
     mqtt = MqttBridge(server, switchboard)
     wyoming = WyomingServer(server)
     devices = XiaozhiService(server, switchboard)
@@ -81,12 +81,12 @@ def create_app(
     app = Starlette(
         routes=_routes(server, switchboard, devices),
         exception_handlers={
-            RequestRefused: refuse,
-            SessionError: refuse,
-            EngineError: refuse,
-            404: refuse,
-            405: refuse,
-            500: refuse,
+            RequestRefused: error_handler,
+            SessionError: error_handler,
+            EngineError: error_handler,
+            404: error_handler,
+            405: error_handler,
+            500: error_handler,
         },
         lifespan=lifespan,
     )
@@ -101,9 +101,9 @@ def create_app(
 def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiService) -> list[BaseRoute]:
     api: list[BaseRoute] = [
         WebSocketRoute(PATH, NativeEndpoint(server)),
-        *wire_routes(server),
+        *dialect_routes(server),
         *token_routes(),
-        *phone_routes(server, switchboard),
+        *telephony_routes(server, switchboard),
         *call_routes(server, switchboard),
         *device_routes(devices),
         Route("/v1/audio/speech", speech, methods=["POST"]),
@@ -111,12 +111,12 @@ def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiSer
         *VOICE_ROUTES,
         *VENDOR_VOICE_ROUTES,
         *INFORMATION_ROUTES,
-        WebSocketRoute("/{path:path}", refuse_socket),
+        WebSocketRoute("/{path:path}", reject_unknown_websocket),
     ]
     return [*open_webui_routes(api), *api, *page_routes(server)]
 
 
-def keep_for_good() -> None:
+def freeze_startup_objects() -> None:
     """What is there now is left out of Python's collections, which would look through it while all calls wait."""
     gc.collect()
     gc.freeze()
@@ -144,13 +144,13 @@ async def serve(
 
     def started() -> None:
         if config.limits.start_is_kept:
-            keep_for_good()
+            freeze_startup_objects()
         if on_ready is not None:
             on_ready(listeners.ports)
 
     server.on_started = started
     try:
-        if await unless_told_to_stop(app.state.server.start()):
+        if await run_until_signal(app.state.server.start()):
             await server.serve(listeners.all)
         else:
             await app.state.server.aclose()

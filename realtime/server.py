@@ -16,12 +16,12 @@ from realtime.errors import RequestRefused
 from realtime.heap_trimmer import HeapTrimmer
 from realtime.metrics import ServerMetrics
 from realtime.settings import default_settings
-from sessions.alignment.aligner import ForcedAligner, MakeAligner
+from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.even import UniformAligner
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.registry import SessionRegistry
 from sessions.session import Session
-from sessions.tally import CONNECTIONS, LocalUsageCounters, UsageCounters, of_key
+from sessions.tally import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
 from sessions.voices.folder import voices_folder
 from sessions.voices.store import VoiceLimits, VoiceStore
 
@@ -43,7 +43,7 @@ class ManagedConnection(Protocol):
         ...
 
 
-ALIGNERS: dict[str, MakeAligner] = {"letters": ForcedAligner, "even": UniformAligner}
+ALIGNERS: dict[str, AlignerFactory] = {"letters": ForcedAligner, "even": UniformAligner}
 
 
 class SpeechServer:
@@ -146,7 +146,7 @@ class SpeechServer:
         share = key_share(limits.max_connections_per_key, limits.max_connections, len(self.gatekeeper.key_names))
         limit = share if caller.max_connections is None else caller.max_connections
         name = "max_connections_per_key" if caller.is_known else "max_connections_without_key"
-        self._check(name, self.tally.total(of_key(CONNECTIONS, caller.name)), limit)
+        self._check(name, self.tally.total(key_counter(CONNECTIONS, caller.name)), limit)
         now_s = asyncio.get_running_loop().time()
         if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_after_s:
             raise RequestRefused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
@@ -170,17 +170,17 @@ class SpeechServer:
 
     def _count(self, caller: Principal, by: int) -> None:
         self.tally.change(CONNECTIONS, by)
-        self.tally.change(of_key(CONNECTIONS, caller.name), by)
+        self.tally.change(key_counter(CONNECTIONS, caller.name), by)
 
     async def drain(self) -> None:
         """Take nothing new, let what is spoken end, then close every connection."""
         self.draining = True
         log.info("draining", extra={"num_active_responses": self.num_active_responses})
         self._note_drained()
-        await _within(self.config.listen.drain_timeout_s, self._may_close)
+        await _wait_for(self.config.listen.drain_timeout_s, self._may_close)
         for connection in list(self._connections):
             _shielded(connection.end, "draining")
-        await _within(self.config.listen.close_timeout_s, self._drained)
+        await _wait_for(self.config.listen.close_timeout_s, self._drained)
 
     def hurry(self) -> None:
         """A drain waits no longer for what is spoken."""
@@ -221,7 +221,7 @@ class SpeechServer:
             self._overloaded_since_s = now_s
 
 
-async def _within(timeout_s: float, event: asyncio.Event) -> None:
+async def _wait_for(timeout_s: float, event: asyncio.Event) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()

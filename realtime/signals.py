@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-NUM_TURNS = 3
+NUM_LOOP_PASSES = 3
 """Of the event loop until it has called the handler of a signal that has come."""
 
 
-async def unless_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
+async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
     """Whether the work came to its end; a signal cancels it before. To be called in the main thread."""
     working = asyncio.create_task(work, name="voicewire start")
     told = False
@@ -26,7 +26,7 @@ async def unless_told_to_stop(work: Coroutine[Any, Any, None]) -> bool:
     with _handled_by(stop):
         try:
             await working
-            for _ in range(NUM_TURNS):
+            for _ in range(NUM_LOOP_PASSES):
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             if not told:

@@ -43,13 +43,13 @@ def signing_key(server_secret: bytes, key_digest: bytes) -> bytes:
     return hmac.digest(server_secret, b"voicewire browser token" + key_digest, hashlib.sha256)
 
 
-def mint(key_name: str, expires_s: int, secret: bytes, scopes: Iterable[TokenScope] = (TokenScope.SPEECH,)) -> str:
+def issue(key_name: str, expires_s: int, secret: bytes, scopes: Iterable[TokenScope] = (TokenScope.SPEECH,)) -> str:
     """Letters, digits, ``_ - .`` only, so that it can stand in a URL and in a sub-protocol."""
     signed = f"{PREFIX}.{_encode(key_name.encode())}.{expires_s}.{'-'.join(sorted(scopes))}"
     return f"{signed}.{_signature(signed, secret)}"
 
 
-def read(text: str) -> BrowserToken | None:
+def parse(text: str) -> BrowserToken | None:
     """What a token claims; ``None`` if it is none. Whether it is true, ``is_genuine`` tells."""
     signed, _, signature = text.rpartition(".")
     parts = signed.split(".")

@@ -15,7 +15,7 @@ from sessions.audio.stretch import MAX_SPEED, MIN_SPEED
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import UnsupportedFormat
 
-MAX_SHOWN_CHARS = 64
+MAX_DISPLAY_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class OptionResolver:
             ours = wanted
         if ours is not None:
             return ours, ""
-        return self.base.voice, f"voice {_shown(named)} is unknown, the default one speaks"
+        return self.base.voice, f"voice {_truncate(named)} is unknown, the default one speaks"
 
     def _language(self, named: str | None) -> tuple[str, str]:
         if not named:
@@ -65,7 +65,7 @@ class OptionResolver:
         ours = known_language(named, self.info.languages)
         if ours is not None:
             return ours, ""
-        return self.base.language, f"language {_shown(named)} is unknown, the default is taken"
+        return self.base.language, f"language {_truncate(named)} is unknown, the default is taken"
 
     def _speed(self, asked: float) -> tuple[float, str]:
         speed = min(max(asked, MIN_SPEED), MAX_SPEED)
@@ -76,10 +76,10 @@ def audio_format(wished: RequestedFormat) -> AudioFormat:
     try:
         encoding = Encoding(wished.encoding)
     except ValueError:
-        raise UnsupportedFormat(f"encoding {_shown(wished.encoding)} cannot be served", "encoding") from None
+        raise UnsupportedFormat(f"encoding {_truncate(wished.encoding)} cannot be served", "encoding") from None
     audio = AudioFormat(encoding=encoding, sample_rate=wished.sample_rate, packet_ms=wished.packet_ms)
     return audio if wished.bitrate is None else replace(audio, bitrate=wished.bitrate)
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "...")
+def _truncate(text: str) -> str:
+    return repr(text if len(text) <= MAX_DISPLAY_CHARS else text[:MAX_DISPLAY_CHARS] + "...")

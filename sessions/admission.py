@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sessions.config import RegistryLimits
 from sessions.errors import LimitExceeded
-from sessions.tally import RESPONSES, LocalUsageCounters, UsageCounters, of_key
+from sessions.tally import RESPONSES, LocalUsageCounters, UsageCounters, key_counter
 
 
 class ResponseLimiter:
@@ -25,7 +25,7 @@ class ResponseLimiter:
         self._check("max_active_responses", RESPONSES, self._limits.max_active_responses)
         if key:
             limit = self._limits.max_active_responses_per_key if key_limit is None else key_limit
-            self._check("max_active_responses_per_key", of_key(RESPONSES, key), limit)
+            self._check("max_active_responses_per_key", key_counter(RESPONSES, key), limit)
 
     def leave(self, key: str) -> None:
         self._count(key, -1)
@@ -33,7 +33,7 @@ class ResponseLimiter:
     def _count(self, key: str, by: int) -> None:
         self.num_active += by
         self._tally.change(RESPONSES, by)
-        self._tally.change(of_key(RESPONSES, key), by)
+        self._tally.change(key_counter(RESPONSES, key), by)
 
     def _check(self, name: str, counted: str, limit: int) -> None:
         if self._tally.total(counted) >= limit:

@@ -15,7 +15,7 @@ from engine.api import (
 from sessions.audio.stretch import MAX_SPEED, MIN_SPEED
 from sessions.config import AudioFormat, SessionLimits, SpeechSettings
 from sessions.errors import LimitExceeded
-from sessions.packets import packet_encoder
+from sessions.packets import create_packetizer
 
 MAX_FRAMES = 2**32 - 1
 
@@ -79,4 +79,4 @@ def check_sampling(sampling: SamplingParams, info: EngineInfo) -> None:
 
 def check_format(audio: AudioFormat) -> None:
     """Raises ``UnsupportedFormat``."""
-    packet_encoder(audio)
+    create_packetizer(audio)

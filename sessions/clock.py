@@ -14,14 +14,14 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def tick_at(moment_s: float) -> float:
+def next_tick(moment_s: float) -> float:
     """The first tick at or after a moment, but for what floats and loops round away."""
     return math.ceil((moment_s - TOLERANCE_S / 2) / TICK_S) * TICK_S
 
 
-def between_ticks(moment_s: float) -> float:
+def next_mid_tick(moment_s: float) -> float:
     """The first moment half way between two ticks: for what should hold up nobody who waits for a tick."""
-    return tick_at(moment_s - TICK_S / 2) + TICK_S / 2
+    return next_tick(moment_s - TICK_S / 2) + TICK_S / 2
 
 
 def is_due(moment_s: float, now_s: float) -> bool:
@@ -45,7 +45,7 @@ class WakeEvent:
         if not self._rung:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = None if until_s is None else loop.call_at(tick_at(until_s), self.ring)
+            timer = None if until_s is None else loop.call_at(next_tick(until_s), self.ring)
             try:
                 await self._waiter
             finally:

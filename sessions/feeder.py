@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.api import EngineError, SpeechRequest, SpeechStream
-from sessions.clock import TICK_S, is_due, now_s, tick_at
+from sessions.clock import TICK_S, is_due, next_tick, now_s
 from sessions.config import SpeechSettings
 from sessions.outbox import SendQueue
 from sessions.script import FlushItem, TextPipeline, TextSegment
@@ -206,4 +206,4 @@ class SegmentScheduler:
             self._timer = None
         if moment_s is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(tick_at(moment_s), self.advance)
+            self._timer = loop.call_at(next_tick(moment_s), self.advance)

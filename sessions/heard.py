@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 
-from sessions.alignment.aligner import ForcedAligner, MakeAligner
+from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.even import UniformAligner
 from sessions.alignment.late import AlignmentBacklog, LazyAligner
-from sessions.alignment.times import WordTime, timed
-from sessions.alignment.words import WordSpanTracker, word_cut
+from sessions.alignment.times import WordTime, to_word_time
+from sessions.alignment.words import WordSpanTracker, last_word_boundary
 from sessions.audio.pcm import Pcm
 from sessions.events import HeardText
 from sessions.text.spans import SpannedText
@@ -64,7 +64,7 @@ class SegmentTimeline:
         bounds = self.aligner.bounds
         words = []
         while (word := self.words.next_word(self.complete)) and word.sound_end < len(bounds):
-            words.append(timed(word, bounds, self.index, self.start_sample, sample_rate, floor_ms))
+            words.append(to_word_time(word, bounds, self.index, self.start_sample, sample_rate, floor_ms))
             self.words.take(word)
         return words
 
@@ -99,7 +99,7 @@ class ResponseTimeline:
     def __init__(
         self,
         sample_rate: int,
-        make_aligner: MakeAligner = ForcedAligner,
+        make_aligner: AlignerFactory = ForcedAligner,
         speed: float = 1.0,
         backlog: AlignmentBacklog | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ class ResponseTimeline:
     def heard(self, played_samples: int, roughly: bool = False) -> HeardText:
         """``roughly`` looks through nothing and takes each character to last as long as any other."""
         raw = self.raw()
-        cut = word_cut(raw, self._position(played_samples, roughly))
+        cut = last_word_boundary(raw, self._position(played_samples, roughly))
         return HeardText(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
 
     def all_heard(self, audio_ms: float) -> HeardText:

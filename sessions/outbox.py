@@ -84,7 +84,7 @@ class SendQueue:
         self._pacer.report(played_samples, now_s)
 
     def put(self, packets: Iterable[AudioPacket], now_s: float, late_cause: UnderrunCause) -> None:
-        for group in grouped(packets, self._max_message_samples):
+        for group in group_packets(packets, self._max_message_samples):
             num_samples = sum(packet.num_samples for packet in group)
             self._waiting.append(PacketGroup(tuple(group), num_samples, now_s, late_cause))
             self.waiting_samples += num_samples
@@ -141,7 +141,7 @@ def max_message_ms(lead_ms: int | None, message_ms: int) -> int:
     return min(message_ms, max(lead_ms // MESSAGES_IN_LEAD, min(FRAME_MESSAGE_MS, lead_ms // 2)))
 
 
-def grouped(packets: Iterable[AudioPacket], max_samples: int) -> Iterable[Sequence[AudioPacket]]:
+def group_packets(packets: Iterable[AudioPacket], max_samples: int) -> Iterable[Sequence[AudioPacket]]:
     """In order, each group as long as fits and at least one packet."""
     group: list[AudioPacket] = []
     for packet in packets:

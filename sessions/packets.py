@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sessions.audio.formats.encoders import held_back_samples, opus_settings, stream_encoder
+from sessions.audio.formats.encoders import codec_delay_samples, opus_settings, stream_encoder
 from sessions.audio.framer import Framer, PcmFrame
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import Pcm
@@ -58,12 +58,12 @@ class StreamPacketizer:
         return packets
 
 
-def packet_encoder(audio: AudioFormat) -> Packetizer:
+def create_packetizer(audio: AudioFormat) -> Packetizer:
     """Raises ``UnsupportedFormat``."""
     return OpusEncoder(opus_settings(audio)) if audio.encoding is Encoding.OPUS else StreamPacketizer(audio)
 
 
-def held_back_ms(audio: AudioFormat) -> float:
+def codec_delay_ms(audio: AudioFormat) -> float:
     """Sound at most that was pushed and cannot be heard yet by one who decodes all packets so far."""
-    held_ms = 1000 * held_back_samples(audio) / audio.sample_rate
+    held_ms = 1000 * codec_delay_samples(audio) / audio.sample_rate
     return held_ms if audio.encoding is Encoding.OPUS else PACKET_MS + held_ms

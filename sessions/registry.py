@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.api import SpeechChunk, SpeechEngine
 from sessions.admission import ResponseLimiter
-from sessions.alignment.aligner import ForcedAligner, MakeAligner
+from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.late import AlignmentBacklog
 from sessions.alignment.spare import IdleAlignmentBacklog
 from sessions.audio.formats.codecs import warm_up_codecs
@@ -58,7 +58,7 @@ class SessionRegistry:
         limits: RegistryLimits | None = None,
         metrics: Metrics | None = None,
         voices: VoiceStore | None = None,
-        make_aligner: MakeAligner = ForcedAligner,
+        make_aligner: AlignerFactory = ForcedAligner,
         tally: UsageCounters | None = None,
     ) -> None:
         self.limits = limits or RegistryLimits()

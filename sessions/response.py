@@ -26,15 +26,15 @@ from sessions.text.segmenter import SegmenterSettings
 from sessions.text_budget import TextQueue
 from sessions.weak import weak_method
 
-MAX_AT_ONCE_BYTES = 96_000
+MAX_INLINE_ALIGN_BYTES = 96_000
 """So much kept speech, a second at 24 kHz, is looked through on the event loop: 3 ms."""
-EVENTS_AT_ONCE = 50
+YIELD_EVERY_EVENTS = 50
 """Those that are due are given so many at a time, then others have their turn: a flush costs its writer nothing."""
 MAX_PLAYED_MS = 1e12
 """A client's count is cut to this: thirty years, and small enough to be turned into samples."""
 
 
-def backlog_for(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:
+def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:
     """Where the speech waits in which words are to be found; ``None``: it does not wait."""
     if settings.word_times or not settings.tells_heard:
         return None
@@ -70,7 +70,9 @@ class Response:
         self._on_end = on_end
         is_asked = settings.tells_heard or settings.word_times
         make_aligner = services.make_aligner if is_asked else UniformAligner
-        self._told = ResponseTimeline(info.sample_rate, make_aligner, settings.speed, backlog_for(settings, services))
+        self._told = ResponseTimeline(
+            info.sample_rate, make_aligner, settings.speed, select_backlog(settings, services)
+        )
         self._script = TextPipeline(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
         self._outbox = SendQueue(response_id, pacer, weak_method(self._count_underrun), services.limits.max_message_ms)
         self._reader = WakeEvent()
@@ -187,7 +189,7 @@ class Response:
         if self._told_end:
             raise StopAsyncIteration
         self._num_given += 1
-        if self._num_given % EVENTS_AT_ONCE == 0:
+        if self._num_given % YIELD_EVERY_EVENTS == 0:
             await asyncio.sleep(0)
         while (event := self._take_due(now_s())) is None and self._terminal is None:
             await self._reader.wait(until_s=self._outbox.due_s(now_s()))
@@ -332,7 +334,7 @@ class Response:
         return self._told.heard(played_samples)
 
     async def _look_through(self, played_samples: int) -> None:
-        if self._told.num_kept_bytes(played_samples) > MAX_AT_ONCE_BYTES:
+        if self._told.num_kept_bytes(played_samples) > MAX_INLINE_ALIGN_BYTES:
             await self._services.aligners.run(lambda: self._told.catch_up(played_samples))
 
     def _played_engine_samples(self) -> int:

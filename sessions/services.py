@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.api import SpeechEngine
-from sessions.alignment.aligner import ForcedAligner, MakeAligner
+from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.late import AlignmentBacklog
 from sessions.alignment.spare import IdleAlignmentBacklog
 from sessions.checks import check_settings
@@ -14,7 +14,7 @@ from sessions.encoders import EncoderPool
 from sessions.metrics import Metrics
 from sessions.text_budget import TextBudget
 from sessions.turns import LoopThrottle
-from sessions.voices.naming import with_stored_voice
+from sessions.voices.naming import resolve_stored_voice
 from sessions.voices.store import VoiceStore
 
 
@@ -26,7 +26,7 @@ class SessionServices:
     metrics: Metrics
     voices: VoiceStore | None = None
     """Voices beside those of the checkpoint."""
-    make_aligner: MakeAligner = ForcedAligner
+    make_aligner: AlignerFactory = ForcedAligner
     """Finds when each word is spoken."""
     backlog: AlignmentBacklog = field(default_factory=AlignmentBacklog)
     """Speech that it has not looked through, for nobody has asked."""
@@ -40,6 +40,6 @@ class SessionServices:
 
     def checked(self, settings: SpeechSettings, key: str) -> SpeechSettings:
         """The settings with the voice that they name, for a holder of ``key``. Raises what ``check_settings`` does."""
-        settings = with_stored_voice(settings, key, self.engine.info, self.voices)
+        settings = resolve_stored_voice(settings, key, self.engine.info, self.voices)
         check_settings(settings, self.engine.info, self.limits)
         return settings

@@ -11,14 +11,14 @@ UPLOADS, ENCODINGS = "uploads", "encodings"
 """Recordings that arrive, and that are listened to."""
 
 
-def of_key(kind: str, key_name: str) -> str:
+def key_counter(kind: str, key_name: str) -> str:
     return f"{kind} of {key_name}"
 
 
-def all_names(key_names: Iterable[str]) -> list[str]:
+def counter_names(key_names: Iterable[str]) -> list[str]:
     """Everything that is ever counted on a server with these keys; also connections whose key is still to come."""
-    by_key = (of_key(kind, key_name) for key_name in key_names for kind in (CONNECTIONS, RESPONSES))
-    return [CONNECTIONS, SESSIONS, RESPONSES, UPLOADS, ENCODINGS, of_key(CONNECTIONS, ""), *by_key]
+    by_key = (key_counter(kind, key_name) for key_name in key_names for kind in (CONNECTIONS, RESPONSES))
+    return [CONNECTIONS, SESSIONS, RESPONSES, UPLOADS, ENCODINGS, key_counter(CONNECTIONS, ""), *by_key]
 
 
 class UsageCounters(Protocol):

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.api import SpeechChunk
 from sessions.audio.crossfade import Crossfader
-from sessions.audio.formats.encoders import is_costly
+from sessions.audio.formats.encoders import is_cpu_intensive
 from sessions.audio.joiner import SegmentJoiner
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
@@ -18,9 +18,9 @@ from sessions.audio.stretch import TimeStretcher
 from sessions.config import AudioFormat
 from sessions.encoders import EncoderPool
 from sessions.outbox import AudioPacket
-from sessions.packets import PACKET_MS, held_back_ms, packet_encoder
+from sessions.packets import PACKET_MS, codec_delay_ms, create_packetizer
 
-PIECE_PACKETS = 4
+ENCODE_SLICE_PACKETS = 4
 """Encoded on the event loop without a turn for others: 0.3 ms."""
 JOIN_MS = 10
 """How long one segment goes over into the next."""
@@ -38,8 +38,8 @@ class AudioChain:
 
     def __init__(self, audio: AudioFormat, engine_rate: int, threads: EncoderPool, speed: float = 1.0) -> None:
         self._threads = threads
-        self._is_costly = is_costly(audio.encoding)
-        self._encoder = packet_encoder(audio)
+        self._is_costly = is_cpu_intensive(audio.encoding)
+        self._encoder = create_packetizer(audio)
         self._changes_speed = speed != 1.0
         self._stretcher = TimeStretcher(engine_rate, speed)
         self._resampler = Resampler(engine_rate, audio.sample_rate)
@@ -47,7 +47,7 @@ class AudioChain:
         self._first_samples = engine_rate * (JOIN_MS + RESAMPLE_MS + PACKET_MS) // 1000
         self._packet_samples = audio.sample_rate * PACKET_MS // 1000
         self._joiner = SegmentJoiner(self._join_samples)
-        pause_ms = max(MIN_PAUSE_MS, JOIN_MS + RESAMPLE_MS + held_back_ms(audio))
+        pause_ms = max(MIN_PAUSE_MS, JOIN_MS + RESAMPLE_MS + codec_delay_ms(audio))
         if self._changes_speed:
             pause_ms = pause_ms * speed + STRETCH_MS
         self._pause_samples = int(engine_rate * pause_ms / 1000)
@@ -116,7 +116,7 @@ class AudioChain:
     async def _encode_resampled(self, pcm: Pcm) -> Sequence[AudioPacket]:
         """In small pieces on the event loop: whoever has a second in hand must not hold up who has not."""
         self.num_samples += pcm.size
-        at_once = PIECE_PACKETS * self._packet_samples if self._threads.is_here else max(pcm.size, 1)
+        at_once = ENCODE_SLICE_PACKETS * self._packet_samples if self._threads.is_here else max(pcm.size, 1)
         packets: list[AudioPacket] = []
         for at in range(0, pcm.size, at_once):
             packets += await self._run(partial(self._encoder.push, pcm[at : at + at_once]))

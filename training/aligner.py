@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from sessions.alignment.aligner import EDGE
 from sessions.alignment.ear import CONTEXT_FRAMES, FRAMES_PER_STEP, NUM_BANDS, STEP_MS, BandEnergies
-from sessions.alignment.letters import CHARACTERS, MAX_STEPS, PLACES_BESIDE, AlignmentUnits, runs_of, window_of
+from sessions.alignment.letters import CHARACTERS, CONTEXT_CHARS, MAX_STEPS, AlignmentUnits, context_window, split_runs
 from sessions.alignment.path import ViterbiPath as Way
 from sessions.alignment.weights import AlignerWeights
 from training.clock import warm_cosine
@@ -37,7 +37,7 @@ Guess = Callable[[npt.NDArray[np.int64]], AlignmentUnits]
 """Windows of letters to what they sound like."""
 
 NUM_SOUNDS = len(PHONEMES)
-PLACES = 2 * PLACES_BESIDE + 1
+PLACES = 2 * CONTEXT_CHARS + 1
 STEP_HZ = 1000 / STEP_MS
 SPELLINGS = dict(
     a="ae ey aa ax ah ao eh", b="b", c="k s ch", d="d", e="eh iy ax ih er", f="f", g="g jh ng", h="hh sh th dh",
@@ -186,15 +186,15 @@ class Spoken:
 
     @classmethod
     def of(cls, heard: Heard) -> Spoken:
-        runs = [EDGE, *runs_of(heard.text), EDGE]
-        return cls(np.concatenate([window_of(run) for run in runs]), heard.sounds)
+        runs = [EDGE, *split_runs(heard.text), EDGE]
+        return cls(np.concatenate([context_window(run) for run in runs]), heard.sounds)
 
 
 def first_guess(windows: npt.NDArray[np.int64]) -> AlignmentUnits:
     """Letters by ``SPELLINGS``, marks as pauses."""
     sounds = np.full((len(windows), NUM_SOUNDS), 0.3 / NUM_SOUNDS, np.float32)
     durations = np.full((len(windows), MAX_STEPS + 1), np.log(0.5 / MAX_STEPS), np.float32)
-    for row, number in enumerate(windows[:, PLACES_BESIDE]):
+    for row, number in enumerate(windows[:, CONTEXT_CHARS]):
         likely = SPELLINGS.get(CHARACTERS[number], "pau").split()
         for rank, name in enumerate(likely):
             sounds[row, PHONEMES.index(name)] += 0.7 / (rank + 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
-from engine.models.qwen3_tts.prompt import NONE, PromptBuilder
+from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptBuilder
 
 END, IGNORED = -1, -2
 LANGUAGES = ("auto", "english")
@@ -29,7 +29,10 @@ class Prefixes:
 
         def table(side: str) -> Tensor:
             padded = [
-                [[getattr(row, side) for row in prefix] + [NONE] * (longest - len(prefix)) for prefix in by_language]
+                [
+                    [getattr(row, side) for row in prefix] + [NO_TOKEN] * (longest - len(prefix))
+                    for prefix in by_language
+                ]
                 for by_language in rows
             ]
             return torch.tensor(padded, device=device)
@@ -68,12 +71,12 @@ def build_rows(
 
     spoken = texts[(first_text + i.clamp_min(0)).clamp_max(len(texts) - 1)].long()
     text = torch.where(i < num_text, spoken, torch.where(i == num_text, ids.tts_eos, ids.tts_pad))
-    codec = torch.where(j < 0, control.pad, torch.where(j == 0, control.bos, NONE))
+    codec = torch.where(j < 0, control.pad, torch.where(j == 0, control.bos, NO_TOKEN))
     within = place.clamp_max(prefixes.text.shape[2] - 1).expand_as(i)
     text = torch.where(in_prefix, prefixes.text[voice[:, 0], language].gather(1, within), text)
     codec = torch.where(in_prefix, prefixes.codec[voice[:, 0], language].gather(1, within), codec)
 
-    frame = torch.where(inside & (j > 0), first_frame + j - 1, NONE)
+    frame = torch.where(inside & (j > 0), first_frame + j - 1, NO_TOKEN)
     target = torch.where(j < num_frames, first_frame + j, END)
     target = torch.where(inside & (j >= 0), target, IGNORED)
     return Rows(torch.where(inside, text, ids.tts_pad), codec, frame, target)

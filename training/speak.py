@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.layers.transformer import CausalContext
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
-from engine.models.qwen3_tts.prompt import NONE, PromptBuilder, PromptPosition
+from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptBuilder, PromptPosition
 from engine.models.qwen3_tts.talker import Talker
 from training.settings import Sampling
 
@@ -75,7 +75,9 @@ class Speaker:
 
     def _embed(self, rows: list[PromptPosition]) -> Tensor:
         text, codec = torch.tensor([(row.text, row.codec) for row in rows], device=self._device).unbind(1)
-        return self._talker.embed_text(text) + self._talker.embed_codec(codec.clamp_min(0)) * (codec != NONE)[:, None]
+        return (
+            self._talker.embed_text(text) + self._talker.embed_codec(codec.clamp_min(0)) * (codec != NO_TOKEN)[:, None]
+        )
 
     def _frame(self, x: Tensor, length: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """(codes [B, K], whether the row's speech ended) after ``length`` rows of ``x``."""

@@ -30,9 +30,7 @@ class PagedKV:
         self.block_size = block_size
         self.scratch_block = num_blocks + 1
         sizes = (shape.num_layers, 2, num_blocks + 2, block_size, shape.num_kv_heads, shape.head_dim)
-        self.data = (
-            clear_pages(sizes, dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=dtype, device=device)
-        )
+        self.data = lazy_zeros(sizes, dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=dtype, device=device)
 
     @staticmethod
     def block_bytes(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
@@ -56,7 +54,7 @@ class PagedKV:
         self.data.flatten(2, 3).index_copy_(2, self.lines(table, values.shape[2]), values)
 
 
-def clear_pages(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+def lazy_zeros(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros on the CPU that take no memory until they are written: the system clears a page when it is first touched.
 
     ``torch.zeros`` writes them all.

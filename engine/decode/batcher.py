@@ -13,11 +13,11 @@ CALL_FRAMES = (8, 4, 2, 1)
 """Frames one call may decode for each of its rows, largest first."""
 CALL_ROWS = (1, 2, 4, 6, 8, 12, 16)
 """Rows of one call: each shape costs the math library some milliseconds and megabytes when it is met first."""
-MAX_CALL_CELLS = 16
+MAX_CALL_FRAMES_TOTAL = 16
 """Rows times frames of one call; larger ones cost no less a frame, and fall out of the second cache."""
 GATHER_FRAMES = 4
 """What a listener with lead to spare waits for, unless it is said."""
-ANY: Mapping[int, int] = {}
+NO_PREFERENCE: Mapping[int, int] = {}
 
 
 def plan_calls(
@@ -25,7 +25,7 @@ def plan_calls(
     slack_s: Mapping[int, float],
     gather_slack_s: float,
     final: set[int],
-    wanted_frames: Mapping[int, int] = ANY,
+    wanted_frames: Mapping[int, int] = NO_PREFERENCE,
 ) -> dict[int, list[int]]:
     """Frames a row -> slots. ``pending`` counts frames by slot; what is left over waits for the next round.
 
@@ -45,13 +45,13 @@ def plan_calls(
 
 def all_calls() -> Iterator[tuple[int, int]]:
     """(rows, frames) of every call there can be, small ones first."""
-    shapes = ((rows, frames) for frames in CALL_FRAMES for rows in CALL_ROWS if rows * frames <= MAX_CALL_CELLS)
+    shapes = ((rows, frames) for frames in CALL_FRAMES for rows in CALL_ROWS if rows * frames <= MAX_CALL_FRAMES_TOTAL)
     return iter(sorted(shapes, key=math.prod))
 
 
-def in_calls(slots: Sequence[int], num_frames: int) -> Iterator[Sequence[int]]:
+def split_into_calls(slots: Sequence[int], num_frames: int) -> Iterator[Sequence[int]]:
     """``slots`` in runs that one call each can take."""
-    most = max(1, MAX_CALL_CELLS // num_frames)
+    most = max(1, MAX_CALL_FRAMES_TOTAL // num_frames)
     for start in range(0, len(slots), most):
         yield slots[start : start + most]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
-from engine.decode.batcher import ANY, all_calls, in_calls, padded_rows, plan_calls
+from engine.decode.batcher import NO_PREFERENCE, all_calls, padded_rows, plan_calls, split_into_calls
 from engine.decode.primer import DecoderPrimer
 from engine.models.base import DecodedAudio, VoiceReference
 
@@ -54,7 +54,7 @@ class PendingFrames:
         self.final.discard(slot)
 
 
-def decoded(slots: Sequence[int], pcm: Tensor) -> list[DecodedAudio]:
+def to_decoded(slots: Sequence[int], pcm: Tensor) -> list[DecodedAudio]:
     """One entry a slot; a row that is not finite fails alone."""
     finite = torch.isfinite(pcm).all(-1).tolist()
     samples = pcm.float().cpu().numpy()
@@ -64,7 +64,7 @@ def decoded(slots: Sequence[int], pcm: Tensor) -> list[DecodedAudio]:
     ]
 
 
-def isolated(
+def decode_isolated(
     decode: Callable[[Sequence[int], int], list[DecodedAudio]], slots: Sequence[int], count: int
 ) -> list[DecodedAudio]:
     """``decode`` for all slots; when that raises, for each alone, and those that raise again carry the error."""
@@ -72,7 +72,7 @@ def isolated(
         return decode(slots, count)
     except Exception as error:
         if len(slots) > 1:
-            return [out for slot in slots for out in isolated(decode, [slot], count)]
+            return [out for slot in slots for out in decode_isolated(decode, [slot], count)]
         return [DecodedAudio(slots[0], NO_PCM, error=f"{type(error).__name__}: {error}")]
 
 
@@ -136,14 +136,16 @@ class StreamingDecodeStage:
     def busy(self) -> bool:
         return self.pending.has_frames or self.primer.busy
 
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
+    def step(
+        self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE
+    ) -> list[DecodedAudio]:
         failed = self._prime_some() if self.primer.busy else []
         counts = {slot: n for slot, n in self.pending.counts().items() if not self.primer.is_at_work(slot)}
         for out in failed:
             del counts[out.slot]
         calls = plan_calls(counts, slack_s, self.gather_slack_s, self.pending.final, wanted_frames)
-        runs = [(run, count) for count, slots in calls.items() for run in in_calls(slots, count)]
-        return [*failed, *(out for run, count in runs for out in isolated(self._decode, run, count))]
+        runs = [(run, count) for count, slots in calls.items() for run in split_into_calls(slots, count)]
+        return [*failed, *(out for run, count in runs for out in decode_isolated(self._decode, run, count))]
 
     def _prime_some(self) -> list[DecodedAudio]:
         slot = self.primer.oldest
@@ -157,7 +159,7 @@ class StreamingDecodeStage:
     def _decode(self, slots: Sequence[int], count: int) -> list[DecodedAudio]:
         pcm = self._move_on(slots, self.pending.peek(slots, count))
         self.pending.drop(slots, count)
-        return decoded(slots, pcm)
+        return to_decoded(slots, pcm)
 
     def _move_on(self, slots: Sequence[int], frames: Sequence[Sequence[Sequence[int]]]) -> Tensor:
         """frames [rows][count][codebooks] -> PCM; the slots' state follows."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.cache.block_pool import BlockPool
-from engine.decode.batcher import ANY, plan_calls
-from engine.decode.slots import PendingFrames, decoded, isolated
+from engine.decode.batcher import NO_PREFERENCE, plan_calls
+from engine.decode.slots import PendingFrames, decode_isolated, to_decoded
 from engine.models.base import DecodedAudio, VoiceReference
 
 
@@ -87,12 +87,14 @@ class WindowedDecodeStage:
     def _tails_to_settle(self) -> list[int]:
         return [s for s in self.pending.final if not self.pending.frames[s] and self.windows[s].tail_is_out]
 
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
+    def step(
+        self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE
+    ) -> list[DecodedAudio]:
         counts, final = self.pending.counts(), self.pending.final
         calls = plan_calls(counts, slack_s, self.gather_slack_s, final, wanted_frames)
         tails = self._tails_to_settle()
         work = [(slot, count) for count, slots in calls.items() for slot in slots] + [(slot, 0) for slot in tails]
-        return [out for slot, count in work for out in isolated(self._decode, [slot], count)]
+        return [out for slot, count in work for out in decode_isolated(self._decode, [slot], count)]
 
     def _decode(self, slots: Sequence[int], count: int) -> list[DecodedAudio]:
         (slot,) = slots
@@ -101,7 +103,7 @@ class WindowedDecodeStage:
         frames = [*window.frames[-self.context_frames :], *fresh]
         pcm = self.codec(torch.tensor([frames], device=self.device).transpose(1, 2))
         overlap = self.overlap_samples if window.tail_is_out else 0
-        out = decoded([slot], pcm[:, pcm.shape[1] - count * self.frame_samples - overlap :])[0]
+        out = to_decoded([slot], pcm[:, pcm.shape[1] - count * self.frame_samples - overlap :])[0]
         self.pending.drop(slots, count)
         window.frames = frames[-self.context_frames :]
         ended = slot in self.pending.final and not self.pending.frames[slot]

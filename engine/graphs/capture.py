@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from engine.recording import ALONE
+from engine.recording import CAPTURE_LOCK
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536)
 """Rows of a step are padded to the next of these; larger ones are an eighth apart."""
@@ -21,7 +21,7 @@ def buckets_up_to(limit: int) -> tuple[int, ...]:
     return (*sizes, limit)
 
 
-def fitting(buckets: Sequence[int], count: int) -> int:
+def bucket_for(buckets: Sequence[int], count: int) -> int:
     """The smallest bucket that holds ``count`` rows."""
     return buckets[bisect_left(buckets, count)]
 
@@ -58,7 +58,7 @@ class GraphSet:
                 self._run(*key)
 
     def _record(self, *key: int) -> None:
-        with ALONE:
+        with CAPTURE_LOCK:
             torch.cuda.synchronize(self._device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from engine.cache.block_pool import BlockPool
-from engine.decode.batcher import ANY, CALL_FRAMES, GATHER_FRAMES
-from engine.graphs.capture import GraphSet, buckets_up_to, fitting
+from engine.decode.batcher import CALL_FRAMES, GATHER_FRAMES, NO_PREFERENCE
+from engine.graphs.capture import GraphSet, bucket_for, buckets_up_to
 from engine.graphs.lanes import DecodeExecutor, PendingWork
-from engine.graphs.rounds import Numbers, Seconds, in_calls, plan_round, spread
+from engine.graphs.rounds import Numbers, Seconds, limit_round, plan_round, split_into_calls
 from engine.models.base import DecodedAudio, VoiceReference
 from engine.transfer import to_device
 
 NOT_FINITE = "the decoder's output is not finite"
 NUM_RESULTS = 16
 """Sets of host buffers for calls in flight: two rounds of a crowd. To make one more stops the device."""
-LEAST_ROUND_FRAMES = 64
+MIN_ROUND_FRAMES = 64
 ROUND_SHARE = 1.25
 """Frames of one round, for each slot in use: a little more than a step makes."""
 
@@ -185,7 +185,9 @@ class GraphDecodeStage:
 
     # -- rounds --------------------------------------------------------------------------------------------------
 
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
+    def step(
+        self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE
+    ) -> list[DecodedAudio]:
         slack, wanted = np.zeros(self.num_slots + 1), np.full(self.num_slots + 1, GATHER_FRAMES)
         slack[list(slack_s)] = list(slack_s.values())
         wanted[list(wanted_frames)] = list(wanted_frames.values())
@@ -196,12 +198,12 @@ class GraphDecodeStage:
         waiting = self.use.num_waiting
         slots, counts = plan_round(waiting, slack_s, wanted_frames, self.use.final, self.gather_slack_s)
         can_be_put_off = waiting[slots] < self.program.ring.shape[1] // 2  # else the ring would run over its frames
-        most = max(LEAST_ROUND_FRAMES, round(ROUND_SHARE * (self.num_slots - self.num_free)))
+        most = max(MIN_ROUND_FRAMES, round(ROUND_SHARE * (self.num_slots - self.num_free)))
         num_due = len(slots)
-        slots, counts = spread(slots, counts, np.where(can_be_put_off, slack_s[slots], 0.0), most)
+        slots, counts = limit_round(slots, counts, np.where(can_be_put_off, slack_s[slots], 0.0), most)
         self.put_off = len(slots) < num_due
         self.lane.follow()
-        for own, count in in_calls(slots, counts, slack_s, self.program.rows_of):
+        for own, count in split_into_calls(slots, counts, slack_s, self.program.rows_of):
             self._launch_call(own, count, float(slack_s[own].min()))
         return len(self.calls)
 
@@ -233,7 +235,7 @@ class GraphDecodeStage:
         self.graphs.replay(bucket, num_frames)
 
     def bucket(self, num_rows: int, num_frames: int) -> int:
-        return fitting(self.buckets[num_frames], num_rows)
+        return bucket_for(self.buckets[num_frames], num_rows)
 
     @property
     def call_shapes(self) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ import torch
 from engine.admission import StepTimeTable
 from engine.api import SpeechRequest
 from engine.batch import StepBatch
-from engine.collector import leave_the_old_alone
+from engine.collector import freeze_gc
 from engine.config import EngineConfig
 from engine.decode.batcher import CALL_FRAMES
 from engine.engine import MIN_BURST_SLACK_S, STALL_RETRY_S, Engine
@@ -27,14 +27,14 @@ from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecodeStage
 from engine.graphs.runner import GraphRunner
 from engine.graphs.stages import GraphStageFactories
-from engine.kernels.ahead import only_compiling
+from engine.kernels.ahead import compile_only
 from engine.model_runner import Result
 from engine.models.base import DecodedAudio, FrameOutcome, SpeechModel
 from engine.request import Request, RequestPhase
 
 log = logging.getLogger(__name__)
 
-COLD_S = 4.0
+COLD_COMPILE_THRESHOLD_S = 4.0
 """The first graph takes no longer where its kernels have been compiled before."""
 
 
@@ -59,7 +59,7 @@ class PipelinedEngine(Engine):
             start = time.perf_counter()
             for number, (graphs, key) in enumerate(self.recordings(), 1):
                 graphs.capture(*key)
-                if number == 1 and time.perf_counter() - start > COLD_S:
+                if number == 1 and time.perf_counter() - start > COLD_COMPILE_THRESHOLD_S:
                     self.compile_ahead()
                 log.debug(
                     "graph %d of %d: %s, %.1f s", number, len(self.recordings()), key, time.perf_counter() - start
@@ -68,13 +68,13 @@ class PipelinedEngine(Engine):
         super().warm_up()
         self.step_model.calibrate(self.measure_shape())
         if self.runner.device.type == "cuda":
-            leave_the_old_alone()
+            freeze_gc()
 
     def compile_ahead(self) -> None:
         """What all graphs launch, side by side: one after another it takes a minute."""
         start = time.perf_counter()
         try:
-            with only_compiling():
+            with compile_only():
                 for graphs, key in self.recordings():
                     graphs.rehearse(*key)
         except Exception:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.graphs.buffers import DeviceEvent
 
-Work = Callable[[], None]
+DecodeWork = Callable[[], None]
 
 
 class PendingWork(Protocol):
@@ -32,7 +32,7 @@ class DecodeExecutor(Protocol):
         """What is run from here on sees the codes of all frames launched so far."""
         ...
 
-    def run(self, work: Work) -> PendingWork: ...
+    def run(self, work: DecodeWork) -> PendingWork: ...
     def close(self) -> None: ...
 
 
@@ -49,7 +49,7 @@ class CudaStreamExecutor:
         with torch.cuda.stream(self._stream):
             brought.hold()
 
-    def run(self, work: Work) -> PendingWork:
+    def run(self, work: DecodeWork) -> PendingWork:
         with torch.cuda.stream(self._stream):
             work()
             return DeviceEvent(self.ring.device)
@@ -58,7 +58,7 @@ class CudaStreamExecutor:
         pass
 
 
-def beside_frames(ring: Tensor) -> CudaStreamExecutor:
+def same_device_executor(ring: Tensor) -> CudaStreamExecutor:
     """On their own device; frames give way to it."""
     return CudaStreamExecutor(ring, lambda: DeviceEvent(ring.device), priority=-1)
 
@@ -91,7 +91,7 @@ class CpuThreadExecutor:
     def follow(self) -> None:
         self._brought = self._mirror.bring()
 
-    def run(self, work: Work) -> PendingWork:
+    def run(self, work: DecodeWork) -> PendingWork:
         return FutureWork(self._thread.submit(run_after, self._brought, work))
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class CpuThreadExecutor:
 
 
 @torch.inference_mode()
-def run_after(brought: DeviceEvent, work: Work) -> None:
+def run_after(brought: DeviceEvent, work: DecodeWork) -> None:
     brought.wait()
     work()
 
@@ -122,11 +122,11 @@ def new_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream | N
     return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
 
 
-def choose_lane(ring: Tensor, device: torch.device, wants_own: bool, num_threads: int) -> DecodeExecutor:
+def create_decode_executor(ring: Tensor, device: torch.device, wants_own: bool, num_threads: int) -> DecodeExecutor:
     """For decoding on ``device``. On the CPU beside frames on the CPU, a thread of its own where that is wanted."""
     if device.type == "cpu" and (ring.is_cuda or wants_own):
         return CpuThreadExecutor(ring, num_threads)
     if device.type == "cuda" and (device.index or 0) != (ring.device.index or 0):
         mirror = CodeRingMirror(ring, device)
         return CudaStreamExecutor(mirror.ring, mirror.bring)
-    return beside_frames(ring)
+    return same_device_executor(ring)

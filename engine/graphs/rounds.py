@@ -26,7 +26,7 @@ def plan_round(
     return slots, SIZES[np.searchsorted(SIZES, most, side="right") - 1]
 
 
-def spread(slots: Numbers, counts: Numbers, slack_s: Seconds, max_frames: int) -> tuple[Numbers, Numbers]:
+def limit_round(slots: Numbers, counts: Numbers, slack_s: Seconds, max_frames: int) -> tuple[Numbers, Numbers]:
     """As many of ``slots`` as make ``max_frames``, those with least slack first, and all that have none.
 
     Slots that began together gather together: without this all would decode many frames in one step, and none in the
@@ -38,7 +38,7 @@ def spread(slots: Numbers, counts: Numbers, slack_s: Seconds, max_frames: int) -
     return slots[chosen], counts[chosen]
 
 
-def in_calls(
+def split_into_calls(
     slots: Numbers, counts: Numbers, slack_s: Seconds, rows_of: Callable[[int], int]
 ) -> list[tuple[Numbers, int]]:
     """One call each: slots and frames a row, at most ``rows_of(frames)`` slots, those with least slack first; and the

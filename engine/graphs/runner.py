@@ -16,8 +16,8 @@ from engine.cache.kv_cache import PagedKV
 from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
 from engine.graphs.buffers import DeviceEvent, StaticBuffers
-from engine.graphs.capture import GraphSet, buckets_up_to, fitting
-from engine.model_runner import ModelRunner, Result, isolate
+from engine.graphs.capture import GraphSet, bucket_for, buckets_up_to
+from engine.model_runner import ModelRunner, Result, run_isolated
 from engine.models.base import Outcome, SequenceState, SpeechModel
 from engine.request import Request, RequestPhase
 from engine.stats import StepTimings
@@ -128,7 +128,7 @@ class GraphRunner(ModelRunner):
         start = time.perf_counter()
         failed: list[Result] = []
         works = batch.works
-        isolate(self.prefill, [work for work in works if work.count > int(work.sample)], failed)
+        run_isolated(self.prefill, [work for work in works if work.count > int(work.sample)], failed)
         if failed:
             lost = {id(request) for request, _ in failed}
             works = [work for work in works if id(work.request) not in lost]
@@ -152,12 +152,12 @@ class GraphRunner(ModelRunner):
             staged.extend(requests)
             return []
 
-        isolate(write, works, failed)
+        run_isolated(write, works, failed)
         return staged
 
     def launch_frame(self, requests: Sequence[Request]) -> None:
         count = len(requests)
-        bucket = fitting(self.frame_buckets, count)
+        bucket = bucket_for(self.frame_buckets, count)
         inputs = self.program.inputs.host
         slots = np.zeros(bucket, dtype=np.int64)
         slots[:count] = [request.held_slot for request in requests]
@@ -246,7 +246,7 @@ class GraphRunner(ModelRunner):
         if used == 0:
             return 0
         tokens = self.program.tokens
-        bucket = fitting(self.token_buckets, used)
+        bucket = bucket_for(self.token_buckets, used)
         for name, values in tokens.host.items():
             values[used:bucket] = self.kv.scratch_block if name == "table" else 0
         tokens.upload(bucket)

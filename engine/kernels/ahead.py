@@ -13,15 +13,15 @@ from torch import Tensor
 
 MAX_THREADS = 16
 _asked_for: set[Hashable] | None = None
-"""Within ``only_compiling`` what has been asked for in it: to ask again takes Triton longer than to launch."""
+"""Within ``compile_only`` what has been asked for in it: to ask again takes Triton longer than to launch."""
 
 
-def is_only_compiling() -> bool:
+def is_compile_only() -> bool:
     return _asked_for is not None
 
 
 def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
-    """What launches ``kernel`` when called with its arguments; within ``only_compiling`` it is only compiled."""
+    """What launches ``kernel`` when called with its arguments; within ``compile_only`` it is only compiled."""
     return kernel[grid] if _asked_for is None else partial(_compile, _asked_for, kernel, grid)
 
 
@@ -42,7 +42,7 @@ def _kind(value: Any) -> Hashable:
 
 
 @contextmanager
-def only_compiling() -> Iterator[None]:
+def compile_only() -> Iterator[None]:
     """Kernels launched herein do not run, and leave what they would write as it was. At the end all are compiled,
     but those that failed, which will tell why when they are launched.
     """

@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.kernels.plain import ReferenceOps
 
 
-def choose_ops(config: EngineConfig, device: torch.device) -> ReferenceOps:
+def select_ops(config: EngineConfig, device: torch.device) -> ReferenceOps:
     """Fused kernels on CUDA, where Triton is there, unless settings say otherwise."""
     if device.type != "cuda" or not config.fused_kernels:
         return ReferenceOps()

@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from engine.kernels import KERNELS
-from engine.kernels.ahead import is_only_compiling, launch
+from engine.kernels.ahead import is_compile_only, launch
 from engine.kernels.plain import ReferenceOps
 from engine.kernels.settings import (
     ConvParams,
@@ -25,10 +25,21 @@ from engine.kernels.settings import (
     SnakeParams,
 )
 from engine.kernels.tiles import NUM_MULTIPROCESSORS, conv_shape
-from engine.kernels.triton_attention import frame_kernel, paged_kernel, paged_write_kernel, ring_kernel
-from engine.kernels.triton_codec import conv_kernel, depthwise_norm_kernel, pasts_kernel, tail_kernel, unit_kernel
+from engine.kernels.triton_attention import (
+    kv_write_kernel,
+    paged_attention_kernel,
+    predictor_attention_kernel,
+    ring_attention_kernel,
+)
+from engine.kernels.triton_codec import (
+    conv_kernel,
+    conv_state_kernel,
+    depthwise_norm_kernel,
+    output_conv_kernel,
+    residual_unit_kernel,
+)
 from engine.kernels.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
-from engine.kernels.triton_sampling import draw_kernel, noise_kernel
+from engine.kernels.triton_sampling import exponential_kernel, sample_kernel
 
 MAX_GEMV_ROWS = 2
 """Above this weights are shared by rows that are multiplied together."""
@@ -36,8 +47,8 @@ MAX_GEMM_ROWS = 64
 """Above this cuBLAS wins, and what stands around a product stands alone."""
 GEMM_ROWS, GEMM_COLUMNS, GEMM_DEPTH, GEMM_STAGES = 64, 32, 64, 6
 MIN_GEMM_PROGRAMS, MAX_PART = 128, 2048
-LEAST_PAST = 4
-PAGED, PAGED_ALONE = (64, 4, 3), (128, 8, 2)
+MIN_PAST_TILE = 4
+PAGED, PAGED_SINGLE_ROW = (64, 4, 3), (128, 8, 2)
 """Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own."""
 UNIT_CHANNELS = range(65, 193)
 """More do not fit into registers; in fp32 none fit."""
@@ -45,14 +56,14 @@ MIN_UNIT_PROGRAMS = 80
 """With fewer the two convolutions' small tiles keep more multiprocessors at work."""
 GEMV_COLUMNS = 8
 GEMV_DEPTHS = (512, 256, 128)
-LEAST_DEPTH = GEMV_DEPTHS[-1]
+MIN_DEPTH = GEMV_DEPTHS[-1]
 
 
 def power_of_two(size: int) -> int:
     return triton.next_power_of_2(size)
 
 
-def gemm_parts(size: int, num_out: int) -> int:
+def gemm_split_k(size: int, num_out: int) -> int:
     """In how many parts a product's depth is shared out, so that no multiprocessor is idle and none is long at it."""
     parts = 1
     while size % (2 * parts * GEMM_DEPTH) == 0:
@@ -92,7 +103,7 @@ class TritonOps(ReferenceOps):
 
     def fits_gemv(self, rows: int, size: int, num_out: int) -> bool:
         few = "gemv" in self.on and rows <= self.max_gemv_rows
-        return few and size % LEAST_DEPTH == 0 and num_out % GEMV_COLUMNS == 0
+        return few and size % MIN_DEPTH == 0 and num_out % GEMV_COLUMNS == 0
 
     def fits_gemm(self, rows: int, size: int, num_out: int) -> bool:
         few = "gemm" in self.on and rows <= self.max_gemm_rows
@@ -165,7 +176,7 @@ class TritonOps(ReferenceOps):
         if self.fits_gemv(rows, size, num_out):
             self.launch_gemv(y, weight, x, None, 0.0, swiglu=False, add=True)
         elif self.fits_gemm(rows, size, num_out):
-            num_parts = gemm_parts(size, num_out)
+            num_parts = gemm_split_k(size, num_out)
             residual.parts = torch.empty(num_parts, rows, num_out, dtype=torch.float32, device=x.device)
             self.launch_gemm(y, weight, residual.parts, num_parts, swiglu=False)
         else:
@@ -190,15 +201,15 @@ class TritonOps(ReferenceOps):
         rows = qkv.shape[0]
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows, heads * group * size)
-        block, warps, stages = PAGED_ALONE if rows * heads <= NUM_MULTIPROCESSORS else PAGED
+        block, warps, stages = PAGED_SINGLE_ROW if rows * heads <= NUM_MULTIPROCESSORS else PAGED
         shape = dict(HEADS=heads, GROUP=group, D=size, PAGE=page, NORM=norms is not None)
         norms = norms or (qkv, qkv)
         if together:
-            launch(paged_write_kernel, rows, heads)(
+            launch(kv_write_kernel, rows, heads)(
                 qkv, norms[1], *rope, cache, tables, positions, eps, cache.stride(0), tables.stride(0),
                 **shape, num_warps=1,
             )  # fmt: skip
-        launch(paged_kernel, heads, rows)(
+        launch(paged_attention_kernel, heads, rows)(
             qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
             **shape, BLOCK=block, WRITE=not together, EXACT=qkv.dtype == torch.float32,
             num_warps=warps, num_stages=stages,
@@ -220,10 +231,10 @@ class TritonOps(ReferenceOps):
             return super().attend_frame(qkv, norms, eps, rope, cache, start, num_tokens)
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows * num_tokens, heads * group * size)
-        launch(frame_kernel, rows, heads)(
+        launch(predictor_attention_kernel, rows, heads)(
             qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
             HEADS=heads, GROUP=group, D=size, LENGTH=length, TOKENS=num_tokens,
-            PAST=max(LEAST_PAST, power_of_two(start)) if start else 0, num_warps=1,
+            PAST=max(MIN_PAST_TILE, power_of_two(start)) if start else 0, num_warps=1,
         )  # fmt: skip
         return out
 
@@ -241,7 +252,7 @@ class TritonOps(ReferenceOps):
         if "ring" not in self.on or size < 16 or qkv.shape[1] != 3 * heads * size:
             return super().attend_ring(qkv, rope, ring, slots, first, num_tokens, window)
         out = qkv.new_empty(qkv.shape[0], heads * size)
-        launch(ring_kernel, heads, slots.shape[0])(
+        launch(ring_attention_kernel, heads, slots.shape[0])(
             qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
             HEADS=heads, D=size, RING=length, BLOCK=max(16, power_of_two(length)), TOKENS=num_tokens,
             EXACT=qkv.dtype == torch.float32, num_warps=4,
@@ -255,7 +266,7 @@ class TritonOps(ReferenceOps):
             return super().exponential(seed, place, frame, ids)
         out = torch.empty(ids.shape, dtype=torch.float32, device=ids.device)
         rows, width = ids.shape
-        launch(noise_kernel, rows, triton.cdiv(width, 1024))(
+        launch(exponential_kernel, rows, triton.cdiv(width, 1024))(
             seed, place, frame, ids, out, width, ids.stride(0), ids.stride(1), BLOCK=1024
         )
         return out
@@ -265,12 +276,12 @@ class TritonOps(ReferenceOps):
         num_codes: int = 0, eos: int = 0, table: Tensor | None = None, following: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         rows, width = logits.shape
-        out = settings.seed.new_zeros(rows) if is_only_compiling() else settings.seed.new_empty(rows)
+        out = settings.seed.new_zeros(rows) if is_compile_only() else settings.seed.new_empty(rows)
         none = settings.seed
         seen, slots, penalty, forget, banned, finite = first or (none,) * 6
         size = 1 if table is None else table.shape[1]
         is_bf16 = logits.dtype == torch.bfloat16 and not first
-        launch(draw_kernel, rows)(
+        launch(sample_kernel, rows)(
             logits, settings.temperature, settings.top_k, settings.top_p, settings.seed, settings.place,
             settings.frame, codebook, out, seen, slots, penalty, forget, banned, finite, num_codes, eos,
             none if table is None else table, none if following is None else following, WIDTH=size,
@@ -359,7 +370,7 @@ class TritonOps(ReferenceOps):
             super().residual_unit(padded, unit, x, out, waves)
             return
         wide, narrow = unit.wide, unit.narrow
-        launch(unit_kernel, num_programs)(
+        launch(residual_unit_kernel, num_programs)(
             padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
             rows, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation,
             wide.weight.shape[0], C=channels, EXACT=x.dtype == torch.float32, BLOCK_M=block_m, FIRST=first,
@@ -386,7 +397,7 @@ class TritonOps(ReferenceOps):
             return
         streams, length = pcm.shape
         channels = x.shape[2]
-        launch(tail_kernel, triton.cdiv(streams * length, 64))(
+        launch(output_conv_kernel, triton.cdiv(streams * length, 64))(
             x, weight, bias, pcm, streams * length, length, x.stride(0), pcm.stride(0),
             C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, num_warps=4,
         )  # fmt: skip
@@ -404,7 +415,7 @@ class TritonOps(ReferenceOps):
             self.launch_pasts(pads, state, slots, slots, load=False)
 
     def launch_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool) -> None:
-        launch(pasts_kernel, pads.chunks.shape[0], slots.shape[0])(
+        launch(conv_state_kernel, pads.chunks.shape[0], slots.shape[0])(
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
             LOAD=load, BLOCK=PaddedBufferPlan.CHUNK, STEP=pads.step, num_warps=4,
         )  # fmt: skip

@@ -21,14 +21,14 @@ from engine.kernels.settings import (
 )
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [N, heads, D] turned by angles [N, D/2]."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def conv_rows(x: Tensor, weight: Tensor, length: int, dilation: int) -> Tensor:
+def conv1d(x: Tensor, weight: Tensor, length: int, dilation: int) -> Tensor:
     """x [B, context + T, C], weight [taps, C, out] -> [B, T, out]: one product for each tap."""
     taps = [x[:, j * dilation : j * dilation + length] @ weight[j] for j in range(weight.shape[0])]
     return torch.stack(taps).sum(0)
@@ -82,7 +82,7 @@ class ReferenceOps:
         q, k, v = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
         if norms:
             q, k = self.norm(q, norms[0], eps), self.norm(k, norms[1], eps)
-        return rotated(q, cos, sin), rotated(k, cos, sin), v
+        return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """q [N, T, Hq, D], keys and values [N, R, Hkv, D], mask [N, T, R] -> [N * T, Hq * D]."""
@@ -248,7 +248,7 @@ class ReferenceOps:
 
         ``raw`` takes the sum of convolution, bias and residual; ``act`` the snake of it, or its GELU.
         """
-        y = conv_rows(x.float(), product.weight.float(), length, product.dilation) + product.bias
+        y = conv1d(x.float(), product.weight.float(), length, product.dilation) + product.bias
         if residual is not None:
             y = y + residual
         if raw is not None:

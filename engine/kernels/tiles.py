@@ -17,7 +17,7 @@ LARGE_NARROW: Tile = (128, 128, 4, 3)
 TALL: Tile = (64, 128, 4, 4)
 SMALL: Sequence[tuple[Tile, int]] = (((64, 64, 4, 4), 90), ((32, 64, 4, 4), 90), ((16, 64, 4, 4), 40))
 """With the fewest programs that each is worth."""
-LEAST: Tile = (16, 32, 4, 4)
+SMALLEST: Tile = (16, 32, 4, 4)
 MIN_TALL = NUM_MULTIPROCESSORS * 3 // 2
 """With fewer half of the multiprocessors wait for those that have two."""
 MAX_MORE_PADDING = 1.1
@@ -44,4 +44,4 @@ def conv_shape(rows: int, columns: int, taps: int, channels: int) -> Tile:
             return large
     if (not is_short or columns % TALL[1] == 0) and num_programs(TALL, rows, columns) >= MIN_TALL:
         return TALL
-    return next((tile for tile, least in SMALL if num_programs(tile, rows, columns) >= least), LEAST)
+    return next((tile for tile, least in SMALL if num_programs(tile, rows, columns) >= least), SMALLEST)

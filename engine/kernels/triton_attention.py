@@ -10,7 +10,7 @@ NUM_Q = tl.constexpr(16)
 
 
 @triton.jit
-def _turned(at, d, norm_ptr, cos, sin, eps, NORM: tl.constexpr, D: tl.constexpr):
+def _norm_and_rope(at, d, norm_ptr, cos, sin, eps, NORM: tl.constexpr, D: tl.constexpr):
     """Heads [n, D] read from pointers ``at`` [n, 1], normed and turned; ``sin`` carries the sign of its half."""
     partner = (d + D // 2) % D
     x = tl.load(at + d).to(tl.float32)
@@ -30,7 +30,7 @@ def _angles(cos_ptr, sin_ptr, position, d, D: tl.constexpr):
 
 
 @triton.jit
-def paged_write_kernel(
+def kv_write_kernel(
     qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, eps, value_offset, table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -40,7 +40,7 @@ def paged_write_kernel(
     d = tl.arange(0, D)[None]
     cos, sin = _angles(cos_ptr, sin_ptr, position, d, D)
     heads = qkv_ptr + row * (HEADS * (GROUP + 2) * D) + HEADS * GROUP * D + head * D + tl.zeros([1, 1], tl.int32)
-    key = _turned(heads, d, k_norm_ptr, cos, sin, eps, NORM, D)
+    key = _norm_and_rope(heads, d, k_norm_ptr, cos, sin, eps, NORM, D)
     value = tl.load(heads + HEADS * D + d)
     block = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
     at = cache_ptr + ((block * PAGE + position % PAGE) * HEADS + head) * D + d
@@ -49,7 +49,7 @@ def paged_write_kernel(
 
 
 @triton.jit
-def paged_kernel(
+def paged_attention_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, out_ptr,
     eps, scale, value_offset, table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
@@ -67,10 +67,10 @@ def paged_kernel(
     cos, sin = _angles(cos_ptr, sin_ptr, position, d, D)
     heads = qkv_ptr + row * (HEADS * (GROUP + 2) * D)
     q_at = heads + (head * GROUP + group % GROUP) * D
-    q = _turned(q_at, d, q_norm_ptr, cos, sin, eps, NORM, D)
+    q = _norm_and_rope(q_at, d, q_norm_ptr, cos, sin, eps, NORM, D)
     if WRITE:
         k_at = heads + HEADS * GROUP * D + head * D + tl.zeros([1, 1], tl.int32)
-        key = _turned(k_at, d, k_norm_ptr, cos, sin, eps, NORM, D).to(cache_ptr.dtype.element_ty)
+        key = _norm_and_rope(k_at, d, k_norm_ptr, cos, sin, eps, NORM, D).to(cache_ptr.dtype.element_ty)
         value = tl.load(k_at + HEADS * D + d)
         block = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
         at = cache_ptr + ((block * PAGE + position % PAGE) * HEADS + head) * D + d
@@ -108,7 +108,7 @@ def paged_kernel(
 
 
 @triton.jit(do_not_specialize=["start"])
-def frame_kernel(
+def predictor_attention_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, out_ptr, eps, scale, value_offset, start,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, TOKENS: tl.constexpr,
     PAST: tl.constexpr,
@@ -133,10 +133,10 @@ def frame_kernel(
         heads = qkv_ptr + (row * TOKENS + token) * (HEADS * (GROUP + 2) * D) + tl.zeros([1, 1], tl.int32)
         for group in tl.static_range(GROUP):
             q_at = heads + (head * GROUP + group) * D
-            query = _turned(q_at, d, q_norm_ptr, cos, sin, eps, True, D) * scale
+            query = _norm_and_rope(q_at, d, q_norm_ptr, cos, sin, eps, True, D) * scale
             queries = queries + (query,)  # type: ignore[assignment]  # noqa: RUF005
         k_at = heads + (HEADS * GROUP + head) * D
-        key = _turned(k_at, d, k_norm_ptr, cos, sin, eps, True, D).to(cache_ptr.dtype.element_ty)
+        key = _norm_and_rope(k_at, d, k_norm_ptr, cos, sin, eps, True, D).to(cache_ptr.dtype.element_ty)
         keys = keys + (key,)  # type: ignore[assignment]  # noqa: RUF005
         values = values + (tl.load(k_at + HEADS * D + d),)  # type: ignore[assignment]  # noqa: RUF005
     for token in tl.static_range(TOKENS):
@@ -167,7 +167,7 @@ def frame_kernel(
 
 
 @triton.jit
-def ring_kernel(
+def ring_attention_kernel(
     qkv_ptr, cos_ptr, sin_ptr, ring_ptr, slot_ptr, first_ptr, out_ptr, scale, slot_stride, window, num_angles,
     HEADS: tl.constexpr, D: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
     EXACT: tl.constexpr,
@@ -191,7 +191,7 @@ def ring_kernel(
     for token in tl.static_range(TOKENS):
         cos, sin = _angles(cos_ptr, sin_ptr, (first + token) % num_angles, d, D)
         k_at = qkv_ptr + (row * TOKENS + token) * row_size + (HEADS + head) * D + tl.zeros([1, 1], tl.int32)
-        key = _turned(k_at, d, qkv_ptr, cos, sin, 0.0, False, D).to(keys.dtype)
+        key = _norm_and_rope(k_at, d, qkv_ptr, cos, sin, 0.0, False, D).to(keys.dtype)
         value = tl.load(k_at + HEADS * D + d)
         new = ((place < RING) & (held == first + token))[:, None]
         keys = tl.where(new, key, keys)
@@ -203,7 +203,7 @@ def ring_kernel(
     real = tl.minimum(token, TOKENS - 1)
     cos, sin = _angles(cos_ptr, sin_ptr, (first + real) % num_angles, d, D)
     q_at = qkv_ptr + (row * TOKENS + real) * row_size + head * D
-    q = _turned(q_at, d, qkv_ptr, cos, sin, 0.0, False, D).to(keys.dtype)
+    q = _norm_and_rope(q_at, d, qkv_ptr, cos, sin, 0.0, False, D).to(keys.dtype)
     scores = tl.dot(q, tl.trans(keys), input_precision=precision) * scale
     seen = (held[None] <= first + real) & (held[None] > first + real - window) & (held[None] >= 0)
     scores = tl.where(seen & (place < RING)[None], scores, float("-inf"))

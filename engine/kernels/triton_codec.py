@@ -19,13 +19,13 @@ def _sine_squared(angle):
 
 
 @triton.jit
-def _snaked(x, frequency_ptr, gain_ptr, columns):
+def _snake(x, frequency_ptr, gain_ptr, columns):
     frequency, gain = tl.load(frequency_ptr + columns)[None], tl.load(gain_ptr + columns)[None]
     return x + _sine_squared(x * frequency) * gain
 
 
 @triton.jit
-def _ahead(k, dilation, C):
+def _tap_offsets(k, dilation, C):
     """Where the inputs of row k of a weight [TAPS * C, N] lie, from the first tap's first channel on.
 
     C is a multiple of 16, which Triton must be told where C is divided by: else it loads x number by number.
@@ -56,7 +56,7 @@ def conv_kernel(
     weight_at = weight_ptr + steps[:, None] * N + columns[None]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in range(0, TAPS * C, BLOCK_K):
-        x = tl.load(x_at + _ahead(k, dilation, C), mask=in_rows, other=0.0)
+        x = tl.load(x_at + _tap_offsets(k, dilation, C), mask=in_rows, other=0.0)
         if EVEN_N:
             weight = tl.load(weight_at + k * N)
         else:
@@ -72,14 +72,14 @@ def conv_kernel(
         tl.store(raw_ptr + stream[:, None] * raw_stride + at, total.to(raw_ptr.dtype.element_ty), mask=inside)
     if ACT > 0:
         if ACT == 2:
-            total = _snaked(total, frequency_ptr, gain_ptr, bounded)
+            total = _snake(total, frequency_ptr, gain_ptr, bounded)
         if ACT == 3:
             total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
         tl.store(act_ptr + stream[:, None] * act_stride + at, total.to(act_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows", "length", "dilation"])
-def unit_kernel(
+def residual_unit_kernel(
     x_ptr, wide_ptr, wide_bias_ptr, inner_frequency_ptr, inner_gain_ptr, narrow_ptr, narrow_bias_ptr, frequency_ptr,
     gain_ptr, residual_ptr, act_ptr, num_rows, length, x_stride, residual_stride, act_stride, dilation, TAPS,
     C: tl.constexpr, EXACT: tl.constexpr, BLOCK_M: tl.constexpr, FIRST: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -102,13 +102,13 @@ def unit_kernel(
     total_first = tl.zeros([BLOCK_M, FIRST], tl.float32)
     total_rest = tl.zeros([BLOCK_M, num_rest], tl.float32)
     for k in range(0, TAPS * C, BLOCK_K):
-        x = tl.load(x_at + _ahead(k, dilation, C), mask=in_rows, other=0.0)
+        x = tl.load(x_at + _tap_offsets(k, dilation, C), mask=in_rows, other=0.0)
         total_first = tl.dot(x, tl.load(wide_at + k * C + first[None]), total_first, input_precision=precision)
         total_rest = tl.dot(x, tl.load(wide_at + k * C + rest[None]), total_rest, input_precision=precision)
     total_first += tl.load(wide_bias_ptr + first)[None]
     total_rest += tl.load(wide_bias_ptr + rest)[None]
-    hidden_first = _snaked(total_first, inner_frequency_ptr, inner_gain_ptr, first).to(dtype)
-    hidden_rest = _snaked(total_rest, inner_frequency_ptr, inner_gain_ptr, rest).to(dtype)
+    hidden_first = _snake(total_first, inner_frequency_ptr, inner_gain_ptr, first).to(dtype)
+    hidden_rest = _snake(total_rest, inner_frequency_ptr, inner_gain_ptr, rest).to(dtype)
     for start in tl.static_range(0, C, num_rest):
         columns = start + tl.arange(0, num_rest)
         narrow_at = narrow_ptr + columns[None]
@@ -119,7 +119,7 @@ def unit_kernel(
         residual_at = residual_ptr + stream[:, None] * residual_stride + at
         total += tl.load(residual_at, mask=in_rows, other=0.0).to(tl.float32)
         tl.store(residual_at, total.to(dtype), mask=in_rows)
-        total = _snaked(total, frequency_ptr, gain_ptr, columns)
+        total = _snake(total, frequency_ptr, gain_ptr, columns)
         tl.store(act_ptr + stream[:, None] * act_stride + at, total.to(dtype), mask=in_rows)
 
 
@@ -144,7 +144,7 @@ def depthwise_norm_kernel(
 
 
 @triton.jit(do_not_specialize=["num_rows", "length"])
-def tail_kernel(
+def output_conv_kernel(
     x_ptr, weight_ptr, bias_ptr, pcm_ptr, num_rows, length, x_stride, pcm_stride,
     C: tl.constexpr, BLOCK_C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -165,7 +165,7 @@ def tail_kernel(
 
 
 @triton.jit
-def pasts_kernel(
+def conv_state_kernel(
     state_ptr,
     flat_ptr,
     chunk_ptr,

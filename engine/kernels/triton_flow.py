@@ -30,7 +30,7 @@ def modulate_kernel(
 
 
 @triton.jit
-def turn_and_write_kernel(
+def rope_and_write_kernel(
     qkv_ptr, angle_ptr, own_ptr, keys_ptr, values_ptr,
     FRAMES: tl.constexpr, INNER: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

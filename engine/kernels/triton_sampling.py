@@ -38,7 +38,7 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def _with_candidates(inside, keys, wanted, BITS: tl.constexpr):
+def _top_k_threshold(inside, keys, wanted, BITS: tl.constexpr):
     """The largest key with so many of ``inside`` at it or above it, or 0.
 
     Two bits at a time: the three counts that this takes are summed as one number, 20 bits for each.
@@ -58,7 +58,7 @@ def _with_candidates(inside, keys, wanted, BITS: tl.constexpr):
 
 
 @triton.jit
-def _with_mass(shares, keys, wanted, BITS: tl.constexpr):
+def _top_p_threshold(shares, keys, wanted, BITS: tl.constexpr):
     """The largest key with so much mass above it, or 0."""
     found = tl.zeros([1], tl.uint32)
     bit = tl.full([1], 1 << (BITS - 1), tl.uint32)
@@ -70,7 +70,7 @@ def _with_mass(shares, keys, wanted, BITS: tl.constexpr):
 
 
 @triton.jit
-def draw_kernel(
+def sample_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seed_ptr, place_ptr, frame_ptr, codebook, out_ptr,
     seen_ptr, slot_ptr, penalty_ptr, forget_ptr, banned_ptr, finite_ptr, num_codes, eos,
     table_ptr, next_ptr, WIDTH: tl.constexpr,
@@ -98,14 +98,14 @@ def draw_kernel(
     keys = tl.where(bits < 0, bits ^ -1, bits ^ -2147483648).to(tl.uint32, bitcast=True) >> (32 - BITS)
     limit = tl.zeros([1], tl.uint32)
     if top_k > 0:
-        limit = _with_candidates(inside, keys, top_k, BITS)
+        limit = _top_k_threshold(inside, keys, top_k, BITS)
     kept = inside & (keys >= limit)
     scaled = tl.where(kept, logits / tl.where(temperature == 0.0, 1.0, temperature), float("-inf"))
     if top_p < 1.0:
         shares = tl.exp(scaled - tl.max(scaled, 0))
         wanted = top_p * tl.sum(shares, 0)
         any_beyond = tl.sum(tl.where(keys > 0, shares, 0.0), 0) >= wanted
-        beyond = _with_mass(shares, keys, wanted, BITS)
+        beyond = _top_p_threshold(shares, keys, wanted, BITS)
         cut = tl.where(keys <= beyond, float("-inf"), scaled)
         scaled = tl.where(any_beyond, cut, scaled)
     zeros = ids * 0
@@ -127,7 +127,7 @@ def draw_kernel(
 
 
 @triton.jit(do_not_specialize=["width", "row_stride", "id_stride"])
-def noise_kernel(
+def exponential_kernel(
     seed_ptr, place_ptr, frame_ptr, ids_ptr, out_ptr, width, row_stride, id_stride, BLOCK: tl.constexpr
 ):  # fmt: skip
     """A piece of a row's variates: -log of uniform words keyed by seed, place, frame and id."""

@@ -26,7 +26,7 @@ def can_pack_convolutions() -> bool:
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
 
 
-def joined_with_past(layer: StatefulLayer, x: Tensor, state: Tensor) -> Tensor:
+def concat_state(layer: StatefulLayer, x: Tensor, state: Tensor) -> Tensor:
     """x [B, T, C] -> [B, context + T, C], and the state moves on by T."""
     if layer.context == 0:
         return x
@@ -51,7 +51,7 @@ class PackedConvolution:
         """The few layouts there are, each kept once."""
 
     def __call__(self, x: Tensor, state: Tensor, residual: Tensor | None = None) -> Tensor:
-        image = as_image(joined_with_past(self.layer, x, state))
+        image = as_image(concat_state(self.layer, x, state))
         place = ([0, 0], [1, 1], self.dilation, self.groups)
         weight = self.weight_for(len(image), image.shape[-1])
         if residual is None:
@@ -99,7 +99,7 @@ class PackedUpsampling:
     def __call__(self, x: Tensor, state: Tensor) -> Tensor:
         batch, length, _ = x.shape
         if self.layer.context:
-            past = joined_with_past(self.layer, x, state)
+            past = concat_state(self.layer, x, state)
             x = torch.cat((x, past[:, :length]), dim=-1)
         blocks = torch.addmm(self.bias, x.flatten(0, 1), self.weight)
         return blocks.view(batch, length * self.stride, -1)

@@ -77,10 +77,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return rms_normed(x, self.eps) * self.weight
+        return rms_norm(x, self.eps) * self.weight
 
 
-def rms_normed(x: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, eps: float) -> Tensor:
     """Over the last dimension, in fp32, cast back."""
     return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
 
@@ -114,13 +114,13 @@ class Rope(nn.Module):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [B, T, heads, D] turned by the angles of its positions."""
     first, second = x.chunk(2, dim=-1)
     return torch.addcmul(x * cos, torch.cat((second, first), dim=-1), sin)
 
 
-def joined(*projections: nn.Linear) -> nn.Linear:
+def fuse_linears(*projections: nn.Linear) -> nn.Linear:
     """One product that gives the outputs of several, side by side."""
     weight = torch.cat([projection.weight for projection in projections]).detach()
     biases = [projection.bias for projection in projections if projection.bias is not None]
@@ -149,7 +149,7 @@ class Attention(nn.Module):
 
     def fuse(self) -> None:
         """One product in place of three; one norm and one rotation over the heads of queries and keys together."""
-        self.qkv_proj = joined(self.q_proj, self.k_proj, self.v_proj)
+        self.qkv_proj = fuse_linears(self.q_proj, self.k_proj, self.v_proj)
         del self.q_proj, self.k_proj, self.v_proj
         if isinstance(self.q_norm, RMSNorm):
             norms = [
@@ -162,11 +162,11 @@ class Attention(nn.Module):
         shape = (*x.shape[:-1], -1, self.head_dim)
         if self.qkv_proj is None:
             q, k, v = (projection(x).view(shape) for projection in (self.q_proj, self.k_proj, self.v_proj))
-            return rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin), v
+            return apply_rope(self.q_norm(q), cos, sin), apply_rope(self.k_norm(k), cos, sin), v
         qk, v = self.qkv_proj(x).view(shape).tensor_split((-self.num_heads[-1],), dim=-2)
         if self.qk_weight is not None:
-            qk = rms_normed(qk, self.q_norm.eps) * self.qk_weight
-        q, k = rotate(qk, cos, sin).tensor_split(self.num_heads[:1], dim=-2)
+            qk = rms_norm(qk, self.q_norm.eps) * self.qk_weight
+        q, k = apply_rope(qk, cos, sin).tensor_split(self.num_heads[:1], dim=-2)
         return q, k, v
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
@@ -183,7 +183,7 @@ class SwiGLU(nn.Module):
 
     def fuse(self) -> None:
         """One product in place of two."""
-        self.gate_up_proj = joined(self.gate_proj, self.up_proj)
+        self.gate_up_proj = fuse_linears(self.gate_proj, self.up_proj)
         del self.gate_proj, self.up_proj
 
     def forward(self, x: Tensor) -> Tensor:

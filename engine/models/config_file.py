@@ -13,8 +13,8 @@ MAX_SIZE = 2**20
 """Of any width, row count or number of positions; released ones end at 151,936."""
 MAX_COUNT = 256
 """Of layers, heads, books, or entries of a list."""
-LEAST_NUMBER, MAX_NUMBER = 1e-30, 1e30
-MAX_SHOWN_CHARS = 80
+MIN_NUMBER, MAX_NUMBER = 1e-30, 1e30
+MAX_DISPLAY_CHARS = 80
 
 
 class ConfigSection:
@@ -37,7 +37,7 @@ class ConfigSection:
         """1 to ``most``, so that nothing is made whose size no file could fill."""
         value: int = self.get(key, int)
         if not 0 < value <= most:
-            found = f"{self.where}: {key!r} is {shown(value)}"
+            found = f"{self.where}: {key!r} is {truncate_value(value)}"
             raise CheckpointError(f"{found}; it must be positive and at most {most}")
         return value
 
@@ -48,16 +48,16 @@ class ConfigSection:
         value: int | float = self.get(key, (int, float))
         if not least <= value <= MAX_NUMBER:  # nor NaN
             limits = f"{least:g}..{MAX_NUMBER:g}"
-            raise CheckpointError(f"{self.where}: {key!r} is {shown(value)}; it must lie in {limits}")
+            raise CheckpointError(f"{self.where}: {key!r} is {truncate_value(value)}; it must lie in {limits}")
         return float(value)
 
     def positive_number(self, key: str) -> float:
-        return self.number(key, LEAST_NUMBER)
+        return self.number(key, MIN_NUMBER)
 
     def positives(self, key: str) -> tuple[int, ...]:
         values = self.get(key, list)
         if not 0 < len(values) <= MAX_COUNT or any(type(v) is not int or not 0 < v <= MAX_SIZE for v in values):
-            raise CheckpointError(f"{self.where}: {key!r} is {shown(values)}; it must list positive integers")
+            raise CheckpointError(f"{self.where}: {key!r} is {truncate_value(values)}; it must list positive integers")
         return tuple(values)
 
     def names(self, key: str, kind: type) -> dict[str, Any]:
@@ -76,9 +76,9 @@ class ConfigSection:
             raise CheckpointError(f"{self.where}: {key!r} is {value!r}; what is built here: {wanted}")
 
 
-def shown(value: object) -> str:
+def truncate_value(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
+    return text if len(text) <= MAX_DISPLAY_CHARS else text[:MAX_DISPLAY_CHARS] + " ..."
 
 
 def read_rope_theta(section: ConfigSection) -> float:

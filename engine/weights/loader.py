@@ -21,7 +21,7 @@ INDEX_SUFFIX = ".index.json"
 VALUE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 """Quantized weights would need their scales."""
 DERIVED_SUFFIX = "rotary_emb.inv_freq"  # some files hold it; it is computed from the configuration
-TOLD_EVERY_BYTES = 256 * 2**20
+LOG_EVERY_BYTES = 256 * 2**20
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ class LoadProgress:
 
     def take(self, tensor: Tensor) -> Tensor:
         self._num_read += tensor.nbytes
-        is_end = self._num_read >= self.num_bytes > TOLD_EVERY_BYTES
-        if self._num_read - self._num_told >= TOLD_EVERY_BYTES or is_end:
+        is_end = self._num_read >= self.num_bytes > LOG_EVERY_BYTES
+        if self._num_read - self._num_told >= LOG_EVERY_BYTES or is_end:
             self._num_told = self._num_read
             log.info("reading %s: %d of %d MB", self.what, self._num_read // 10**6, self.num_bytes // 10**6)
         return tensor
@@ -106,7 +106,7 @@ def uninitialized() -> TorchFunctionMode:
 
 
 @contextmanager
-def sizes_of(folder: Path) -> Iterator[None]:
+def config_errors_of(folder: Path) -> Iterator[None]:
     """Context for making a module by the configuration in ``folder``: sizes that make none are the folder's fault."""
     try:
         yield

@@ -20,8 +20,8 @@ from engine.weights.loader import LoadProgress
 VALUE_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MAX_PICKLE_BYTES = 16 * 2**20
 """Of names, shapes and types; the released files have less than 0.1 MB."""
-SPARE_BYTES = 2**20
-SPARE_BYTES_A_TENSOR = 4_096
+OVERHEAD_BYTES = 2**20
+OVERHEAD_BYTES_PER_TENSOR = 4_096
 """Around every tensor the format writes less than half a kilobyte."""
 
 State = dict[str, Tensor]
@@ -84,7 +84,7 @@ def check_size(tensor: Tensor, where: str, max_bytes: int) -> None:
 def max_bytes_of(shapes: Mapping[str, Tensor], num_more: int = 0) -> int:
     """What a file of these tensors may have at most, were all its values of the widest type."""
     values = sum(math.prod(tensor.shape) for tensor in shapes.values())
-    return 8 * values + num_more + SPARE_BYTES + SPARE_BYTES_A_TENSOR * len(shapes)
+    return 8 * values + num_more + OVERHEAD_BYTES + OVERHEAD_BYTES_PER_TENSOR * len(shapes)
 
 
 def check_state(module: nn.Module, path: Path, adapt: Adapt | None = None, num_more: int = 0) -> State:

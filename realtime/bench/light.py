@@ -61,7 +61,7 @@ class PacketCountingClient(asyncio.Protocol):
         received, at_s = self._received, self._loop.time()
         received += data
         at = 0 if self._is_open else self._shake_hands()
-        while self._is_open and (frame := frame_at(received, at)) is not None:
+        while self._is_open and (frame := parse_frame(received, at)) is not None:
             opcode, start, end = frame
             self._take(opcode, memoryview(received)[start:end], at_s)
             at = end
@@ -87,7 +87,7 @@ class PacketCountingClient(asyncio.Protocol):
             elif opcode == TEXT:
                 self._messages.append(parse_server(bytes(payload)))
             elif opcode == PING:
-                self._transport.write(frame_of(PONG, bytes(payload)))
+                self._transport.write(build_frame(PONG, bytes(payload)))
             elif opcode == CLOSE:
                 self.close_code = int.from_bytes(payload[:2], "big") or 1005
                 self._transport.close()
@@ -96,7 +96,7 @@ class PacketCountingClient(asyncio.Protocol):
         """Raises ``ConnectionError`` when the line is closed."""
         if self.close_code is not None:
             raise ConnectionError(f"closed_{self.close_code}")
-        self._transport.write(frame_of(TEXT, serialize(event).encode()))
+        self._transport.write(build_frame(TEXT, serialize(event).encode()))
 
     def __aiter__(self) -> PacketCountingClient:
         return self
@@ -115,11 +115,11 @@ class PacketCountingClient(asyncio.Protocol):
 
     async def __aexit__(self, *_: object) -> None:
         if not self._transport.is_closing():
-            self._transport.write(frame_of(CLOSE, (1000).to_bytes(2, "big")))
+            self._transport.write(build_frame(CLOSE, (1000).to_bytes(2, "big")))
             self._transport.close()
 
 
-def frame_at(received: bytearray, at: int) -> tuple[int, int, int] | None:
+def parse_frame(received: bytearray, at: int) -> tuple[int, int, int] | None:
     """(opcode, start and end of the payload) of a server's frame that is all there."""
     if len(received) < at + 2:
         return None
@@ -131,7 +131,7 @@ def frame_at(received: bytearray, at: int) -> tuple[int, int, int] | None:
     return (received[at] & 0x0F, start, start + size) if len(received) >= start + size and start > at else None
 
 
-def frame_of(opcode: int, payload: bytes) -> bytes:
+def build_frame(opcode: int, payload: bytes) -> bytes:
     """A client's frame."""
     size = len(payload)
     if size <= SHORT:
@@ -143,7 +143,7 @@ def frame_of(opcode: int, payload: bytes) -> bytes:
     return head + NO_MASK + payload
 
 
-async def open_light(url: str, api_key: str | None = None) -> PacketCountingClient:
+async def open_packet_client(url: str, api_key: str | None = None) -> PacketCountingClient:
     """Raises ``OSError``; refused with a status, its message is ``http_STATUS``."""
     parts = urlsplit(speech_url(url))
     if parts.scheme != "ws" or parts.hostname is None:

@@ -70,9 +70,9 @@ class Playback:
     def causes(self) -> list[Cause]:
         """Whose fault each underrun was, by the pace that the whole response turned out to be spoken at."""
         s_per_char = self.received_s / self._sent_chars if self._sent_chars else 0.0
-        return ["text" if _lacked_text(underrun, s_per_char) else "engine" for underrun in self.underruns]
+        return ["text" if _is_text_starved(underrun, s_per_char) else "engine" for underrun in self.underruns]
 
 
-def _lacked_text(underrun: ObservedUnderrun, s_per_char: float) -> bool:
+def _is_text_starved(underrun: ObservedUnderrun, s_per_char: float) -> bool:
     spoken_by_then_s = underrun.received_s + TEXT_SLACK_S
     return not underrun.text_ended and spoken_by_then_s >= underrun.sent_chars * s_per_char

@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus
 
 from realtime.bench.deltas import endless, read_corpus
 from realtime.bench.plan import LoadPlan, ResponseResult
-from realtime.bench.talk import now_s, talk
+from realtime.bench.talk import now_s, run_client
 
 READY = "ready"
 
@@ -29,7 +29,7 @@ async def _arrive(plan: LoadPlan, session: int, texts: list[str]) -> list[Respon
     await asyncio.sleep(plan.spread_s * session / plan.total_sessions)
     begun_s = now_s()
     try:
-        return await talk(plan, session, endless(texts, plan.seed + session))
+        return await run_client(plan, session, endless(texts, plan.seed + session))
     except (OSError, InvalidHandshake) as error:
         return [ResponseResult(session=session, status="failed", error=_code(error), begun_s=begun_s, ended_s=now_s())]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from realtime.bench.deltas import first_word_is_final_at, pieces
-from realtime.bench.light import CountedAudio, PacketCountingClient, open_light
+from realtime.bench.light import CountedAudio, PacketCountingClient, open_packet_client
 from realtime.bench.plan import LoadPlan, ResponseResult
 from realtime.bench.playback import START_AFTER_S, Playback
 from realtime.client import NativeClient, open_session
@@ -94,24 +94,24 @@ class BenchResponse:
         )
 
 
-async def talk(plan: LoadPlan, session: int, texts: Iterator[str]) -> list[ResponseResult]:
+async def run_client(plan: LoadPlan, session: int, texts: Iterator[str]) -> list[ResponseResult]:
     """All responses of one session, the cancelled one last."""
     async with await _connect(plan) as client:
-        outcomes = [await _converse(client, plan, session, next(texts), f"r{n}") for n in range(plan.num_responses)]
+        outcomes = [await _run_response(client, plan, session, next(texts), f"r{n}") for n in range(plan.num_responses)]
         if plan.cancel:
             text = " ".join(next(texts) for _ in range(CANCEL_TEXTS))
-            outcomes.append(await _converse(client, plan, session, text, "cancelled", cancel=True))
+            outcomes.append(await _run_response(client, plan, session, text, "cancelled", cancel=True))
         return outcomes
 
 
 async def _connect(plan: LoadPlan) -> NativeClient | PacketCountingClient:
     if plan.light:
-        return await open_light(plan.url, plan.api_key)
+        return await open_packet_client(plan.url, plan.api_key)
     OpusDecoder(OPUS_RATE)  # loads the library before anything is timed
     return await open_session(plan.url, api_key=plan.api_key)
 
 
-async def _converse(
+async def _run_response(
     client: NativeClient | PacketCountingClient,
     plan: LoadPlan,
     session: int,
@@ -124,7 +124,7 @@ async def _converse(
     await client.send(ev.ResponseCreate(response_id=response_id, settings=settings))
     writing = asyncio.create_task(_write(client, reply, plan.tokens_per_second, cancel))
     try:
-        done = await _listen(client, reply, decodes=not plan.light)
+        done = await _receive_events(client, reply, decodes=not plan.light)
     finally:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
@@ -166,7 +166,9 @@ async def _cancel(client: NativeClient | PacketCountingClient, reply: BenchRespo
     await client.send(ev.ResponseCancel(response_id=reply.response_id, played_ms=played_ms))
 
 
-async def _listen(client: NativeClient | PacketCountingClient, reply: BenchResponse, decodes: bool) -> ev.ResponseDone:
+async def _receive_events(
+    client: NativeClient | PacketCountingClient, reply: BenchResponse, decodes: bool
+) -> ev.ResponseDone:
     async for message in client:
         match message:
             case CountedAudio():

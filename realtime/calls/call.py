@@ -247,7 +247,9 @@ class Call:
             reply.response.cancel(reply.played_ms(played, self.line.format.sample_rate))
         reply.changed.set()
         self._tell(
-            on.CallReplyInterrupted(call_id=self.call_id, reply_id=reply.reply_id, cause=cause, heard=_heard(heard))
+            on.CallReplyInterrupted(
+                call_id=self.call_id, reply_id=reply.reply_id, cause=cause, heard=_to_heard_body(heard)
+            )
         )
 
     def _fail(self, reply: CallReply, error: Exception) -> None:
@@ -255,8 +257,10 @@ class Call:
             self._tell_failed(reply, error_body(describe(error)), HeardText("", reply.waiting_text, 0.0))
 
     def _tell_failed(self, reply: CallReply, error: ErrorBody, heard: HeardText) -> None:
-        self._tell(on.CallReplyFailed(call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_heard(heard)))
+        self._tell(
+            on.CallReplyFailed(call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_to_heard_body(heard))
+        )
 
 
-def _heard(heard: HeardText) -> HeardBody:
+def _to_heard_body(heard: HeardText) -> HeardBody:
     return HeardBody(text=heard.text, remaining=heard.remaining, played_ms=heard.audio_ms)

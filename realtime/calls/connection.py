@@ -26,13 +26,13 @@ from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding
 from sessions.errors import SessionError
 from sessions.hearing.caller import BargeInDetector, BargeInSettings
-from sessions.hearing.silero import network
+from sessions.hearing.silero import load_model
 from sessions.session import Session
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.call")
 
-MAX_LATE = 1_000
+MAX_LATE_EVENTS = 1_000
 """A packet whose number is lower by more than that is no late one: the far side has begun to count anew."""
 
 
@@ -147,10 +147,10 @@ class CallConnection:
         log.info("a phone broke the wire", extra={"code": info.code, "wire": self._dialect.name})
         self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)
 
-    async def _act(self, event: base.PhoneEvent) -> None:
+    async def _act(self, event: base.TelephonyEvent) -> None:
         if isinstance(event, base.StreamStarted):
-            if self._settings.barge_in and not network.cache_info().currsize:
-                await asyncio.to_thread(network)  # takes a good part of a second, once
+            if self._settings.barge_in and not load_model.cache_info().currsize:
+                await asyncio.to_thread(load_model)  # takes a good part of a second, once
             self._start(event)
             if (greeting := self._dialect.greeting()) is not None:
                 await self._link.send(greeting)
@@ -188,7 +188,7 @@ class CallConnection:
     def _is_late(self, number: int | None) -> bool:
         if number is None:
             return False
-        if self._last_number - MAX_LATE <= number <= self._last_number:
+        if self._last_number - MAX_LATE_EVENTS <= number <= self._last_number:
             return True
         self._last_number = number
         return False
@@ -214,7 +214,7 @@ class CallConnection:
             call_id,
             self._session,
             settings,
-            CallPlayout(self._dialect, line, self._link.send, line_settings(self._server)),
+            CallPlayout(self._dialect, line, self._link.send, playout_settings(self._server)),
             call_limits(self._server),
             may_speak=self._server.may_speak,
             tell=weak_method(self._tell),
@@ -223,7 +223,7 @@ class CallConnection:
         )
         self._live = RegisteredCall(self._caller.name, connected, self._call.command)
         if self._settings.barge_in:
-            self._ear = BargeInDetector(line.encoding, line.sample_rate, ear_settings(self._server))
+            self._ear = BargeInDetector(line.encoding, line.sample_rate, barge_in_settings(self._server))
         self._entered.enter_context(self._switchboard.connected(self._live))
         work = (self._call.run(), self._call.line.keep_clock())
         self._speaking = [self._tasks.create_task(part, name="voicewire call") for part in work]
@@ -248,7 +248,7 @@ class CallConnection:
         log.info("call ended", extra={"session_id": self._session.session_id, "code": self._reason})
 
 
-def line_settings(server: SpeechServer) -> PlayoutSettings:
+def playout_settings(server: SpeechServer) -> PlayoutSettings:
     calls = server.config.calls
     return PlayoutSettings(
         lead_ms=calls.lead_ms, mark_every_ms=calls.mark_every_ms, mark_timeout_s=calls.mark_timeout_s
@@ -264,7 +264,7 @@ def call_limits(server: SpeechServer) -> CallLimits:
     )
 
 
-def ear_settings(server: SpeechServer) -> BargeInSettings:
+def barge_in_settings(server: SpeechServer) -> BargeInSettings:
     calls = server.config.calls
     return BargeInSettings(
         threshold=calls.vad_threshold,

@@ -71,11 +71,11 @@ _decoder = msgspec.json.Decoder(
 _encoder = msgspec.json.Encoder()
 
 
-def written(message: HubMessage) -> bytes:
+def encode_message(message: HubMessage) -> bytes:
     return _encoder.encode(message) + b"\n"
 
 
-def read(line: bytes) -> tuple[int, HubMessage]:
+def decode_message(line: bytes) -> tuple[int, HubMessage]:
     sender, _, message = line.partition(b" ")
     return int(sender), _decoder.decode(message)
 
@@ -100,7 +100,7 @@ class GatewayHub:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(self._numbers)
-        self._pass_on(number, written(PeerJoined()))
+        self._pass_on(number, encode_message(PeerJoined()))
         self._gateways[number] = writer
         try:
             while (line := await reader.readline()).endswith(b"\n"):
@@ -110,7 +110,7 @@ class GatewayHub:
         finally:
             del self._gateways[number]
             writer.transport.abort()
-            self._pass_on(number, written(PeerLeft()))
+            self._pass_on(number, encode_message(PeerLeft()))
 
     def _pass_on(self, sender: int, line: bytes) -> None:
         for number, writer in self._gateways.items():

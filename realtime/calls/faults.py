@@ -8,10 +8,10 @@ from realtime.protocol import calls as on
 from realtime.protocol.errors import ProtocolError
 from sessions.errors import SessionError
 
-FAULTS = (ProtocolError, RequestRefused, SessionError, EngineError)
+COMMAND_ERRORS = (ProtocolError, RequestRefused, SessionError, EngineError)
 
 
-def refused(error: Exception, call_id: str | None) -> on.CommandRefused:
+def to_command_refused(error: Exception, call_id: str | None) -> on.CommandRefused:
     info = describe(error)
     return on.CommandRefused(
         call_id=call_id,

@@ -15,16 +15,16 @@ from typing import Protocol
 
 from realtime.protocol.phones.base import Message, TelephonyDialect, TelephonyFormat
 from sessions.audio.pacer import Pacer, PacerSettings
-from sessions.clock import WakeEvent, is_due, now_s, tick_at
+from sessions.clock import WakeEvent, is_due, next_tick, now_s
 from sessions.hearing.echo import PlayoutLevel
 from sessions.hearing.levels import SILENCE, SILENCE_DB
 
 FRAME_MS = 20
 MARK_PREFIX = "vw"
-MAX_BEHIND_S = 0.1
+MAX_CATCH_UP_S = 0.1
 """A clock that was held up catches up on so much, and forgets the rest."""
 
-Reached = Callable[[bool], None]
+OnMarkReached = Callable[[bool], None]
 """Called when the caller has heard up to a mark; ``True`` when the far side said so, ``False`` by our clock."""
 
 
@@ -44,7 +44,7 @@ class PlayoutSettings:
 class PendingMark:
     position: int
     sent_s: float
-    reached: Reached | None
+    reached: OnMarkReached | None
 
 
 class CallPlayout:
@@ -112,7 +112,7 @@ class CallPlayout:
     async def _send_frame(self, wanted: Callable[[], bool]) -> None:
         frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
         self._cleared_s = math.inf
-        self._pacer.handed_over(self.frame_samples, tick_at(now_s()))  # the next are due on ticks, too
+        self._pacer.handed_over(self.frame_samples, next_tick(now_s()))  # the next are due on ticks, too
         self._own_voice.sent(self._sent(), frame)
         await self.write(self._dialect.audio(frame), wanted)
 
@@ -121,8 +121,8 @@ class CallPlayout:
         silence = self._dialect.audio(SILENCE[self.format.encoding] * self.frame_samples)
         due_s = now_s()
         while self._dialect.clocked:
-            due_s = max(due_s + FRAME_MS / 1000, now_s() - MAX_BEHIND_S)
-            await asyncio.sleep(tick_at(due_s) - now_s())  # many lines wake in one turn
+            due_s = max(due_s + FRAME_MS / 1000, now_s() - MAX_CATCH_UP_S)
+            await asyncio.sleep(next_tick(due_s) - now_s())  # many lines wake in one turn
             if not self.sounding:
                 await self.write(silence, lambda: not self.sounding)
 
@@ -132,7 +132,7 @@ class CallPlayout:
             missing = -len(self._rest) % self._frame_bytes // self.format.sample_bytes
             await self.play(SILENCE[self.format.encoding] * missing, wanted)
 
-    async def mark(self, reached: Reached | None, wanted: Callable[[], bool] | None = None) -> None:
+    async def mark(self, reached: OnMarkReached | None, wanted: Callable[[], bool] | None = None) -> None:
         """``reached`` is called once the caller has heard what was played so far; never if it is cleared."""
         name = f"{MARK_PREFIX}{next(self._numbers)}"
         self._marks[name] = PendingMark(self._sent(), now_s(), reached)

@@ -21,10 +21,10 @@ from realtime.calls.exchange import (
     HubMessage,
     PeerJoined,
     PeerLeft,
-    read,
-    written,
+    decode_message,
+    encode_message,
 )
-from realtime.calls.faults import FAULTS, refused
+from realtime.calls.faults import COMMAND_ERRORS, to_command_refused
 from realtime.calls.switchboard import CallRegistry, RegisteredCall
 from realtime.errors import RequestRefused
 from realtime.protocol import calls as on
@@ -84,7 +84,7 @@ class HubClient:
             self._tell_all()
             linked.set()
             while (line := await reader.readline()).endswith(b"\n"):
-                await self._hear(*read(line))
+                await self._hear(*decode_message(line))
         finally:
             self._writer.transport.abort()
             self._writer = None
@@ -149,8 +149,8 @@ class HubClient:
         answer: on.CallEvent | None
         try:
             answer = await self._switchboard.call(asked.caller_name, asked.call_id).obey(asked.command)
-        except FAULTS as error:
-            answer = refused(error, asked.call_id)
+        except COMMAND_ERRORS as error:
+            answer = to_command_refused(error, asked.call_id)
         self._say(CommandAnswered(asked.number, answer))
 
     def _forget(self, call_ids: list[str]) -> None:
@@ -170,6 +170,6 @@ class HubClient:
         """Without a line, nobody hears of it; with the next line all is told again."""
         if self._writer is None:
             return
-        self._writer.write(written(message))
+        self._writer.write(encode_message(message))
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self._writer.transport.abort()

@@ -12,7 +12,7 @@ from realtime.errors import RequestRefused
 from realtime.protocol import calls as on
 from sessions.hearing.ears import VadScheduler
 
-Obey = Callable[[on.Command], Awaitable[on.CallEvent | None]]
+CommandHandler = Callable[[on.Command], Awaitable[on.CallEvent | None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,7 @@ class RegisteredCall:
     caller_name: str
     """Whose it is."""
     connected: on.CallConnected
-    obey: Obey
+    obey: CommandHandler
     here: bool = True
     """Its line is in this process."""
 

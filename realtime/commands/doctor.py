@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    findings = list(examine(args.model))
+    findings = list(run_checks(args.model))
     print("\n".join(map(line, findings)))
     return int(any(finding.required and not finding.present for finding in findings))
 
@@ -50,7 +50,7 @@ def line(finding: CheckResult) -> str:
     return f"{mark} {finding.subject}: {finding.detail}{remedy}"
 
 
-def examine(model: Path | None) -> Iterator[CheckResult]:
+def run_checks(model: Path | None) -> Iterator[CheckResult]:
     yield python()
     yield torch()
     yield opus()
@@ -98,12 +98,12 @@ def checkpoint(folder: Path) -> CheckResult:
     except Exception as error:
         return CheckResult("checkpoint", False, f"{name}: {error}", remedy)
     try:
-        return CheckResult("checkpoint", True, f"{folder}: {told(inspect_checkpoint(folder))}")
+        return CheckResult("checkpoint", True, f"{folder}: {describe_checkpoint(inspect_checkpoint(folder))}")
     except (CheckpointError, ImportError) as error:
         return CheckResult("checkpoint", False, str(error), remedy)
 
 
-def told(report: CheckpointReport) -> str:
+def describe_checkpoint(report: CheckpointReport) -> str:
     """One line of what a checkpoint can do and what it weighs."""
     parts = ", ".join(f"{name} {megabytes:g} MB" for name, megabytes in report.megabytes.items())
     voices = f"voices {', '.join(report.voices)}" if report.voices else "no voices of its own"

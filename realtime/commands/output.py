@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from sessions.audio.formats.encoders import stream_encoder
-from sessions.audio.formats.whole import whole_file
+from sessions.audio.formats.whole import finalize_file
 from sessions.audio.pcm import s16le_to_pcm
 from sessions.audio.wav import BYTES_PER_SAMPLE, HEADER_BYTES
 from sessions.config import AudioFormat, Encoding
@@ -95,7 +95,7 @@ class AudioFile:
         with self._file as file:
             file.write(self._encoder.finish())
             file.seek(0)
-            header = whole_file(file.read(HEADER_BYTES), self._format, self._num_samples)
+            header = finalize_file(file.read(HEADER_BYTES), self._format, self._num_samples)
             file.seek(0)
             file.write(header)
 

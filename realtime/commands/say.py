@@ -17,7 +17,7 @@ from engine.api import SamplingParams, SpeechEngine
 from realtime.commands.input import arriving_text
 from realtime.commands.output import FORMATS, PLAYERS, Output, find_player, open_output, output_path
 from realtime.config import ConfigError, load_config
-from realtime.local_engine import add_model_argument, local_engine
+from realtime.local_engine import add_model_argument, running_engine
 from realtime.protocol.events import ResponseDone as WireResponseDone
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
@@ -33,7 +33,7 @@ MAX_SEED = 2**31 - 1
 PLAYER_LEAD_MS = 2_000
 LIMITS = SessionLimits(max_response_chars=10_000_000, text_timeout_s=math.inf, engine_timeout_s=120.0)
 """Nobody else waits for whoever types here; a large model on a CPU takes its time."""
-LOOK_EVERY_S = 1.0
+PROGRESS_INTERVAL_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
     if args.seed is None:
         args.seed = secrets.randbelow(MAX_SEED)
     if args.url is not None:
-        from realtime.commands.say_remote import say_through_server
+        from realtime.commands.say_remote import say_over_websocket
 
-        return asyncio.run(say_through_server(args))
+        return asyncio.run(say_over_websocket(args))
     if args.mqtt is not None:
-        from realtime.commands.say_mqtt import say_through_broker
+        from realtime.commands.say_mqtt import say_over_mqtt
 
-        return asyncio.run(say_through_broker(args))
+        return asyncio.run(say_over_mqtt(args))
     try:
         return asyncio.run(say(args))
     except ConfigError as error:
@@ -78,13 +78,13 @@ def run(args: argparse.Namespace) -> int:
 
 async def say(args: argparse.Namespace) -> int:
     arriving, voices = args.text == "-", stored_voices()
-    async with local_engine(args.model) as engine:
+    async with running_engine(args.model) as engine:
         sample_rate = engine.info.sample_rate
-        async with sole_session(engine, settings(args, sample_rate), voices) as session:
+        async with single_session(engine, settings(args, sample_rate), voices) as session:
             output = await open_output(args.output, sample_rate)
             progress = SpeechProgress(sample_rate, args.seed)
             response = session.create_response(text="" if arriving else args.text, text_closed=not arriving)
-            async with typed_in(response, sys.stdin.fileno()) if arriving else nullcontext():
+            async with feed_stdin(response, sys.stdin.fileno()) if arriving else nullcontext():
                 done = await speak(response, output, progress)
     return 1 if done.nothing_spoken else EXIT_STATUS[done.status]
 
@@ -95,8 +95,8 @@ def stored_voices() -> VoiceStore:
 
 
 @asynccontextmanager
-async def sole_session(engine: SpeechEngine, settings: SpeechSettings, voices: VoiceStore) -> AsyncIterator[Session]:
-    limits = RegistryLimits(session=LIMITS, expire_every_s=LOOK_EVERY_S)
+async def single_session(engine: SpeechEngine, settings: SpeechSettings, voices: VoiceStore) -> AsyncIterator[Session]:
+    limits = RegistryLimits(session=LIMITS, expire_every_s=PROGRESS_INTERVAL_S)
     registry = SessionRegistry(engine, limits, voices=voices)
     watch = asyncio.create_task(registry.run(), name="voicewire time-outs")
     try:
@@ -118,9 +118,9 @@ def settings(args: argparse.Namespace, sample_rate: int) -> SpeechSettings:
 
 
 @asynccontextmanager
-async def typed_in(response: Response, descriptor: int) -> AsyncIterator[None]:
+async def feed_stdin(response: Response, descriptor: int) -> AsyncIterator[None]:
     """While this lasts, what arrives on the descriptor becomes the response's text."""
-    typing = asyncio.create_task(type_in(response, descriptor))
+    typing = asyncio.create_task(pump_text(response, descriptor))
     try:
         yield
     finally:
@@ -129,7 +129,7 @@ async def typed_in(response: Response, descriptor: int) -> AsyncIterator[None]:
             await typing
 
 
-async def type_in(response: Response, descriptor: int) -> None:
+async def pump_text(response: Response, descriptor: int) -> None:
     async for piece in arriving_text(descriptor):
         if response.done:
             return
@@ -140,8 +140,8 @@ async def type_in(response: Response, descriptor: int) -> None:
 async def speak(response: Response, output: Output, progress: SpeechProgress) -> ResponseFinished:
     """Hand the audio over until the response ends, by itself or by Ctrl-C."""
     try:
-        with cancelled_by_ctrl_c(response):
-            done = await hand_over(response, output, progress)
+        with cancel_on_sigint(response):
+            done = await write_audio(response, output, progress)
         progress.tell_end(done)
         if done.status is ResponseStatus.COMPLETED:
             await output.finish()
@@ -150,7 +150,7 @@ async def speak(response: Response, output: Output, progress: SpeechProgress) ->
     return done
 
 
-async def hand_over(response: Response, output: Output, progress: SpeechProgress) -> ResponseFinished:
+async def write_audio(response: Response, output: Output, progress: SpeechProgress) -> ResponseFinished:
     async for event in response:
         match event:
             case ResponseAudio():
@@ -162,7 +162,7 @@ async def hand_over(response: Response, output: Output, progress: SpeechProgress
 
 
 @contextmanager
-def cancelled_by_ctrl_c(response: Response) -> Iterator[None]:
+def cancel_on_sigint(response: Response) -> Iterator[None]:
     """Ctrl-C ends the response and nothing else, so that its end is told and what was written stays whole."""
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, response.cancel)

@@ -19,14 +19,14 @@ from realtime.protocol.events import ResponseDone
 from realtime.protocol.mqtt import messages as wire
 from sessions.events import ResponseStatus
 
-AT_ONCE = 0
+BURST_LEAD_MS = 0
 REPLY = "say"
 
 
-async def say_through_broker(args: argparse.Namespace) -> int:
+async def say_over_mqtt(args: argparse.Namespace) -> int:
     """Returns the exit status. Raises ``OSError``, ``ServerError`` among them."""
     try:
-        async with open_session(settings_of(args.mqtt), wish(args)) as session:
+        async with open_session(settings_of(args.mqtt), speech_options(args)) as session:
             done = await speak(session, args)
     except BrokerDisconnected as error:
         raise ServerError(f"the broker is lost: {error}") from None
@@ -37,8 +37,8 @@ async def speak(session: MqttClientSession, args: argparse.Namespace) -> Respons
     output = await open_output(args.output, SAMPLE_RATE)
     progress = SpeechProgress(SAMPLE_RATE, args.seed)
     try:
-        async with spoken(session, args.text), cancelled_by_ctrl_c(session):
-            done = in_native_words(await hand_over(session, output, progress))
+        async with feed_text(session, args.text), cancel_on_sigint(session):
+            done = to_native_events(await write_audio(session, output, progress))
         progress.tell_end(done)
         if done.status == "completed":
             await output.finish()
@@ -47,7 +47,7 @@ async def speak(session: MqttClientSession, args: argparse.Namespace) -> Respons
     return done
 
 
-def in_native_words(done: wire.MqttDone) -> ResponseDone:
+def to_native_events(done: wire.MqttDone) -> ResponseDone:
     return ResponseDone(
         response_id=REPLY,
         response=done.reply,
@@ -59,20 +59,20 @@ def in_native_words(done: wire.MqttDone) -> ResponseDone:
     )
 
 
-def wish(args: argparse.Namespace) -> wire.MqttOpen:
+def speech_options(args: argparse.Namespace) -> wire.MqttOpen:
     return wire.MqttOpen(
         voice=args.voice,
         language=None if args.language == "auto" else args.language,
         seed=args.seed,
-        lead_ms=AT_ONCE if args.output else PLAYER_LEAD_MS,
+        lead_ms=BURST_LEAD_MS if args.output else PLAYER_LEAD_MS,
         format=wire.MqttFormat(encoding="pcm_s16le", sample_rate=SAMPLE_RATE),
     )
 
 
 @asynccontextmanager
-async def spoken(session: MqttClientSession, text: str) -> AsyncIterator[None]:
+async def feed_text(session: MqttClientSession, text: str) -> AsyncIterator[None]:
     """While this lasts, the text is given: at once, or as it arrives on standard input."""
-    typing = asyncio.create_task(type_in(session, text))
+    typing = asyncio.create_task(pump_text(session, text))
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ async def spoken(session: MqttClientSession, text: str) -> AsyncIterator[None]:
             await typing
 
 
-async def type_in(session: MqttClientSession, text: str) -> None:
+async def pump_text(session: MqttClientSession, text: str) -> None:
     if text == "-":
         async for piece in arriving_text(sys.stdin.fileno()):
             await session.send(wire.MqttText(d=piece))
@@ -90,7 +90,7 @@ async def type_in(session: MqttClientSession, text: str) -> None:
     await session.send(wire.MqttEnd())
 
 
-async def hand_over(session: MqttClientSession, output: Output, progress: SpeechProgress) -> wire.MqttDone:
+async def write_audio(session: MqttClientSession, output: Output, progress: SpeechProgress) -> wire.MqttDone:
     async for told in session:
         match told:
             case MqttAudio():
@@ -109,7 +109,7 @@ async def hand_over(session: MqttClientSession, output: Output, progress: Speech
 
 
 @asynccontextmanager
-async def cancelled_by_ctrl_c(session: MqttClientSession) -> AsyncIterator[None]:
+async def cancel_on_sigint(session: MqttClientSession) -> AsyncIterator[None]:
     """Ctrl-C ends the reply and nothing else, so that its end is told and what was written stays whole."""
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     cancels: list[asyncio.Task[None]] = []

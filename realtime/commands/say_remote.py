@@ -28,7 +28,7 @@ class ServerError(OSError):
     """The server refused, or left; the message says why."""
 
 
-async def say_through_server(args: argparse.Namespace) -> int:
+async def say_over_websocket(args: argparse.Namespace) -> int:
     """Returns the exit status. Raises ``OSError``, ``ServerError`` among them."""
     try:
         client = await open_session(args.url, api_key=args.api_key)
@@ -38,8 +38,8 @@ async def say_through_server(args: argparse.Namespace) -> int:
         output = await open_output(args.output, SAMPLE_RATE)
         progress = SpeechProgress(SAMPLE_RATE, args.seed)
         try:
-            async with spoken(client, args), cancelled_by_ctrl_c(client):
-                done = await hand_over(client, output, progress)
+            async with feed_text(client, args), cancel_on_sigint(client):
+                done = await write_audio(client, output, progress)
             progress.tell_end(done)
             if done.status == "completed":
                 await output.finish()
@@ -60,13 +60,13 @@ def settings(args: argparse.Namespace) -> ev.NativeSpeechSettings:
 
 
 @asynccontextmanager
-async def spoken(client: NativeClient, args: argparse.Namespace) -> AsyncIterator[None]:
+async def feed_text(client: NativeClient, args: argparse.Namespace) -> AsyncIterator[None]:
     """While this lasts, the text is given: at once, or as it arrives on standard input."""
     arriving = args.text == "-"
     text = "" if arriving else args.text
     create = ev.ResponseCreate(response_id=RESPONSE_ID, settings=settings(args), text=text, end=not arriving)
     await client.send(create)
-    typing = asyncio.create_task(type_in(client, sys.stdin.fileno()) if arriving else asyncio.sleep(0))
+    typing = asyncio.create_task(pump_text(client, sys.stdin.fileno()) if arriving else asyncio.sleep(0))
     try:
         yield
     finally:
@@ -75,13 +75,13 @@ async def spoken(client: NativeClient, args: argparse.Namespace) -> AsyncIterato
             await typing
 
 
-async def type_in(client: NativeClient, descriptor: int) -> None:
+async def pump_text(client: NativeClient, descriptor: int) -> None:
     async for piece in arriving_text(descriptor):
         await client.send(ev.TextAppend(response_id=RESPONSE_ID, text=piece))
     await client.send(ev.TextEnd(response_id=RESPONSE_ID))
 
 
-async def hand_over(client: NativeClient, output: Output, progress: SpeechProgress) -> ev.ResponseDone:
+async def write_audio(client: NativeClient, output: Output, progress: SpeechProgress) -> ev.ResponseDone:
     async for message in client:
         match message:
             case ev.AudioMessage():
@@ -95,7 +95,7 @@ async def hand_over(client: NativeClient, output: Output, progress: SpeechProgre
 
 
 @asynccontextmanager
-async def cancelled_by_ctrl_c(client: NativeClient) -> AsyncIterator[None]:
+async def cancel_on_sigint(client: NativeClient) -> AsyncIterator[None]:
     """Ctrl-C ends the response and nothing else, so that its end is told and what was written stays whole."""
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     cancels: list[asyncio.Task[None]] = []

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from realtime.config import ConfigError, ServerConfig, allowed, load_config, settings
-from realtime.gateways import serve_by_gateways
+from realtime.gateways import serve_with_gateways
 from realtime.logs import configure_logs
 from realtime.serve import serve
 from realtime.transports.listener import Ports
@@ -50,19 +50,19 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"{name} = {field.default!r}: {allowed(field)}" for name, field in settings().items()))
         return 0
     try:
-        config = load_config(args.config, os.environ, given(args))
+        config = load_config(args.config, os.environ, collect_settings(args))
         configure_logs(config.log)
-        allow_many_sockets()
-        run_server = serve_by_gateways if config.listen.gateways > 1 else serve
+        raise_fd_limit()
+        run_server = serve_with_gateways if config.listen.gateways > 1 else serve
         with StartupProgress("loading the voice") as progress:
-            asyncio.run(run_server(config, on_ready=lambda ports: announce(config, ports, progress)))
+            asyncio.run(run_server(config, on_ready=lambda ports: print_address(config, ports, progress)))
     except ConfigError as error:
         print(f"voicewire serve: {error}", file=sys.stderr)
         return WRONG_SETTINGS
     return 0
 
 
-def given(args: argparse.Namespace) -> dict[str, object]:
+def collect_settings(args: argparse.Namespace) -> dict[str, object]:
     """Settings by name, out of all flags. Raises ``ConfigError``."""
     values: dict[str, object] = {name: getattr(args, flag) for flag, name in FLAGS.items() if getattr(args, flag)}
     for item in args.set:
@@ -101,7 +101,7 @@ class StartupProgress:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def announce(config: ServerConfig, ports: Ports, progress: StartupProgress) -> None:
+def print_address(config: ServerConfig, ports: Ports, progress: StartupProgress) -> None:
     """Tell where to go, on standard output; programs read the last line."""
     progress.stop()
     listen = config.listen
@@ -118,7 +118,7 @@ def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def allow_many_sockets() -> None:
+def raise_fd_limit() -> None:
     """Each connection is an open file; the usual limit of 1,024 is soft."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -15,11 +15,11 @@ import msgspec
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
 from realtime.cloning import VoiceCloner, check_transcript
 from realtime.config import ConfigError, ServerConfig, load_config
-from realtime.local_engine import add_model_argument, local_engine
+from realtime.local_engine import add_model_argument, running_engine
 from realtime.server import voice_limits
 from sessions.voices.blend import blend
 from sessions.voices.folder import voices_folder
-from sessions.voices.naming import looks_built_in
+from sessions.voices.naming import resembles_built_in
 from sessions.voices.store import VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
 
@@ -79,7 +79,7 @@ async def _acted(act: Callable[[argparse.Namespace, ServerConfig], Awaitable[int
 
 
 async def list_voices(args: argparse.Namespace, config: ServerConfig) -> int:
-    async with local_engine(args.model) as engine:
+    async with running_engine(args.model) as engine:
         print(table(engine.info, _store(args, config).list(args.owner)))
     return 0
 
@@ -87,8 +87,8 @@ async def list_voices(args: argparse.Namespace, config: ServerConfig) -> int:
 async def add_voice(args: argparse.Namespace, config: ServerConfig) -> int:
     manifest = _manifest(args, transcript=args.transcript)
     check_transcript(args.transcript)
-    async with local_engine(args.model) as engine:
-        if looks_built_in(args.name, engine.info):
+    async with running_engine(args.model) as engine:
+        if resembles_built_in(args.name, engine.info):
             raise VoiceExists(f"voice {args.name!r} belongs to the model", "name")
         clone, sample_s = await _cloned(args.file, args.transcript, VoiceCloner(config, engine))
         source = "audio" if sample_s else "embedding"

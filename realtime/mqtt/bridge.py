@@ -19,10 +19,10 @@ from realtime.protocol.errors import LocalProtocolError
 from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
-from realtime.transports.tcp_port import owner_named
+from realtime.transports.tcp_port import resolve_owner
 
-LOST = "broker_lost"
-FAREWELL_EXPIRY_S = 60
+DISCONNECTED_CODE = "broker_lost"
+SESSION_END_EXPIRY_S = 60
 MAX_NAME_CHARS = 32
 
 
@@ -40,7 +40,7 @@ class MqttBridge:
         """Topics of events of sessions that were lost with the broker."""
         if settings.host is None:
             return
-        self._owner = owner_named(server, "mqtt.owner", settings.owner)
+        self._owner = resolve_owner(server, "mqtt.owner", settings.owner)
         self._broker = BrokerConnector(
             settings,
             f"voicewire-{self.worker}",
@@ -73,10 +73,10 @@ class MqttBridge:
             self.visit = None
 
     async def _say_farewells(self, line: MqttConnection) -> None:
-        closed = serialize(MqttClosed(reason=LOST))
+        closed = serialize(MqttClosed(reason=DISCONNECTED_CODE))
         while self._farewells:
             topic = self._farewells[-1]
-            said = Publication(topic=topic, payload=closed, qos=1, content_type=JSON, expiry_s=FAREWELL_EXPIRY_S)
+            said = Publication(topic=topic, payload=closed, qos=1, content_type=JSON, expiry_s=SESSION_END_EXPIRY_S)
             with suppress(RequestRefused, LocalProtocolError):
                 await line.publish(said)
             self._farewells.pop()

@@ -24,9 +24,9 @@ from realtime.mqtt.line import BrokerDisconnected, BrokerLimits, MqttConnection,
 log = logging.getLogger("voicewire.mqtt")
 
 NODELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-LITTLE_UNSENT = [(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 65_536)] if hasattr(socket, "TCP_NOTSENT_LOWAT") else []
+NOTSENT_LOWAT = [(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 65_536)] if hasattr(socket, "TCP_NOTSENT_LOWAT") else []
 """Else the system takes megabytes, which on a slow way are seconds, and for as long says that it takes no more."""
-STEADY_S = 10.0
+STABLE_AFTER_S = 10.0
 """A connection that lasted so long was a good one: the next is tried at once."""
 HARD_LIMIT = 4
 """The broker keeps messages of so many times ``max_message_bytes`` from us."""
@@ -61,7 +61,7 @@ class BrokerConnector:
                     log.info("connected to the broker", extra={"host": self._settings.host})
                     await serve(line)
             except (BrokerDisconnected, RequestRefused) as error:
-                if now_s() - began_s >= STEADY_S:
+                if now_s() - began_s >= STABLE_AFTER_S:
                     pause_s = self._settings.retry_min_s
                 log.warning("no broker: %s; trying again in %.2f s", error, pause_s)
             await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
@@ -71,12 +71,12 @@ class BrokerConnector:
     async def connected(self) -> AsyncIterator[MqttConnection]:
         """Raises ``BrokerDisconnected``."""
         client, capacity = self._client(), BrokerLimits()
-        _heed(client, capacity)
+        _apply_broker_limits(client, capacity)
         await self._connect(client)
         try:
             yield self._line(client, capacity)
         finally:
-            await _leave(client)
+            await _disconnect(client)
 
     async def _connect(self, client: aiomqtt.Client) -> None:
         """Not to be torn in the middle: aiomqtt would leave its socket and a task behind."""
@@ -84,14 +84,14 @@ class BrokerConnector:
         try:
             await asyncio.shield(connecting)
         except aiomqtt.MqttError as error:
-            _abandon(client)
+            _force_close(client)
             raise BrokerDisconnected(reason(error)) from None
         except asyncio.CancelledError:
             await asyncio.wait([connecting])
             if connecting.exception() is None:
-                await _leave(client)
+                await _disconnect(client)
             else:
-                _abandon(client)
+                _force_close(client)
             raise
 
     def _line(self, client: aiomqtt.Client, capacity: BrokerLimits) -> MqttConnection:
@@ -119,7 +119,7 @@ class BrokerConnector:
             max_queued_incoming_messages=settings.max_waiting_messages,
             properties=properties,
             tls_context=self._tls,
-            socket_options=[NODELAY, *LITTLE_UNSENT],
+            socket_options=[NODELAY, *NOTSENT_LOWAT],
             will=None if self._will is None else _will(self._will),
             logger=quiet,
         )
@@ -153,7 +153,7 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _heed(client: aiomqtt.Client, capacity: BrokerLimits) -> None:
+def _apply_broker_limits(client: aiomqtt.Client, capacity: BrokerLimits) -> None:
     """What aiomqtt does not: the limits with which the broker greets."""
     paho = client._client
     greeted = paho.on_connect
@@ -166,13 +166,13 @@ def _heed(client: aiomqtt.Client, capacity: BrokerLimits) -> None:
     paho.on_connect = on_connect
 
 
-async def _leave(client: aiomqtt.Client) -> None:
+async def _disconnect(client: aiomqtt.Client) -> None:
     with suppress(aiomqtt.MqttError):
         await client.__aexit__(None, None, None)
-    _abandon(client)
+    _force_close(client)
 
 
-def _abandon(client: aiomqtt.Client) -> None:
+def _force_close(client: aiomqtt.Client) -> None:
     """Close what is still open of a connection that came to nothing; aiomqtt itself would wait for its keep-alive."""
     client._client._sock_close()
     if client._disconnected.done():

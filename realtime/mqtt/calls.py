@@ -7,7 +7,7 @@ import logging
 
 from engine.api import EngineError
 from realtime.auth import Principal
-from realtime.calls.faults import refused
+from realtime.calls.faults import to_command_refused
 from realtime.calls.switchboard import CallRegistry
 from realtime.errors import RequestRefused
 from realtime.mqtt.line import MqttConnection, Publication
@@ -69,7 +69,7 @@ class MqttCallBridge:
             try:
                 answer = await self._switchboard.call(self._owner.name, call_id).obey(self._parse(payload))
             except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
-                answer = refused(error, call_id)
+                answer = to_command_refused(error, call_id)
                 self._server.metrics.refused(answer.code)
             if answer is not None:
                 await self._publish(call_id, answer)

@@ -18,7 +18,7 @@ from realtime.errors import RequestRefused
 from realtime.mqtt.broker import BrokerConnector
 from realtime.mqtt.line import IncomingMessage, MqttConnection, Publication
 from realtime.protocol.mqtt import messages as say
-from realtime.protocol.mqtt.audio import AudioHeader, head_of
+from realtime.protocol.mqtt.audio import AudioHeader, parse_header
 from realtime.protocol.mqtt.topics import Topics
 
 OPEN_EXPIRY_S = 5
@@ -42,22 +42,22 @@ class MqttClientSession:
         self._line, self._arrivals = line, arrivals
         self._num_sent = 0
 
-    async def send(self, message: say.In) -> None:
+    async def send(self, message: say.ClientMessage) -> None:
         """Numbered as it should be. Raises ``SessionRefused`` when the broker does not allow it."""
         numbered = msgspec.structs.replace(message, seq=self._num_sent)
         self._num_sent += 1
-        with _allowed():
+        with _map_broker_errors():
             await self._line.publish(Publication(topic=self.opened.inbox, payload=say.serialize(numbered), qos=1))
 
-    def __aiter__(self) -> AsyncIterator[MqttAudio | say.Out]:
+    def __aiter__(self) -> AsyncIterator[MqttAudio | say.ServerMessage]:
         return self._hear()
 
-    async def _hear(self) -> AsyncIterator[MqttAudio | say.Out]:
+    async def _hear(self) -> AsyncIterator[MqttAudio | say.ServerMessage]:
         async for arrival in self._arrivals:
             if arrival.topic == self.opened.audio:
-                yield MqttAudio(head_of(arrival.user), arrival.payload)
+                yield MqttAudio(parse_header(arrival.user), arrival.payload)
             elif arrival.topic == self.opened.ev:
-                yield (event := say.parse_out(arrival.payload))
+                yield (event := say.parse_server_message(arrival.payload))
                 if isinstance(event, say.MqttClosed):
                     return
 
@@ -99,7 +99,7 @@ async def open_session(
         arrivals = line.arrivals()
         sid = wanted.sid or secrets.token_hex(8)
         place = topics.session(client, sid)
-        with _allowed():
+        with _map_broker_errors():
             for topic in (topics.answers(client), place.audio, place.events):
                 await line.subscribe(topic, qos=0 if topic == place.audio else 1)
             message = say.serialize(msgspec.structs.replace(wanted, sid=sid))
@@ -112,7 +112,7 @@ async def open_session(
 
 
 @contextmanager
-def _allowed() -> Iterator[None]:
+def _map_broker_errors() -> Iterator[None]:
     """What the broker does not allow is said as what a server refuses is."""
     try:
         yield

@@ -22,9 +22,9 @@ from realtime.mqtt.line import (
     IncomingMessage,
     MqttConnection,
     Publication,
-    check_answer,
-    settle,
-    told_of,
+    check_reason_code,
+    log_puback,
+    resolve,
 )
 from realtime.protocol.mqtt.packet import QOS_2, PublishPacket, acknowledged, parse_publish
 from realtime.protocol.mqtt311.packets import PUBACK, PUBLISH, MqttPacketReader, puback
@@ -68,12 +68,12 @@ class BatchedMqttConnection(MqttConnection):
 
     async def publish(self, publication: Publication) -> None:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        await self._hand_over(publication, partial(settle, answer))
+        await self._hand_over(publication, partial(resolve, answer))
         if publication.qos:
-            check_answer(publication.topic, await self._ask(lambda: answer))
+            check_reason_code(publication.topic, await self._ask(lambda: answer))
 
     async def post(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
-        await self._hand_over(publication, lambda code: told_of(publication.topic, code, on_refused))
+        await self._hand_over(publication, lambda code: log_puback(publication.topic, code, on_refused))
 
     async def arrivals(self) -> AsyncIterator[IncomingMessage]:
         while True:

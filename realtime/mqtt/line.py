@@ -24,7 +24,7 @@ log = logging.getLogger("voicewire.mqtt")
 REFUSED = 0x80
 """Reason codes from here on are refusals."""
 SEND_NO_RETAINED = 2
-MAX_UNACKNOWLEDGED = 20
+MAX_INFLIGHT = 20
 MAX_PACKET_BYTES = 268_435_460
 """Of MQTT: its longest length, and the bytes that tell it."""
 
@@ -37,12 +37,12 @@ class BrokerDisconnected(Exception):
 class BrokerLimits:
     """What the broker takes of us, as its answer to our greeting says (3.2.2.3 of MQTT 5)."""
 
-    unacknowledged: int = MAX_UNACKNOWLEDGED
+    unacknowledged: int = MAX_INFLIGHT
     """Messages of QoS 1 on their way at once; as many as Mosquitto takes unless it is told otherwise."""
     packet_bytes: int = MAX_PACKET_BYTES
 
     def told(self, properties: object) -> None:
-        self.unacknowledged = min(self.unacknowledged, getattr(properties, "ReceiveMaximum", MAX_UNACKNOWLEDGED))
+        self.unacknowledged = min(self.unacknowledged, getattr(properties, "ReceiveMaximum", MAX_INFLIGHT))
         self.packet_bytes = getattr(properties, "MaximumPacketSize", MAX_PACKET_BYTES)
 
 
@@ -100,12 +100,12 @@ class MqttConnection:
         Raises ``RequestRefused`` when the broker does not allow it, and ``LocalProtocolError`` when it is longer than
         the broker takes.
         """
-        check_answer(publication.topic, await self._say(publication))
+        check_reason_code(publication.topic, await self._say(publication))
 
     async def post(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
         """Until it is on its way. What comes later goes after it; ``watch`` tells when the broker does not answer,
         and ``on_refused`` when it does not allow it. Raises ``LocalProtocolError`` as ``publish`` does."""
-        told_of(publication.topic, await self._say(publication), on_refused)
+        log_puback(publication.topic, await self._say(publication), on_refused)
 
     async def subscribe(self, topic: str, qos: int = 1) -> None:
         """Nothing that was retained comes. Raises ``RequestRefused`` when the broker does not allow it."""
@@ -159,7 +159,7 @@ class MqttConnection:
 
     def _published(self, client: object, given: object, number: int, code: ReasonCode, properties: object) -> None:
         if (answer := self._unanswered.get(number)) is not None:
-            settle(answer, code.value)
+            resolve(answer, code.value)
 
     def _check_length(self, packet: bytes) -> None:
         """Raises ``LocalProtocolError``."""
@@ -189,19 +189,19 @@ class MqttConnection:
                 patience.reschedule(asyncio.get_running_loop().time())
 
 
-def settle(answer: asyncio.Future[int], code: int) -> None:
+def resolve(answer: asyncio.Future[int], code: int) -> None:
     """Nobody may wait for it any more."""
     if not answer.done():
         answer.set_result(code)
 
 
-def check_answer(topic: str, code: int) -> None:
+def check_reason_code(topic: str, code: int) -> None:
     """Raises ``RequestRefused`` for a reason code that is a refusal."""
     if code >= REFUSED:
         raise RequestRefused("unauthorized", f"the broker refuses a message to {topic}: reason code {code}", "topic")
 
 
-def told_of(topic: str, code: int, on_refused: Callable[[], None]) -> None:
+def log_puback(topic: str, code: int, on_refused: Callable[[], None]) -> None:
     """The broker's answer to what nobody waits for."""
     if code >= REFUSED:
         log.warning("the broker refuses a message to %s: reason code %d", topic, code)

@@ -10,7 +10,7 @@ from realtime.protocol.mqtt import audio
 from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
 from realtime.protocol.mqtt.topics import SessionTopics
 
-OVERFLOW = "limit_exceeded"
+OVERFLOW_CODE = "limit_exceeded"
 EXPIRY_S = 60
 """Events that could not be delivered until then are of no use."""
 
@@ -37,7 +37,7 @@ class MqttSessionTransport:
             return
         self._waiting_bytes += len(payload)
         if self._waiting.qsize() >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
-            self.farewell = OVERFLOW
+            self.farewell = OVERFLOW_CODE
             self.cut()
         else:
             self._waiting.put_nowait(payload)

@@ -11,8 +11,8 @@ from realtime.protocol.mqtt.topics import Topics
 
 EXPIRY_S = 300
 """What is told of a server that is gone is forgotten after this; one that lives tells again before."""
-LOOK_EVERY_S = 0.25
-TELL_EVERY_S = 2.0
+POLL_INTERVAL_S = 0.25
+PUBLISH_INTERVAL_S = 2.0
 
 
 class StatusPublisher:
@@ -32,7 +32,7 @@ class StatusPublisher:
                 stood_aside = True
                 await on_draining()
             await self._tell(status, now=leaves)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def take_down(self) -> None:
         await self._line.publish(Publication(topic=self._topics.status(self._worker), qos=1, retain=True))
@@ -41,7 +41,7 @@ class StatusPublisher:
         time_s = asyncio.get_running_loop().time()
         since_s = time_s - self._told_s
         due = self._told is None or now or since_s >= EXPIRY_S / 2
-        if due or (status != self._told and since_s >= TELL_EVERY_S):
+        if due or (status != self._told and since_s >= PUBLISH_INTERVAL_S):
             await self._line.post(publication(self._topics, self._worker, status))
             self._told, self._told_s = status, time_s
 

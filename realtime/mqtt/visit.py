@@ -30,10 +30,10 @@ from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.mqtt")
 
-SESSION_WIRE = DialectRoute("mqtt", MqttSessionDialect, serial=True)
-SAY_WIRE = DialectRoute("mqtt/say", MqttOneShotDialect)
+SESSION_ROUTE = DialectRoute("mqtt", MqttSessionDialect, serial=True)
+ONE_SHOT_ROUTE = DialectRoute("mqtt/say", MqttOneShotDialect)
 FAULTS = (ProtocolError, RequestRefused, SessionError, EngineError)
-MAX_REFUSING = 256
+MAX_PENDING_REFUSALS = 256
 """Messages that are being refused at once; more are dropped without a word."""
 
 
@@ -130,7 +130,7 @@ class MqttConnectionHandler:
         except RemoteProtocolError as error:
             self._note(error)
             return
-        if self._num_working >= self.desk.max_sessions + MAX_REFUSING:
+        if self._num_working >= self.desk.max_sessions + MAX_PENDING_REFUSALS:
             self._server.metrics.refused("overloaded")
             return
         self._sessions.create_task(self._guarded(work(client, arrival)), name="voicewire mqtt session")
@@ -170,7 +170,7 @@ class MqttConnectionHandler:
         sid = wanted.sid or secrets.token_hex(8)
         topics = self._topics.session(client, sid)
         held.enter_context(self.desk.place(client, topics.inbox, topics.events))
-        connection = self._enter(held, SESSION_WIRE, MqttSessionDialect(sid, wanted.wish(self._settings.lead_ms)))
+        connection = self._enter(held, SESSION_ROUTE, MqttSessionDialect(sid, wanted.wish(self._settings.lead_ms)))
         content_type = say.CONTENT_TYPES[wanted.format.encoding]
         max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
         link = MqttSessionTransport(self._line, topics, content_type, self._settings.max_waiting_per_session, max_bytes)
@@ -201,7 +201,7 @@ class MqttConnectionHandler:
             raise RequestRefused("request_too_long", found, "text")
         seat = f"say/{secrets.token_hex(8)}"
         held.enter_context(self.desk.place(client, seat))
-        connection = self._enter(held, SAY_WIRE, MqttOneShotDialect(seat, wanted.wish(0), wanted.text))
+        connection = self._enter(held, ONE_SHOT_ROUTE, MqttOneShotDialect(seat, wanted.wish(0), wanted.text))
         content_type = say.CONTENT_TYPES[wanted.format.encoding]
         link = MqttReplyTransport(self._line, arrival.response_topic or "", arrival.correlation, content_type)
         self.desk.seat(seat, link)

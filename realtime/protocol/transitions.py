@@ -56,21 +56,21 @@ class IgnoredEvent:
     """Neither acted on nor answered."""
 
 
-Move = ResponseState | EventRefusal | IgnoredEvent
+Transition = ResponseState | EventRefusal | IgnoredEvent
 S, R = SessionState, ResponseState
 IGNORED = IgnoredEvent()
 CLOSING = EventRefusal("session_closed", "the session is closing")
 NO_RESPONSE = EventRefusal("unknown_response", "there is no response with this id")
-TAKEN = EventRefusal("duplicate_response", "this response id is in use, or was a moment ago")
+ID_IN_USE = EventRefusal("duplicate_response", "this response id is in use, or was a moment ago")
 NO_MORE_TEXT = EventRefusal("text_closed", "the text of this response has ended")
-OVER = EventRefusal("response_done", "this response has ended")
+RESPONSE_ENDED = EventRefusal("response_done", "this response has ended")
 
 SESSION_TRANSITIONS: dict[SessionState, dict[type[ClientEvent], SessionState | EventRefusal]] = {
     S.ACTIVE: {SessionUpdate: S.ACTIVE, SessionClose: S.CLOSING, ResponseCreate: S.ACTIVE},
     S.CLOSING: {SessionUpdate: CLOSING, SessionClose: CLOSING, ResponseCreate: CLOSING},
 }
 
-RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Move]] = {
+RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Transition]] = {
     R.UNKNOWN: {
         ResponseCreate: R.OPEN,
         TextAppend: NO_RESPONSE,
@@ -88,7 +88,7 @@ RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Move]] = {
         PlaybackReport: IGNORED,
     },
     R.OPEN: {
-        ResponseCreate: TAKEN,
+        ResponseCreate: ID_IN_USE,
         TextAppend: R.OPEN,
         TextFlush: R.OPEN,
         TextEnd: R.ENDED,
@@ -96,7 +96,7 @@ RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Move]] = {
         PlaybackReport: R.OPEN,
     },
     R.ENDED: {
-        ResponseCreate: TAKEN,
+        ResponseCreate: ID_IN_USE,
         TextAppend: NO_MORE_TEXT,
         TextFlush: NO_MORE_TEXT,
         TextEnd: NO_MORE_TEXT,
@@ -104,15 +104,15 @@ RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Move]] = {
         PlaybackReport: R.ENDED,
     },
     R.CANCELLING: {
-        ResponseCreate: TAKEN,
-        TextAppend: OVER,
-        TextFlush: OVER,
-        TextEnd: OVER,
+        ResponseCreate: ID_IN_USE,
+        TextAppend: RESPONSE_ENDED,
+        TextFlush: RESPONSE_ENDED,
+        TextEnd: RESPONSE_ENDED,
         ResponseCancel: IGNORED,
         PlaybackReport: IGNORED,
     },
     R.FAILED: {
-        ResponseCreate: TAKEN,
+        ResponseCreate: ID_IN_USE,
         TextAppend: IGNORED,
         TextFlush: IGNORED,
         TextEnd: IGNORED,
@@ -120,10 +120,10 @@ RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Move]] = {
         PlaybackReport: R.FAILED,
     },
     R.DONE: {
-        ResponseCreate: TAKEN,
-        TextAppend: OVER,
-        TextFlush: OVER,
-        TextEnd: OVER,
+        ResponseCreate: ID_IN_USE,
+        TextAppend: RESPONSE_ENDED,
+        TextFlush: RESPONSE_ENDED,
+        TextEnd: RESPONSE_ENDED,
         ResponseCancel: R.DONE,
         PlaybackReport: R.DONE,
     },

@@ -20,9 +20,9 @@ FIRST_FREE_PORT = 1_024
 PLAIN_URL = re.compile(r"[!-\[\]-~]*")
 """Visible ASCII but the backslash, which some take for a slash."""
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
-LOOKS_LIKE_A_NUMBER = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)")
+NUMERIC_HOST = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)")
 
-CLOSED_NETWORKS: tuple[Network, ...] = tuple(
+BLOCKED_NETWORKS: tuple[Network, ...] = tuple(
     ipaddress.ip_network(network)
     for network in (
         "0.0.0.0/8",
@@ -63,22 +63,24 @@ class FetchTarget(NamedTuple):
 def parse_url(url: str, allow_http: bool = False) -> FetchTarget:
     """Raises ``InvalidRequest`` for whatever is not plain."""
     if len(url) > MAX_URL_CHARS:
-        raise refused(f"the URL has {len(url)} characters, at most {MAX_URL_CHARS} are allowed")
+        raise refuse_address(f"the URL has {len(url)} characters, at most {MAX_URL_CHARS} are allowed")
     if not PLAIN_URL.fullmatch(url):
-        raise refused("the URL holds characters that no URL holds")
+        raise refuse_address("the URL holds characters that no URL holds")
     try:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname or ""
     except ValueError:
-        raise refused("this is no URL") from None
+        raise refuse_address("this is no URL") from None
     if parts.scheme not in (DEFAULT_PORTS if allow_http else ("https",)):
-        raise refused("the URL must begin with https://" + (" or http://" if allow_http else ""))
+        raise refuse_address("the URL must begin with https://" + (" or http://" if allow_http else ""))
     if "@" in parts.netloc:
-        raise refused("the URL must hold no user name")
+        raise refuse_address("the URL must hold no user name")
     _check_host(host, parts.netloc)
     port = DEFAULT_PORTS[parts.scheme] if port is None else port
     if port != DEFAULT_PORTS[parts.scheme] and port < FIRST_FREE_PORT:
-        raise refused(f"port {port} is not asked; use {DEFAULT_PORTS[parts.scheme]} or one from {FIRST_FREE_PORT} on")
+        raise refuse_address(
+            f"port {port} is not asked; use {DEFAULT_PORTS[parts.scheme]} or one from {FIRST_FREE_PORT} on"
+        )
     return FetchTarget(parts.scheme, host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
 
 
@@ -89,21 +91,21 @@ def check_addresses(addresses: Iterable[str], networks: Iterable[Network] = ()) 
     """
     parsed = [ipaddress.ip_address(address) for address in addresses]
     if not parsed:
-        raise refused("the host has no address")
+        raise refuse_address("the host has no address")
     if not all(is_public(address) or any(_within(address, network) for network in networks) for address in parsed):
-        raise refused("the host is not on the public network")
+        raise refuse_address("the host is not on the public network")
     return parsed
 
 
 def is_public(address: Address) -> bool:
     """Whether the address means a host that anyone can reach, and hides no other address."""
-    if getattr(address, "scope_id", None) or any(_within(address, network) for network in CLOSED_NETWORKS):
+    if getattr(address, "scope_id", None) or any(_within(address, network) for network in BLOCKED_NETWORKS):
         return False
     special = address.is_multicast or address.is_reserved or address.is_loopback or address.is_link_local
     return address.is_global and not special
 
 
-def refused(message: str) -> InvalidRequest:
+def refuse_address(message: str) -> InvalidRequest:
     return InvalidRequest(f"ref_audio: {message}", "ref_audio")
 
 
@@ -115,12 +117,12 @@ def _check_host(host: str, netloc: str) -> None:
     """Raises ``InvalidRequest`` unless it is a name, or an address in its one canonical form."""
     if "[" in netloc or ":" in host:
         valid = _is_canonical(host, ipaddress.IPv6Address) and netloc.startswith("[")
-    elif LOOKS_LIKE_A_NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
+    elif NUMERIC_HOST.fullmatch(host.rstrip(".").rpartition(".")[2]):
         valid = _is_canonical(host, ipaddress.IPv4Address)
     else:
         valid = len(host) <= 253 and HOST_NAME.fullmatch(host) is not None
     if not valid:
-        raise refused("the host must be a name or a plain address")
+        raise refuse_address("the host must be a name or a plain address")
 
 
 def _is_canonical(host: str, kind: type[ipaddress.IPv4Address] | type[ipaddress.IPv6Address]) -> bool:

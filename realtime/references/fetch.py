@@ -22,7 +22,7 @@ import h11
 
 from engine.api import InvalidRequest
 from realtime.crumbs import ChunkLimitedConnection
-from realtime.references.addresses import Address, FetchTarget, Network, check_addresses, parse_url, refused
+from realtime.references.addresses import Address, FetchTarget, Network, check_addresses, parse_url, refuse_address
 from realtime.version import VERSION
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -30,7 +30,7 @@ READ_BYTES = 65_536
 STEP_BYTES = 4_096
 """Read between two turns of the event loop: a host that sends its body in crumbs takes no more of it at once."""
 MAX_HEAD_BYTES = 32_768
-MAX_LOOK_UPS = 4
+MAX_DNS_LOOKUPS = 4
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[
@@ -57,7 +57,7 @@ class SystemResolver:
     """The system's resolver, in threads of its own: a name whose servers never answer holds up other names at most."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(MAX_LOOK_UPS, thread_name_prefix="resolver")
+        self._threads = ThreadPoolExecutor(MAX_DNS_LOOKUPS, thread_name_prefix="resolver")
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """Raises ``OSError``."""
@@ -95,9 +95,9 @@ class Fetcher:
             async with asyncio.timeout(self.rules.timeout_s):
                 return await self._follow(url)
         except TimeoutError:
-            raise refused(f"it did not arrive within {self.rules.timeout_s:g} s") from None
+            raise refuse_address(f"it did not arrive within {self.rules.timeout_s:g} s") from None
         except (OSError, h11.RemoteProtocolError, ValueError) as error:  # also what is wrong with a certificate
-            raise refused(f"it cannot be fetched: {type(error).__name__}") from None
+            raise refuse_address(f"it cannot be fetched: {type(error).__name__}") from None
 
     async def _follow(self, url: str) -> bytes:
         for _ in range(self.rules.max_redirects + 1):
@@ -105,7 +105,7 @@ class Fetcher:
             if isinstance(answer, bytes):
                 return answer
             url = urljoin(url, answer.location)
-        raise refused(f"it was redirected more than {self.rules.max_redirects} times")
+        raise refuse_address(f"it was redirected more than {self.rules.max_redirects} times")
 
     async def _hop(self, target: FetchTarget) -> bytes | Redirect:
         found = await self.resolve(target.host, target.port)
@@ -141,7 +141,7 @@ class Fetcher:
         await writer.drain()
         head = await self._next(connection, reader)
         if not isinstance(head, h11.Response):
-            raise refused("the host does not answer in HTTP")
+            raise refuse_address("the host does not answer in HTTP")
         if (moved := _check_head(head, self.rules.max_bytes)) is not None:
             return moved
         return await self._body(connection, reader)
@@ -153,7 +153,7 @@ class Fetcher:
             if len(body) > self.rules.max_bytes:
                 raise _too_large(self.rules.max_bytes)
         if not isinstance(event, h11.EndOfMessage):
-            raise refused("it broke off")
+            raise refuse_address("it broke off")
         return bytes(body)
 
     async def _next(self, connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
@@ -169,15 +169,15 @@ def _check_head(head: h11.Response, max_bytes: int) -> Redirect | None:
     if head.status_code in REDIRECTS:
         if location := headers.get(b"location"):
             return Redirect(location)
-        raise refused("it was redirected to nowhere")
+        raise refuse_address("it was redirected to nowhere")
     if head.status_code != 200:
-        raise refused(f"the host answered with status {head.status_code}")
+        raise refuse_address(f"the host answered with status {head.status_code}")
     if headers.get(b"content-encoding", "identity") != "identity":
-        raise refused("it is compressed for the transport")
+        raise refuse_address("it is compressed for the transport")
     if headers.get(b"content-length", "0").isdigit() and int(headers.get(b"content-length", "0")) > max_bytes:
         raise _too_large(max_bytes)
     return None
 
 
 def _too_large(max_bytes: int) -> InvalidRequest:
-    return refused(f"it is larger than max_upload_bytes, {max_bytes}")
+    return refuse_address(f"it is larger than max_upload_bytes, {max_bytes}")

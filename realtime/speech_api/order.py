@@ -13,8 +13,8 @@ from realtime.server import SpeechServer
 from realtime.speech_api.body import SpeechRequestBody
 from realtime.speech_api.formats import Delivery, delivery, file_format
 from realtime.speech_api.instructions import supported_instructions
-from realtime.speech_api.settings import settings_of
-from realtime.speech_api.voice import ReferenceEncoder, check_reference, check_task, voice_of
+from realtime.speech_api.settings import build_settings
+from realtime.speech_api.voice import ReferenceEncoder, check_reference, check_task, select_voice
 from sessions.checks import check_settings
 from sessions.config import SpeechSettings
 from sessions.errors import SessionError
@@ -35,7 +35,7 @@ class SpeechJob:
     num_reference_frames: int = 0
 
 
-async def order_of(
+async def prepare_job(
     body: SpeechRequestBody, server: SpeechServer, caller: Principal, listener: ReferenceEncoder | None = None
 ) -> SpeechJob:
     """What can be told without listening to a recording is told first.
@@ -45,12 +45,12 @@ async def order_of(
     _check_text(body, server)
     default_format = server.config.speech.response_format
     how = delivery(body, default_format)
-    settings = settings_of(body, server)
+    settings = build_settings(body, server)
     check_task(body, server.engine.info)
     check_reference(body, caller)
-    with in_our_words():
+    with map_error_params():
         check_settings(replace(settings, voice=None), server.engine.info, server.registry.limits.session)
-    voice = await voice_of(body, server, caller, listener or server.cloning)
+    voice = await select_voice(body, server, caller, listener or server.cloning)
     settings = replace(settings, voice=voice.name, clone=voice.clone)
     media_type = file_format(body, default_format).media_type
     _, instructions_warning = supported_instructions(body.instructions or "", server.engine.info)
@@ -58,14 +58,14 @@ async def order_of(
     return SpeechJob(body.input, settings, how, media_type, warning, voice.num_reference_frames)
 
 
-def begin(order: SpeechJob, session: Session) -> Response:
+def start_response(order: SpeechJob, session: Session) -> Response:
     """Raises what ``Session.create_response`` does."""
-    with in_our_words():
+    with map_error_params():
         return session.create_response(settings=order.settings, text=order.text, text_closed=True)
 
 
 @contextmanager
-def in_our_words() -> Iterator[None]:
+def map_error_params() -> Iterator[None]:
     """Errors of the sessions name their field as this API does."""
     try:
         yield

@@ -9,9 +9,9 @@ from typing import Any
 from realtime.auth import Principal
 from realtime.server import SpeechServer
 from realtime.speech_api.body import body_of
-from realtime.speech_api.order import in_our_words
-from realtime.speech_api.settings import settings_of
-from realtime.speech_api.voice import check_reference, check_task, voice_of
+from realtime.speech_api.order import map_error_params
+from realtime.speech_api.settings import build_settings
+from realtime.speech_api.voice import check_reference, check_task, select_voice
 from sessions.checks import check_settings
 from sessions.config import SpeechSettings
 
@@ -38,12 +38,12 @@ async def override_settings(
     body = body_of({"input": "", **fields})
     check_task(body, server.engine.info)
     check_reference(body, caller)
-    given = settings_of(body, server)
-    with in_our_words():
+    given = build_settings(body, server)
+    with map_error_params():
         check_settings(replace(given, voice=None), server.engine.info, server.registry.limits.session)
     clone = None
     if any(name in fields for name in CLONING_FIELDS):
-        clone = (await voice_of(body, server, caller, server.cloning)).clone
+        clone = (await select_voice(body, server, caller, server.cloning)).clone
     return replace(
         base,
         clone=clone,

@@ -24,7 +24,7 @@ OFFICIAL_NAMES = {
 }
 
 
-def settings_of(body: SpeechRequestBody, server: SpeechServer) -> SpeechSettings:
+def build_settings(body: SpeechRequestBody, server: SpeechServer) -> SpeechSettings:
     """Raises ``RequestRefused`` or ``InvalidRequest``; the ranges that sessions know are checked by them."""
     base = server.settings
     instructions, _ = supported_instructions(body.instructions or "", server.engine.info)

@@ -38,7 +38,7 @@ class SelectedVoice:
     warning: str | None = None
 
 
-async def voice_of(
+async def select_voice(
     body: SpeechRequestBody, server: SpeechServer, caller: Principal, listener: ReferenceEncoder
 ) -> SelectedVoice:
     """Raises ``RequestRefused`` or ``InvalidRequest``."""
@@ -46,7 +46,7 @@ async def voice_of(
     is_ours = name is None or is_built_in(name, server.engine.info)
     stored = None if name is None or is_ours else find_voice(server.voices, caller.name, name)
     _check_in_context(body, stored)
-    clone = await _clone(body, server, listener) or _by_embedding_alone(body, stored, server.engine.info)
+    clone = await _clone(body, server, listener) or _embedding_only_clone(body, stored, server.engine.info)
     heard = clone or (None if stored is None else stored.clone)
     return SelectedVoice(name, clone, _num_frames(heard), warning)
 
@@ -96,7 +96,7 @@ async def _clone(body: SpeechRequestBody, server: SpeechServer, listener: Refere
     return await listener.from_reference(body.ref_audio, transcript)
 
 
-def _by_embedding_alone(body: SpeechRequestBody, stored: StoredVoice | None, info: EngineInfo) -> ClonedVoice | None:
+def _embedding_only_clone(body: SpeechRequestBody, stored: StoredVoice | None, info: EngineInfo) -> ClonedVoice | None:
     """Of a stored voice that could speak in context, where that is not wanted."""
     if stored is None or not body.x_vector_only_mode:
         return None

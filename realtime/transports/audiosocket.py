@@ -18,7 +18,7 @@ from realtime.errors import RequestRefused, describe
 from realtime.protocol.phones.audiosocket import HEADER, AudioSocketDialect
 from realtime.server import SpeechServer
 from realtime.transports.link import WRITE_GRACE_S
-from realtime.transports.listener import listening_sockets, warn_of_strangers
+from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.call")
@@ -107,7 +107,7 @@ class AudioSocketServer:
                 listeners.callback(listener.close)
             self.port = sockets[0].getsockname()[1]
             log.info("listening for AudioSocket", extra={"host": calls.audiosocket_host, "port": self.port})
-            warn_of_strangers("AudioSocket", sockets)
+            warn_if_public_without_auth("AudioSocket", sockets)
             yield
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

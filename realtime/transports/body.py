@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from realtime.errors import RequestRefused
-from realtime.transports.staying import client_left
+from realtime.transports.staying import client_disconnected
 
 Head = tuple[str, dict[str, str]]
 """Media type and headers of the answer."""
@@ -20,7 +20,7 @@ class ResponseAborted(Exception):
     """Speech broke off after the answer had begun; the connection is cut, so that the client can tell."""
 
 
-async def bounded_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+async def read_limited_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
     """All of a request's. Raises ``RequestRefused``, also when the client leaves before."""
     body = bytearray()
     try:
@@ -30,7 +30,7 @@ async def bounded_body(request: Request, max_bytes: int, timeout_s: float) -> by
                 if len(body) > max_bytes:
                     raise RequestRefused("message_too_big", f"the body is longer than max_message_bytes, {max_bytes}")
     except ClientDisconnect:
-        raise client_left() from None
+        raise client_disconnected() from None
     except TimeoutError:
         raise RequestRefused("body_timeout", "the body did not arrive in time") from None
     return bytes(body)
@@ -49,7 +49,7 @@ class HttpTransport:
 
     async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
         """Raises ``RequestRefused``."""
-        return await bounded_body(self._request, max_bytes, timeout_s)
+        return await read_limited_body(self._request, max_bytes, timeout_s)
 
     async def receive(self) -> None:
         """Returns when the client has left, or has all of the answer. Nothing is sent from then on."""

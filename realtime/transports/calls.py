@@ -16,14 +16,14 @@ from starlette.websockets import WebSocket
 
 from engine.api import EngineError
 from realtime.auth import Principal
-from realtime.calls.faults import FAULTS, refused
+from realtime.calls.faults import COMMAND_ERRORS, to_command_refused
 from realtime.calls.switchboard import AgentSubscription, CallRegistry
 from realtime.errors import RequestRefused, describe, rule_for
 from realtime.protocol import calls as on
 from realtime.protocol.close import CloseCode
 from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.server import SpeechServer
-from realtime.transports.body import bounded_body
+from realtime.transports.body import read_limited_body
 from realtime.transports.http import refusal_response
 from realtime.transports.link import WRITE_GRACE_S, WebSocketTransport
 from realtime.transports.reading import MessageReader, check_size
@@ -32,7 +32,7 @@ from sessions.errors import SessionError
 log = logging.getLogger("voicewire.call")
 
 PATH = "/v1/calls"
-KEEP_ALIVE_S = 15.0
+KEEPALIVE_INTERVAL_S = 15.0
 EVENT_STREAM = "text/event-stream"
 
 
@@ -118,8 +118,8 @@ class AgentConnection:
             if call_id is None:
                 raise RemoteProtocolError("invalid_event", "call_id must be given here", "call_id")
             answer = await self._switchboard.call(self._caller.name, call_id).obey(command)
-        except FAULTS as error:
-            answer = refused(error, call_id)
+        except COMMAND_ERRORS as error:
+            answer = to_command_refused(error, call_id)
             self._count_error(answer.code)
         if answer is not None:
             self._agent.tell(answer)
@@ -195,7 +195,7 @@ class CallHttpApi:
     async def _stream(self, agent: AgentSubscription) -> AsyncIterator[str]:
         while True:
             try:
-                event = await asyncio.wait_for(agent.events.get(), KEEP_ALIVE_S)
+                event = await asyncio.wait_for(agent.events.get(), KEEPALIVE_INTERVAL_S)
             except TimeoutError:
                 yield ": still there\n\n"
                 continue
@@ -204,12 +204,12 @@ class CallHttpApi:
             yield f"data: {on.serialize(event)}\n\n"
         if agent.slow:
             error = RequestRefused("slow_reader", f"more events waited than max_events, {agent.max_events}")
-            yield f"data: {on.serialize(refused(error, agent.call_id))}\n\n"
+            yield f"data: {on.serialize(to_command_refused(error, agent.call_id))}\n\n"
 
     async def _body(self, request: Request) -> bytes:
         """Raises ``RequestRefused``."""
         config = self._server.config
-        return await bounded_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
+        return await read_limited_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
 
 
 def call_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:

@@ -87,7 +87,7 @@ INFORMATION_ROUTES: list[BaseRoute] = [
 ]
 
 
-async def refuse(request: Request, error: Exception) -> Response:
+async def error_handler(request: Request, error: Exception) -> Response:
     """Starlette's handler of all errors, in the shape that the address has for them. An unexpected error keeps its
     text to itself, and is logged by the listener."""
     headers: Mapping[str, str] = {}
@@ -109,7 +109,7 @@ def _refused_by_starlette(request: Request, error: HTTPException) -> RequestRefu
     return RequestRefused("unknown_path", "no such address on this server")
 
 
-async def refuse_socket(websocket: WebSocket) -> None:
+async def reject_unknown_websocket(websocket: WebSocket) -> None:
     """The endpoint of every WebSocket address that does not exist."""
     await websocket.send_denial_response(
         refusal_response(RequestRefused("unknown_path", "no such address on this server"))

@@ -38,7 +38,7 @@ TOO_MANY_BODY = (
     b'{"error":{"message":"max_http_connections is reached","type":"capacity_error","param":null,'
     b'"code":"too_many_connections"}}'
 )
-TOO_MANY = (
+TOO_MANY_CONNECTIONS_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(TOO_MANY_BODY), TOO_MANY_BODY)
 )
@@ -108,7 +108,7 @@ class SpeechHttpProtocol(H11Protocol):
         self.config.http_connections.add(self)
         if len(self.config.http_connections) > self.config.max_http_connections:
             log.info("refused a connection", extra={"code": "too_many_connections"})
-            transport.write(TOO_MANY)
+            transport.write(TOO_MANY_CONNECTIONS_RESPONSE)
             self._close()
         self._await_request()
 
@@ -226,7 +226,7 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(frame)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        read_little(transport, READ_BYTES)
+        limit_read_size(transport, READ_BYTES)
         super().connection_made(transport)
 
     def handle_connect(self, event: Request) -> None:
@@ -283,7 +283,7 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
             self.loop.call_later(self.close_timeout, self.transport.abort)
 
 
-def read_little(transport: Any, num_bytes: int) -> None:
+def limit_read_size(transport: Any, num_bytes: int) -> None:
     """What came is read in pieces of so many bytes, with others in between. asyncio has no setting for it."""
     tls = getattr(transport, "_ssl_protocol", None)
     if tls is not None:
@@ -403,7 +403,7 @@ def listening_sockets(settings: ListenSettings, share_port: bool = False) -> lis
     return sockets
 
 
-def warn_of_strangers(name: str, sockets: list[socket.socket]) -> None:
+def warn_if_public_without_auth(name: str, sockets: list[socket.socket]) -> None:
     """Of a port that asks for no key: other machines may reach it."""
     hosts = [listener.getsockname()[0] for listener in sockets]
     if not all(ipaddress.ip_address(host.partition("%")[0]).is_loopback for host in hosts):

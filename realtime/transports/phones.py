@@ -17,7 +17,7 @@ from realtime.calls.connection import CallConnection
 from realtime.calls.switchboard import CallRegistry
 from realtime.config import CallSettings, ConfigError
 from realtime.errors import RequestRefused, describe
-from realtime.protocol.phones.registry import PHONES, TelephonyRoute
+from realtime.protocol.phones.registry import TELEPHONY_ROUTES, TelephonyRoute
 from realtime.protocol.phones.signature import is_signed
 from realtime.server import SpeechServer
 from realtime.tokens import TokenScope
@@ -63,12 +63,12 @@ class TelephonyEndpoint:
         calls = self._server.config.calls
         if not self._phone.signed or calls.twilio_auth_token is None:
             return self._server.gatekeeper.admit(request, TokenScope.CALLS)
-        if not is_signed(calls.twilio_auth_token, called(request, calls), request.headers.get(SIGNATURE, "")):
+        if not is_signed(calls.twilio_auth_token, external_url(request, calls), request.headers.get(SIGNATURE, "")):
             raise RequestRefused("unauthorized", "X-Twilio-Signature is missing or wrong for this address", SIGNATURE)
-        return owner_of_lines(self._server)
+        return default_call_owner(self._server)
 
 
-def called(request: HTTPConnection, calls: CallSettings) -> str:
+def external_url(request: HTTPConnection, calls: CallSettings) -> str:
     """The address as the provider spells it."""
     scope = request.scope
     path = scope["path"] if not scope["query_string"] else f"{scope['path']}?{scope['query_string'].decode('latin-1')}"
@@ -92,7 +92,7 @@ def check_public_url(url: str | None) -> None:
         raise ConfigError(f"calls.public_url = {url!r}: must be an address such as https://voice.example.com")
 
 
-def owner_of_lines(server: SpeechServer) -> Principal:
+def default_call_owner(server: SpeechServer) -> Principal:
     """Whose the lines are that show no key. Raises ``ConfigError``."""
     owner = server.gatekeeper.caller_named(server.config.calls.owner)
     if owner is None:
@@ -100,7 +100,7 @@ def owner_of_lines(server: SpeechServer) -> Principal:
     return owner
 
 
-def phone_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:
+def telephony_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:
     """Raises ``ConfigError``."""
     check_public_url(server.config.calls.public_url)
-    return [WebSocketRoute(phone.path, TelephonyEndpoint(server, switchboard, phone)) for phone in PHONES]
+    return [WebSocketRoute(phone.path, TelephonyEndpoint(server, switchboard, phone)) for phone in TELEPHONY_ROUTES]

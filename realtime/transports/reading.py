@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from realtime.protocol.errors import RemoteProtocolError
 
-MESSAGES_AT_ONCE = 50
+YIELD_EVERY_MESSAGES = 50
 """Messages that came together are read so many at a time, then others have their turn."""
 
 M = TypeVar("M", bound=str | bytes)
@@ -31,7 +31,7 @@ class MessageReader(Generic[M]):
         """The next message; ``None`` once the line is closed by either side."""
         message = await self._line.receive()
         self._num_messages += 1
-        if self._num_messages % MESSAGES_AT_ONCE == 0:
+        if self._num_messages % YIELD_EVERY_MESSAGES == 0:
             await asyncio.sleep(0)
         return message
 

@@ -20,12 +20,12 @@ from realtime.errors import RequestRefused, describe, http_status, rule_for
 from realtime.server import SpeechServer
 from realtime.speech_api.body import SpeechRequestBody, parse_body
 from realtime.speech_api.formats import Delivery
-from realtime.speech_api.order import SpeechJob, begin, order_of
+from realtime.speech_api.order import SpeechJob, prepare_job, start_response
 from realtime.speech_api.usage import usage, usage_headers
 from realtime.transports.http import server_of
-from realtime.transports.staying import ClientLeft, client_left, unless_it_leaves
+from realtime.transports.staying import ClientLeft, cancel_on_disconnect, client_disconnected
 from sessions.audio.formats.encoders import stream_encoder
-from sessions.audio.formats.whole import whole_file
+from sessions.audio.formats.whole import finalize_file
 from sessions.errors import ErrorInfo, LimitExceeded, SessionError
 from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
@@ -56,7 +56,7 @@ class SpeechFileResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with suppress(ClientLeft):
-                await unless_it_leaves(Request(scope, receive), self.stream_response(send))
+                await cancel_on_disconnect(Request(scope, receive), self.stream_response(send))
         finally:
             self._session.detach()
 
@@ -70,11 +70,11 @@ async def speech(request: Request) -> Response:
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
     body = await decode(parse_body, await read_body(request, server, caller))
-    check_place(server, caller)
-    return await unless_it_leaves(request, _answered(body, server, caller))
+    check_limits(server, caller)
+    return await cancel_on_disconnect(request, _answered(body, server, caller))
 
 
-def check_place(server: SpeechServer, caller: Principal) -> None:
+def check_limits(server: SpeechServer, caller: Principal) -> None:
     """Before any work. Raises ``RequestRefused`` or ``LimitExceeded``."""
     server.may_speak()
     server.check_key(caller)
@@ -82,7 +82,7 @@ def check_place(server: SpeechServer, caller: Principal) -> None:
 
 async def _answered(body: SpeechRequestBody, server: SpeechServer, caller: Principal) -> Response:
     """As soon as there is sound; until then whatever goes wrong ends the session."""
-    order = await order_of(body, server, caller)
+    order = await prepare_job(body, server, caller)
     session = server.open_session(caller)
     try:
         room = ByteBudget(server.config.limits.max_answer_bytes)
@@ -99,7 +99,7 @@ async def _answer(order: SpeechJob, session: Session, room: ByteBudget, metrics:
         session.detach()
         told = headers | usage_headers(done, order.num_reference_frames)
         return Response(data, media_type=order.media_type, headers=told)
-    response = begin(order, session)
+    response = start_response(order, session)
     is_events = order.delivery is Delivery.EVENTS
     content = _events(response, order) if is_events else _stream(response)
     first = await anext(content)
@@ -134,12 +134,12 @@ async def speak_whole(
 
     What was made first is the answer if the second attempt fails. Raises what ``whole`` does.
     """
-    data, done = await whole(begin(order, session), room)
+    data, done = await collect_file(start_response(order, session), room)
     if not done.has_runaway or order.settings.sampling.seed is not None:
         return data, done
     metrics.inc("runaways_retried_total")
     try:
-        second = await whole(begin(order, session), room)
+        second = await collect_file(start_response(order, session), room)
     except (RequestRefused, SessionError, EngineError) as error:
         log.info("a second attempt failed", extra={"code": describe(error).code})
         return data, done
@@ -147,7 +147,7 @@ async def speak_whole(
     return second
 
 
-async def whole(response: SpokenResponse, room: ByteBudget) -> tuple[bytes, ResponseFinished]:
+async def collect_file(response: SpokenResponse, room: ByteBudget) -> tuple[bytes, ResponseFinished]:
     """The file, and how it ended. Raises ``RequestRefused`` or ``LimitExceeded``; then nothing more is spoken."""
     pieces: list[bytes] = []
     try:
@@ -159,7 +159,7 @@ async def whole(response: SpokenResponse, room: ByteBudget) -> tuple[bytes, Resp
                 case ResponseFinished():
                     _require_success(event)
                     data = b"".join(pieces) or stream_encoder(response.format).finish()
-                    return whole_file(data, response.format, event.audio_samples), event
+                    return finalize_file(data, response.format, event.audio_samples), event
     except BaseException:
         response.cancel()
         room.give_back(sum(map(len, pieces)))
@@ -192,7 +192,7 @@ async def read_body(request: Request, server: SpeechServer, caller: Principal) -
                         message = f"a body longer than max_message_bytes has at most {max_values} values"
                         raise RequestRefused("message_too_big", message)
         except ClientDisconnect:
-            raise client_left() from None
+            raise client_disconnected() from None
         except TimeoutError:
             raise RequestRefused("body_timeout", "the body did not arrive in time") from None
     return bytes(body)

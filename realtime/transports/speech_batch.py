@@ -18,12 +18,12 @@ from realtime.auth import Principal
 from realtime.errors import RequestRefused, describe, rule_for
 from realtime.server import SpeechServer
 from realtime.speech_api.body import body_of, parse_object
-from realtime.speech_api.order import order_of
+from realtime.speech_api.order import prepare_job
 from realtime.speech_api.usage import usage
 from realtime.speech_api.voice import ReferenceEncoder
 from realtime.transports.http import server_of
-from realtime.transports.speech import ByteBudget, check_place, decode, read_body, speak_whole
-from realtime.transports.staying import unless_it_leaves
+from realtime.transports.speech import ByteBudget, check_limits, decode, read_body, speak_whole
+from realtime.transports.staying import cancel_on_disconnect
 from sessions.errors import SessionError
 from sessions.session import Session
 
@@ -72,19 +72,19 @@ async def speech_batch(request: Request) -> Response:
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
     items = _items(await decode(parse_object, await read_body(request, server, caller)))
-    check_place(server, caller)
-    results = await unless_it_leaves(request, _all_spoken(items, server, caller))
-    return StreamingResponse(_told(results), media_type="application/json")
+    check_limits(server, caller)
+    results = await cancel_on_disconnect(request, _synthesize_all(items, server, caller))
+    return StreamingResponse(_encode_results(results), media_type="application/json")
 
 
-async def _all_spoken(items: list[dict[str, Any]], server: SpeechServer, caller: Principal) -> list[dict[str, Any]]:
+async def _synthesize_all(items: list[dict[str, Any]], server: SpeechServer, caller: Principal) -> list[dict[str, Any]]:
     limits, session = server.config.limits, server.open_session(caller)
     at_once = asyncio.Semaphore(limits.max_active_responses_per_session)
     room = ByteBudget(limits.max_answer_bytes)
     batch = SpeechBatch(server, caller, session, SharedReferenceEncoder(server.cloning), room, at_once)
     try:
         async with asyncio.TaskGroup() as tasks:
-            spoken = [tasks.create_task(_speak(index, item, batch)) for index, item in enumerate(items)]
+            spoken = [tasks.create_task(_synthesize_item(index, item, batch)) for index, item in enumerate(items)]
     finally:
         session.detach()
     return [task.result() for task in spoken]
@@ -99,17 +99,17 @@ def _items(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [body | item if isinstance(item, dict) else {"input": None} for item in items]
 
 
-async def _speak(index: int, item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
+async def _synthesize_item(index: int, item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
     async with batch.at_once:
         try:
-            return {"index": index, "status": "success"} | await _spoken(item, batch)
+            return {"index": index, "status": "success"} | await _synthesize(item, batch)
         except (RequestRefused, SessionError, EngineError) as error:
             return {"index": index, "status": "error"} | _error(error)
 
 
-async def _spoken(item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
+async def _synthesize(item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
     fields = {name: value for name, value in item.items() if name not in OF_STREAMS}
-    order = await order_of(body_of(fields), batch.server, batch.caller, batch.listener)
+    order = await prepare_job(body_of(fields), batch.server, batch.caller, batch.listener)
     data, done = await speak_whole(order, batch.session, batch.room, batch.server.metrics)
     told = {AUDIO: data, "media_type": order.media_type, "usage": usage(done, order.num_reference_frames)}
     return told | ({"warning": order.warning} if order.warning else {})
@@ -126,7 +126,7 @@ def _error(error: Exception) -> dict[str, Any]:
     return {"error": body}
 
 
-async def _told(results: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _encode_results(results: list[dict[str, Any]]) -> AsyncIterator[bytes]:
     """The JSON of all of it, in pieces so small that others are served in between."""
     succeeded = sum(result["status"] == "success" for result in results)
     counts = {"total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
@@ -134,12 +134,12 @@ async def _told(results: list[dict[str, Any]]) -> AsyncIterator[bytes]:
     yield msgspec.json.encode(head)[:-1] + b',"results":['
     for index, result in enumerate(results):
         yield b"," if index else b""
-        for piece in _told_result(result):
+        for piece in _encode_result(result):
             yield piece
     yield b"]}"
 
 
-def _told_result(result: dict[str, Any]) -> Iterator[bytes]:
+def _encode_result(result: dict[str, Any]) -> Iterator[bytes]:
     audio = result.pop(AUDIO, None)
     rest = msgspec.json.encode(result)
     if audio is None:

@@ -13,17 +13,17 @@ from realtime.errors import RequestRefused
 Result = TypeVar("Result")
 
 
-async def unless_it_leaves(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """What the work gives, once the body of the request has been read.
 
     Raises ``RequestRefused`` when the client leaves first; by then the work has ended and given back what it held.
     """
     working = asyncio.create_task(work, name="voicewire http work")
-    leaving = asyncio.create_task(_until_it_leaves(request), name="voicewire http client")
+    leaving = asyncio.create_task(_wait_disconnected(request), name="voicewire http client")
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise client_left()
+            raise client_disconnected()
         return working.result()
     finally:
         working.cancel()
@@ -36,10 +36,10 @@ class ClientLeft(RequestRefused):
     """The client closed the connection before its answer was complete."""
 
 
-def client_left() -> ClientLeft:
+def client_disconnected() -> ClientLeft:
     return ClientLeft("session_closed", "the client has left")
 
 
-async def _until_it_leaves(request: Request) -> None:
+async def _wait_disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

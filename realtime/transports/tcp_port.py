@@ -16,7 +16,7 @@ from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
 from realtime.transports.audiosocket import WRITE_BUFFER_BYTES, AudioSocketTransport
 from realtime.transports.link import WRITE_GRACE_S
-from realtime.transports.listener import listening_sockets, warn_of_strangers
+from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
 
 log = logging.getLogger("voicewire.port")
 
@@ -40,7 +40,9 @@ class TcpStreamTransport(AudioSocketTransport):
         return piece or None
 
 
-def stream_link(server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> TcpStreamTransport:
+def create_stream_transport(
+    server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> TcpStreamTransport:
     config = server.config
     writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
     timeout_s = config.limits.reader_timeout_s + WRITE_GRACE_S
@@ -50,7 +52,7 @@ def stream_link(server: SpeechServer, reader: asyncio.StreamReader, writer: asyn
 
 
 @asynccontextmanager
-async def listening(
+async def run_server(
     server: SpeechServer,
     name: str,
     host: str,
@@ -72,7 +74,7 @@ async def listening(
     )
     found: int = sockets[0].getsockname()[1]
     if not asks_for_keys:
-        warn_of_strangers(name, sockets)
+        warn_if_public_without_auth(name, sockets)
     acceptor.listen(sockets, listen.backlog, tls)
     log.info("listening for %s", name, extra={"host": host, "port": found})
     try:
@@ -82,7 +84,7 @@ async def listening(
         await acceptor.wait_closed()
 
 
-async def until_closed(server: SpeechServer, writer: asyncio.StreamWriter) -> None:
+async def close_writer(server: SpeechServer, writer: asyncio.StreamWriter) -> None:
     """Close, and wait for what is still to be sent, but not for ever."""
     writer.close()
     try:
@@ -92,7 +94,7 @@ async def until_closed(server: SpeechServer, writer: asyncio.StreamWriter) -> No
         writer.transport.abort()
 
 
-def owner_named(server: SpeechServer, setting: str, name: str | None) -> Principal:
+def resolve_owner(server: SpeechServer, setting: str, name: str | None) -> Principal:
     """Whose work it is that shows no key. Raises ``ConfigError``."""
     owner = server.gatekeeper.caller_named(name) if server.gatekeeper.has_keys or name is not None else LOCAL
     if owner is None:

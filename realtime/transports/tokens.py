@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from realtime.errors import RequestRefused
 from realtime.protocol.native import field_at_fault
 from realtime.tokens import TokenScope
-from realtime.transports.body import bounded_body
+from realtime.transports.body import read_limited_body
 from realtime.transports.http import server_of
 
 
@@ -36,7 +36,7 @@ class TokenRoute(NamedTuple):
     """Where the body may list scopes; without it a token speaks, and does nothing else."""
 
 
-MINTS = (
+TOKEN_ROUTES = (
     TokenRoute(
         "/v1/tokens", "ttl_s", 60, lambda minted: {"token": minted.token, "expires_at": minted.expires_s}, "scopes"
     ),
@@ -100,7 +100,7 @@ def _found(body: Any, name: str) -> Any:
 async def read_object(request: Request) -> dict[str, Any]:
     """The body, a JSON object or nothing. Raises ``RequestRefused``."""
     config = server_of(request).config
-    body = await bounded_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
+    body = await read_limited_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
     try:
         return msgspec.json.decode(body or b"{}", type=dict[str, Any])
     except msgspec.ValidationError as error:
@@ -110,4 +110,4 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 
 def token_routes() -> list[BaseRoute]:
-    return [Route(mint.path, TokenEndpoint(mint).__call__, methods=["POST"]) for mint in MINTS]
+    return [Route(mint.path, TokenEndpoint(mint).__call__, methods=["POST"]) for mint in TOKEN_ROUTES]

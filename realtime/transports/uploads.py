@@ -12,7 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from realtime.errors import RequestRefused
-from realtime.transports.staying import client_left
+from realtime.transports.staying import client_disconnected
 
 MAX_FIELDS = 16
 MAX_FIELD_BYTES = 262_144
@@ -48,7 +48,7 @@ async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> 
             form = await parser.parse()
             return await _taken(form, max_file_bytes)
     except ClientDisconnect:
-        raise client_left() from None
+        raise client_disconnected() from None
     except TimeoutError:
         raise RequestRefused("body_timeout", "the body did not arrive in time") from None
     except (MultiPartException, UnicodeError) as error:

@@ -21,9 +21,9 @@ from realtime.cloning import check_transcript
 from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
 from realtime.transports.http import server_of
-from realtime.transports.staying import unless_it_leaves
+from realtime.transports.staying import cancel_on_disconnect
 from realtime.transports.uploads import UploadForm, read_form
-from sessions.voices.naming import find_voice, is_built_in, looks_built_in, voices_for
+from sessions.voices.naming import find_voice, is_built_in, resembles_built_in, voices_for
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
 
 log = logging.getLogger("voicewire.voices")
@@ -37,7 +37,7 @@ async def list_voices(request: Request) -> Response:
     caller = server.gatekeeper.admit(request)
     info, stored = server.engine.info, await _stored(server, caller)
     names = [voice.name for voice in info.voices] + [manifest.name for manifest in stored]
-    uploaded = [_told(manifest, caller) for manifest in stored]
+    uploaded = [_describe_voice(manifest, caller) for manifest in stored]
     return JSONResponse({"model": info.model, "voices": names, "uploaded_voices": uploaded})
 
 
@@ -45,10 +45,10 @@ async def list_voices_with_ids(request: Request) -> Response:
     server = server_of(request)
     caller = server.gatekeeper.admit(request)
     info, stored = server.engine.info, await _stored(server, caller)
-    voices = [_told_built_in(voice) for voice in info.voices]
+    voices = [_describe_built_in(voice) for voice in info.voices]
     for manifest in stored:
-        about = _common(manifest.name, info.languages, manifest.description)
-        voices += [_told(manifest, caller) | about]
+        about = _voice_fields(manifest.name, info.languages, manifest.description)
+        voices += [_describe_voice(manifest, caller) | about]
     return JSONResponse({"model": info.model, "voices": voices})
 
 
@@ -57,11 +57,11 @@ async def show_voice(request: Request) -> Response:
     caller, name = server.gatekeeper.admit(request), request.path_params["name"]
     for voice in server.engine.info.voices:
         if voice.name == name:
-            return JSONResponse(_told_built_in(voice))
+            return JSONResponse(_describe_built_in(voice))
     found = await asyncio.to_thread(find_voice, server.voices, caller.name, name)
     if found is None:
         raise _not_found(name)
-    return JSONResponse(_told(found.manifest, caller))
+    return JSONResponse(_describe_voice(found.manifest, caller))
 
 
 async def add_voice(request: Request) -> Response:
@@ -72,13 +72,13 @@ async def add_voice(request: Request) -> Response:
         form = await read_form(request, settings.max_upload_bytes, settings.upload_timeout_s)
         manifest = _manifest(form, caller, server.engine.info)
         _check_free(server, manifest)
-        clone, manifest = await unless_it_leaves(request, _cloned(server, form, manifest))
+        clone, manifest = await cancel_on_disconnect(request, _cloned(server, form, manifest))
     try:
         await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone))
     except OSError:
         log.exception("a voice could not be stored")
         raise RequestRefused("internal_error", "the voice could not be stored") from None
-    return JSONResponse({"success": True, "voice": _told(manifest, caller)})
+    return JSONResponse({"success": True, "voice": _describe_voice(manifest, caller)})
 
 
 async def delete_voice(request: Request) -> Response:
@@ -121,7 +121,7 @@ def _manifest(form: UploadForm, caller: Principal, info: EngineInfo) -> VoiceMan
 
 def _check_free(server: SpeechServer, manifest: VoiceManifest) -> None:
     """Before any work; the store looks again when it writes."""
-    if looks_built_in(manifest.name, server.engine.info):
+    if resembles_built_in(manifest.name, server.engine.info):
         raise RequestRefused("voice_protected", f"voice {manifest.name!r} belongs to the model", "name")
     if server.voices.find(manifest.owner, manifest.name):
         raise RequestRefused("voice_exists", f"voice {manifest.name!r} exists already; delete it first", "name")
@@ -143,7 +143,7 @@ def _numbers(text: str) -> list[float]:
         raise InvalidRequest("speaker_embedding must be a JSON list of numbers", EMBEDDING_FIELD) from None
 
 
-def _told(manifest: VoiceManifest, caller: Principal) -> dict[str, Any]:
+def _describe_voice(manifest: VoiceManifest, caller: Principal) -> dict[str, Any]:
     """What may be told of a stored voice: who agreed to it and what was said is for the holder of its owner's key."""
     is_shared = manifest.owner == SHARED
     is_private = is_shared or caller.by_token
@@ -164,11 +164,11 @@ def _told(manifest: VoiceManifest, caller: Principal) -> dict[str, Any]:
     return told | {field: value for field, value in more.items() if value}
 
 
-def _told_built_in(voice: VoiceInfo) -> dict[str, Any]:
-    return _common(voice.name, voice.languages, voice.description) | {"built_in": True}
+def _describe_built_in(voice: VoiceInfo) -> dict[str, Any]:
+    return _voice_fields(voice.name, voice.languages, voice.description) | {"built_in": True}
 
 
-def _common(name: str, languages: tuple[str, ...], description: str) -> dict[str, Any]:
+def _voice_fields(name: str, languages: tuple[str, ...], description: str) -> dict[str, Any]:
     return {"name": name, "voice_id": name, "languages": list(languages), "description": description}
 
 

@@ -27,9 +27,9 @@ from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.connection")
 
-MAX_TOLD_VOICES = 1_000
+MAX_LISTED_VOICES = 1_000
 """Stored voices that a client is told of when it connects; ``GET /v1/voices`` tells all."""
-LAST_WORDS_S = 0.5
+CLOSE_GRACE_S = 0.5
 """A connection that the server ends waits at most so long until each response was told its end."""
 
 
@@ -153,7 +153,7 @@ class NativeConnection:
         code = rule_for(info.code).close
         assert code is not None
         self._session.detach()
-        await self._bridge.silent(LAST_WORDS_S)
+        await self._bridge.silent(CLOSE_GRACE_S)
         await self._link.send(serialize(error_event(info, response_id)))
         await self._link.close(code, info.code)
         log.info("closed", extra={"session_id": self._session.session_id, "close_code": int(code), "code": info.code})
@@ -170,7 +170,7 @@ class NativeConnection:
         if not info.can_clone:
             return names
         stored = await asyncio.to_thread(voices_for, self._server.voices, self._session.key)
-        return names + tuple(manifest.name for manifest in stored[:MAX_TOLD_VOICES])
+        return names + tuple(manifest.name for manifest in stored[:MAX_LISTED_VOICES])
 
     def _created(self, voices: tuple[str, ...]) -> ev.SessionCreated:
         info = self._server.engine.info

@@ -37,7 +37,7 @@ from sessions.weak import weak_method
 log = logging.getLogger("voicewire.wire")
 
 OtherIntent = on.CloseConnection | on.AbortRequest | on.AuthenticateKey | on.Configure | on.QueryHeard | ContextIntent
-LAST_WORDS_S = 0.5
+CLOSE_GRACE_S = 0.5
 """A connection that is closed waits at most so long until each context was told its end."""
 VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
 """Clients of vendors do not know our own codes."""
@@ -166,7 +166,7 @@ class DialectConnection:
         except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
             await self._answer(error)
 
-    async def _carry_out(self, intents: Iterable[on.Intent], wanted: Callable[[], bool] | None = None) -> None:
+    async def _carry_out(self, intents: Iterable[on.DialectCommand], wanted: Callable[[], bool] | None = None) -> None:
         for kind, run in itertools.groupby(list(intents), type):
             if kind is on.SendMessage:
                 messages = list(cast(Iterable[on.SendMessage], run))
@@ -197,12 +197,12 @@ class DialectConnection:
                         await self._tell(event)
                         await self._count_refusal(event)
 
-    async def _answers(self, intent: ContextIntent | on.QueryHeard) -> list[on.Event]:
+    async def _answers(self, intent: ContextIntent | on.QueryHeard) -> list[on.DialectEvent]:
         if self._session is None:
             raise RequestRefused("unauthorized", UNKNOWN_KEY)
         return await self._contexts.recall(intent) if isinstance(intent, on.QueryHeard) else self._contexts.act(intent)
 
-    async def _tell(self, event: on.Event, wanted: Callable[[], bool] | None = None) -> None:
+    async def _tell(self, event: on.DialectEvent, wanted: Callable[[], bool] | None = None) -> None:
         if isinstance(event, on.ContextOpened):
             self._note_warnings(event.warnings)
         if isinstance(event, on.ContextEnded):
@@ -210,7 +210,7 @@ class DialectConnection:
             self._server.metrics.inc("wire_contexts_total", wire=self._wire.path, status=event.status)
         await self._carry_out(self._dialect.tell(event), wanted)
 
-    async def _count_refusal(self, event: on.Event) -> None:
+    async def _count_refusal(self, event: on.DialectEvent) -> None:
         """A context that fails in answer to a message counts as an error of the connection."""
         if not isinstance(event, on.ContextEnded) or event.error is None:
             return
@@ -278,7 +278,7 @@ class DialectConnection:
         self._ending = self._closing = True
         self._detach()
         if self._session is not None:
-            await self._contexts.silent(LAST_WORDS_S)
+            await self._contexts.silent(CLOSE_GRACE_S)
         await self._link.close(code, reason)
 
     async def _abort(self, abort: on.AbortRequest) -> None:

@@ -15,7 +15,7 @@ from engine.api import EngineError
 from realtime.auth import Principal
 from realtime.errors import RequestRefused, describe
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.registry import WIRES, DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.protocol.errors import ProtocolError
 from realtime.server import SpeechServer
 from realtime.transports.body import HttpTransport
@@ -92,12 +92,12 @@ class DialectEndpoint:
             await answer(scope, receive, send)
 
 
-def wire_routes(server: SpeechServer) -> list[BaseRoute]:
+def dialect_routes(server: SpeechServer) -> list[BaseRoute]:
     return [
         WebSocketRoute(wire.path, DialectEndpoint(server, wire))
         if wire.carrier == "socket"
         else Route(wire.path, DialectEndpoint(server, wire), methods=["POST"])
-        for wire in WIRES
+        for wire in DIALECT_ROUTES
     ]
 
 

@@ -11,16 +11,16 @@ from engine.api import EngineError
 from realtime.config import ConfigError
 from realtime.errors import RequestRefused, describe
 from realtime.protocol.dialects.registry import DialectRoute
-from realtime.protocol.wyoming.dialect import WyomingDialect, info_of
+from realtime.protocol.wyoming.dialect import WyomingDialect, build_info
 from realtime.protocol.wyoming.events import Data, WyomingEvent, serialize
 from realtime.server import SpeechServer
 from realtime.speech_api.languages import CODES
 from realtime.transports.tcp_port import (
     check_port_for_gateways,
-    listening,
-    owner_named,
-    stream_link,
-    until_closed,
+    close_writer,
+    create_stream_transport,
+    resolve_owner,
+    run_server,
 )
 from realtime.transports.wire_connection import DialectConnection
 from realtime.version import VERSION
@@ -42,7 +42,7 @@ class WyomingServer:
         self.port: int | None = None
         """While it is open."""
         if self._settings.enabled:
-            self._owner = owner_named(server, "wyoming.owner", self._settings.owner)
+            self._owner = resolve_owner(server, "wyoming.owner", self._settings.owner)
             check_port_for_gateways(server, "wyoming.port", self._settings.port)
             if self._settings.sample_rate not in COMMON_RATES:
                 known = ", ".join(map(str, COMMON_RATES))
@@ -54,7 +54,7 @@ class WyomingServer:
         if not self._settings.enabled:
             yield
             return
-        async with listening(self._server, "Wyoming", self._settings.host, self._settings.port, self._serve) as port:
+        async with run_server(self._server, "Wyoming", self._settings.host, self._settings.port, self._serve) as port:
             self.port = port
             yield
 
@@ -64,7 +64,7 @@ class WyomingServer:
             await self._converse(reader, writer)
         finally:
             self._num_connections -= 1
-            await until_closed(self._server, writer)
+            await close_writer(self._server, writer)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         limit = self._server.config.limits.max_message_bytes
@@ -80,7 +80,7 @@ class WyomingServer:
             writer.write(serialize(WyomingEvent("error", {"text": info.message, "code": info.code})))
             return
         try:
-            await connection.converse(stream_link(self._server, reader, writer))
+            await connection.converse(create_stream_transport(self._server, reader, writer))
         finally:
             await connection.aclose()
 
@@ -97,7 +97,7 @@ class WyomingServer:
         if info.can_clone:
             stored = await asyncio.to_thread(voices_for, self._server.voices, self._owner.name)
             voices += [(manifest.name, manifest.name, codes(info.languages)) for manifest in stored]
-        return info_of(VERSION, info.model, voices)
+        return build_info(VERSION, info.model, voices)
 
 
 def codes(languages: tuple[str, ...]) -> list[str]:

@@ -83,7 +83,7 @@ class XiaozhiEndpoint:
         try:
             caller = self._server.gatekeeper.admit(websocket, TokenScope.CALLS)
             version = version_of(websocket.headers.get("protocol-version", "1"))
-            dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", shown(websocket))
+            dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", device_parameters(websocket))
             await self._devices.converse(link, dialect, caller, version, websocket.accept)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
@@ -99,7 +99,7 @@ def version_of(header: str) -> int:
     return int(header)
 
 
-def shown(websocket: WebSocket) -> dict[str, str]:
+def device_parameters(websocket: WebSocket) -> dict[str, str]:
     """What agents are told of the device."""
     named = {"device_id": "device-id", "client_id": "client-id"}
     found = {name: websocket.headers.get(header, "")[:MAX_HEADER_CHARS] for name, header in named.items()}

@@ -21,7 +21,7 @@ from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.mqtt311 import packets as mqtt
 from realtime.protocol.phones.xiaozhi import XiaozhiDialect
 from realtime.tokens import TokenScope
-from realtime.transports.tcp_port import TcpStreamTransport, listening, stream_link, until_closed
+from realtime.transports.tcp_port import TcpStreamTransport, close_writer, create_stream_transport, run_server
 from realtime.transports.xiaozhi import XiaozhiService
 from realtime.xiaozhi.mqtt_line import XiaozhiMqttTransport
 from realtime.xiaozhi.udp import UdpServer
@@ -63,7 +63,7 @@ class XiaozhiMqttServer:
         host, tls = self._settings.mqtt_host, self._tls()
         async with (
             self._udp.open(host, self._settings.udp_port),
-            listening(
+            run_server(
                 self._server,
                 "xiaozhi",
                 host,
@@ -95,7 +95,7 @@ class XiaozhiMqttServer:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
-        link = stream_link(self._server, reader, writer)
+        link = create_stream_transport(self._server, reader, writer)
         try:
             await self._attend(link, str(writer.get_extra_info("peername")[0]), writer)
         except (RemoteProtocolError, RequestRefused, SessionError, EngineError, TimeoutError) as error:
@@ -106,7 +106,7 @@ class XiaozhiMqttServer:
             pass  # the port is closed; the streams of Python 3.11 call a cancelled task a fault
         finally:
             self._serving.discard(task)
-            await until_closed(self._server, writer)
+            await close_writer(self._server, writer)
 
     async def _attend(self, link: TcpStreamTransport, host: str, writer: asyncio.StreamWriter) -> None:
         self._check_strangers()

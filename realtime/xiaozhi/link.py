@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.phones.xiaozhi import FLUSH, PACKET_MS, SAMPLE_RATE, XiaozhiDialect, framed, unframed
+from realtime.protocol.phones.xiaozhi import FLUSH, PACKET_MS, SAMPLE_RATE, XiaozhiDialect, pack_frame, unpack_frame
 from realtime.transports.link import MessageTransport
 from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusError, OpusPacket, OpusSettings
 from sessions.audio.pcm import pcm_to_s16le, s16le_to_pcm
@@ -104,7 +104,7 @@ class XiaozhiTransport:
         self._played_s = max(self._played_s, now) + PACKET_MS / 1000
         time_ms = self._num_packets * PACKET_MS
         self._num_packets += 1
-        await self._line.send(framed(self._version, packet.data, time_ms), wanted)
+        await self._line.send(pack_frame(self._version, packet.data, time_ms), wanted)
 
     async def _stop(self) -> None:
         self._encoder = OpusEncoder(self._settings)
@@ -116,7 +116,7 @@ class XiaozhiTransport:
     def _decoded(self, message: bytes) -> bytes:
         """What is no sound, or broken, is passed over: a microphone's packet more or less is no matter."""
         try:
-            packet = unframed(self._version, message)
+            packet = unpack_frame(self._version, message)
             return pcm_to_s16le(self._decoder.decode(packet)) if packet else b""
         except (RemoteProtocolError, OpusError):
             return b""

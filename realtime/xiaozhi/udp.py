@@ -11,7 +11,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any, NamedTuple, cast
 
 from realtime.protocol.phones.xiaozhi import PACKET_MS
-from realtime.protocol.phones.xiaozhi_udp import KEY_BYTES, EncryptedAudioStream, stream_of
+from realtime.protocol.phones.xiaozhi_udp import KEY_BYTES, EncryptedAudioStream, stream_id_of
 from sessions.clock import now_s
 
 MAX_HELD_PACKETS = 16
@@ -120,7 +120,7 @@ class UdpServer:
             del self._streams[number]
 
     def _arrived(self, data: bytes, answer: UdpReplyPath) -> None:
-        number = stream_of(data)
+        number = stream_id_of(data)
         if number is not None and (stream := self._streams.get(number)) is not None:
             stream.arrived(data, answer)
 

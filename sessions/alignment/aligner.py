@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sessions.alignment.ear import AcousticModel, step_samples
-from sessions.alignment.letters import joins, units_of
+from sessions.alignment.letters import is_coarticulated, predict_units
 from sessions.alignment.path import ViterbiPath
 from sessions.alignment.weights import AlignerWeights, load_weights
 
 Pcm = npt.NDArray[np.float32]
 
-SETTLE_STEPS = 12
+FINALIZE_DELAY_STEPS = 12
 """A character's end is told when so much more has been heard: 240 ms."""
-KEPT_STEPS = 30
+HISTORY_STEPS = 30
 """The way through the last 600 ms can still change beneath what was told."""
 EDGE = " "
 """The pause before and after the speech, a unit of its own."""
@@ -48,7 +48,7 @@ class Aligner(Protocol):
         ...
 
 
-MakeAligner = Callable[[int], Aligner]
+AlignerFactory = Callable[[int], Aligner]
 """Makes one for speech at a sample rate."""
 
 
@@ -78,7 +78,7 @@ class ForcedAligner:
     def add_text(self, text: str) -> None:
         self._num_chars += len(text)
         for character in text:
-            if joins(character):
+            if is_coarticulated(character):
                 self._word += character
             else:
                 self._end_word()
@@ -106,9 +106,9 @@ class ForcedAligner:
         for scores in block:
             self._path.push(scores)
         traced, now = self._path.trace(), self._path.num_steps
-        self._ends += self._new_ends(traced, now - SETTLE_STEPS)
+        self._ends += self._new_ends(traced, now - FINALIZE_DELAY_STEPS)
         for unit, end in traced:
-            if end <= now - KEPT_STEPS:
+            if end <= now - HISTORY_STEPS:
                 self._path.settle(unit + 1, end)
                 break
 
@@ -131,7 +131,7 @@ class ForcedAligner:
         self._word = ""
 
     def _add_units(self, run: str) -> None:
-        self._path.add(units_of(self._weights.letters, run))
+        self._path.add(predict_units(self._weights.letters, run))
 
     def _in_samples(self, ends: list[int]) -> list[int]:
         return [min(end * self._step_samples, self._num_samples) for end in ends]

@@ -29,7 +29,7 @@ FLOOR_NEPERS = 12.0
 """What is so far below the level of the speech is silence."""
 FIRST_LEVEL = -3.0
 """Log power of a frame that counts as loud before any speech was heard."""
-LEVEL_FALL = 0.005
+LEVEL_DECAY = 0.005
 """The level falls by so much a frame: half a neper a second."""
 
 
@@ -66,7 +66,7 @@ class BandEnergies:
         frames = pcm[self._places] * self._window
         power = np.abs(np.fft.rfft(frames, axis=1)) ** 2
         bands = np.log(power @ self._bands + 1e-9)
-        times = LEVEL_FALL * np.arange(self._num_frames, self._num_frames + BLOCK_FRAMES)
+        times = LEVEL_DECAY * np.arange(self._num_frames, self._num_frames + BLOCK_FRAMES)
         peaks = np.maximum.accumulate(np.append(self._loudest, np.log(power.sum(1) / size + 1e-9) + times))[1:]
         self._loudest, self._num_frames = float(peaks[-1]), self._num_frames + BLOCK_FRAMES
         against_level = np.maximum(bands - (peaks - times)[:, None], -FLOOR_NEPERS)

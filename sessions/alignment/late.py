@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from sessions.alignment.aligner import Aligner, Pcm
 
-Deed = Callable[[Aligner], None]
+AlignerOp = Callable[[Aligner], None]
 
-PIECE_SAMPLES = 3_840
+CHUNK_SAMPLES = 3_840
 """What is looked through at once: half a millisecond's work."""
 
 
@@ -77,7 +77,7 @@ class LazyAligner:
         self._backlog = backlog
         self._share = _PendingShare(weakref.ref(self))
         self._aligner: Aligner | None = None
-        self._kept: deque[tuple[Deed, int]] = deque()
+        self._kept: deque[tuple[AlignerOp, int]] = deque()
         """What the aligner has still to be told, and how many bytes of speech that is."""
         self._over = False
         self._found: array[int] | None = None
@@ -108,8 +108,8 @@ class LazyAligner:
         self._keep(lambda aligner: aligner.end_text())
 
     def push(self, pcm: Pcm) -> None:
-        for start in range(0, pcm.size, PIECE_SAMPLES):
-            self._keep_piece(pcm[start : start + PIECE_SAMPLES])
+        for start in range(0, pcm.size, CHUNK_SAMPLES):
+            self._keep_piece(pcm[start : start + CHUNK_SAMPLES])
 
     def finish(self) -> None:
         self._keep(lambda aligner: aligner.finish())
@@ -149,7 +149,7 @@ class LazyAligner:
     def _keep_piece(self, pcm: Pcm) -> None:
         self._keep(lambda aligner: aligner.push(pcm), pcm.nbytes)
 
-    def _keep(self, deed: Deed, num_bytes: int = 0) -> None:
+    def _keep(self, deed: AlignerOp, num_bytes: int = 0) -> None:
         if self._over:
             return
         if num_bytes:  # counted first: another thread may be through with it at once

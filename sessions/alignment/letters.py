@@ -17,11 +17,11 @@ Floats = npt.NDArray[np.float32]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz'- ,.?!;:"
 NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
 EDGE = NUMBERS[" "]
-PLACES_BESIDE = 4
+CONTEXT_CHARS = 4
 """A letter's sound depends on so many characters before and after it within its word."""
 MAX_STEPS = 14
 """The longest duration that is told apart; what is longer counts as this and goes on."""
-MAX_KEPT_WORDS = 1_024
+MAX_CACHED_WORDS = 1_024
 """Words come again and again; what the network says of the last ones is kept."""
 FLOOR_LOG = -9.0
 SILENCE = 0
@@ -41,7 +41,7 @@ class AlignmentUnits:
     """Log-probabilities of lasting 0 ... MAX_STEPS steps, [n, MAX_STEPS + 1]."""
 
 
-def plain(character: str) -> str:
+def normalize_letter(character: str) -> str:
     """The letter of the network's alphabet that stands for it; itself where there is none."""
     lower = "'" if character == "’" else character.lower()
     if len(lower) == 1 and lower in NUMBERS:
@@ -54,35 +54,35 @@ def is_wide(character: str) -> bool:
     return unicodedata.east_asian_width(character) in "WF"
 
 
-def joins(character: str) -> bool:
+def is_coarticulated(character: str) -> bool:
     """Whether its sound depends on its neighbours: it is a letter of a word in an alphabet, or inside one."""
     return (
         (character.isalpha() and not is_wide(character)) or character in "'-’" or bool(unicodedata.combining(character))
     )
 
 
-def runs_of(text: str) -> list[str]:
+def split_runs(text: str) -> list[str]:
     """Words, and each other character alone: a run's sound does not depend on what is around it."""
     runs: list[str] = []
-    for joined, characters in groupby(text, joins):
+    for joined, characters in groupby(text, is_coarticulated):
         run = "".join(characters)
         runs += [run] if joined else run
     return runs
 
 
-def window_of(run: str) -> npt.NDArray[np.int64]:
+def context_window(run: str) -> npt.NDArray[np.int64]:
     """The characters around each of a run, by number: [n, 2 * PLACES_BESIDE + 1]."""
-    numbers = [NUMBERS.get(plain(character), EDGE) for character in run]
-    padded = np.pad(np.array(numbers, np.int64), PLACES_BESIDE, constant_values=EDGE)
-    return np.lib.stride_tricks.sliding_window_view(padded, 2 * PLACES_BESIDE + 1)
+    numbers = [NUMBERS.get(normalize_letter(character), EDGE) for character in run]
+    padded = np.pad(np.array(numbers, np.int64), CONTEXT_CHARS, constant_values=EDGE)
+    return np.lib.stride_tricks.sliding_window_view(padded, 2 * CONTEXT_CHARS + 1)
 
 
-@lru_cache(maxsize=MAX_KEPT_WORDS)
-def units_of(weights: LetterModelWeights, run: str) -> AlignmentUnits:
-    sounds, durations = weights.predict(window_of(run))
+@lru_cache(maxsize=MAX_CACHED_WORDS)
+def predict_units(weights: LetterModelWeights, run: str) -> AlignmentUnits:
+    sounds, durations = weights.predict(context_window(run))
     sounds, durations = np.exp(sounds), np.maximum(durations, FLOOR_LOG)
     for place, character in enumerate(run):
-        if plain(character) not in NUMBERS:
+        if normalize_letter(character) not in NUMBERS:
             sounds[place], durations[place] = _unknown(character, sounds.shape[1])
     return AlignmentUnits(sounds, durations)
 

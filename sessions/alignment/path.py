@@ -18,13 +18,13 @@ from sessions.alignment.letters import MAX_STEPS, AlignmentUnits
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
-AHEAD_UNITS = 40
+BEAM_UNITS = 40
 """The way is not looked for further than this ahead of the likeliest place: two seconds and more of text."""
-SOUND_WEIGHT = 0.6
+EMISSION_WEIGHT = 0.6
 """Neighbouring steps hear nearly the same: each counts less than one that is independent."""
-SOUND_FLOOR = 1e-2
+EMISSION_FLOOR = 1e-2
 """How unlikely a sound can be for any unit, against its share at large."""
-STAY_LOG = -0.12
+SELF_LOOP_LOG_PROB = -0.12
 """For each step beyond the longest duration."""
 IMPOSSIBLE = -1e30
 EXTRA_UNITS = 64
@@ -77,7 +77,7 @@ class ViterbiPath:
     def push(self, scores: Floats) -> None:
         """One step: log-likelihood ratios [num_sounds]."""
         self.num_steps += 1
-        high = min(self.num_units, self._best + AHEAD_UNITS)
+        high = min(self.num_units, self._best + BEAM_UNITS)
         window = slice(self._low, high)
         reached, starts = self._arrive(window, scores)
         shifted = reached - self._silent[self._low + 1 : high + 1]
@@ -91,14 +91,14 @@ class ViterbiPath:
 
     def _arrive(self, window: slice, scores: Floats) -> tuple[npt.NDArray[np.float64], Ints]:
         """The best score of each unit of the window ending now, and when it began then."""
-        sound = SOUND_WEIGHT * np.log(self._sounds[window] @ np.exp(scores) + SOUND_FLOOR)
+        sound = EMISSION_WEIGHT * np.log(self._sounds[window] @ np.exp(scores) + EMISSION_FLOOR)
         self._heard[window] += sound
         entered = self._entered[:, window]
         ways = entered[:-1] + self._durations[window, 1:-1].T
         lasted = ways.argmax(0)
         reached = ways[lasted, np.arange(lasted.size)] + self._heard[window]
         starts = (self.num_steps - 1 - lasted).astype(np.int32)
-        goes_on = self._long[window] + sound + STAY_LOG
+        goes_on = self._long[window] + sound + SELF_LOOP_LOG_PROB
         becomes = entered[-1] + self._durations[window, -1] + self._heard[window]
         self._long[window] = np.maximum(goes_on, becomes)
         self._long_starts[window] = np.where(becomes >= goes_on, self.num_steps - MAX_STEPS, self._long_starts[window])

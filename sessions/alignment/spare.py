@@ -7,9 +7,9 @@ import asyncio
 import time
 
 from sessions.alignment.late import AlignmentBacklog
-from sessions.clock import TICK_S, between_ticks, now_s
+from sessions.clock import TICK_S, next_mid_tick, now_s
 
-LOOK_S = 0.0005
+SLICE_S = 0.0005
 """After so long the rest waits for the next spare moment; a piece that is begun is looked through."""
 
 
@@ -22,17 +22,17 @@ class IdleAlignmentBacklog(AlignmentBacklog):
 
     def shrink(self) -> None:
         super().shrink()
-        self._wait_for(between_ticks(now_s()))
+        self._wait_for(next_mid_tick(now_s()))
 
     def _wait_for(self, moment_s: float) -> None:
         if self.num_bytes and self._timer is None:
             self._timer = asyncio.get_running_loop().call_at(moment_s, self._look)
 
     def _look(self) -> None:
-        end_s = time.perf_counter() + LOOK_S
+        end_s = time.perf_counter() + SLICE_S
         try:
             while self.num_bytes and self._look_at_oldest() and time.perf_counter() < end_s:
                 pass
         finally:
             self._timer = None
-            self._wait_for(between_ticks(now_s() + TICK_S / 2))  # not in the one that is now
+            self._wait_for(next_mid_tick(now_s() + TICK_S / 2))  # not in the one that is now

@@ -44,7 +44,7 @@ class WordTime:
         return _timed(self.spoken, self.start_ms, self.spoken_ends_ms)
 
 
-def timed(
+def to_word_time(
     word: WordSpan, bounds: Sequence[int], segment: int, start_sample: int, sample_rate: float, floor_ms: float
 ) -> WordTime:
     """``bounds`` count samples from the start of the segment, as ``Aligner.bounds``; nothing is before ``floor_ms``."""

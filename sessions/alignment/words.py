@@ -68,7 +68,7 @@ class WordSpanTracker:
         if span.verbatim:
             return range(span.raw_start, span.raw_end)
         written = self._raw()[span.raw_start : span.raw_end]
-        return (span.raw_start + place for place in places(spoken, written))
+        return (span.raw_start + place for place in align_characters(spoken, written))
 
     def place(self, spoken_char: int) -> int:
         """Where a spoken character stands in the client's text."""
@@ -103,10 +103,10 @@ class WordSpanTracker:
         self._raw_at = word.raw_end
 
 
-def places(spoken: str, written: str) -> list[int]:
+def align_characters(spoken: str, written: str) -> list[int]:
     """Where in what is written each spoken character stands. Words that are the same in both meet; what lies between
     them is shared evenly; what sounds stands on a word."""
-    xs, ys = zip(*_anchors(spoken, written), strict=True)
+    xs, ys = zip(*_matching_runs(spoken, written), strict=True)
     found = [int(place) for place in np.interp(range(len(spoken)), xs, ys)]
     word_before = [len(written[: place + 1].rstrip()) - 1 for place in range(len(written) + 1)]
     return [
@@ -115,7 +115,7 @@ def places(spoken: str, written: str) -> list[int]:
     ]
 
 
-def _anchors(spoken: str, written: str) -> Iterable[tuple[int, int]]:
+def _matching_runs(spoken: str, written: str) -> Iterable[tuple[int, int]]:
     """Places in both that belong together, in order."""
     said, read = (list(re.finditer(r"\S+", text)) for text in (spoken, written))
     matcher = SequenceMatcher(None, [_key(word) for word in said], [_key(word) for word in read], autojunk=False)
@@ -136,7 +136,7 @@ def _key(word: re.Match[str]) -> str:
     return re.sub(r"[\W_]", "", word[0]).lower() or f"{word.start()} {word[0]}"
 
 
-def word_cut(text: str, position: float) -> int:
+def last_word_boundary(text: str, position: float) -> int:
     """The end of the last word that ends at or before ``position``; 0 if there is none."""
     head = text[: int(position)]
     run = head.rsplit(None, 1)[-1] if head[-1:].strip() else ""

@@ -8,7 +8,7 @@ from sessions.audio.fade import Fade, crossfade
 from sessions.audio.pcm import EMPTY, Pcm
 
 
-def join(first: Pcm, second: Pcm, overlap_samples: int, fade: Fade = Fade.EQUAL_POWER) -> Pcm:
+def crossfade_join(first: Pcm, second: Pcm, overlap_samples: int, fade: Fade = Fade.EQUAL_POWER) -> Pcm:
     """``first`` and then ``second``, overlapping by ``overlap_samples``, or by all of the shorter one."""
     overlap = min(overlap_samples, first.size, second.size)
     kept = first.size - overlap
@@ -61,7 +61,7 @@ class SegmentJoiner:
         head, held, self._head = self._head, self._held, None
         self.segment_starts.append(self._num_samples_out + max(held.size - head.size, 0))
         self._held = EMPTY
-        return self._give(join(held, head, self._overlap, self._fade))
+        return self._give(crossfade_join(held, head, self._overlap, self._fade))
 
     def _give(self, pcm: Pcm) -> Pcm:
         """Hold back the last samples of all there is; give the rest."""

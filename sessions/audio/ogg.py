@@ -37,11 +37,11 @@ class OggOpusMuxer:
 
     def push(self, packets: Sequence[OpusPacket]) -> bytes:
         """Pages that hold these packets; nothing waits for the next call."""
-        return b"".join(self._audio_page(group) for group in _page_fulls(packets))
+        return b"".join(self._audio_page(group) for group in _split_into_pages(packets))
 
     def finish(self, packets: Sequence[OpusPacket]) -> bytes:
         """The last packets, as ``OpusEncoder.flush`` gave them, maybe none, and the end of the stream."""
-        *full, last = _page_fulls(packets) or [[]]
+        *full, last = _split_into_pages(packets) or [[]]
         pages = b"".join(self._audio_page(group) for group in full)
         padding_samples = last[-1].padding_samples if last else 0
         return pages + self._audio_page(last, LAST_PAGE, padding_samples)
@@ -59,7 +59,7 @@ class OggOpusMuxer:
         return head + struct.pack("<I", ogg_crc(head + bytes(4) + body)) + body
 
 
-def _page_fulls(packets: Sequence[OpusPacket]) -> list[list[OpusPacket]]:
+def _split_into_pages(packets: Sequence[OpusPacket]) -> list[list[OpusPacket]]:
     """Groups of whole packets, as many as one page takes: 255 segments."""
     groups: list[list[OpusPacket]] = []
     room = 0

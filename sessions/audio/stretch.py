@@ -55,7 +55,7 @@ class TimeStretcher:
         if self._graph is None:
             self._graph = _atempo(self._rate, self._speed)
         self._graph.push(None if pcm is None else self._frame(pcm))
-        out = _joined(_pulled(self._graph))
+        out = _joined(_drain_graph(self._graph))
         self._num_out += out.size
         return out
 
@@ -85,7 +85,7 @@ def _atempo(sample_rate: int, speed: float) -> Graph:
     return graph
 
 
-def _pulled(graph: Graph) -> list[Pcm]:
+def _drain_graph(graph: Graph) -> list[Pcm]:
     from av import FFmpegError
     from av.error import BlockingIOError as NothingYet
 

@@ -21,15 +21,15 @@ from sessions.hearing.echo import EchoThreshold
 from sessions.hearing.levels import DECODERS, SILENCE, SILENCE_DB
 from sessions.hearing.noise import NoiseFloor
 from sessions.hearing.onset import OnsetDetector
-from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, VadState, WindowSlicer, likelihoods
+from sessions.hearing.silero import CONTEXT_MS, RATES, WINDOW_MS, VadState, WindowSlicer, speech_probabilities
 
 NUM_TRACKS = 2
 HOP_MS = WINDOW_MS // NUM_TRACKS
-RUN_COST = 3
+INFERENCE_OVERHEAD_WINDOWS = 3
 """What a run of the network costs besides its windows, as so many of these."""
-MAX_CAUGHT_UP = 20
+MAX_REPLAYED_WINDOWS = 20
 """Missed windows that are shown at once, counting runs: 0.4 to 0.8 ms. All of one caller's take 155."""
-MAX_BEHIND_MS = 2_000
+MAX_BUFFERED_MS = 2_000
 """So much sound may wait to be looked at; what comes beyond it is passed over."""
 
 
@@ -84,7 +84,7 @@ class BargeInDetector:
         settings = self._settings
         self.waiting.clear()
         silence = SILENCE[self.sound.encoding]
-        window, hop, context = (len(silence) * num for num in num_samples(self.sound.rate))
+        window, hop, context = (len(silence) * num for num in window_sizes(self.sound.rate))
         self._windows = WindowSlicer(window, hop, silence * (context // len(silence)))
         self._resampler = Resampler(self._from_rate, self.sound.rate) if self._resamples else None
         self._tracks = itertools.cycle([VadState() for _ in range(NUM_TRACKS)])
@@ -98,7 +98,7 @@ class BargeInDetector:
         if self._resampler is not None:
             data = self._resampler.push(self._decode(data)).tobytes()
         for window in self._windows.push(data):
-            if len(self.waiting) < MAX_BEHIND_MS // HOP_MS:
+            if len(self.waiting) < MAX_BUFFERED_MS // HOP_MS:
                 self.waiting.append(VadWindow(next(self._tracks), window, own_db))
 
     def may_be_voice(self, look: VadWindow, level_db: float) -> bool:
@@ -126,27 +126,27 @@ class BargeInDetector:
         self.hear(data, own_db)
         began = []
         while self.waiting:
-            began += look_once([self], self.sound)
+            began += run_detector([self], self.sound)
         return bool(began)
 
     def _least_db(self, look: VadWindow) -> float:
         return max(self._settings.min_level_db, self._echo.db(look.own_db))
 
 
-def num_samples(rate: int) -> tuple[int, int, int]:
+def window_sizes(rate: int) -> tuple[int, int, int]:
     """Of a window, of the hop to the next, and of what comes before each."""
     return WINDOW_MS * rate // 1000, HOP_MS * rate // 1000, CONTEXT_MS * rate // 1000
 
 
-def look_once(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[BargeInDetector]:
+def run_detector(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[BargeInDetector]:
     """One window of each track by one run of the network. Gives those into which somebody has begun to speak.
 
     Tracks that missed some are shown these before; an ear with one that is not through yet judges nothing until then.
     """
     turns = [(ear, look) for ear in ears for look in itertools.islice(ear.waiting, NUM_TRACKS)]
-    levels = levels_db(decoded([look.window for _, look in turns], sound)[:, num_samples(sound.rate)[2] :])
+    levels = levels_db(decode_windows([look.window for _, look in turns], sound)[:, window_sizes(sound.rate)[2] :])
     all_asked = [ear.may_be_voice(look, level_db) for (ear, look), level_db in zip(turns, levels, strict=True)]
-    catch_up([look.track for (_, look), asked in zip(turns, all_asked, strict=True) if asked], sound)
+    replay_skipped([look.track for (_, look), asked in zip(turns, all_asked, strict=True) if asked], sound)
     shown: list[tuple[VadState, bytes]] = []
     judged: list[tuple[BargeInDetector, float, int | None]] = []
     """With the level, and which of those that are shown it is."""
@@ -162,28 +162,28 @@ def look_once(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[BargeIn
         else:
             judged.append((ear, level_db, None))
             look.track.missed.append(look.window)
-    likely = seen(shown, sound)
+    likely = run_inference(shown, sound)
     return [ear for ear, level_db, at in judged if ear.judge(None if at is None else likely[at], level_db)]
 
 
-def catch_up(tracks: Sequence[VadState], sound: VadFormat) -> None:
+def replay_skipped(tracks: Sequence[VadState], sound: VadFormat) -> None:
     """Show tracks what they missed, one window of each a run, as far as the work of a turn goes."""
-    num_left = MAX_CAUGHT_UP
-    while late := [track for track in tracks if track.missed][: max(num_left - RUN_COST, 0)]:
-        seen([(track, track.missed.popleft()) for track in late], sound)
-        num_left -= len(late) + RUN_COST
+    num_left = MAX_REPLAYED_WINDOWS
+    while late := [track for track in tracks if track.missed][: max(num_left - INFERENCE_OVERHEAD_WINDOWS, 0)]:
+        run_inference([(track, track.missed.popleft()) for track in late], sound)
+        num_left -= len(late) + INFERENCE_OVERHEAD_WINDOWS
 
 
-def seen(shown: list[tuple[VadState, bytes]], sound: VadFormat) -> list[float]:
+def run_inference(shown: list[tuple[VadState, bytes]], sound: VadFormat) -> list[float]:
     """How likely each is speech."""
     if not shown:
         return []
     tracks, windows = zip(*shown, strict=True)
-    likely: list[float] = likelihoods(tracks, decoded(windows, sound), sound.rate).tolist()
+    likely: list[float] = speech_probabilities(tracks, decode_windows(windows, sound), sound.rate).tolist()
     return likely
 
 
-def decoded(windows: Sequence[bytes], sound: VadFormat) -> npt.NDArray[np.float32]:
+def decode_windows(windows: Sequence[bytes], sound: VadFormat) -> npt.NDArray[np.float32]:
     """[windows, samples]"""
     return DECODERS[sound.encoding](b"".join(windows)).reshape(len(windows), -1)
 

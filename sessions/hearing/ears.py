@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sessions.clock import between_ticks, now_s
-from sessions.hearing.caller import NUM_TRACKS, BargeInDetector, look_once
+from sessions.clock import next_mid_tick, now_s
+from sessions.hearing.caller import NUM_TRACKS, BargeInDetector, run_detector
 from sessions.hearing.levels import SILENCE_DB
 
-MAX_LOOKS = 64
+MAX_BATCH_WINDOWS = 64
 """In one turn of the event loop: it takes 1.3 ms at 8 kHz."""
 
-Began = Callable[[], None]
+OnSpeechStart = Callable[[], None]
 """Called when a caller begins to speak."""
 
 
@@ -23,16 +23,16 @@ class VadScheduler:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[BargeInDetector, Began] = {}
+        self._waiting: dict[BargeInDetector, OnSpeechStart] = {}
         """Those with something to look at; who has waited longest is first."""
         self._timer: asyncio.Handle | None = None
 
-    def hear(self, ear: BargeInDetector, data: bytes, began: Began, own_db: float = SILENCE_DB) -> None:
+    def hear(self, ear: BargeInDetector, data: bytes, began: OnSpeechStart, own_db: float = SILENCE_DB) -> None:
         ear.hear(data, own_db)
         if ear.waiting:
             self._waiting.setdefault(ear, began)
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_at(between_ticks(now_s()), self._look)
+                self._timer = asyncio.get_running_loop().call_at(next_mid_tick(now_s()), self._look)
 
     def forget(self, ear: BargeInDetector) -> None:
         """Nobody listens by it any more."""
@@ -51,7 +51,7 @@ class VadScheduler:
         begans = {ear: self._waiting.pop(ear) for ear in taken}
         try:
             for sound in {ear.sound for ear in taken}:
-                for ear in look_once([ear for ear in taken if ear.sound == sound], sound):
+                for ear in run_detector([ear for ear in taken if ear.sound == sound], sound):
                     begans[ear]()
         except Exception:
             for ear in begans:  # or it would be tried for ever
@@ -63,7 +63,7 @@ class VadScheduler:
     def _take(self) -> list[BargeInDetector]:
         """Whose turn it is: at most one look for each track."""
         taken: list[BargeInDetector] = []
-        num_left = MAX_LOOKS
+        num_left = MAX_BATCH_WINDOWS
         for ear in self._waiting:
             num_left -= min(NUM_TRACKS, len(ear.waiting))
             if num_left < 0:

@@ -6,9 +6,9 @@ from collections import deque
 
 from sessions.hearing.levels import SILENCE_DB, encoded_level_db
 
-BEHIND_MS = 600
+ECHO_TAIL_MS = 600
 """Networks bring an echo back after at most so long."""
-AHEAD_MS = 200
+ECHO_LOOKAHEAD_MS = 200
 """What is played may be so far ahead of where our clock believes it to be."""
 MAX_FRAMES = 1_024
 """More than any line is sent ahead; of a line on which nobody listens, the oldest are forgotten."""
@@ -17,7 +17,7 @@ MAX_FRAMES = 1_024
 class PlayoutLevel:
     def __init__(self, encoding: str, sample_rate: int) -> None:
         self._encoding = encoding
-        self._behind, self._ahead = (duration * sample_rate // 1000 for duration in (BEHIND_MS, AHEAD_MS))
+        self._behind, self._ahead = (duration * sample_rate // 1000 for duration in (ECHO_TAIL_MS, ECHO_LOOKAHEAD_MS))
         self._frames: deque[tuple[int, float]] = deque(maxlen=MAX_FRAMES)
         """Where each ends, and how loud it is."""
 
@@ -42,11 +42,11 @@ class PlayoutLevel:
 
 MARGIN_DB = 1.5
 """A window of an echo may be louder than any of the frames that we sent: it lies across two of them."""
-SHOWN_MARGIN_DB = 4.0
+LEARNED_MARGIN_DB = 4.0
 """What comes back may be so much louder than it has been."""
-LEAST_OWN_DB = -40.0
+MIN_PLAYOUT_DB = -40.0
 """Quieter speech of ours teaches nothing."""
-NUM_UNDECIDED = 20
+NUM_UNCONFIRMED_WINDOWS = 20
 """Windows, 320 ms: voices are noticed sooner than that."""
 NUM_WINDOWS = 80
 """So many have to be heard while we speak, 1.3 s, before anything is believed of them."""
@@ -71,13 +71,13 @@ class EchoThreshold:
         told_db = own_db - self._least_loss_db + MARGIN_DB
         if self._num_windows < NUM_WINDOWS:
             return told_db
-        return min(told_db, self._heard_db + SHOWN_MARGIN_DB + max(own_db - self._own_db, 0.0))
+        return min(told_db, self._heard_db + LEARNED_MARGIN_DB + max(own_db - self._own_db, 0.0))
 
     def learn(self, level_db: float, own_db: float) -> None:
         """What was heard, while we were as loud as ``own_db``, is nobody so far."""
-        if own_db > LEAST_OWN_DB:
+        if own_db > MIN_PLAYOUT_DB:
             self._undecided.append((level_db, own_db))
-        if len(self._undecided) > NUM_UNDECIDED:
+        if len(self._undecided) > NUM_UNCONFIRMED_WINDOWS:
             level_db, own_db = self._undecided.popleft()
             self._num_windows += 1
             self._heard_db, self._own_db = max(self._heard_db, level_db), max(self._own_db, own_db)

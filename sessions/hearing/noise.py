@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-NOBODY = 0.2
+MAX_NOISE_PROBABILITY = 0.2
 """A window that is less likely to be speech holds the line's noise, and nothing else."""
 NUM_WINDOWS = 8
 """The quietest of so many is the noise: bursts of it are still looked at."""
@@ -28,6 +28,6 @@ class NoiseFloor:
         """A window was that likely speech. ``None``: it was not looked at, and tells only of less noise."""
         if level_db < self._quietest_db - self._margin_db:
             self._levels_db.clear()
-        if level_db < self._quietest_db or (likely is not None and likely < NOBODY):
+        if level_db < self._quietest_db or (likely is not None and likely < MAX_NOISE_PROBABILITY):
             self._levels_db.append(level_db)
             self._quietest_db = min(self._levels_db)

@@ -20,7 +20,7 @@ WINDOW_MS = 32
 CONTEXT_MS = 4
 RATES = (8_000, 16_000)
 STATE_SHAPE = (2, 1, 128)
-NUM_CAUGHT_UP = 31
+MAX_SKIPPED_WINDOWS = 31
 """The network is shown so many of the windows that it was not shown, before the next of their track: 1 s."""
 FILE = Path("data") / "silero_vad.onnx"
 """In the package."""
@@ -31,18 +31,18 @@ class VadState:
 
     def __init__(self) -> None:
         self.state: npt.NDArray[np.float32] = np.zeros(STATE_SHAPE, np.float32)
-        self.missed: deque[bytes] = deque(maxlen=NUM_CAUGHT_UP)
+        self.missed: deque[bytes] = deque(maxlen=MAX_SKIPPED_WINDOWS)
         """The last windows, with their contexts, that the network was not shown."""
 
 
-def likelihoods(
+def speech_probabilities(
     tracks: Sequence[VadState], windows: npt.NDArray[np.float32], sample_rate: int
 ) -> npt.NDArray[np.float32]:
     """Of speech, 0 to 1, in the next window of each track. A window [context + window] has its ``CONTEXT_MS`` before
     it. No track may be there twice."""
     state = np.concatenate([track.state for track in tracks], axis=1)
     inputs = {"input": windows, "state": state, "sr": np.array(sample_rate, np.int64)}
-    likely, state = network().run(None, inputs)
+    likely, state = load_model().run(None, inputs)
     for number, track in enumerate(tracks):
         track.state = state[:, number : number + 1]
     return np.asarray(likely[:, 0], np.float32)
@@ -63,7 +63,7 @@ class WindowSlicer:
 
 
 @cache
-def network() -> Any:
+def load_model() -> Any:
     """One for the process; on one thread, where it is quickest. The package is not imported: it would load torch."""
     import onnxruntime
 

@@ -11,7 +11,7 @@ from sessions.text.lexicon import (
     NUMBERED_ABBREVIATIONS,
     SPELLED_UNLESS_SHOUTING,
 )
-from sessions.text.rules import Rule, apply, either
+from sessions.text.rules import Rule, alternation, apply_rules
 
 _TITLES = {"Dr.": ("Doctor", "Drive"), "St.": ("Saint", "Street")}
 """In front of a name, and behind one."""
@@ -20,8 +20,8 @@ _WORD = re.compile(r"[A-Za-z']+")
 _FRONT = r"(?<![\w.])"
 
 
-def say_abbreviations(text: str) -> str:
-    return apply(_RULES, text)
+def verbalize_abbreviations(text: str) -> str:
+    return apply_rules(_RULES, text)
 
 
 def is_common_word(word: str) -> bool:
@@ -86,12 +86,12 @@ _RULES: list[Rule] = [
     ),
     (re.compile(r"(?<=\b[Hh]e)/(?=she\b)|(?<=\b[Hh]is|\b[Hh]im)/(?=hers?\b)|(?<=\b[Ss]he)/(?=he\b)"), " or "),
     (
-        re.compile(rf"{_FRONT}({either(NUMBERED_ABBREVIATIONS)})\s?(?=\d|[IVX]{{2,}}\b|[VX]\b)"),
+        re.compile(rf"{_FRONT}({alternation(NUMBERED_ABBREVIATIONS)})\s?(?=\d|[IVX]{{2,}}\b|[VX]\b)"),
         lambda match: f"{NUMBERED_ABBREVIATIONS[match[1]]} ",
     ),
-    (re.compile(rf"{_FRONT}(?:{either(ABBREVIATIONS)})(?!\w)"), lambda match: ABBREVIATIONS[match[0]]),
-    (re.compile(rf"{_FRONT}(?:{either(CLOSING_ABBREVIATIONS)})(?!\w)"), _closing),
-    (re.compile(rf"{_FRONT}(?:{either(_TITLES)})(?!\w)"), _title),
+    (re.compile(rf"{_FRONT}(?:{alternation(ABBREVIATIONS)})(?!\w)"), lambda match: ABBREVIATIONS[match[0]]),
+    (re.compile(rf"{_FRONT}(?:{alternation(CLOSING_ABBREVIATIONS)})(?!\w)"), _closing),
+    (re.compile(rf"{_FRONT}(?:{alternation(_TITLES)})(?!\w)"), _title),
     (re.compile(rf"{_FRONT}(?:[A-Z]\.){{2,}}"), _initials),
     (re.compile(r"(?<!\w)([A-Z])\.(?=\d)"), r"\1 "),
     (re.compile(r"(?<![\w.'])([A-Z])\.(?=\s[A-Z]\.)"), r"\1"),

@@ -33,7 +33,7 @@ _PHONE = re.compile(
 )
 
 
-def say_links(text: str) -> str:
+def verbalize_links(text: str) -> str:
     """URLs, e-mail addresses, hosts and file names."""
     text = _URL.sub(_url, text)
     text = _EMAIL.sub(lambda match: f" {_name(match[1])} at {_name(match[2])} ", text)
@@ -41,7 +41,7 @@ def say_links(text: str) -> str:
     return _DOT_NAME.sub("dot ", text)
 
 
-def say_phones(text: str) -> str:
+def verbalize_phone_numbers(text: str) -> str:
     """Telephone and card numbers and other long runs of digits, digit by digit with a pause between groups."""
     return _PHONE.sub(_phone, text)
 

@@ -35,7 +35,7 @@ _INITIALS = re.compile(r"[\"'(*_]*(?:[A-HJ-Z]\.|(?:[A-Za-z]\.){2,})$")
 _ELLIPSIS = re.compile(r"(?:\.\.|…)[)\]}\"'”’*_]*$")
 
 
-def wants_more(words: Sequence[str]) -> bool:
+def needs_next_word(words: Sequence[str]) -> bool:
     """Whether how the last of these words is said may depend on the next one."""
     last = words[-1]
     text = " ".join(words)

@@ -47,11 +47,11 @@ class LineBreak:
     raw_start: int
 
 
-Part = BlockStart | TextBlock | LineBreak
+BlockEvent = BlockStart | TextBlock | LineBreak
 
 
 class BlockSplitter:
-    """``wants_more`` says of the words of a block whether the next word belongs to them."""
+    """``needs_next_word`` says of the words of a block whether the next word belongs to them."""
 
     def __init__(self, wants_more: Callable[[Sequence[str]], bool], limits: BlockLimits) -> None:
         self._wants_more = wants_more
@@ -69,18 +69,18 @@ class BlockSplitter:
     def num_chars_held(self) -> int:
         return self._num_word_chars + sum(map(len, self._words))
 
-    def push(self, text: str) -> Iterator[Part]:
+    def push(self, text: str) -> Iterator[BlockEvent]:
         for run in _RUN.finditer(text):
             if run["visible"]:
                 yield from self._take_visible(run["visible"])
             else:
                 yield from self._take_space(run.group(), is_break=run["line_break"] is not None)
 
-    def flush(self) -> Iterator[Part]:
+    def flush(self) -> Iterator[BlockEvent]:
         self._end_word()
         yield from self._end_block()
 
-    def _take_visible(self, text: str) -> Iterator[Part]:
+    def _take_visible(self, text: str) -> Iterator[BlockEvent]:
         if not (self._words or self._word or self._word_glued):
             yield BlockStart(text[0], self._position)
         while text:
@@ -95,7 +95,7 @@ class BlockSplitter:
             yield from self._end_block()
             self._word_glued = True
 
-    def _take_space(self, space: str, *, is_break: bool) -> Iterator[Part]:
+    def _take_space(self, space: str, *, is_break: bool) -> Iterator[BlockEvent]:
         self._end_word()
         if is_break or not self._expects_more():
             yield from self._end_block()

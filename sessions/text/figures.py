@@ -6,14 +6,14 @@ import re
 
 from sessions.text.lexicon import FRACTION_SIGNS
 from sessions.text.numbers import cardinal, digits, grouped_digits, number, ordinal, plural, year
-from sessions.text.rules import NUMBER, Rule, apply, either
+from sessions.text.rules import NUMBER, Rule, alternation, apply_rules
 
 MIN_CODE_DIGITS = 5
 """A number of so many digits, without commas and not round, is read digit by digit."""
 
 _INDIAN = re.compile(r"(?<![\w.,])\d{1,2}(?:,\d{2})+,\d{3}(?![\d,])")
 """Lakhs and crores: 1,00,000"""
-_FRACTION_SIGN = re.compile(either(FRACTION_SIGNS))
+_FRACTION_SIGN = re.compile(alternation(FRACTION_SIGNS))
 _DOTTED = re.compile(r"(?<![\w.])(?P<lead>[vV]?)(?P<parts>\d{1,6}(?:\.\d{1,6}){2,})(?!\w)")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)")
 _DECADE = re.compile(r"(?<![\w.,])'?(?P<year>[2-9]0|1\d\d0|20\d0|2000)'?s(?!\w)")
@@ -42,30 +42,30 @@ _BARE = re.compile(rf"(?<!\w){NUMBER}")
 
 _PARTS = {2: "half", 3: "third", 4: "quarter", 100: "hundredth", 1000: "thousandth"}
 _MAX_SPOKEN_DENOMINATOR = 16
-_SAYINGS = {
+_FIXED_PHRASES = {
     ("24", "7"): "twenty-four seven",
     ("9", "11"): "nine eleven",
     ("50", "50"): "fifty-fifty",
     ("20", "20"): "twenty twenty",
 }
-_SAID_AS_DIGITS = {"911": "nine one one", "404": "four oh four"}
+_READ_AS_DIGITS = {"911": "nine one one", "404": "four oh four"}
 
 
-def say_before_units(text: str) -> str:
+def verbalize_before_units(text: str) -> str:
     """What the rules for units would misread: ½, versions and IP addresses, "the 1990s"."""
-    return apply(_BEFORE_UNITS, text)
+    return apply_rules(_BEFORE_UNITS, text)
 
 
-def say_figures(text: str) -> str:
+def verbalize_number_formats(text: str) -> str:
     """All that is more than a bare number."""
     if "=" in text:
         text = _MINUS.sub(" minus ", text)
-    return apply(_FIGURES, text)
+    return apply_rules(_FIGURES, text)
 
 
-def say_numbers(text: str) -> str:
+def verbalize_numbers(text: str) -> str:
     """Every digit that is left, in words."""
-    return apply(_NUMBERS, text)
+    return apply_rules(_NUMBERS, text)
 
 
 def _dotted(match: re.Match[str]) -> str:
@@ -96,8 +96,8 @@ def _power(match: re.Match[str]) -> str:
 
 
 def _fraction(above: str, below: str) -> str:
-    if (above, below) in _SAYINGS:
-        return _SAYINGS[above, below]
+    if (above, below) in _FIXED_PHRASES:
+        return _FIXED_PHRASES[above, below]
     count, size = int(above), int(below)
     part = _PARTS.get(size) or (ordinal(size) if 2 < size <= _MAX_SPOKEN_DENOMINATOR else "")
     if not part or not 0 < count < size:
@@ -109,7 +109,7 @@ def _bare(match: re.Match[str]) -> str:
     written = match[0]
     if len(written) >= MIN_CODE_DIGITS and written.isdigit() and not written.endswith("00"):
         return f" {grouped_digits(written)} "
-    return f" {_SAID_AS_DIGITS.get(written) or number(written)} "
+    return f" {_READ_AS_DIGITS.get(written) or number(written)} "
 
 
 _BEFORE_UNITS: list[Rule] = [

@@ -373,7 +373,7 @@ PER_UNITS = {unit: unit for unit in "hour day week month year night person user 
 }
 """What may stand behind the stroke of "$5/hr"."""
 
-PLACES = (
+LOCATION_NOUNS = (
     "Apartment Apt. Unit Room Gate Suite Seat Row Flat Block Terminal Platform Class Grade Group Building Type Model "
     "Exhibit Route gate seat room row suite"
 ).split()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 
-from sessions.text.lexicon import INVARIABLE, IRREGULAR_PLURALS, MAGNITUDES, PER_UNITS, PLACES, STREETS, UNITS
+from sessions.text.lexicon import INVARIABLE, IRREGULAR_PLURALS, LOCATION_NOUNS, MAGNITUDES, PER_UNITS, STREETS, UNITS
 from sessions.text.numbers import number
-from sessions.text.rules import DASH, NUMBER, Rule, apply, either
+from sessions.text.rules import DASH, NUMBER, Rule, alternation, apply_rules
 
-_UNIT = rf"(?P<unit>{either(UNITS)})(?![\w/²³])"
+_UNIT = rf"(?P<unit>{alternation(UNITS)})(?![\w/²³])"
 _UNIT_DOT = r"(?:\.(?=\s[a-z\d]))?"
 """The dot of "lbs." goes if the sentence goes on."""
 
-_PLACE = re.compile(rf"\b(?P<place>{either(PLACES)}) (?P<number>\d{{1,4}})(?P<letter>[A-Z])(?!\w)")
+_PLACE = re.compile(rf"\b(?P<place>{alternation(LOCATION_NOUNS)}) (?P<number>\d{{1,4}})(?P<letter>[A-Z])(?!\w)")
 _NAME = r"(?!(?:And|At|By|For|From|In|Of|On|To|With)\b)[A-Z\d][\w'.-]*"
 """A word of a street's name: in headlines others begin with a capital, too."""
-_HOUSE = re.compile(rf"(?<![\w.,])(\d{{1,5}})([A-Z])(?=(?: {_NAME}){{1,3}}? (?:{either(STREETS)})(?!\w))")
-_PER = re.compile(rf"(?<=[a-z])\s?/\s?(?P<unit>{either(PER_UNITS)})\b")
+_HOUSE = re.compile(rf"(?<![\w.,])(\d{{1,5}})([A-Z])(?=(?: {_NAME}){{1,3}}? (?:{alternation(STREETS)})(?!\w))")
+_PER = re.compile(rf"(?<=[a-z])\s?/\s?(?P<unit>{alternation(PER_UNITS)})\b")
 _FEET_INCHES = re.compile(r"""(?<![\w.])(\d{1,2})' ?(\d{1,2})(?:["″]|''|(?![\w']))""")
 _INCHES = re.compile(rf"""(?<![\w.,])(?P<amount>{NUMBER})(?:["″]|in(?!\w)|\sin(?=\.)){_UNIT_DOT}""")
 _RANGE = re.compile(rf"(?<![\w.,/#-])({NUMBER}){DASH}(?={NUMBER}(?![\w/-]*[-/]\d)(?:[^\d]|$))")
@@ -31,15 +31,15 @@ _SCREEN = re.compile(r"(?<![\w.])([48])K(?!\w)")
 _MAGNITUDE = re.compile(rf"(?<![\w.,#])({NUMBER})(bn|[kKMBT])(?!\w)")
 
 
-def say_measures(text: str, previous_word: str) -> str:
+def verbalize_measures(text: str, previous_word: str) -> str:
     """``previous_word`` tells "gate 5B" from five billion."""
     text = _PLACE.sub(r"\g<place> \g<number> \g<letter>", f"{previous_word} {text}")[len(previous_word) + 1 :]
     text = _HOUSE.sub(lambda match: f"{number(match[1])} {match[2]}", text)
     text = _PER.sub(lambda match: f" per {PER_UNITS[match['unit']]}", text)
-    text = apply(_LENGTHS, text)
+    text = apply_rules(_LENGTHS, text)
     if "=" not in text:
         text = _RANGE_BELOW_ZERO.sub(" to ", _RANGE.sub(r"\1 to ", text))
-    return apply(_AMOUNTS, text)
+    return apply_rules(_AMOUNTS, text)
 
 
 def counted(unit: str, amount: str) -> str:

@@ -38,7 +38,7 @@ _HOUR_RANGE = re.compile(
 _TO = re.compile(r"(?<=[\dMm.])\s?[-–—]\s?(?=\d{1,2}(?::\d\d|\s?[AaPp]\.?[Mm]))")
 
 
-def say_moments(text: str) -> str:
+def verbalize_dates(text: str) -> str:
     """Digits of years that stand alone stay: they are numbers like others."""
     text = _ISO.sub(_written_date, text)
     text = _SLASHED.sub(_slashed_date, text)
@@ -51,10 +51,10 @@ def say_moments(text: str) -> str:
     text = _DAY_MONTH.sub(_day_month, text)
     text = _MONTH_YEAR.sub(lambda match: _full_month(match["month"]), text)
     text = _MONTH_DOT.sub(lambda match: MONTH_ABBREVIATIONS[match[1]], text)
-    return _say_times(text)
+    return _verbalize_times(text)
 
 
-def _say_times(text: str) -> str:
+def _verbalize_times(text: str) -> str:
     text = _TO.sub(" to ", text)
     text = _HOUR_RANGE.sub(lambda match: f"{cardinal(int(match['hour']))} to ", text)
     text = _CLOCK.sub(_clock, text)

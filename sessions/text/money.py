@@ -7,12 +7,12 @@ import re
 from sessions.text.lexicon import CURRENCY_CODES, CURRENCY_SIGNS, MAGNITUDES
 from sessions.text.measures import counted, in_plural
 from sessions.text.numbers import cardinal, number
-from sessions.text.rules import DASH, NUMBER, Rule, apply, either
+from sessions.text.rules import DASH, NUMBER, Rule, alternation, apply_rules
 
 _SCALES = {**MAGNITUDES, "m": "million"}
 _SCALE = r"(?:\s?(?P<scale>thousand|million|billion|trillion|bn|[kKmMBT])(?![A-Za-z]))?"
-_SIGN = either(CURRENCY_SIGNS)
-_CODE = either(CURRENCY_CODES)
+_SIGN = alternation(CURRENCY_SIGNS)
+_CODE = alternation(CURRENCY_CODES)
 
 _RANGE = re.compile(rf"(?P<sign>{_SIGN})\s?(?P<lower>{NUMBER}){_SCALE}{DASH}(?:{_SIGN})?(?=\.?\d)")
 _SIGN_FIRST = re.compile(rf"(?P<minus>(?<!\w)[-âˆ’])?(?P<sign>{_SIGN})\s?(?P<amount>{NUMBER}){_SCALE}")
@@ -21,8 +21,8 @@ _SIGN_LAST = re.compile(rf"(?<![\w.,])(?P<amount>{NUMBER}){_SCALE}\s?(?P<sign>[â
 _NUM_CENT_DIGITS = 2
 
 
-def say_money(text: str) -> str:
-    return apply(_RULES, text)
+def verbalize_money(text: str) -> str:
+    return apply_rules(_RULES, text)
 
 
 def _sum(match: re.Match[str]) -> str:

@@ -36,15 +36,15 @@ _CAPITALS = re.compile(r"[A-Z]{2,}")
 _TRAILING_CAPITALS = re.compile(r"([A-Z]?[a-z]{2,})([A-Z]{2,})")
 
 
-def say_names(text: str, previous_word: str) -> str:
+def verbalize_acronyms(text: str, previous_word: str) -> str:
     """``previous_word`` is the raw word in front of this text. Digits that stand alone stay."""
     text = _ROMAN.sub(lambda match: _roman(match, previous_word), text)
     text = _NAME_NUMBER.sub(" ", _TIME_ZONE.sub(" minus ", text))
     text = _CODE.sub(_code, text)
-    return _WORD.sub(lambda match: say_word(match[0], _word_before(match, previous_word)), text)
+    return _WORD.sub(lambda match: verbalize_word(match[0], _word_before(match, previous_word)), text)
 
 
-def say_word(word: str, previous_word: str = "") -> str:
+def verbalize_word(word: str, previous_word: str = "") -> str:
     """One word of letters, perhaps with an apostrophe."""
     if word in MIXED_CASE_WORDS:
         return MIXED_CASE_WORDS[word]
@@ -120,7 +120,7 @@ def _code(match: re.Match[str]) -> str:
 def _code_letters(part: str, is_spelled: bool) -> str:
     if is_spelled or len(part) == 1:
         return " ".join(part.upper())
-    return say_word(part)
+    return verbalize_word(part)
 
 
 def code_digits(run: str) -> str:

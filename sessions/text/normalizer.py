@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sessions.text.binding import wants_more
-from sessions.text.blocks import BlockLimits, BlockSplitter, BlockStart, Part, TextBlock
+from sessions.text.binding import needs_next_word
+from sessions.text.blocks import BlockEvent, BlockLimits, BlockSplitter, BlockStart, TextBlock
 from sessions.text.joiner import WordJoiner
 from sessions.text.markup import LineKind, closes_fence, line_kind
-from sessions.text.saying import say
+from sessions.text.saying import verbalize
 from sessions.text.spans import SpannedText
 
 
@@ -34,7 +34,7 @@ class IncrementalNormalizer:
 
     def __init__(self, settings: NormalizerSettings | None = None) -> None:
         settings = settings or NormalizerSettings()
-        self._blocks = BlockSplitter(wants_more, settings.blocks)
+        self._blocks = BlockSplitter(needs_next_word, settings.blocks)
         self._reader = _LineReader(settings.say_code_blocks)
         self._joiner = WordJoiner()
         self._raw_end = 0
@@ -59,10 +59,10 @@ class IncrementalNormalizer:
     def close(self) -> SpannedText:
         return self.flush()
 
-    def _say(self, parts: Iterable[Part]) -> SpannedText:
+    def _say(self, parts: Iterable[BlockEvent]) -> SpannedText:
         return SpannedText.join([self._say_part(part) for part in parts])
 
-    def _say_part(self, part: Part) -> SpannedText:
+    def _say_part(self, part: BlockEvent) -> SpannedText:
         if isinstance(part, TextBlock):
             return self._say_block(part)
         if isinstance(part, BlockStart):
@@ -105,7 +105,7 @@ class _LineReader:
             self._in_fence = False
         if self.silent:
             return ""
-        spoken = say(text, self._previous_word)
+        spoken = verbalize(text, self._previous_word)
         self._previous_word = text.rpartition(" ")[2]
         return spoken
 

@@ -13,12 +13,12 @@ NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 DASH = r"\s?[-–—]\s?"
 
 
-def apply(rules: Iterable[Rule], text: str) -> str:
+def apply_rules(rules: Iterable[Rule], text: str) -> str:
     for pattern, replacement in rules:
         text = pattern.sub(replacement, text)
     return text
 
 
-def either(words: Iterable[str]) -> str:
+def alternation(words: Iterable[str]) -> str:
     """A pattern of these words, the longest first."""
     return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))

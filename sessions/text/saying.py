@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from sessions.text.abbreviations import say_abbreviations
-from sessions.text.addresses import say_links, say_phones
-from sessions.text.figures import say_before_units, say_figures, say_numbers
+from sessions.text.abbreviations import verbalize_abbreviations
+from sessions.text.addresses import verbalize_links, verbalize_phone_numbers
+from sessions.text.figures import verbalize_before_units, verbalize_number_formats, verbalize_numbers
 from sessions.text.lexicon import (
     ABBREVIATIONS,
     CLOSING_ABBREVIATIONS,
@@ -18,11 +18,11 @@ from sessions.text.lexicon import (
     WEEKDAYS,
 )
 from sessions.text.markup import strip_markup
-from sessions.text.measures import say_measures
-from sessions.text.moments import say_moments
-from sessions.text.money import say_money
-from sessions.text.names import say_names
-from sessions.text.rules import either
+from sessions.text.measures import verbalize_measures
+from sessions.text.moments import verbalize_dates
+from sessions.text.money import verbalize_money
+from sessions.text.names import verbalize_acronyms
+from sessions.text.rules import alternation
 
 _PLAIN = re.compile(r"(?:[A-Z]?[a-z]+|I)(?:'[a-z]+)?[,.;:!?]?")
 _NEVER_PLAIN = frozenset(
@@ -30,7 +30,7 @@ _NEVER_PLAIN = frozenset(
     + [f"{short}." for short in (*MONTH_ABBREVIATIONS, *WEEKDAYS)]
 )
 _QUOTES = str.maketrans("‘’‛ʼ′“”„«»″‑‐", "'" * 5 + '"' * 6 + "--", "\xad")
-_SYMBOL = re.compile(either(SYMBOLS))
+_SYMBOL = re.compile(alternation(SYMBOLS))
 _EMOTICON = re.compile(r"(?<!\S)(?:[:;=8][-o^']?[)(DPp\]\[|/\\*]+|<3+|\^_+\^)(?=[.,!?]*(?:\s|$))")
 _REPEATED = re.compile(r"([^\w\s.,;:!?\-¦])\1+")
 _LATIN = re.compile("|".join(LATIN_LETTERS))
@@ -44,7 +44,7 @@ _INNER_DOT = re.compile(r"(?<=[a-z])\.(?=[a-z])")
 _INNER_MARK = re.compile(r"(?<=[A-Za-z])([.?!,;:])(?=[A-Za-z])")
 
 
-def say(text: str, previous_word: str) -> str:
+def verbalize(text: str, previous_word: str) -> str:
     """One block in words and marks; whatever else is left over has no sound."""
     if _PLAIN.fullmatch(text) and text not in _NEVER_PLAIN and text.rstrip(".,;:!?") not in _NEVER_PLAIN:
         return text
@@ -52,16 +52,16 @@ def say(text: str, previous_word: str) -> str:
         return "¦"
     text = _EMOTICON.sub("", text)
     text = strip_markup(_plain_digits(text.translate(_QUOTES)))
-    text = say_phones(say_moments(say_links(text)))
-    text = say_money(say_before_units(text))
-    text = say_figures(say_measures(text, previous_word))
-    text = say_abbreviations(text)
-    text = say_symbols(_fold(text))
-    text = say_names(text, previous_word)
-    return say_numbers(text)
+    text = verbalize_phone_numbers(verbalize_dates(verbalize_links(text)))
+    text = verbalize_money(verbalize_before_units(text))
+    text = verbalize_number_formats(verbalize_measures(text, previous_word))
+    text = verbalize_abbreviations(text)
+    text = verbalize_symbols(_fold(text))
+    text = verbalize_acronyms(text, previous_word)
+    return verbalize_numbers(text)
 
 
-def say_symbols(text: str) -> str:
+def verbalize_symbols(text: str) -> str:
     text = _REPEATED.sub(lambda match: match[1] if len(match[0]) == 2 else " ", text)
     text = _SYMBOL.sub(lambda match: SYMBOLS[match[0]], text)
     text = _DASHES.sub(" ¦ ", text)

@@ -12,7 +12,9 @@ from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest
 BYTES_PER_NUMBER = 4
 
 
-def with_stored_voice(settings: SpeechSettings, key: str, info: EngineInfo, store: VoiceStore | None) -> SpeechSettings:
+def resolve_stored_voice(
+    settings: SpeechSettings, key: str, info: EngineInfo, store: VoiceStore | None
+) -> SpeechSettings:
     """The same settings; if ``voice`` is no voice of the checkpoint but one stored for this key, with its ``clone``.
 
     Raises ``InvalidRequest`` for a voice that was made for another model. A name that nobody knows passes.
@@ -22,7 +24,7 @@ def with_stored_voice(settings: SpeechSettings, key: str, info: EngineInfo, stor
     found = find_voice(store, key, settings.voice)
     if found is None:
         return settings
-    check_fits(found, info)
+    check_compatible(found, info)
     return replace(settings, clone=found.clone)
 
 
@@ -44,12 +46,12 @@ def is_built_in(name: str, info: EngineInfo) -> bool:
     return any(voice.name == name for voice in info.voices)
 
 
-def looks_built_in(name: str, info: EngineInfo) -> bool:
+def resembles_built_in(name: str, info: EngineInfo) -> bool:
     """Whether people would take it for a voice of the checkpoint, some of whose wires pass over case."""
     return name.lower() in {voice.name.lower() for voice in info.voices}
 
 
-def check_fits(voice: StoredVoice, info: EngineInfo) -> None:
+def check_compatible(voice: StoredVoice, info: EngineInfo) -> None:
     """Raises ``InvalidRequest``."""
     clone = voice.clone
     of_model = f"voice {voice.manifest.name!r} was made for another model"

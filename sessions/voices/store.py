@@ -27,12 +27,12 @@ from sessions.voices.voice import NAME, StoredVoice, VoiceManifest
 log = logging.getLogger("voicewire.voices")
 
 SUFFIX = ".safetensors"
-BEING_WRITTEN = ".being-written"
+TEMP_SUFFIX = ".being-written"
 LOCK = ".lock"
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 MAX_CACHED_VOICES = 256
 MAX_WAIT_S = 10.0
-LOOK_AGAIN_S = 0.005
+LOCK_RETRY_S = 0.005
 
 Version = tuple[int, int, int]
 """Tells one file from another that took its name: inode, size, time of change."""
@@ -120,7 +120,7 @@ class VoiceStore:
             raise LimitExceeded(f"there are {num_all} voices, max_voices is {self._limits.max_voices}", "name")
 
     def _write(self, path: Path, data: bytes) -> None:
-        half = path.with_name(path.name + BEING_WRITTEN)
+        half = path.with_name(path.name + TEMP_SUFFIX)
         try:
             with open(half, "wb", opener=_open_private) as file:
                 file.write(data)
@@ -137,7 +137,7 @@ class VoiceStore:
         self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         with open(self._folder / LOCK, "wb", opener=_open_private) as lock:
             _lock(lock)
-            for half in self._folder.glob(f"*/*{BEING_WRITTEN}"):
+            for half in self._folder.glob(f"*/*{TEMP_SUFFIX}"):
                 half.unlink(missing_ok=True)
             yield
 
@@ -195,7 +195,7 @@ def _lock(file: IO[bytes]) -> None:
         except BlockingIOError:
             if time.monotonic() > give_up_s:
                 raise TimeoutError(f"another process has been writing for {MAX_WAIT_S:g} s") from None
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(LOCK_RETRY_S)
 
 
 def _open_private(path: str, flags: int) -> int:

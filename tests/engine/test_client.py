@@ -25,7 +25,7 @@ from engine.api import (
 from engine.client import LocalEngine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.load import LoadedCheckpoint, describe
+from engine.load import LoadedCheckpoint, build_engine_info
 from engine.models.base import DecodedAudio, DecodeStage
 from engine.streams import EngineStream
 from tests.engine.listening import HeardStream, listen
@@ -74,7 +74,9 @@ def make(shape: Shape, switch: Switch, **settings: Any) -> LocalEngine:
             switch.made.append(Engine(model, switch.guard(shape.make_stage(config)), config))
             return switch.made[-1]
 
-        return LoadedCheckpoint(describe(model, shape.make_stage(config), config, normalize_text=False), make_engine)
+        return LoadedCheckpoint(
+            build_engine_info(model, shape.make_stage(config), config, normalize_text=False), make_engine
+        )
 
     return LocalEngine(load, config)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.collector import is_left_alone, leave_the_old_alone, look_through
+from engine.collector import collect_young, freeze_gc, is_gc_frozen
 from engine.engine import Engine
 from engine.loop import EngineLoop
 
@@ -22,7 +22,7 @@ class Unmade(Exception):
 @pytest.fixture
 def calm() -> Iterator[None]:
     before = gc.get_threshold()
-    leave_the_old_alone()
+    freeze_gc()
     yield
     gc.unfreeze()
     gc.set_threshold(*before)
@@ -45,14 +45,14 @@ def test_the_old_are_looked_through_in_pauses_alone() -> None:
         kept.append([kept])
     assert collections_of_the_old() == before
     gone = a_cycle()
-    look_through()
+    collect_young()
     assert gone() is None
 
 
 def test_whoever_did_not_ask_for_it_has_pythons_own_ways() -> None:
-    assert not is_left_alone()
+    assert not is_gc_frozen()
     before = collections_of_the_old()
-    look_through()
+    collect_young()
     assert collections_of_the_old() == before
 
 

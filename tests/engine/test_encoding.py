@@ -9,7 +9,7 @@ import pytest
 
 from engine.api import ClonedVoice, EngineOverloaded, ReferenceAudio
 from engine.encoding import MAX_WAITING_SAMPLES, VoiceEncodingThread
-from engine.recording import ALONE
+from engine.recording import CAPTURE_LOCK
 
 SAMPLE = ReferenceAudio(pcm=b"")
 
@@ -65,7 +65,7 @@ def test_nothing_is_encoded_while_a_graph_is_recorded() -> None:
         return ClonedVoice(embedding=sample.pcm)
 
     thread = VoiceEncodingThread(encode)
-    with ALONE:
+    with CAPTURE_LOCK:
         future = thread.submit(SAMPLE)
         assert not has_begun.wait(0.1)
     assert future.result()

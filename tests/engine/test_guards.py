@@ -95,5 +95,5 @@ def test_looking_from_the_end_finds_what_looking_at_all_finds(signal: list[float
     loud = np.flatnonzero(pcm)
     wanted = len(pcm) - 1 - int(loud[-1]) if loud.size else len(pcm)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guards, "FIRST_LOOK_SAMPLES", first_look)
+        patch.setattr(guards, "PROBE_SAMPLES", first_look)
         assert SilenceGuard(100, -60)._quiet_end(pcm) == wanted

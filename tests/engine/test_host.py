@@ -32,11 +32,11 @@ from engine.host import (
     WRITE_TOGETHER_BYTES,
     EngineHost,
     GatewayConnection,
-    failed_encoding,
-    received,
+    encoding_error,
+    read_messages,
 )
 from engine.stats import StepTimings
-from engine.wire import LENGTH, MAX_MESSAGE_BYTES, EventsMessage, decode_message, encode, frame, unpack_events
+from engine.wire import LENGTH, MAX_MESSAGE_BYTES, EventsMessage, decode_message, encode, frame_message, unpack_events
 
 INFO = EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False, can_encode=True)
 SECOND = np.full(24_000, 0.1, np.float32).tobytes()
@@ -99,7 +99,7 @@ def test_a_request_that_its_gateway_did_not_check_ends_alone(
     host._obey(gateway, SubmitRequest(7, SpeechRequest(request_id="r", lead_ms=-1)))
     assert not sent
     assert not gateway.active
-    message = decode_message(next(received(sockets[1]))[0])
+    message = decode_message(next(read_messages(sockets[1]))[0])
     assert isinstance(message, EventsMessage)
     (_, end), (_, released) = unpack_events(message, b"")
     assert (end.reason, end.code) == (FinishReason.ERROR, "invalid_request")  # type: ignore[union-attr]
@@ -183,9 +183,9 @@ def test_nobody_stands_back_within_a_message(host: EngineHost, monkeypatch: pyte
 @given(st.lists(st.binary(max_size=40), max_size=12), st.lists(st.integers(1, 30), min_size=1, max_size=8))
 def test_messages_are_read_whole_however_they_come(messages: list[bytes], cuts: list[int]) -> None:
     ours, theirs = socket.socketpair()
-    data, cut = b"".join(frame(message) for message in messages), itertools.cycle(cuts)
+    data, cut = b"".join(frame_message(message) for message in messages), itertools.cycle(cuts)
     found: list[bytes] = []
-    reading = received(ours)
+    reading = read_messages(ours)
     with ours, theirs:
         while data:
             num_whole, size = len(found), next(cut)
@@ -201,7 +201,7 @@ def test_messages_are_read_whole_however_they_come(messages: list[bytes], cuts: 
 def test_a_message_that_is_too_long_is_not_waited_for(sockets: tuple[socket.socket, socket.socket]) -> None:
     sockets[1].sendall(LENGTH.pack(MAX_MESSAGE_BYTES + 1))
     with pytest.raises(ValueError, match=f"{MAX_MESSAGE_BYTES + 1} bytes; the limit is {MAX_MESSAGE_BYTES}"):
-        next(received(sockets[0]))
+        next(read_messages(sockets[0]))
 
 
 @pytest.mark.parametrize(
@@ -242,5 +242,5 @@ def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: GatewayConne
 
 
 def test_a_refused_recording_is_told_with_its_field() -> None:
-    answer = failed_encoding(3, InvalidRequest("audio is odd", "audio"))
+    answer = encoding_error(3, InvalidRequest("audio is odd", "audio"))
     assert (answer.number, answer.code, answer.param) == (3, "invalid_request", "audio")

@@ -56,8 +56,8 @@ def make_engine(shape: Shape) -> Callable[[], Engine]:
 def given_back(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Counts how often; to be asked for before ``loop``."""
     given_back = threading.Semaphore(0)
-    monkeypatch.setattr(loop_module, "TIDY_AFTER_S", 0.01)
-    monkeypatch.setattr(loop_module, "give_back", given_back.release)
+    monkeypatch.setattr(loop_module, "IDLE_CLEANUP_AFTER_S", 0.01)
+    monkeypatch.setattr(loop_module, "trim_heap", given_back.release)
     return given_back
 
 

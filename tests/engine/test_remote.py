@@ -30,7 +30,7 @@ from engine.client import create_engine
 from engine.config import EngineConfig
 from engine.remote import EngineProcess, RemoteEngine, host_command, host_environment
 from engine.room import QueueLimits
-from engine.wire import LENGTH, HelloMessage, encode, frame
+from engine.wire import LENGTH, HelloMessage, encode, frame_message
 from tests.fakes.checkpoints import write_checkpoint
 
 
@@ -168,7 +168,7 @@ async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left
     engine = RemoteEngine(path)
     await engine.start()
     stream = engine.submit(SpeechRequest(request_id="r", text="Hello"))
-    connections[0].write(frame(b"\xc1 no message"))
+    connections[0].write(frame_message(b"\xc1 no message"))
     events = [event async for event in stream]
     assert [event.code for event in events if isinstance(event, RequestFinished)] == ["engine_dead"]
     await until(lambda: engine.num_restarts == 1)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.noise import GeneratorNoise, PhiloxNoise, SampleKey
-from engine.sampler import RowSamplingParams, SamplingBatch, draw, draw_candidates, draw_full, penalize
+from engine.sampler import (
+    RowSamplingParams,
+    SamplingBatch,
+    apply_repetition_penalty,
+    sample,
+    sample_reference,
+    sample_top_k,
+)
 
 VOCAB = 24
 CPU = torch.device("cpu")
@@ -80,7 +87,7 @@ def test_a_batch_of_mixed_rows_draws_what_each_draws_by_hand(
         assume(margin(logits, params, noise) > 1e-4)
         assume(not near_top_p_border(logits, params))
     batch = SamplingBatch([params for _, params, _ in rows], CPU)
-    drawn = draw(torch.tensor([logits for logits, _, _ in rows]), batch, keys, codebook, PhiloxNoise()).tolist()
+    drawn = sample(torch.tensor([logits for logits, _, _ in rows]), batch, keys, codebook, PhiloxNoise()).tolist()
     assert drawn == [
         draw_by_hand(logits, params, noise) for (logits, params, _), noise in zip(rows, variates, strict=True)
     ]
@@ -99,14 +106,14 @@ def test_the_draw_over_candidates_is_the_draw_at_full_width(
         assume(not near_top_p_border(values, found))
     batch = SamplingBatch(row_params, CPU)
     noise = PhiloxNoise()
-    assert torch.equal(draw_full(logits, batch, keys, 0, noise), draw_candidates(logits, batch, keys, 0, noise))
+    assert torch.equal(sample_reference(logits, batch, keys, 0, noise), sample_top_k(logits, batch, keys, 0, noise))
 
 
 def test_ties_at_the_kth_value_all_stay_at_full_width() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     batch = SamplingBatch([RowSamplingParams(1.0, 2)], CPU)
     generator = GeneratorNoise(torch.Generator().manual_seed(1))
-    drawn = {int(draw_full(logits, batch, [SampleKey(0, 0, 0)], 0, generator)) for _ in range(300)}
+    drawn = {int(sample_reference(logits, batch, [SampleKey(0, 0, 0)], 0, generator)) for _ in range(300)}
     assert drawn == {0, 1, 2, 3}
 
 
@@ -119,7 +126,7 @@ def test_the_generator_source_picks_what_multinomial_picks() -> None:
         scaled = row / 0.9
         kept = scaled.masked_fill(scaled < scaled.topk(50).values[:, -1:], -math.inf)
         expected = torch.multinomial(kept.softmax(-1), 1, generator=theirs).item()
-        assert draw(row, batch, [SampleKey(0, 0, 0)], 0, GeneratorNoise(ours)).item() == expected
+        assert sample(row, batch, [SampleKey(0, 0, 0)], 0, GeneratorNoise(ours)).item() == expected
 
 
 @pytest.mark.parametrize("top_k", [1, 0, 3])
@@ -127,14 +134,14 @@ def test_banned_ids_are_never_drawn_and_a_lone_id_always_is(top_k: int) -> None:
     logits = torch.full((64, VOCAB), -math.inf)
     logits[:, 5] = -3.0
     batch = SamplingBatch([RowSamplingParams(0.9, top_k)] * 64, CPU)
-    drawn = draw(logits, batch, [SampleKey(n, 0, 0) for n in range(64)], 0, PhiloxNoise())
+    drawn = sample(logits, batch, [SampleKey(n, 0, 0) for n in range(64)], 0, PhiloxNoise())
     assert drawn.tolist() == [5] * 64
 
 
 def test_a_tiny_top_p_is_greedy() -> None:
     logits = torch.randn(50, VOCAB, generator=torch.Generator().manual_seed(1))
     batch = SamplingBatch([RowSamplingParams(1.0, 0, 1e-6)] * 50, CPU)
-    drawn = draw(logits, batch, [SampleKey(n, 0, 0) for n in range(50)], 0, PhiloxNoise())
+    drawn = sample(logits, batch, [SampleKey(n, 0, 0) for n in range(50)], 0, PhiloxNoise())
     assert torch.equal(drawn, logits.argmax(-1))
 
 
@@ -145,7 +152,7 @@ def test_greedy_reads_no_noise() -> None:
 
     logits = torch.randn(3, VOCAB)
     batch = SamplingBatch([RowSamplingParams(0.0, 50)] * 3, CPU)
-    drawn = draw(logits, batch, [SampleKey(0, 0, 0)] * 3, 0, NoNoise())
+    drawn = sample(logits, batch, [SampleKey(0, 0, 0)] * 3, 0, NoNoise())
     assert torch.equal(drawn, logits.argmax(-1))
 
 
@@ -157,7 +164,7 @@ def test_frequencies_are_those_of_the_softmax(params: RowSamplingParams) -> None
     """Chi-square over 20,000 draws; 40 is beyond one in ten thousand for 11 degrees of freedom."""
     logits = torch.linspace(-1, 1, 12).tolist()
     keys = [SampleKey(1234, 0, frame) for frame in range(20_000)]
-    drawn = draw(
+    drawn = sample(
         torch.tensor([logits]).expand(20_000, -1), SamplingBatch([params] * 20_000, CPU), keys, 0, PhiloxNoise()
     )
     kept = kept_by_hand(logits, params)
@@ -179,7 +186,7 @@ def test_the_penalty_shrinks_what_was_seen_and_nothing_else(
 ) -> None:
     """Positive logits divided, negative multiplied, once however often an id came."""
     mask = torch.tensor([[i in seen for i in range(VOCAB)]])
-    found = penalize(torch.tensor([values]), mask, torch.tensor([[penalty]]))[0]
+    found = apply_repetition_penalty(torch.tensor([values]), mask, torch.tensor([[penalty]]))[0]
     for i, value in enumerate(values):
         shrunk = value / penalty if value > 0 else value * penalty
         assert found[i].item() == pytest.approx(shrunk if i in seen else value, rel=1e-5, abs=1e-30)

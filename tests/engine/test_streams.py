@@ -5,7 +5,7 @@ import pytest
 from engine.api import EngineOverloaded, SpeechRequest
 from engine.commands import Command, SubmitRequest
 from engine.room import QueueLimits
-from engine.streams import StreamTable, well_formed
+from engine.streams import StreamTable, replace_surrogates
 
 ROOM = QueueLimits(for_new=1, for_speaking=2, for_burst=1, for_burst_of_group=1)
 
@@ -48,5 +48,5 @@ def test_lone_surrogates_reach_no_encoder() -> None:
     submitted = sent[0]
     assert isinstance(submitted, SubmitRequest)
     assert submitted.request.text == "a\ufffdb"
-    assert well_formed("plain") == "plain"
-    assert well_formed("é\udc80") == "é\ufffd"
+    assert replace_surrogates("plain") == "plain"
+    assert replace_surrogates("é\udc80") == "é\ufffd"

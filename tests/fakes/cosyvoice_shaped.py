@@ -12,7 +12,7 @@ import numpy as np
 from engine.api import SpeechRequest
 from engine.cache.block_pool import BlockPool
 from engine.config import EngineConfig
-from engine.decode.batcher import ANY
+from engine.decode.batcher import NO_PREFERENCE
 from engine.models.base import (
     AwaitText,
     ControlOutcome,
@@ -183,7 +183,9 @@ class SlicedDecode:
     def prime(self, slot: int, reference: VoiceReference) -> None:
         raise NotImplementedError("this family has no recordings")
 
-    def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
+    def step(
+        self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE
+    ) -> list[DecodedAudio]:
         due = sorted((slack_s[slot], slot) for slot, flow in self.flows.items() if flow.has_work)
         return [out for _, slot in due[:MAX_SLICES_A_STEP] for out in self._slice(slot, self.flows[slot])]
 

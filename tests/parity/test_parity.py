@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.api import FinishReason, InvalidRequest, SpeechRequest, TextLayout
 from engine.config import EngineConfig
-from engine.load import describe
+from engine.load import build_engine_info
 from engine.models.qwen3_tts.config import read_config
 from engine.noise import GeneratorNoise, PhiloxNoise
 from engine.validation import check_request, check_sample
@@ -166,7 +166,7 @@ def test_a_voice_that_is_encoded_here_speaks_as_the_official_one(
     wanted = ("base", "brief", "the dog") if transcript else ("base", "uneven", "")
     case = next(c for c in named("base") if (c.task, c.audio, c.transcript) == wanted and not c.draws)
     sample = speaker.golden.sample(case.audio or "", transcript)
-    info = describe(speaker.model, speaker.stages.audio, EngineConfig(), normalize_text=False)
+    info = build_engine_info(speaker.model, speaker.stages.audio, EngineConfig(), normalize_text=False)
     request = speaker.golden.request(case) | {"voice": speaker.stages.encode_voice(sample)}
     check_request(SpeechRequest(request_id="r", **request), info, 1000)
     ((codes, _),) = speaker.speak(request)
@@ -178,7 +178,7 @@ def test_a_voice_that_is_encoded_here_speaks_as_the_official_one(
 def test_the_small_custom_voice_refuses_the_instruction_that_the_official_code_drops(speaker_of: SpeakerOf) -> None:
     for size, is_taken in (("0b6", False), ("1b7", True)):
         speaker = speaker_of(size, "custom_voice")
-        info = describe(speaker.model, speaker.stages.audio, EngineConfig(), normalize_text=False)
+        info = build_engine_info(speaker.model, speaker.stages.audio, EngineConfig(), normalize_text=False)
         request = SpeechRequest(request_id="r", text="a", voice="ada", instruct="Softly.", layout=TextLayout.FULL)
         assert info.takes_instruct is is_taken
         if is_taken:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.requests import HTTPConnection
 
-from realtime.auth import KEY_SUBPROTOCOL, LOCAL, Authenticator, Principal, load_gatekeeper
+from realtime.auth import KEY_SUBPROTOCOL, LOCAL, Authenticator, Principal, load_authenticator
 from realtime.config import AuthSettings, ConfigError
 from realtime.errors import RequestRefused
 
@@ -45,7 +45,7 @@ def request(
 
 @pytest.fixture
 def gatekeeper() -> Authenticator:
-    return load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}, page:{OTHER_KEY}"))
+    return load_authenticator(AuthSettings(api_keys=f"agent:{KEY}, page:{OTHER_KEY}"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_keys_file_holds_limits_and_sums(tmp_path: Path) -> None:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nname = "agent"\nsha256 = "{digest}"\nmax_connections = 2\nmax_active_responses = 3\n')
-    gatekeeper = load_gatekeeper(AuthSettings(keys_file=str(file)))
+    gatekeeper = load_authenticator(AuthSettings(keys_file=str(file)))
     assert gatekeeper.admit(request({"x-api-key": KEY})) == Principal("agent", 2, 3)
 
 
@@ -170,14 +170,14 @@ def test_a_keys_file_that_cannot_be_used_is_refused_without_telling_keys(tmp_pat
     file = tmp_path / "keys.toml"
     file.write_text(content)
     with pytest.raises(ConfigError) as error:
-        load_gatekeeper(AuthSettings(keys_file=str(file)))
+        load_authenticator(AuthSettings(keys_file=str(file)))
     assert "secret" not in str(error.value)
     assert KEY not in str(error.value)
 
 
 def test_one_key_under_two_names_is_refused() -> None:
     with pytest.raises(ConfigError, match="two names have the same API key"):
-        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY},page:{KEY}"))
+        load_authenticator(AuthSettings(api_keys=f"agent:{KEY},page:{KEY}"))
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_one_key_under_two_names_is_refused() -> None:
 )
 def test_keys_in_the_environment_are_checked(text: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load_gatekeeper(AuthSettings(api_keys=text))
+        load_authenticator(AuthSettings(api_keys=text))
     assert KEY not in str(error.value)
 
 
 def test_a_missing_keys_file_is_named() -> None:
     with pytest.raises(ConfigError, match="nowhere"):
-        load_gatekeeper(AuthSettings(keys_file="nowhere.toml"))
+        load_authenticator(AuthSettings(keys_file="nowhere.toml"))

@@ -8,7 +8,7 @@ import logging
 import h11
 import pytest
 
-from realtime.crumbs import MAX_CRUMBS, MIN_PIECE_BYTES, ChunkLimitedConnection
+from realtime.crumbs import MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES, ChunkLimitedConnection
 from tests.realtime.live import live_server, until
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -32,11 +32,11 @@ def read(*pieces: bytes) -> int:
 
 
 def test_a_few_crumbs_and_many_pieces_are_read() -> None:
-    assert read(*[piece(1)] * MAX_CRUMBS) == MAX_CRUMBS
-    assert read(*[piece(MIN_PIECE_BYTES)] * 5 * MAX_CRUMBS) == 5 * MAX_CRUMBS * MIN_PIECE_BYTES
+    assert read(*[piece(1)] * MAX_SMALL_CHUNKS) == MAX_SMALL_CHUNKS
+    assert read(*[piece(SMALL_CHUNK_BYTES)] * 5 * MAX_SMALL_CHUNKS) == 5 * MAX_SMALL_CHUNKS * SMALL_CHUNK_BYTES
 
 
-@pytest.mark.parametrize("pieces", [[piece(1)] * (MAX_CRUMBS + 5), [piece(100)] * 2 * MAX_CRUMBS])
+@pytest.mark.parametrize("pieces", [[piece(1)] * (MAX_SMALL_CHUNKS + 5), [piece(100)] * 2 * MAX_SMALL_CHUNKS])
 def test_more_are_not(pieces: list[bytes]) -> None:
     with pytest.raises(h11.RemoteProtocolError, match="pieces"):
         read(*pieces)

@@ -13,9 +13,9 @@ from realtime.shared_tally import SharedUsageCounters
 from sessions.admission import ResponseLimiter
 from sessions.config import RegistryLimits
 from sessions.errors import LimitExceeded
-from sessions.tally import CONNECTIONS, UPLOADS, LocalUsageCounters, all_names, of_key
+from sessions.tally import CONNECTIONS, UPLOADS, LocalUsageCounters, counter_names, key_counter
 
-NAMES = all_names(["ann", "ben"])
+NAMES = counter_names(["ann", "ben"])
 NUM_COLUMNS = 3
 
 
@@ -52,7 +52,7 @@ def test_all_see_the_sum_of_all_and_one_that_is_gone_leaves_nothing(
 
 def test_a_name_that_came_later_is_counted_by_each_alone(file: Path) -> None:
     one, other, _ = columns(file)
-    one.change(of_key(CONNECTIONS, "zoe"), 1)
+    one.change(key_counter(CONNECTIONS, "zoe"), 1)
     assert (one.total("connections of zoe"), other.total("connections of zoe")) == (1, 0)
 
 
@@ -92,5 +92,5 @@ def test_a_gate_is_one_for_all_processes(file: Path) -> None:
 
 def test_connections_whose_key_is_to_come_are_counted_for_all(file: Path) -> None:
     one, other, _ = columns(file)
-    one.change(of_key(CONNECTIONS, ""), 1)
-    assert other.total(of_key(CONNECTIONS, "")) == 1
+    one.change(key_counter(CONNECTIONS, ""), 1)
+    assert other.total(key_counter(CONNECTIONS, "")) == 1

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from realtime.signals import STOP_SIGNALS, unless_told_to_stop
+from realtime.signals import STOP_SIGNALS, run_until_signal
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -17,9 +17,9 @@ async def test_a_signal_in_the_last_moment_of_a_start_ends_it_too(number: signal
         await asyncio.sleep(0.01)
         os.kill(os.getpid(), number)
 
-    assert not await unless_told_to_stop(start())
+    assert not await run_until_signal(start())
     assert signal.getsignal(number) == before
 
 
 async def test_a_start_that_nobody_stops_comes_to_its_end() -> None:
-    assert await unless_told_to_stop(asyncio.sleep(0.01))
+    assert await run_until_signal(asyncio.sleep(0.01))

@@ -19,13 +19,13 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from realtime import auth
-from realtime.auth import Principal, load_gatekeeper
+from realtime.auth import Principal, load_authenticator
 from realtime.config import AuthSettings, ConfigError
 from realtime.errors import RequestRefused
-from realtime.protocol.dialects.registry import WIRES
+from realtime.protocol.dialects.registry import DIALECT_ROUTES
 from realtime.protocol.mqtt311 import packets as mqtt
 from realtime.token_secret import load_token_secret
-from realtime.tokens import TokenScope, mint, read
+from realtime.tokens import TokenScope, issue, parse
 from tests.realtime.live import live_server
 
 KEY, OTHER = "a-key-of-enough-characters", "another-key-of-enough-characters"
@@ -34,8 +34,8 @@ SECRET = b"secret"
 
 @given(st.text(max_size=40), st.integers(0, 2**40))
 def test_a_token_is_read_as_it_was_minted_and_no_other_way(name: str, expires_s: int) -> None:
-    text = mint(name, expires_s, SECRET)
-    token = read(text)
+    text = issue(name, expires_s, SECRET)
+    token = parse(text)
     assert token is not None
     assert (token.key_name, token.expires_s, token.is_genuine(SECRET)) == (name, expires_s, True)
     assert token.scopes == {TokenScope.SPEECH}
@@ -44,16 +44,16 @@ def test_a_token_is_read_as_it_was_minted_and_no_other_way(name: str, expires_s:
 
 @given(st.text(max_size=80) | st.from_regex(r"vwt2\.[\w-]{0,9}\.\d{0,9}\.(speech|calls)\.[\w-]{0,9}", fullmatch=True))
 def test_any_text_is_no_token_or_a_false_one(text: str) -> None:
-    token = read(text)
+    token = parse(text)
     assert token is None or not token.is_genuine(SECRET)
 
 
 @given(st.data())
 def test_a_bent_token_is_false(data: st.DataObject) -> None:
-    text = mint("agent", 2**31, SECRET)
+    text = issue("agent", 2**31, SECRET)
     at = data.draw(st.integers(0, len(text) - 1))
     bent = text[:at] + data.draw(st.characters(exclude_characters=text[at])) + text[at + 1 :]
-    token = read(bent)
+    token = parse(bent)
     assert token is None or not token.is_genuine(SECRET)
 
 
@@ -63,14 +63,14 @@ def shows(key: str) -> HTTPConnection:
 
 
 def test_a_token_speaks_for_its_key_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    gatekeeper = load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}"))
+    gatekeeper = load_authenticator(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}"))
     monkeypatch.setattr(auth.time, "time", lambda: 1_000.0)
     token, expires_s = gatekeeper.mint(gatekeeper.admit(shows(KEY)), 60)
     caller = gatekeeper.admit(shows(token))
     assert (caller.name, caller.by_token, expires_s) == ("agent", True, 1_060)
     with pytest.raises(RequestRefused, match="an API key is needed here"):
         gatekeeper.admit_holder(shows(token))
-    late = load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}"), max_token_ttl_s=59)
+    late = load_authenticator(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}"), max_token_ttl_s=59)
     with pytest.raises(RequestRefused, match="an API key is needed"):
         late.admit(shows(token))
     monkeypatch.setattr(auth.time, "time", lambda: 1_060.0)
@@ -79,16 +79,16 @@ def test_a_token_speaks_for_its_key_until_it_expires(monkeypatch: pytest.MonkeyP
 
 
 def test_a_token_of_one_process_is_good_in_another() -> None:
-    here, there = (load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}")) for _ in range(2))
+    here, there = (load_authenticator(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}")) for _ in range(2))
     token, _ = here.mint(here.admit(shows(KEY)), 60)
     assert there.admit(shows(token)).name == "agent"
 
 
 def test_a_token_dies_with_its_key() -> None:
-    gatekeeper = load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))
+    gatekeeper = load_authenticator(AuthSettings(api_keys=f"agent:{KEY}"))
     token, _ = gatekeeper.mint(gatekeeper.admit(shows(KEY)), 60)
     with pytest.raises(RequestRefused):
-        load_gatekeeper(AuthSettings(api_keys=f"agent:{OTHER}")).admit(shows(token))
+        load_authenticator(AuthSettings(api_keys=f"agent:{OTHER}")).admit(shows(token))
 
 
 @pytest.mark.parametrize(
@@ -240,25 +240,25 @@ def test_secret_is_created_once_for_this_user_alone(data_home: Path) -> None:
 
 
 def test_deleted_secret_ends_all_tokens(data_home: Path) -> None:
-    here = load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))
+    here = load_authenticator(AuthSettings(api_keys=f"agent:{KEY}"))
     token, _ = here.mint(here.admit(shows(KEY)), 60)
-    assert load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token)).name == "agent"
+    assert load_authenticator(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token)).name == "agent"
     (data_home / "voicewire" / "token-secret").unlink()
     with pytest.raises(RequestRefused):
-        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token))
+        load_authenticator(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token))
 
 
 def test_configured_secret_signs_and_no_file_is_made(data_home: Path) -> None:
     first, second = (AuthSettings(api_keys=f"agent:{KEY}", token_secret=letter * 32) for letter in "ab")
-    token, _ = load_gatekeeper(first).mint(Principal("agent"), 60)
-    assert load_gatekeeper(first).admit(shows(token)).name == "agent"
+    token, _ = load_authenticator(first).mint(Principal("agent"), 60)
+    assert load_authenticator(first).admit(shows(token)).name == "agent"
     with pytest.raises(RequestRefused):
-        load_gatekeeper(second).admit(shows(token))
+        load_authenticator(second).admit(shows(token))
     assert not list(data_home.iterdir())
 
 
 def test_server_without_keys_makes_no_secret(data_home: Path) -> None:
-    load_gatekeeper(AuthSettings())
+    load_authenticator(AuthSettings())
     assert not list(data_home.iterdir())
 
 
@@ -268,23 +268,23 @@ def test_unsafe_secret_file_is_refused_by_name(data_home: Path, mode: int, conte
     file.write_text(content)
     file.chmod(mode)
     with pytest.raises(ConfigError, match="token-secret") as error:
-        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))
+        load_authenticator(AuthSettings(api_keys=f"agent:{KEY}"))
     assert "aaa" not in str(error.value)
 
 
 def test_short_secret_is_refused_without_showing_it() -> None:
     with pytest.raises(ConfigError, match=r"auth\.token_secret has 9 characters, at least 32") as error:
-        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}", token_secret="not-shown"))
+        load_authenticator(AuthSettings(api_keys=f"agent:{KEY}", token_secret="not-shown"))
     assert "not-shown" not in str(error.value)
 
 
 def test_data_folder_that_cannot_be_written_names_the_setting(data_home: Path) -> None:
     (data_home / "voicewire").write_text("a file where the folder should be")
     with pytest.raises(ConfigError, match=r"auth\.token_secret"):
-        load_gatekeeper(AuthSettings(api_keys=f"agent:{KEY}"))
+        load_authenticator(AuthSettings(api_keys=f"agent:{KEY}"))
 
 
-FOR_SPEECH = {f"{'WS' if wire.carrier == 'socket' else 'POST'} {wire.path}" for wire in WIRES} | {
+FOR_SPEECH = {f"{'WS' if wire.carrier == 'socket' else 'POST'} {wire.path}" for wire in DIALECT_ROUTES} | {
     *("WS /v1/speech", "POST /v1/audio/speech", "POST /v1/audio/speech/batch"),
     *("GET /v1/models", "GET /v1/voices", "GET /v2/voices", "GET /voices"),
     *("GET /v1/audio/voices", "GET /v1/audio/voices/{name}"),

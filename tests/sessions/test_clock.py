@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.clock import TICK_S, WakeEvent, is_due, now_s, tick_at
+from sessions.clock import TICK_S, WakeEvent, is_due, next_tick, now_s
 
 pytestmark = pytest.mark.virtual_time
 
@@ -50,9 +50,9 @@ async def test_a_cancelled_wait_leaves_nothing_behind():
 
 @pytest.mark.parametrize(("moment_s", "tick_s"), [(0.0, 0.0), (0.001, TICK_S), (TICK_S, TICK_S)])
 def test_ticks_never_come_early(moment_s, tick_s):
-    assert tick_at(moment_s) == pytest.approx(tick_s)
+    assert next_tick(moment_s) == pytest.approx(tick_s)
 
 
 @given(st.floats(0, 1e6))
 def test_a_moment_is_due_at_its_tick(moment_s):
-    assert is_due(moment_s, now_s=tick_at(moment_s) - 1e-9)
+    assert is_due(moment_s, now_s=next_tick(moment_s) - 1e-9)

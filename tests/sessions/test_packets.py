@@ -14,8 +14,8 @@ from engine.api import SpeechChunk
 from sessions.audio.formats.encoders import RATES, stream_encoder
 from sessions.config import AudioFormat, Encoding
 from sessions.encoders import EncoderPool
-from sessions.packets import PACKET_MS, packet_encoder
-from sessions.voicing import PIECE_PACKETS, AudioChain
+from sessions.packets import PACKET_MS, create_packetizer
+from sessions.voicing import ENCODE_SLICE_PACKETS, AudioChain
 from tests.sessions.audio.formats.decoding import DEMUXERS, decode
 from tests.sessions.audio.signals import pieces, speech_like
 
@@ -38,7 +38,7 @@ def test_packets_are_the_stream_in_pieces(encoding: Encoding) -> None:
     @settings(max_examples=8)
     @given(pieces(signal))
     def check(cut: list[np.ndarray]) -> None:
-        encoder = packet_encoder(audio)
+        encoder = create_packetizer(audio)
         packets = [packet for piece in cut for packet in encoder.push(piece)]
         packets += encoder.flush()
         assert b"".join(packet.data for packet in packets) == whole
@@ -49,7 +49,7 @@ def test_packets_are_the_stream_in_pieces(encoding: Encoding) -> None:
 
 @given(st.sampled_from(STREAMS), st.integers(1, 30))
 def test_a_packet_leaves_every_20_ms_where_nothing_is_held_back(encoding: Encoding, num_packets: int) -> None:
-    encoder = packet_encoder(AudioFormat(encoding=encoding, sample_rate=8_000))
+    encoder = create_packetizer(AudioFormat(encoding=encoding, sample_rate=8_000))
     packets = encoder.push(np.zeros(num_packets * 8 * PACKET_MS, np.float32))
     if encoding not in {Encoding.MP3, Encoding.AAC, Encoding.FLAC}:
         assert [packet.num_samples for packet in packets] == [8 * PACKET_MS] * num_packets
@@ -86,7 +86,7 @@ async def test_a_long_chunk_on_the_event_loop_holds_up_nobody() -> None:
         num_turns[num_threads] = await counting
         threads.close()
     assert packets[0] == packets[1]
-    assert num_turns[0] >= len(packets[0]) // PIECE_PACKETS
+    assert num_turns[0] >= len(packets[0]) // ENCODE_SLICE_PACKETS
 
 
 async def turns() -> int:

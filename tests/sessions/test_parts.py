@@ -12,7 +12,7 @@ from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, Underrun
 from sessions.config import SessionLimits
 from sessions.errors import EngineFailed, ErrorInfo, LimitExceeded, SlowReader, TextTimeout, error_info
 from sessions.events import FlushCompleted, ResponseAudio
-from sessions.outbox import SendQueue, grouped, max_message_ms
+from sessions.outbox import SendQueue, group_packets, max_message_ms
 from sessions.patience import StallDetector, StallSource
 
 RATE = 8_000
@@ -34,7 +34,7 @@ def outbox(lead_ms: int | None, underruns: list[PlayoutUnderrun] | None = None) 
 
 @given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 1_000))
 def test_groups_keep_the_order_and_the_limit(sizes: list[int], limit: int):
-    groups = list(grouped([Sound(size) for size in sizes], limit))
+    groups = list(group_packets([Sound(size) for size in sizes], limit))
     assert [packet.num_samples for group in groups for packet in group] == sizes
     for group in groups:
         assert len(group) == 1 or sum(packet.num_samples for packet in group) <= limit

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.api import TextLayout
-from sessions.audio.joiner import join
+from sessions.audio.joiner import crossfade_join
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import pcm_to_s16le
 from sessions.config import AudioFormat, Encoding, SpeechSettings
@@ -55,7 +55,7 @@ async def test_several_segments_come_out_as_one_signal(registry: SessionRegistry
     expected = np.zeros(0, np.float32)
     for request in engine.requests:
         num_frames = int(len(request.text) * 0.75) + 1  # 60 ms a character, 80 ms a frame, and one to finish on
-        expected = join(expected, tone(request, 0, num_frames * 1920), SAMPLE_RATE * JOIN_MS // 1000)
+        expected = crossfade_join(expected, tone(request, 0, num_frames * 1920), SAMPLE_RATE * JOIN_MS // 1000)
     assert len(engine.requests) == 4
     assert reading.data == pcm_to_s16le(expected)
     assert " ".join(request.text for request in engine.requests).split() == LONG.split()

@@ -28,7 +28,7 @@ async def test_a_machine_without_libopus_still_starts(monkeypatch: pytest.Monkey
         asked.append(audio)
         raise OpusUnavailable("no libopus")
 
-    monkeypatch.setattr(voicing, "packet_encoder", unavailable)
+    monkeypatch.setattr(voicing, "create_packetizer", unavailable)
     registry = SessionRegistry(FakeSpeechEngine())
     await registry.warm_up()
     assert asked

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
-from engine.models.qwen3_tts.prompt import NONE, PromptBuilder, PromptPosition
+from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptBuilder, PromptPosition
 from tests.fakes.checkpoints import write_tokenizer
 from training.layout import TextIds
 from training.pipeline import voice_config
@@ -82,4 +82,4 @@ def test_rows_equal_the_engines(setup: Setup, utterances: list[tuple[int, int, i
         ]
         assert found == wanted
         assert (rows.target[index, lengths[index] :] == IGNORED).all()
-        assert (rows.frame[index, lengths[index] :] == NONE).all()
+        assert (rows.frame[index, lengths[index] :] == NO_TOKEN).all()

@@ -20,13 +20,19 @@ from engine.cache.block_pool import BlockPool
 from engine.graphs.buffers import DeviceEvent
 from engine.models.base import DecodedAudio, VoiceReference
 from engine.models.cosyvoice3.flow import LOOK_BACK_TOKENS, Flow
-from engine.models.cosyvoice3.flow_blocks import BlockSequence, FlowBlockTask, PromptSequence, StreamSequence, due_cells
+from engine.models.cosyvoice3.flow_blocks import (
+    BlockSequence,
+    FlowBlockTask,
+    PromptSequence,
+    StreamSequence,
+    select_blocks,
+)
 from engine.models.cosyvoice3.flow_memory import FlowPagePool
-from engine.models.cosyvoice3.flow_ops import choose_flow_ops
+from engine.models.cosyvoice3.flow_ops import select_flow_ops
 from engine.models.cosyvoice3.flow_pages import FlowPageStore, num_pages
-from engine.models.cosyvoice3.flow_runner import FlowRunner, voice_of
+from engine.models.cosyvoice3.flow_runner import FlowRunner, prompt_of
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
-from engine.models.cosyvoice3.hift_graphs import HiftGraphs, usual_lengths
+from engine.models.cosyvoice3.hift_graphs import HiftGraphs, common_lengths
 from engine.models.cosyvoice3.hift_rows import HiftBatch
 from engine.models.cosyvoice3.pcm_flights import PcmTransfers
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
@@ -34,10 +40,10 @@ from engine.models.cosyvoice3.voice import FLOW_REST
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 ANY: Mapping[int, int] = {}
-MAX_SLICES_AHEAD = 2
+MAX_QUEUED_SLICES = 2
 """Queued on the device; with more, whoever comes would wait behind them."""
-PLACES_FOR_PROMPTS = 32
-MAX_HOPS_AT_ONCE = 2
+PROMPT_WORKSPACES = 32
+MAX_HOPS_PER_STEP = 2
 """Of one slot on their way: whoever comes finds a place, however far others are ahead."""
 
 
@@ -57,9 +63,9 @@ class CosyDecodeStage:
         self.mel_samples: int = hift.config.frame_samples
         self.frame_samples = flow.config.token_mel_ratio * self.mel_samples
         pages = FlowPageStore(flow.config, num_pages(flow, settings.flow), flow.compute_dtype, device)
-        self.max_cells_of_slot = MAX_HOPS_AT_ONCE * max(settings.flow.hop_blocks)
-        num_places = num_slots * self.max_cells_of_slot + PLACES_FOR_PROMPTS
-        ops = choose_flow_ops(device, settings.flow.fused_kernels)
+        self.max_cells_of_slot = MAX_HOPS_PER_STEP * max(settings.flow.hop_blocks)
+        num_places = num_slots * self.max_cells_of_slot + PROMPT_WORKSPACES
+        ops = select_flow_ops(device, settings.flow.fused_kernels)
         self.runner = FlowRunner(flow, pages, ops, settings.flow.max_cells, num_places, settings.flow.graphs)
         self.shape = self.runner.shape
         self.memory = FlowPagePool(settings.flow, self.shape, pages.num_pages, num_places, max_kept_voices)
@@ -78,7 +84,7 @@ class CosyDecodeStage:
         if self.device.type != "cuda" or not graphs:
             return HiftBatch(hift, num_rows)
         frames = flow.config.dit.block_frames
-        return HiftGraphs(hift, num_rows, usual_lengths(frames, FLOW_REST * flow.config.token_mel_ratio))
+        return HiftGraphs(hift, num_rows, common_lengths(frames, FLOW_REST * flow.config.token_mel_ratio))
 
     @torch.inference_mode()
     def record(self) -> None:
@@ -190,7 +196,7 @@ class CosyDecodeStage:
         with torch.cuda.stream(self.stream):
             while self.slices and self.slices[0].passed:
                 self.slices.popleft()
-            if len(self.slices) < MAX_SLICES_AHEAD:
+            if len(self.slices) < MAX_QUEUED_SLICES:
                 rows = self.rows(slack_s)
                 self.open_blocks(rows, slack_s)
                 self.advance(rows, slack_s)
@@ -242,7 +248,7 @@ class CosyDecodeStage:
 
     def advance(self, rows: Sequence[BlockSequence], slack_s: Mapping[int, float]) -> None:
         healthy = [row for row in rows if not row.error]
-        cells, num_steps = due_cells(healthy, self.settings.max_cells, self.shape.steps)
+        cells, num_steps = select_blocks(healthy, self.settings.max_cells, self.shape.steps)
         if not cells:
             return
         is_urgent = any(isinstance(row, StreamSequence) and row.cells and row.num_left == 0 for row in healthy)
@@ -282,7 +288,7 @@ class CosyDecodeStage:
                 cell = self.memory.close(row)
                 if not isinstance(row, StreamSequence) or row.error:
                     continue
-                first = len(voice_of(row).tokens) * self.shape.ratio - cell.block * self.runner.program.frames
+                first = len(prompt_of(row).tokens) * self.shape.ratio - cell.block * self.runner.program.frames
                 if first < cell.num_frames:
                     mels.setdefault(row, []).append(self.runner.mel(cell, max(0, first)))
         return mels

@@ -26,16 +26,16 @@ class Modulation(NamedTuple):
     output: Tensor
 
 
-def product(layer: nn.Linear, x: Tensor) -> Tensor:
+def linear_fp32(layer: nn.Linear, x: Tensor) -> Tensor:
     """In the weights' own precision; fp32 out."""
     return F.linear(x.to(layer.weight.dtype), layer.weight, layer.bias).float()
 
 
-def normed(x: Tensor) -> Tensor:
+def layer_norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
 
 
-def rotate_pairs(x: Tensor, angles: Tensor) -> Tensor:
+def apply_rope_pairs(x: Tensor, angles: Tensor) -> Tensor:
     """x [..., D] with channels (2j, 2j + 1) turned by angles [..., D / 2]."""
     even, odd = x[..., ::2], x[..., 1::2]
     cos, sin = angles.cos(), angles.sin()
@@ -124,12 +124,12 @@ class DitAttention(nn.Module):
 
     def forward(self, x: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
         """x [B, T, dim], angles [T, head_dim / 2], mask [T, T]. Only the first head knows positions."""
-        q, k, v = (product(layer, x).unflatten(-1, (self.heads, -1)) for layer in (self.to_q, self.to_k, self.to_v))
+        q, k, v = (linear_fp32(layer, x).unflatten(-1, (self.heads, -1)) for layer in (self.to_q, self.to_k, self.to_v))
         for turned in (q, k):
-            turned[:, :, 0] = rotate_pairs(turned[:, :, 0], angles)
+            turned[:, :, 0] = apply_rope_pairs(turned[:, :, 0], angles)
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(self.head_dim)
         weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-        return product(self.to_out[0], torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(-2))
+        return linear_fp32(self.to_out[0], torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(-2))
 
 
 class FeedForward(nn.Module):
@@ -140,7 +140,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner, gelu = self.ff[0]
-        return product(self.ff[2], gelu(product(inner, x)))
+        return linear_fp32(self.ff[2], gelu(linear_fp32(inner, x)))
 
 
 class DitBlock(nn.Module):
@@ -152,8 +152,8 @@ class DitBlock(nn.Module):
 
     def forward(self, h: Tensor, parts: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts
-        h = h + gate * self.attn(normed(h) * (1 + scale) + shift, angles, mask)
-        return h + gate_mlp * self.ff(normed(h) * (1 + scale_mlp) + shift_mlp)
+        h = h + gate * self.attn(layer_norm(h) * (1 + scale) + shift, angles, mask)
+        return h + gate_mlp * self.ff(layer_norm(h) * (1 + scale_mlp) + shift_mlp)
 
 
 class Dit(nn.Module):
@@ -177,10 +177,10 @@ class Dit(nn.Module):
 
     def forward(self, x: Tensor, inputs: Tensor, moment: Modulation, mask: Tensor) -> Tensor:
         """x [B, T, mel], inputs [B, T, cond + mu + spk], one moment, mask [T, T] -> velocity [B, T, mel]."""
-        h = product(self.input_embed.proj, torch.cat((x, inputs), -1))
+        h = linear_fp32(self.input_embed.proj, torch.cat((x, inputs), -1))
         h = h + self.input_embed.conv_pos_embed(h)
         angles = torch.arange(x.shape[1], device=x.device)[:, None] * self.rotary_embed.inv_freq
         for block, parts in zip(self.transformer_blocks, moment.blocks, strict=True):
             h = block(h, parts, angles, mask)
         scale, shift = moment.output
-        return product(self.proj_out, normed(h) * (1 + scale) + shift)
+        return linear_fp32(self.proj_out, layer_norm(h) * (1 + scale) + shift)

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.layers.mel_filters import mel_filters
 
 MEL_FFT, MEL_HOP, MEL_RATE = 1920, 480, 24_000
-LISTEN_RATE = 16_000
+ENCODER_RATE = 16_000
 """Of the speech tokenizer and the speaker network."""
 WHISPER_FFT, WHISPER_HOP, WHISPER_BINS = 400, 160, 128
 FBANK_FRAME, FBANK_HOP, FBANK_FFT, FBANK_BINS = 400, 160, 512, 80
@@ -57,7 +57,7 @@ def whisper_mel(pcm: Tensor) -> Tensor:
     window = torch.hann_window(WHISPER_FFT)
     spectrum = torch.stft(pcm, WHISPER_FFT, WHISPER_HOP, window=window, return_complex=True)
     power = spectrum[:, :-1].abs() ** 2
-    mel = (mel_filters(WHISPER_BINS, LISTEN_RATE, WHISPER_FFT) @ power).clamp(min=1e-10).log10()
+    mel = (mel_filters(WHISPER_BINS, ENCODER_RATE, WHISPER_FFT) @ power).clamp(min=1e-10).log10()
     return (torch.maximum(mel, mel.max() - 8.0) + 4.0) / 4.0
 
 
@@ -79,9 +79,9 @@ def kaldi_filters() -> Tensor:
     def mel(hz: Tensor) -> Tensor:
         return 1127.0 * (1.0 + hz / 700.0).log()
 
-    low, high = mel(torch.tensor([FBANK_LOW_HZ, LISTEN_RATE / 2], dtype=torch.float64))
+    low, high = mel(torch.tensor([FBANK_LOW_HZ, ENCODER_RATE / 2], dtype=torch.float64))
     edges = low + (high - low) / (FBANK_BINS + 1) * torch.arange(FBANK_BINS + 2, dtype=torch.float64)
-    places = mel(torch.arange(FBANK_FFT // 2, dtype=torch.float64) * LISTEN_RATE / FBANK_FFT)
+    places = mel(torch.arange(FBANK_FFT // 2, dtype=torch.float64) * ENCODER_RATE / FBANK_FFT)
     left, center, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     rising, falling = (places - left) / (center - left), (right - places) / (right - center)
     return torch.minimum(rising, falling).clamp(min=0).float()

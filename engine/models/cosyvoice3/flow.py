@@ -36,7 +36,7 @@ def positional_noise(mel_bins: int) -> Tensor:
     return torch.randn(1, mel_bins, NOISE_FRAMES, generator=generator)[0].t().contiguous()
 
 
-def moments(num_steps: int) -> Tensor:
+def ode_timesteps(num_steps: int) -> Tensor:
     """t_0 .. t_n of the cosine schedule, fp32."""
     steps = torch.arange(num_steps + 1, dtype=torch.float64)
     return (1 - torch.cos(steps * (torch.pi / (2 * num_steps)))).float()
@@ -104,7 +104,7 @@ class Flow(nn.Module):
     def modulations(self) -> Modulation:
         if self.table is not None:
             return self.table
-        return self.dit.modulations(moments(self.config.ode_steps)[:-1].to(self.device))
+        return self.dit.modulations(ode_timesteps(self.config.ode_steps)[:-1].to(self.device))
 
     # -- what the estimator is told ------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Flow(nn.Module):
         x = noise[torch.arange(len(inputs), device=self.device) % NOISE_FRAMES]
         both = torch.stack((inputs, torch.zeros_like(inputs)))
         blocks, outputs = self.modulations()
-        for k, dt in enumerate(moments(self.config.ode_steps).diff().tolist()):
+        for k, dt in enumerate(ode_timesteps(self.config.ode_steps).diff().tolist()):
             told, free = self.dit(x.expand(2, -1, -1), both, Modulation(blocks[k], outputs[k]), mask)
             x = x + dt * (self.guidance.conditioned * told - self.guidance.free * free)
         return x

@@ -116,7 +116,7 @@ class StreamSequence(BlockSequence):
         return -(-self.num_tokens // shape.tokens) - self.num_opened if self.num_fed else 0
 
 
-def due_cells(rows: Sequence[BlockSequence], most: int, num_steps: int) -> tuple[list[FlowBlockTask], int]:
+def select_blocks(rows: Sequence[BlockSequence], most: int, num_steps: int) -> tuple[list[FlowBlockTask], int]:
     """The next call, rows in order of urgency, and how many steps its cells can go side by side.
 
     A cell can go where the block before it has been, or goes in the same call.

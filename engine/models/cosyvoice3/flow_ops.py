@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.models.cosyvoice3.dit import normed, rotate_pairs
+from engine.models.cosyvoice3.dit import apply_rope_pairs, layer_norm
 
 if TYPE_CHECKING:
     from engine.models.cosyvoice3.flow_program import FlowCall, GroupedConvWeights
@@ -33,7 +33,7 @@ class FlowOps:
         rows = h.unflatten(0, (len(scale), -1))
         if added is not None and gate is not None:
             rows = torch.addcmul(rows, added.view(rows.shape).float(), gate[:, None, None])
-        out = torch.addcmul(shift[:, None, None], normed(rows), 1 + scale[:, None, None])
+        out = torch.addcmul(shift[:, None, None], layer_norm(rows), 1 + scale[:, None, None])
         return rows.flatten(0, 1), out.flatten(0, 1).to(dtype)
 
     def mish_conv(self, conv: GroupedConvWeights, joined: Tensor) -> Tensor:
@@ -58,11 +58,11 @@ class FlowOps:
 
     def turned(self, x: Tensor, angles: Tensor) -> Tensor:
         """x [rows, frames, heads, D] with its first head turned to its position."""
-        first = rotate_pairs(x[:, :, 0].float(), angles).to(x.dtype)
+        first = apply_rope_pairs(x[:, :, 0].float(), angles).to(x.dtype)
         return torch.cat((first[:, :, None], x[:, :, 1:]), 2)
 
 
-def choose_flow_ops(device: torch.device, fused: bool) -> FlowOps:
+def select_flow_ops(device: torch.device, fused: bool) -> FlowOps:
     """Triton kernels on CUDA, where Triton is there, unless they are turned off."""
     if device.type != "cuda" or not fused:
         return FlowOps()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cache.kv_cache import clear_pages
+from engine.cache.kv_cache import lazy_zeros
 from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.settings import FlowSettings
 
@@ -74,4 +74,4 @@ def num_pages(flow: Flow, settings: FlowSettings) -> int:
 
 
 def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return clear_pages(sizes, dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=dtype, device=device)
+    return lazy_zeros(sizes, dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=dtype, device=device)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from engine.graphs.buffers import DeviceEvent
 from engine.models.cosyvoice3.dit import DitAttention
-from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow, moments, positional_noise
+from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow, ode_timesteps, positional_noise
 from engine.models.cosyvoice3.flow_ops import FlowOps
 from engine.models.cosyvoice3.flow_pages import BRANCHES, ZERO_PAGE, FlowPageStore
 
-DUMMY_PLACE = 0
-NUM_STAGINGS = 4
+DUMMY_WORKSPACE = 0
+NUM_HOST_BUFFERS = 4
 """Sets of inputs on their way to the device at once."""
 
 
@@ -112,12 +112,12 @@ class FlowProgram:
         self.heads = dit.heads
         width = InputColumns.TABLE + max_blocks
         self.inputs = torch.zeros(max_cells, width, dtype=torch.int64, device=self.device)
-        self.stagings = [FlowHostStaging(max_cells, width, self.device) for _ in range(NUM_STAGINGS)]
+        self.stagings = [FlowHostStaging(max_cells, width, self.device) for _ in range(NUM_HOST_BUFFERS)]
         fresh = {"device": self.device, "dtype": torch.float32}
         self.x = torch.zeros(num_places + 1, self.frames, dit.mel_bins, **fresh)
         self.told = torch.zeros(num_places + 1, self.frames, dit.dim, **fresh)
         self.noise = positional_noise(dit.mel_bins).to(self.device)
-        self.time_steps = moments(flow.config.ode_steps).diff().to(self.device)
+        self.time_steps = ode_timesteps(flow.config.ode_steps).diff().to(self.device)
         self.moments = flow.modulations()
         self.layers = [
             FlowLayerWeights(joint_qkv(block.attn), block.attn.to_out[0], block.ff.ff[0][0], block.ff.ff[2])
@@ -145,7 +145,7 @@ class FlowProgram:
         rows = staging.rows.numpy()[:num_cells]
         rows[:, InputColumns.TABLE :] = ZERO_PAGE
         rows[len(cells) :, : InputColumns.TABLE + 1] = (
-            DUMMY_PLACE,
+            DUMMY_WORKSPACE,
             0,
             self.pages.scratch,
             ZERO_PAGE,
@@ -176,7 +176,7 @@ class FlowProgram:
         weights, dt = self.flow.guidance, self.time_steps.index_select(0, step)[:, None, None]
         x = x + dt * (weights.conditioned * told - weights.free * free)
         self.x.index_copy_(0, place, x)
-        self.x[DUMMY_PLACE].zero_()
+        self.x[DUMMY_WORKSPACE].zero_()
         step += 1
         step.remainder_(self.pages.num_steps)
 

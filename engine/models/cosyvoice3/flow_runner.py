@@ -30,7 +30,7 @@ def up_to(sizes: Sequence[int], limit: int) -> list[int]:
     return [*(size for size in sizes if size < limit), limit]
 
 
-def voice_of(row: BlockSequence) -> PromptSequence:
+def prompt_of(row: BlockSequence) -> PromptSequence:
     voice = row.prompt if isinstance(row, StreamSequence) else row
     assert isinstance(voice, PromptSequence)
     return voice
@@ -69,7 +69,7 @@ class FlowRunner:
     def open(self, cells: Sequence[FlowBlockTask]) -> None:
         """Put cells at their places, as noise."""
         mu = self.token_path(cells)
-        voices = [voice_of(cell.row) for cell in cells]
+        voices = [prompt_of(cell.row) for cell in cells]
         cond = torch.stack([self.cond(voice, cell.block) for voice, cell in zip(voices, cells, strict=True)])
         speakers = torch.stack([voice.speaker for voice in voices])[:, None].expand(-1, mu.shape[1], -1)
         places = to_device([cell.place for cell in cells], torch.int64, self.device)

@@ -10,7 +10,7 @@ from engine.kernels.triton_flow import (
     block_attention_kernel,
     grouped_conv_kernel,
     modulate_kernel,
-    turn_and_write_kernel,
+    rope_and_write_kernel,
 )
 from engine.models.cosyvoice3.dit import NORM_EPS
 from engine.models.cosyvoice3.flow_ops import FlowOps
@@ -19,7 +19,7 @@ from engine.models.cosyvoice3.flow_program import FlowCall, GroupedConvWeights
 QUERY_TILES = 32, 64
 """Frames of one program of the attention: of few programs, and of many."""
 MANY_PROGRAMS = 512
-LEAST_TILE = 16
+MIN_TILE = 16
 """Of a product on the matrix units."""
 
 
@@ -43,11 +43,11 @@ class TritonFlowOps(FlowOps):
 
     def mish_conv(self, conv: GroupedConvWeights, joined: Tensor) -> Tensor:
         groups, kernel, size, num_out = conv.weight.shape
-        if size != num_out or size < LEAST_TILE or size & (size - 1):
+        if size != num_out or size < MIN_TILE or size & (size - 1):
             return super().mish_conv(conv, joined)
         rows, frames = joined.shape[0], joined.shape[1] - kernel + 1
         out = torch.empty(rows, frames, groups * size, dtype=torch.float32, device=joined.device)
-        tile = min(triton.next_power_of_2(max(frames, LEAST_TILE)), QUERY_TILES[-1])
+        tile = min(triton.next_power_of_2(max(frames, MIN_TILE)), QUERY_TILES[-1])
         grouped_conv_kernel[(rows, groups, triton.cdiv(frames, tile))](
             joined, conv.weight, conv.bias, out, frames,
             KERNEL=kernel, SIZE=size, DIM=groups * size, BLOCK_M=tile, EXACT=joined.dtype == torch.float32,
@@ -58,12 +58,12 @@ class TritonFlowOps(FlowOps):
     def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, call: FlowCall, heads: int) -> Tensor:
         rows, frames, inner = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
         size = inner // heads
-        turn_and_write_kernel[(rows * frames,)](
+        rope_and_write_kernel[(rows * frames,)](
             qkv, call.angles, call.own, keys, values,
             FRAMES=frames, INNER=inner, D=size, BLOCK=triton.next_power_of_2(inner), num_warps=4,
         )  # fmt: skip
         out = qkv.new_empty(rows, frames, inner)
-        width = triton.next_power_of_2(max(frames, LEAST_TILE))
+        width = triton.next_power_of_2(max(frames, MIN_TILE))
         tile = min(width, QUERY_TILES[rows * heads >= MANY_PROGRAMS])
         block_attention_kernel[(rows, heads, triton.cdiv(frames, tile))](
             qkv, keys, values, call.seen, call.num_seen, out, size**-0.5, call.seen.stride(0),

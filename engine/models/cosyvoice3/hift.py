@@ -158,7 +158,9 @@ class Hift(nn.Module):
         past.of(state.values)[:, 0] = kept
         begin = first * self.frame_samples
         wanted = torch.arange(-past.context, (num_new * self.frame_samples) + self.spectra.reach, device=begin.device)
-        place = reflected(begin[:, None] + wanted, end[:, None] * self.frame_samples) - begin[:, None] + past.context
+        place = (
+            reflect_indices(begin[:, None] + wanted, end[:, None] * self.frame_samples) - begin[:, None] + past.context
+        )
         samples = joined.gather(1, place.clamp(0, joined.shape[1] - 1))
         spectrum = self.spectra(samples)
         number = self.hops(first)[:, None] - self.source_downs[0].num_past
@@ -226,7 +228,7 @@ def down_rates(config: HiftConfig) -> list[int]:
     return [math.prod(rates[i + 1 :]) for i in range(len(rates))]
 
 
-def reflected(number: Tensor, end: Tensor) -> Tensor:
+def reflect_indices(number: Tensor, end: Tensor) -> Tensor:
     """Sample numbers, those outside of 0 .. end - 1 mirrored at the first and the last sample."""
     inside = number.abs()
     return torch.where(inside >= end, 2 * (end - 1) - inside, inside)

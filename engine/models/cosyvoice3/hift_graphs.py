@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.graphs.capture import GraphSet
 from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, Hift
-from engine.models.cosyvoice3.hift_rows import MAX_CALL_CELLS, HiftBatch, move_on
+from engine.models.cosyvoice3.hift_rows import MAX_CALL_CELLS, HiftBatch, run_rows
 from engine.transfer import to_device
 
 DUMMY_SLOT = 0
@@ -32,7 +32,7 @@ class HiftGraphs(HiftBatch):
         self.graphs = GraphSet(self.run, self.device)
 
     def run(self, num_rows: int, num_frames: int) -> None:
-        pcm = move_on(
+        pcm = run_rows(
             self.hift, self.state, self.slots[:num_rows], self.mel[:num_rows, :, :num_frames], self.ends[:num_rows]
         )
         self.pcm[:num_rows, : pcm.shape[1]] = pcm
@@ -58,6 +58,6 @@ class HiftGraphs(HiftBatch):
         return self.pcm[:num_rows, : num_frames * self.hift.frame_samples].clone()
 
 
-def usual_lengths(block_frames: int, prompt_rest_frames: int) -> tuple[int, ...]:
+def common_lengths(block_frames: int, prompt_rest_frames: int) -> tuple[int, ...]:
     """Frames of a block, of two, and of a first block behind a prompt of whole blocks, or of a trimmed one."""
     return block_frames, 2 * block_frames, block_frames - LEAD_FRAMES, block_frames - prompt_rest_frames - LEAD_FRAMES

@@ -91,7 +91,7 @@ class HiftBatch:
                 work.fail(error)
         open_works = [work for work in works if len(work.frames)]
         while open_works:
-            for run, num_frames in in_calls(open_works):
+            for run, num_frames in split_into_calls(open_works):
                 self._isolate(run, num_frames)
             open_works = [work for work in open_works if len(work.frames)]
         return [work.error or self._joined(work) for work in works]
@@ -146,7 +146,7 @@ class HiftBatch:
     def decode(self, slots: Sequence[int], mel: Tensor, ends: Sequence[int]) -> Tensor:
         """One call: mel [B, bins, n] -> [B, n * frame_samples]; the slots' state follows."""
         index, end = (to_device(values, torch.long, self.device) for values in (slots, ends))
-        return move_on(self.hift, self.state, index, mel, end)
+        return run_rows(self.hift, self.state, index, mel, end)
 
     def _take(self, utterance: HiftUtterance, samples: Tensor, num_frames: int) -> Tensor:
         """Without what lies before the first sample and behind the last."""
@@ -159,7 +159,7 @@ class HiftBatch:
         return taken
 
 
-def move_on(hift: Hift, state: HiftState, index: Tensor, mel: Tensor, end: Tensor) -> Tensor:
+def run_rows(hift: Hift, state: HiftState, index: Tensor, mel: Tensor, end: Tensor) -> Tensor:
     """``hift`` on the rows ``index`` [B] of ``state``, all different; only tensors, so that a graph can hold it."""
     rows = HiftState(state.values[index], state.phase[index], state.num_frames[index])
     pcm: Tensor = hift(mel, rows, end)
@@ -169,7 +169,7 @@ def move_on(hift: Hift, state: HiftState, index: Tensor, mel: Tensor, end: Tenso
     return pcm
 
 
-def in_calls(works: Sequence[HiftWork]) -> Iterator[tuple[Sequence[HiftWork], int]]:
+def split_into_calls(works: Sequence[HiftWork]) -> Iterator[tuple[Sequence[HiftWork], int]]:
     """Works of as many frames each, and how many of them one call takes."""
     by_count = sorted(works, key=call_frames)
     for num_frames, group in groupby(by_count, key=call_frames):

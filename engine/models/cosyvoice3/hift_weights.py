@@ -24,11 +24,11 @@ def adapt(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if stem + direction_name not in found:
                 raise CheckpointError(f"hift.pt: tensor {stem}{gain_name} stands without {stem}{direction_name}")
             gain, direction = found.pop(stem + gain_name), found.pop(stem + direction_name)
-            found[f"{stem}weight"] = folded(f"{stem}weight", gain, direction)
+            found[f"{stem}weight"] = fold_weight_norm(f"{stem}weight", gain, direction)
     return found
 
 
-def folded(name: str, gain: Tensor, direction: Tensor) -> Tensor:
+def fold_weight_norm(name: str, gain: Tensor, direction: Tensor) -> Tensor:
     """gain * direction / |direction| in fp64, the length taken for each output channel."""
     if direction.dim() != 3 or gain.shape != (len(direction), 1, 1):
         shapes = f"a gain {list(gain.shape)} and a direction {list(direction.shape)}"

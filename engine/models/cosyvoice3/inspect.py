@@ -18,9 +18,9 @@ from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER, read_config
 from engine.models.cosyvoice3.saved_voices import read_saved_voices
 from engine.models.cosyvoice3.speech_lm import SpeechLM
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
-from engine.models.cosyvoice3.voice_encoder import ENCODERS, WITHOUT, missing_encoders
+from engine.models.cosyvoice3.voice_encoder import ENCODERS, MISSING_ENCODER_NOTE, missing_encoders
 from engine.models.cosyvoice3.weights import FLOW_FILE, HIFT_FILE, adapt_talker, talker_file, tied_bytes
-from engine.weights.loader import sizes_of
+from engine.weights.loader import config_errors_of
 from engine.weights.pickled import Adapt, check_state
 
 
@@ -30,7 +30,7 @@ def inspect(folder: Path) -> CheckpointReport:
     tokenizer = CosyTokenizer.from_folder(folder / BACKBONE_FOLDER, config.talker.text_vocab_size)
     voices = read_saved_voices(folder, config.flow, tokenizer, trims=False)
     missing = missing_encoders(folder)
-    notes = (f"no {' and no '.join(missing)}: {WITHOUT}",) if missing else ()
+    notes = (f"no {' and no '.join(missing)}: {MISSING_ENCODER_NOTE}",) if missing else ()
     return CheckpointReport(
         model="cosyvoice3",
         task="base",
@@ -59,7 +59,7 @@ def _bytes(
     folder: Path, make: Callable[[], nn.Module], name: str, adapt: Adapt | None = None, num_more: int = 0
 ) -> int:
     """Shapes alone: no memory stands behind the module."""
-    with sizes_of(folder), torch.device("meta"):
+    with config_errors_of(folder), torch.device("meta"):
         module = make()
     state = check_state(module, folder / name, adapt, num_more)
     return sum(tensor.nbytes for tensor in state.values())

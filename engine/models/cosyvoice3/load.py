@@ -19,7 +19,7 @@ from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER, read_config
 from engine.models.cosyvoice3.saved_voices import read_saved_voices
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
-from engine.models.cosyvoice3.voice_encoder import WITHOUT, CosyVoiceEncoder, missing_encoders
+from engine.models.cosyvoice3.voice_encoder import MISSING_ENCODER_NOTE, CosyVoiceEncoder, missing_encoders
 from engine.models.cosyvoice3.weights import load_flow, load_hift, load_talker, talker_file
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,6 @@ def load_encoder(folder: Path, sizes: CosyVoice3Config, num_threads: int = 2) ->
     """None, and a word in the log about what works then, where a file is missing."""
     missing = missing_encoders(folder)
     if missing:
-        log.warning("%s has no %s: %s", folder, " and no ".join(missing), WITHOUT)
+        log.warning("%s has no %s: %s", folder, " and no ".join(missing), MISSING_ENCODER_NOTE)
         return None
     return CosyVoiceEncoder(folder, sizes, num_threads)

@@ -29,7 +29,7 @@ from engine.models.cosyvoice3.bistream import Bistream
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW, CosyVoice3Config
 from engine.models.cosyvoice3.instructs import known_sentence
 from engine.models.cosyvoice3.prompt import CosyPromptBuilder
-from engine.models.cosyvoice3.ras import RasParams, draw
+from engine.models.cosyvoice3.ras import RasParams, sample
 from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
 from engine.models.cosyvoice3.settings import TalkerSettings
 from engine.models.cosyvoice3.speech_lm import SpeechLM
@@ -215,7 +215,7 @@ class CosyVoice3:
         keys = [row.draw_key for row in speech]
         finite = torch.isfinite(hidden[: len(rows)]).all(-1)
         safe = torch.where(finite[:, None], logits, 0.0)
-        drawn = draw(safe, [row.ras for row in speech], [row.history for row in speech], keys, self.noise)
+        drawn = sample(safe, [row.ras for row in speech], [row.history for row in speech], keys, self.noise)
         found = zip(speech, drawn.tolist(), finite.tolist(), strict=True)
         return [self.outcome(row, token, ok) for row, token, ok in found]
 

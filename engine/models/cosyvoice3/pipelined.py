@@ -12,7 +12,7 @@ from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
 from engine.graphs.capture import GraphSet
 from engine.graphs.runner import GraphRunner
-from engine.kernels.choice import choose_ops
+from engine.kernels.choice import select_ops
 from engine.models.base import SpeechModel
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.talker_program import TalkerProgram
@@ -26,7 +26,7 @@ def make_runner(model: SpeechModel, kv: PagedKV, prefixes: PrefixCache, config: 
     assert isinstance(model, CosyVoice3)
     device = kv.data.device
     rows, width = max(config.max_batch, config.pinned_rows or 0), min(config.graph_positions, model.max_positions)
-    ops = choose_ops(msgspec.structs.replace(config, plain_kernels=(*config.plain_kernels, *LEFT_TO_CUBLAS)), device)
+    ops = select_ops(msgspec.structs.replace(config, plain_kernels=(*config.plain_kernels, *LEFT_TO_CUBLAS)), device)
     sizes = rows, config.max_prefill_positions, -(-width // config.block_size)
     program = TalkerProgram(model, kv, ops, *sizes)
     frames: Callable[..., None] = program.run_frame

@@ -1,7 +1,7 @@
 """Repetition-aware sampling (spec 2.5): a draw from the nucleus, and when that was heard just now, one from everything.
 
 Draws are argmax(p / q) over exponential noise, keyed by what the row has drawn so far, so that they do not depend on
-the batch. ``draw_one`` is the slow reference, in the order of the official code.
+the batch. ``sample_reference`` is the slow reference, in the order of the official code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RasParams:
     tau: float = 0.1
 
 
-def draw(
+def sample(
     logits: Tensor,
     params: Sequence[RasParams],
     histories: Sequence[Sequence[int]],
@@ -40,18 +40,18 @@ def draw(
 ) -> Tensor:
     """logits [N, V] in fp32, bans already -inf; a history's last ids -> ids [N]."""
     if noise.full_width:
-        drawn = [draw_one(*row, noise) for row in zip(logits, params, histories, keys, strict=True)]
+        drawn = [sample_reference(*row, noise) for row in zip(logits, params, histories, keys, strict=True)]
         return torch.tensor(drawn, device=logits.device)
     greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
     scaled = logits / torch.tensor([[p.temperature or 1.0] for p in params], device=logits.device)
-    picked = _draw_nucleus(scaled, params, keys, noise)
-    again = _heard_just_now(picked, params, histories).logical_and(~greedy).nonzero()[:, 0]
+    picked = _sample_nucleus(scaled, params, keys, noise)
+    again = _is_recent(picked, params, histories).logical_and(~greedy).nonzero()[:, 0]
     if len(again):
-        picked[again] = _draw_another(scaled[again], picked[again], [keys[i] for i in again.tolist()], noise)
+        picked[again] = _sample_excluding(scaled[again], picked[again], [keys[i] for i in again.tolist()], noise)
     return torch.where(greedy, logits.argmax(-1), picked)
 
 
-def _draw_nucleus(scaled: Tensor, params: Sequence[RasParams], keys: list[SampleKey], noise: NoiseSource) -> Tensor:
+def _sample_nucleus(scaled: Tensor, params: Sequence[RasParams], keys: list[SampleKey], noise: NoiseSource) -> Tensor:
     """Nothing beyond the largest top_k can be kept, so no more is ranked."""
     size = scaled.shape[-1]
     top_k = torch.tensor([[p.top_k or size] for p in params], device=scaled.device)
@@ -64,7 +64,7 @@ def _draw_nucleus(scaled: Tensor, params: Sequence[RasParams], keys: list[Sample
     return ids.gather(-1, place)[:, 0]
 
 
-def _heard_just_now(picked: Tensor, params: Sequence[RasParams], histories: Sequence[Sequence[int]]) -> Tensor:
+def _is_recent(picked: Tensor, params: Sequence[RasParams], histories: Sequence[Sequence[int]]) -> Tensor:
     """[N] bool: ``picked`` came at least window * tau times in the last ``window`` ids."""
     rows = zip(picked.tolist(), params, histories, strict=True)
     return torch.tensor([_is_repeated(token, p, history) for token, p, history in rows], device=picked.device)
@@ -74,7 +74,7 @@ def _is_repeated(token: int, params: RasParams, history: Sequence[int]) -> bool:
     return list(history[-params.window :]).count(token) >= params.window * params.tau
 
 
-def _draw_another(scaled: Tensor, picked: Tensor, keys: list[SampleKey], noise: NoiseSource) -> Tensor:
+def _sample_excluding(scaled: Tensor, picked: Tensor, keys: list[SampleKey], noise: NoiseSource) -> Tensor:
     """From all that is allowed but ``picked``, which stays where nothing else is."""
     others = scaled.scatter(-1, picked[:, None], -torch.inf)
     alone = others.isneginf().all(-1)
@@ -83,7 +83,9 @@ def _draw_another(scaled: Tensor, picked: Tensor, keys: list[SampleKey], noise: 
     return torch.where(alone, picked, drawn)
 
 
-def draw_one(logits: Tensor, params: RasParams, history: Sequence[int], key: SampleKey, noise: NoiseSource) -> int:
+def sample_reference(
+    logits: Tensor, params: RasParams, history: Sequence[int], key: SampleKey, noise: NoiseSource
+) -> int:
     """One row, step by step; as much noise is taken as the official code takes."""
     if params.temperature == 0:
         return int(logits.argmax())

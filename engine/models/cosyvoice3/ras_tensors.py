@@ -24,11 +24,11 @@ class RasTensors(NamedTuple):
     frame: Tensor
 
 
-def draw_rows(logits: Tensor, rows: RasTensors, max_top_k: int, ops: ReferenceOps) -> Tensor:
+def sample_rows(logits: Tensor, rows: RasTensors, max_top_k: int, ops: ReferenceOps) -> Tensor:
     """logits [N, V] in fp32, bans already -inf -> ids [N]."""
     greedy = rows.temperature == 0
     scaled = logits / torch.where(greedy, 1.0, rows.temperature)[:, None]
-    picked = from_nucleus(scaled, rows, max_top_k, ops)
+    picked = sample_nucleus(scaled, rows, max_top_k, ops)
     heard = (rows.history == picked[:, None]).sum(-1)
     others = scaled.scatter(-1, picked[:, None], -torch.inf)
     again = (heard >= rows.least_heard) & ~others.isneginf().all(-1)
@@ -38,7 +38,7 @@ def draw_rows(logits: Tensor, rows: RasTensors, max_top_k: int, ops: ReferenceOp
     return torch.where(greedy, logits.argmax(-1), torch.where(again, another, picked))
 
 
-def from_nucleus(scaled: Tensor, rows: RasTensors, max_top_k: int, ops: ReferenceOps) -> Tensor:
+def sample_nucleus(scaled: Tensor, rows: RasTensors, max_top_k: int, ops: ReferenceOps) -> Tensor:
     ranked, ids = scaled.softmax(-1).topk(min(max_top_k, scaled.shape[-1]), dim=-1)
     ranks = torch.arange(ranked.shape[-1], device=scaled.device)
     kept = (ranked.cumsum(-1) - ranked < rows.top_p[:, None]) & (ranks < rows.top_k[:, None])

@@ -31,18 +31,18 @@ def read_config(folder: Path) -> CosyVoice3Config:
     """Raises ``CheckpointError`` naming file, key and value."""
     values = read_yaml(folder / CONFIG_FILE)
     top = ConfigSection(values, CONFIG_FILE)
-    _made_into(top, "llm", "CosyVoice3LM")
+    _instantiated_section(top, "llm", "CosyVoice3LM")
     config = CosyVoice3Config(
         talker=_talker(top.section("llm"), read_json(folder / BACKBONE_FOLDER / "config.json")),
-        flow=_flow(_made_into(top, "flow", "CausalMaskedDiffWithDiT")),
-        hift=_hift(_made_into(top, "hift", "CausalHiFTGenerator")),
+        flow=_flow(_instantiated_section(top, "flow", "CausalMaskedDiffWithDiT")),
+        hift=_hift(_instantiated_section(top, "hift", "CausalHiFTGenerator")),
         token_rate=top.positive("token_frame_rate"),
     )
-    _agree(top, config)
+    _check_consistency(top, config)
     return config
 
 
-def _made_into(top: ConfigSection, key: str, name: str) -> ConfigSection:
+def _instantiated_section(top: ConfigSection, key: str, name: str) -> ConfigSection:
     section = top.section(key)
     found = str(section.values.get(CLASS, ""))
     if not found.endswith(f".{name}"):
@@ -50,7 +50,7 @@ def _made_into(top: ConfigSection, key: str, name: str) -> ConfigSection:
     return section
 
 
-def _agree(top: ConfigSection, config: CosyVoice3Config) -> None:
+def _check_consistency(top: ConfigSection, config: CosyVoice3Config) -> None:
     """Numbers that are written down in two places, or that follow from others."""
     flow, hift, width = config.flow, config.hift, config.talker.transformer.hidden_size
     for name, found, wanted in (

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.errors import CheckpointError
 from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
-from engine.models.cosyvoice3.voice import VoicePrompt, make_prompt, said
+from engine.models.cosyvoice3.voice import VoicePrompt, make_prompt, transcript_text
 from engine.weights.pickled import check_size, read_object
 
 FILE = "spk2info.pt"
@@ -79,7 +79,7 @@ def _transcript(where: str, entry: Mapping[str, Any], tokenizer: CosyTokenizer) 
     """Ids of what is said: kept as ids, with or without the instruction in front, or as text; or not at all."""
     value = entry.get("prompt_text", "")
     if isinstance(value, str):
-        return tokenizer.encode_text(said(value))
+        return tokenizer.encode_text(transcript_text(value))
     if not isinstance(value, Tensor) or value.dtype not in WHOLE_NUMBERS:
         raise CheckpointError(f"{where}: prompt_text is {type(value).__name__}, expected ids or text")
     check_size(value, f"{where}: prompt_text", MAX_BYTES)

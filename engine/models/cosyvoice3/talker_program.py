@@ -22,7 +22,7 @@ from engine.models.base import FailedOutcome, Outcome, SequenceState
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.ras import NOTHING
-from engine.models.cosyvoice3.ras_tensors import RasTensors, draw_rows
+from engine.models.cosyvoice3.ras_tensors import RasTensors, sample_rows
 from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
 
 SIGN_BIT = 1 << 63
@@ -84,7 +84,7 @@ class TalkerProgram:
         logits = torch.where(finite[:, None], logits, 0.0)
         rows = RasTensors(*(given[name] for name in RasTensors._fields))
         out = self.outputs.device["codes"][:num_rows]
-        out[:, 0] = draw_rows(logits, rows, MAX_TOP_K, self.ops)
+        out[:, 0] = sample_rows(logits, rows, MAX_TOP_K, self.ops)
         out[:, 1] = finite
 
     def run_prefill(self, num_tokens: int) -> None:

@@ -59,7 +59,7 @@ def trimmed_tokens(num_tokens: int) -> int:
     return kept if kept >= MIN_TRIMMED_TOKENS else num_tokens
 
 
-def said(transcript: str) -> str:
+def transcript_text(transcript: str) -> str:
     """What is said in a recording; the official code wants an instruction and its end in front of it."""
     return transcript.split(END_OF_PROMPT)[-1].strip()
 
@@ -86,7 +86,7 @@ class CosyVoiceCache:
     def _prepare(self, key: bytes, voice: ClonedVoice) -> VoicePrompt:
         codes = np.frombuffer(voice.codes, np.int16)
         mel = np.frombuffer(voice.mel, np.float32).reshape(-1, self._mel_bins)
-        transcript = said(voice.transcript) if len(codes) else ""
+        transcript = transcript_text(voice.transcript) if len(codes) else ""
         return make_prompt(
             key,
             codes.tolist(),

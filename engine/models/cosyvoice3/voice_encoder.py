@@ -15,11 +15,11 @@ from torch import Tensor
 from engine.api import ClonedVoice, ReferenceAudio
 from engine.errors import CheckpointError, EngineError, InvalidRequest
 from engine.models.cosyvoice3.config import CosyVoice3Config
-from engine.models.cosyvoice3.features import LISTEN_RATE, flow_mel, resample, speaker_fbank, whisper_mel
+from engine.models.cosyvoice3.features import ENCODER_RATE, flow_mel, resample, speaker_fbank, whisper_mel
 
 SPEECH_FILE, SPEAKER_FILE = "speech_tokenizer_v3.onnx", "campplus.onnx"
 ENCODERS = (SPEECH_FILE, SPEAKER_FILE)
-WITHOUT = "recordings cannot be listened to; named voices and voices that were encoded before work"
+MISSING_ENCODER_NOTE = "recordings cannot be listened to; named voices and voices that were encoded before work"
 
 
 def missing_encoders(folder: Path) -> list[str]:
@@ -36,7 +36,7 @@ class CosyVoiceEncoder:
     def __call__(self, sample: ReferenceAudio) -> ClonedVoice:
         """Raises ``InvalidRequest`` for a recording of which no voice can be had."""
         pcm = torch.from_numpy(np.frombuffer(sample.pcm, np.float32).copy())
-        heard = resample(pcm, self.config.sample_rate, LISTEN_RATE)
+        heard = resample(pcm, self.config.sample_rate, ENCODER_RATE)
         codes, mel = self.aligned(self.tokens(heard), flow_mel(pcm, self.config.flow.dit.mel_bins))
         return ClonedVoice(
             embedding=self.embedding(heard).tobytes(),

@@ -13,7 +13,7 @@ from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.hift_weights import adapt as adapt_hift
 from engine.models.cosyvoice3.speech_lm import SpeechLM
-from engine.weights.loader import sizes_of, uninitialized
+from engine.weights.loader import config_errors_of, uninitialized
 from engine.weights.pickled import State, load_state
 
 TALKER_FILES = ("llm.pt", "llm.rl.pt")
@@ -40,7 +40,7 @@ def tied_bytes(config: CosyTalkerConfig) -> int:
 
 
 def load_talker(path: Path, config: CosyTalkerConfig, dtype: torch.dtype, device: torch.device) -> SpeechLM:
-    with sizes_of(path.parent), uninitialized():
+    with config_errors_of(path.parent), uninitialized():
         talker = SpeechLM(config)
     load_state(talker, path, dtype, device, adapt_talker, tied_bytes(config))
     for child in talker.modules():
@@ -52,7 +52,7 @@ def load_talker(path: Path, config: CosyTalkerConfig, dtype: torch.dtype, device
 
 def load_flow(folder: Path, config: FlowConfig, dtype: torch.dtype, device: torch.device) -> Flow:
     """Products in ``dtype``, all else in fp32."""
-    with sizes_of(folder), uninitialized():
+    with config_errors_of(folder), uninitialized():
         flow = Flow(config)
     load_state(flow, folder / FLOW_FILE, torch.float32, device)
     flow.eval().requires_grad_(False).fuse()
@@ -62,7 +62,7 @@ def load_flow(folder: Path, config: FlowConfig, dtype: torch.dtype, device: torc
 
 def load_hift(folder: Path, config: HiftConfig, device: torch.device) -> Hift:
     """In fp32, whatever else computes in, and the pitch in fp64: so it is read."""
-    with sizes_of(folder), uninitialized():
+    with config_errors_of(folder), uninitialized():
         hift = Hift(config)
     load_state(hift, folder / HIFT_FILE, torch.float64, device, adapt_hift)
     hift.eval().requires_grad_(False).fuse()

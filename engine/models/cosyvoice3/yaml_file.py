@@ -17,7 +17,7 @@ MAX_BYTES = 2**20
 MAX_REFERENCES = 16
 """Followed one behind the other."""
 MAX_PRODUCT = 2**63
-MAX_SHOWN_CHARS = 80
+MAX_DISPLAY_CHARS = 80
 REFERENCE = re.compile(r"<([A-Za-z_][A-Za-z0-9_]*)>")
 
 
@@ -62,7 +62,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_DataLoader)
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: holds {type(values).__name__}, expected a mapping")
-        return {key: _followed(value, values, MAX_REFERENCES) for key, value in values.items()}
+        return {key: _resolve(value, values, MAX_REFERENCES) for key, value in values.items()}
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}") from None
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
@@ -73,13 +73,13 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _followed(value: Any, names: Mapping[str, Any], num_left: int) -> Any:
+def _resolve(value: Any, names: Mapping[str, Any], num_left: int) -> Any:
     if isinstance(value, YamlReference):
         return _value_of(value, names, num_left)
     if isinstance(value, dict):
-        return {key: _followed(item, names, num_left) for key, item in value.items()}
+        return {key: _resolve(item, names, num_left) for key, item in value.items()}
     if isinstance(value, list):
-        return [_followed(item, names, num_left) for item in value]
+        return [_resolve(item, names, num_left) for item in value]
     return value
 
 
@@ -96,7 +96,7 @@ def _value_of(reference: YamlReference, names: Mapping[str, Any], num_left: int)
     for factor in factors:
         product *= factor
         if abs(product) > MAX_PRODUCT:
-            raise ValueError(f"{str(reference)[:MAX_SHOWN_CHARS]!r} makes more than {MAX_PRODUCT}")
+            raise ValueError(f"{str(reference)[:MAX_DISPLAY_CHARS]!r} makes more than {MAX_PRODUCT}")
     return product
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.layers.transformer import LayerScale, Rope, attention, rotate
+from engine.layers.transformer import LayerScale, Rope, apply_rope, attention
 from engine.models.qwen3_tts.encoder_config import CodecEncoderConfig
 
 
@@ -85,7 +85,7 @@ class EncoderAttention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return self.o_proj(attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True).flatten(-2))
+        return self.o_proj(attention(apply_rope(q, cos, sin), apply_rope(k, cos, sin), v, is_causal=True).flatten(-2))
 
 
 class EncoderMlp(nn.Module):

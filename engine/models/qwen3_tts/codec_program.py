@@ -73,13 +73,13 @@ def linear_product(linear: nn.Linear, dtype: torch.dtype) -> ConvParams:
     return ConvParams.of(linear.weight.t()[None], linear.bias, dtype)
 
 
-def joined(first: ConvParams, second: ConvParams, dtype: torch.dtype) -> ConvParams:
+def fuse_convs(first: ConvParams, second: ConvParams, dtype: torch.dtype) -> ConvParams:
     """``second`` (one tap) after ``first``, as one."""
     after = second.weight[0].float()
     return ConvParams.of(first.weight.float() @ after, first.bias @ after + second.bias, dtype, first.dilation)
 
 
-def waves_of(snake: Snake, repeat: int = 1) -> SnakeParams:
+def snake_params(snake: Snake, repeat: int = 1) -> SnakeParams:
     frequency, gain = snake.exponentials() if snake.gain is None else (snake.frequency, snake.gain)
     return SnakeParams(
         frequency[:, 0].float().repeat(repeat).contiguous(), gain[:, 0].float().repeat(repeat).contiguous()
@@ -111,13 +111,13 @@ class CodecProgram:
         quantizer, stack = codec.quantizer, codec.pre_transformer
         self.table = quantizer.projected_table.to(dtype)
         self.offsets = quantizer.offsets
-        self.entry = joined(conv_product(codec.pre_conv, fp32), linear_product(stack.input_proj, fp32), dtype)
+        self.entry = fuse_convs(conv_product(codec.pre_conv, fp32), linear_product(stack.input_proj, fp32), dtype)
         self.layers = [self._layer(layer) for layer in stack.layers]
         stages = [self._next(*stage) for stage in codec.upsample]
         out = linear_product(stack.output_proj, fp32)
         first = stages[0].upsample
         wide = ConvParams.of(first.weight, first.bias, fp32)
-        stages[0] = stages[0]._replace(upsample=joined(out, wide, dtype))
+        stages[0] = stages[0]._replace(upsample=fuse_convs(out, wide, dtype))
         self.stages = stages
         self._fold_waves()
 
@@ -148,19 +148,19 @@ class CodecProgram:
     def _fold_waves(self) -> None:
         head, *blocks, last, tail = self.codec.decoder
         self.head = conv_product(head, self.dtype)
-        entries = [waves_of(block.block[0]) for block in blocks]
+        entries = [snake_params(block.block[0]) for block in blocks]
         self.head_waves = entries[0]
-        after = [*entries[1:], waves_of(last)]
+        after = [*entries[1:], snake_params(last)]
         self.blocks = [self._block(block.block, end) for block, end in zip(blocks, after, strict=True)]
         self.tail_weight = tail.conv.weight[0].t().float().contiguous()
         self.tail_bias = tail.conv.bias.float()
 
     def _block(self, parts: nn.ModuleList, end: SnakeParams) -> CodecBlockWeights:
         _, upsample, *units = parts
-        starts = [waves_of(unit.act1, upsample.stride if i == 0 else 1) for i, unit in enumerate(units)]
+        starts = [snake_params(unit.act1, upsample.stride if i == 0 else 1) for i, unit in enumerate(units)]
         folded = [
             ResidualUnitParams(
-                conv_product(unit.conv1, self.dtype), waves_of(unit.act2), conv_product(unit.conv2, self.dtype)
+                conv_product(unit.conv1, self.dtype), snake_params(unit.act2), conv_product(unit.conv2, self.dtype)
             )
             for unit in units
         ]

@@ -15,16 +15,16 @@ from engine.models.base import FailedOutcome, FrameOutcome, Outcome, SequenceSta
 from engine.models.qwen3_tts.frame_log import FrameLog
 from engine.models.qwen3_tts.frame_program import FrameProgram
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.prompt import NONE
+from engine.models.qwen3_tts.prompt import NO_TOKEN
 from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
 from engine.models.qwen3_tts.row import QwenSequence
 
-NOBODY = -1
+NO_ID = -1
 STOP = StopOutcome()
 SIGN_BIT = 1 << 63
 
 
-def signed(seed: int) -> int:
+def to_int64(seed: int) -> int:
     """64 bits as the device counts them."""
     return (seed & (2 * SIGN_BIT - 1) ^ SIGN_BIT) - SIGN_BIT
 
@@ -49,7 +49,7 @@ class FrameInputs(FrameProgram):
             "predictor_top_k": row.residual.top_k,
             "predictor_top_p": row.residual.top_p,
             "penalty": row.penalty,
-            "seed": signed(row.seed),
+            "seed": to_int64(row.seed),
             "place": row.segment << 8,
         }
 
@@ -60,17 +60,17 @@ class FrameInputs(FrameProgram):
         items: list[PromptRow] = [row.inputs[row.num_computed - 1] for row in speech]
         inputs["text"][start:end] = [item.text for item in items]
         inputs["frame"][start:end] = frames = [len(row.codes) for row in speech]
-        inputs["goes_on"][start:end] = [item.frame != NONE for item in items]
+        inputs["goes_on"][start:end] = [item.frame != NO_TOKEN for item in items]
         guards = self.guard_eos
         inputs["banned"][start:end] = [
             (guards and not row.eos_fed) or frame < row.min_new_tokens
             for row, frame in zip(speech, frames, strict=True)
         ]
-        inputs["forget"][start:end] = NOBODY
+        inputs["forget"][start:end] = NO_ID
         for index, (row, item) in enumerate(zip(speech, items, strict=True), start):
             if row.repetition_window is not None:
                 inputs["forget"][index] = self.leaves_window(row)
-            if item.frame == NONE:
+            if item.frame == NO_TOKEN:
                 inputs["ids"][index] = self.ids_of(row, item)
 
     @staticmethod
@@ -78,15 +78,15 @@ class FrameInputs(FrameProgram):
         """The code 0 that is no longer among the last ``repetition_window``, if it is not there twice."""
         window, codes = row.repetition_window, row.codes
         if window is None or len(codes) <= window:
-            return NOBODY
+            return NO_ID
         gone = codes[-window - 1][0]
-        return NOBODY if any(frame[0] == gone for frame in codes[-window:]) else gone
+        return NO_ID if any(frame[0] == gone for frame in codes[-window:]) else gone
 
     def ids_of(self, row: QwenSequence, item: PromptRow) -> list[int]:
         """Rows of the frame table that add up to the codec side of an input."""
         if item.holds_frame:
             return [code + offset for code, offset in zip(row.frame_of(item), self.book_offsets, strict=True)]
-        return self.nothing if item.codec == NONE else [item.codec, *self.nothing[1:]]
+        return self.nothing if item.codec == NO_TOKEN else [item.codec, *self.nothing[1:]]
 
     @staticmethod
     def can_stage(items: Sequence[Any]) -> bool:

@@ -16,7 +16,7 @@ from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
 from engine.models.qwen3_tts.weights import UNUSED_IN_ENCODER
 from engine.tokenizer import TextTokenizer
-from engine.weights.loader import check_weights, sizes_of
+from engine.weights.loader import check_weights, config_errors_of
 
 
 class CheckpointPart(NamedTuple):
@@ -31,7 +31,7 @@ def inspect(folder: Path) -> CheckpointReport:
     """Raises ``CheckpointError`` naming file, key or tensor."""
     config = read_config(folder)
     TextTokenizer.from_folder(folder)
-    with sizes_of(folder):
+    with config_errors_of(folder):
         found = parts(config)
     megabytes = {}
     for part in found:

@@ -11,7 +11,7 @@ from engine.decode.slots import StreamingDecodeStage
 from engine.decode.windowed import WindowedDecodeStage
 from engine.graphs.stages import GraphStageFactories
 from engine.layers.linear import pack_linears
-from engine.layers.streaming import use_products
+from engine.layers.streaming import enable_matmul_conv
 from engine.models.base import DecodeStage, ModelStages
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.model import Qwen3TTS
@@ -37,7 +37,7 @@ def load_stages(
     if device.type == "cpu" and config.cpu_kernels and not config.graphs:
         pack_linears(codec)
         if weight_bytes(codec) <= MAX_TWICE_HELD_BYTES:
-            use_products(codec)
+            enable_matmul_conv(codec)
             codec.pack()
         pack_linears(model.talker)
         model.talker.code_predictor.look_up()

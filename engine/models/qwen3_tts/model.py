@@ -26,14 +26,14 @@ from engine.models.base import (
     VoiceReference,
 )
 from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
-from engine.models.qwen3_tts.prompt import NONE, PromptBuilder
+from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptBuilder
 from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
 from engine.models.qwen3_tts.row import MIN_NEW_TOKENS, QwenSequence, draw_params
 from engine.models.qwen3_tts.talker import Talker
 from engine.models.qwen3_tts.voice import PreparedVoice, QwenVoiceCache
 from engine.models.qwen3_tts.weights import load_talker
 from engine.noise import NoiseSource, PhiloxNoise, SampleKey
-from engine.sampler import SamplingBatch, draw, penalize
+from engine.sampler import SamplingBatch, apply_repetition_penalty, sample
 from engine.tokenizer import TextTokenizer
 
 
@@ -200,7 +200,7 @@ class Qwen3TTS:
     def _embed(self, rows: Sequence[QwenSequence], inputs: Sequence[Sequence[PromptRow]]) -> Tensor:
         flat = [(row, item) for row, items in zip(rows, inputs, strict=True) for item in items]
         x = self.talker.embed_text(torch.tensor([item.text for _, item in flat], device=self.device))
-        codec = [(i, item.codec) for i, (_, item) in enumerate(flat) if item.codec != NONE]
+        codec = [(i, item.codec) for i, (_, item) in enumerate(flat) if item.codec != NO_TOKEN]
         frames = [(i, row.frame_of(item)) for i, (row, item) in enumerate(flat) if item.holds_frame]
         for found, embed in ((codec, self.talker.embed_codec), (frames, self.talker.embed_frame)):
             if found:
@@ -214,7 +214,7 @@ class Qwen3TTS:
     def sample(self, rows: Sequence[SequenceState], hidden: Tensor) -> list[Outcome]:
         speech = cast(Sequence[QwenSequence], rows)
         keys = [row.draw_key for row in speech]
-        code0 = draw(
+        code0 = sample(
             self._code0_logits(speech, hidden),
             SamplingBatch.of([row.code0 for row in speech], self.device),
             keys,
@@ -237,7 +237,7 @@ class Qwen3TTS:
         """[N, V] of the N rows; padding goes through the head with them, so that the product's shape stays the same."""
         logits = self.talker.codec_head(hidden)[: len(rows)].float()
         penalty = torch.tensor([[row.penalty] for row in rows], device=self.device)
-        logits = penalize(logits, torch.stack([row.seen for row in rows]), penalty)
+        logits = apply_repetition_penalty(logits, torch.stack([row.seen for row in rows]), penalty)
         logits = logits.masked_fill(self.never, -torch.inf)
         banned = [len(row.codes) < row.min_new_tokens or (self.guard_eos and not row.eos_fed) for row in rows]
         eos = self.config.talker.control.eos
@@ -253,7 +253,7 @@ class Qwen3TTS:
             return torch.nn.functional.pad(ids, (0, num_padding)) if num_padding else ids
 
         def draw_code(codebook: int, logits: Tensor) -> Tensor:
-            return pad(draw(logits[: len(rows)].float(), batch, keys, codebook, self.noise))
+            return pad(sample(logits[: len(rows)].float(), batch, keys, codebook, self.noise))
 
         code0 = pad(code0)
         codes = self.talker.code_predictor.generate(hidden, self.talker.embed_codec(code0), draw_code)

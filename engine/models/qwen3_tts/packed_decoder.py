@@ -42,7 +42,7 @@ class CpuCodecDecoder:
             *(step for stage in codec.upsample for step in upsample(stage)),
             PackedConvolution(head),
             *(step for block in blocks for step in wave_block(block)),
-            alone(snake),
+            stateless(snake),
             PackedConvolution(tail),
         ]
 
@@ -72,10 +72,10 @@ def convnext(block: ConvNeXtBlock) -> Step:
 
 def wave_block(layer: WaveBlock) -> list[Step]:
     snake, upsampling, *units = layer.block
-    return [alone(snake), PackedUpsampling(upsampling), *(residual_unit(unit) for unit in units)]
+    return [stateless(snake), PackedUpsampling(upsampling), *(residual_unit(unit) for unit in units)]
 
 
-def alone(layer: Snake) -> Step:
+def stateless(layer: Snake) -> Step:
     snake = ChannelsLastSnake(layer)
     return lambda x, _: snake(x)
 

@@ -12,10 +12,10 @@ from engine.cache.prefix import PrefixCache
 from engine.config import EngineConfig
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecodeStage
-from engine.graphs.lanes import choose_lane
+from engine.graphs.lanes import create_decode_executor
 from engine.graphs.runner import GraphRunner
 from engine.graphs.stages import GraphStageFactories
-from engine.kernels.choice import choose_ops
+from engine.kernels.choice import select_ops
 from engine.models.base import SpeechModel
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.codec_program import CodecProgram
@@ -28,12 +28,12 @@ from engine.models.qwen3_tts.model import Qwen3TTS
 def make_graphs(
     model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, device: torch.device
 ) -> GraphStageFactories:
-    ops, slots = choose_ops(config, device), config.max_requests
+    ops, slots = select_ops(config, device), config.max_requests
     ring = torch.zeros(slots + 2, RING_FRAMES, model.config.talker.num_code_groups, dtype=torch.int64, device=device)
     there = codec.pre_conv.conv.weight.device
-    lane = choose_lane(ring, there, config.decode_device is not None, config.decode_threads)
+    lane = create_decode_executor(ring, there, config.decode_device is not None, config.decode_threads)
     heard_before = math.ceil(config.max_sample_s * codec.config.sample_rate / codec.config.frame_samples)
-    decoder = CodecProgram(codec, choose_ops(config, there), lane.ring, slots, slots, config.max_frames + heard_before)
+    decoder = CodecProgram(codec, select_ops(config, there), lane.ring, slots, slots, config.max_frames + heard_before)
     stage = GraphDecodeStage(
         decoder,
         GraphSet(decoder.run, there),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.errors import InvalidRequest, UnknownLanguage, UnknownVoice
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
 
-NONE = -1
+NO_TOKEN = -1
 """No id on this side of a row."""
 
 
@@ -17,14 +17,14 @@ class PromptPosition(NamedTuple):
     index in what has been spoken or in the voice's recording; the codec side may be absent."""
 
     text: int
-    codec: int = NONE
-    frame: int = NONE
-    reference: int = NONE
+    codec: int = NO_TOKEN
+    frame: int = NO_TOKEN
+    reference: int = NO_TOKEN
     speaker: bool = False
 
     @property
     def holds_frame(self) -> bool:
-        return self.frame != NONE or self.reference != NONE
+        return self.frame != NO_TOKEN or self.reference != NO_TOKEN
 
 
 class PromptBuilder:

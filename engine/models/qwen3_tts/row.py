@@ -12,7 +12,7 @@ from engine.api import SamplingParams, TextLayout
 from engine.models.base import SequenceState
 from engine.models.qwen3_tts.config import GenerationDefaults, TextIds
 from engine.models.qwen3_tts.frame_log import FrameLog
-from engine.models.qwen3_tts.prompt import NONE
+from engine.models.qwen3_tts.prompt import NO_TOKEN
 from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
 from engine.models.qwen3_tts.voice import PreparedVoice
 from engine.noise import SampleKey
@@ -44,7 +44,7 @@ class QwenSequence(SequenceState):
 
     def frame_of(self, item: PromptRow) -> Sequence[int]:
         """The codes that an input adds up: of the recording, or of what the row has spoken."""
-        if self.voice is not None and item.reference != NONE:
+        if self.voice is not None and item.reference != NO_TOKEN:
             return self.voice.codes[item.reference]
         return self.codes[item.frame]
 

@@ -14,7 +14,7 @@ from engine.models.qwen3_tts.encoder_config import EncoderConfigs
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
 from engine.models.qwen3_tts.voice_encoder import QwenVoiceEncoder
-from engine.weights.loader import load_weights, sizes_of, uninitialized
+from engine.weights.loader import config_errors_of, load_weights, uninitialized
 
 UNUSED_IN_ENCODER = "quantizer."
 """Of the encoder's books the file holds more than are used, and what only training and decoding need."""
@@ -28,7 +28,7 @@ def _restore_buffers(module: torch.nn.Module, device: torch.device) -> None:
 
 
 def load_talker(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.device) -> Talker:
-    with sizes_of(folder), uninitialized():
+    with config_errors_of(folder), uninitialized():
         talker = Talker(config.talker)
     load_weights(talker, folder, "talker.", dtype, device)
     _restore_buffers(talker, device)
@@ -37,7 +37,7 @@ def load_talker(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device
 
 def load_encoders(folder: Path, config: EncoderConfigs, device: torch.device) -> QwenVoiceEncoder:
     """In fp32, as the file of the codec is."""
-    with sizes_of(folder), uninitialized():
+    with config_errors_of(folder), uninitialized():
         speaker, codec = SpeakerEncoder(config.speaker), CodecEncoder(config.codec)
     load_weights(speaker, folder, "speaker_encoder.", torch.float32, device)
     load_weights(codec, folder / "speech_tokenizer", "encoder.", torch.float32, device, UNUSED_IN_ENCODER)
@@ -48,7 +48,7 @@ def load_encoders(folder: Path, config: EncoderConfigs, device: torch.device) ->
 
 
 def load_codec(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.device) -> CodecDecoder:
-    with sizes_of(folder), uninitialized():
+    with config_errors_of(folder), uninitialized():
         codec = CodecDecoder(config.codec)
     load_weights(codec, folder / "speech_tokenizer", "decoder.", torch.float32, device)
     _restore_buffers(codec, device)

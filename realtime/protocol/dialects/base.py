@@ -161,7 +161,7 @@ class AbortRequest:
     error: ErrorBody
 
 
-Intent = (
+DialectCommand = (
     SendMessage
     | AuthenticateKey
     | Configure
@@ -268,7 +268,7 @@ class AllContextsEnded:
     """After ``FinishContexts``: every context has ended."""
 
 
-Event = (
+DialectEvent = (
     ContextOpened
     | ContextAudio
     | ContextWords
@@ -306,20 +306,20 @@ class Dialect(ABC):
         """Of the answer to the handshake or request."""
         return {}
 
-    def begin(self) -> Iterable[Intent]:
+    def begin(self) -> Iterable[DialectCommand]:
         """The handshake has succeeded."""
         return ()
 
     @abstractmethod
-    def receive(self, message: Message) -> Iterable[Intent]:
+    def receive(self, message: Message) -> Iterable[DialectCommand]:
         """A message of the client; on HTTP the body, once."""
 
     @abstractmethod
-    def tell(self, event: Event) -> Iterable[Intent]:
+    def tell(self, event: DialectEvent) -> Iterable[DialectCommand]:
         """What became of a context."""
 
     @abstractmethod
-    def fail(self, error: ErrorBody, close: int | None) -> Iterable[Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterable[DialectCommand]:
         """The connection fails, or a message did: tell the client. With ``close`` the connection ends with that code
         afterwards, whatever is given here."""
 

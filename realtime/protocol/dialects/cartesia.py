@@ -10,7 +10,7 @@ from typing import Any
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.cartesia_words import GenerationRequest, error_fields, word_timestamps
-from realtime.protocol.dialects.joining import joined
+from realtime.protocol.dialects.joining import with_sentence_space
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -37,7 +37,7 @@ class CartesiaDialect(on.Dialect):
         self._contexts: dict[str, CartesiaContext] = {}
         self._unnamed = itertools.count()
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         asked = parse_json(text_only(message), GenerationRequest)
         context = require_context_id(asked.context_id or f"{self.handshake.request_id}-{next(self._unnamed)}")
         if asked.cancel:
@@ -45,7 +45,7 @@ class CartesiaDialect(on.Dialect):
         else:
             yield from self._generate(context, asked)
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio() if event.context in self._contexts:
                 data = base64.b64encode(event.data).decode()
@@ -63,7 +63,7 @@ class CartesiaDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         told = error_fields(error, self.handshake.request_id)
         yield on.SendMessage(dump(type="error", context_id=None, done=True, **told))
 
@@ -71,7 +71,7 @@ class CartesiaDialect(on.Dialect):
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_fields(error, ""), {}
 
-    def _generate(self, context: str, asked: GenerationRequest) -> Iterator[on.Intent]:
+    def _generate(self, context: str, asked: GenerationRequest) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None:
             try:
@@ -88,8 +88,8 @@ class CartesiaDialect(on.Dialect):
             return
         yield from self._write(context, spoken, asked)
 
-    def _write(self, context: str, spoken: CartesiaContext, asked: GenerationRequest) -> Iterator[on.Intent]:
-        text = joined(spoken.last_text, asked.transcript or "")
+    def _write(self, context: str, spoken: CartesiaContext, asked: GenerationRequest) -> Iterator[on.DialectCommand]:
+        text = with_sentence_space(spoken.last_text, asked.transcript or "")
         spoken.last_text, spoken.closed = text or spoken.last_text, not asked.continues
         if asked.flush:
             yield on.AppendText(context, text)
@@ -99,19 +99,19 @@ class CartesiaDialect(on.Dialect):
         else:
             yield on.AppendText(context, text, last=spoken.closed)
 
-    def _cancel(self, context: str) -> Iterator[on.Intent]:
+    def _cancel(self, context: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is not None:
             spoken.closed = spoken.cancelled = True
             yield on.CancelContext(context)
 
-    def _expire(self, context: str) -> Iterator[on.Intent]:
+    def _expire(self, context: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is not None and not spoken.closed:
             spoken.closed = True
             yield on.EndContext(context)
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.pop(event.context, None)
         if spoken is None or spoken.cancelled:
             return

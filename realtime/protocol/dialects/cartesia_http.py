@@ -18,7 +18,7 @@ MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", 
 class CartesiaBytes(HttpDialect):
     containers: tuple[str, ...] = ("raw", "wav", "mp3")
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         asked = parse_json(message, GenerationRequest)
         wish = asked.wish(self.containers)
         self._prepare(asked, wish)
@@ -42,7 +42,7 @@ class CartesiaSse(CartesiaBytes):
         self._context_id = asked.context_id
         self._normalized = bool(asked.use_normalized_timestamps)
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 data = base64.b64encode(event.data).decode()

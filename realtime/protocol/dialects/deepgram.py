@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from realtime.protocol.close import CloseCode
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.deepgram_words import refusal, socket_format, wish_of
+from realtime.protocol.dialects.deepgram_words import parse_options, refusal, socket_format
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -39,7 +39,7 @@ class DeepgramDialect(on.Dialect):
 
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = wish_of(handshake.query, socket_format(handshake.query))
+        self.wish = parse_options(handshake.query, socket_format(handshake.query))
         self._model = handshake.query.get("model") or "default"
         self._turns: dict[str, DeepgramTurn] = {}
         self._num_turns = 0
@@ -48,7 +48,7 @@ class DeepgramDialect(on.Dialect):
     def headers(self) -> dict[str, str]:
         return {"dg-request-id": self.handshake.request_id}
 
-    def begin(self) -> Iterator[on.Intent]:
+    def begin(self) -> Iterator[on.DialectCommand]:
         yield self._send(
             "Metadata",
             request_id=self.handshake.request_id,
@@ -57,7 +57,7 @@ class DeepgramDialect(on.Dialect):
             model_uuid=MODEL_UUID,
         )
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), DeepgramMessage)
         match said.type:
             case "Speak":
@@ -74,7 +74,7 @@ class DeepgramDialect(on.Dialect):
                 message = f"type must be Speak, Flush, Clear or Close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield on.SendMessage(event.data)
@@ -83,7 +83,7 @@ class DeepgramDialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._error(error)
         if close is not None:
             yield on.CloseConnection(
@@ -94,7 +94,7 @@ class DeepgramDialect(on.Dialect):
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return refusal(error)
 
-    def _speak(self, text: str) -> Iterator[on.Intent]:
+    def _speak(self, text: str) -> Iterator[on.DialectCommand]:
         context = self._open_turn
         if context is None:
             if not text.strip():
@@ -102,7 +102,7 @@ class DeepgramDialect(on.Dialect):
             context = yield from self._begin_turn()
         yield on.AppendText(context, text)
 
-    def _flush(self) -> Iterator[on.Intent]:
+    def _flush(self) -> Iterator[on.DialectCommand]:
         """Also a flush of nothing is answered, in its turn."""
         context = self._open_turn
         if context is None:
@@ -110,13 +110,13 @@ class DeepgramDialect(on.Dialect):
         self._turns[context].flushed = True
         yield on.EndContext(context)
 
-    def _clear(self) -> Iterator[on.Intent]:
+    def _clear(self) -> Iterator[on.DialectCommand]:
         for context, turn in self._turns.items():
             turn.cleared = True
             yield on.CancelContext(context)
         yield self._answer("Cleared")
 
-    def _finish(self) -> Iterator[on.Intent]:
+    def _finish(self) -> Iterator[on.DialectCommand]:
         context = self._open_turn
         if context is not None:
             yield on.EndContext(context)
@@ -128,7 +128,7 @@ class DeepgramDialect(on.Dialect):
         context, turn = next(reversed(self._turns.items()), (None, None))
         return None if turn is None or turn.flushed or turn.cleared else context
 
-    def _begin_turn(self) -> Generator[on.Intent, None, str]:
+    def _begin_turn(self) -> Generator[on.DialectCommand, None, str]:
         context = str(self._num_turns)
         self._num_turns += 1
         self._turns[context] = DeepgramTurn()
@@ -136,7 +136,7 @@ class DeepgramDialect(on.Dialect):
         yield on.OpenContext(context, self.wish)
         return context
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         turn = self._turns.pop(event.context)
         if turn.cleared:
             return

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.deepgram import CLOSES, MAX_REASON_BYTES, MODEL_UUID, MODEL_VERSION
-from realtime.protocol.dialects.deepgram_words import refusal, socket_format, wish_of
+from realtime.protocol.dialects.deepgram_words import parse_options, refusal, socket_format
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -71,7 +71,7 @@ class DeepgramFluxDialect(on.Dialect):
         super().__init__(handshake)
         if not handshake.query.get("model"):
             raise RemoteProtocolError("invalid_request", "model is missing", "model")
-        self.wish = wish_of(handshake.query, socket_format(handshake.query))
+        self.wish = parse_options(handshake.query, socket_format(handshake.query))
         self._turns: dict[str, FluxTurn] = {}
         self._last: tuple[str, FluxTurn] | None = None
         """The last that ended; the listener may still hear it."""
@@ -84,7 +84,7 @@ class DeepgramFluxDialect(on.Dialect):
     def headers(self) -> dict[str, str]:
         return {"dg-request-id": self.handshake.request_id}
 
-    def begin(self) -> Iterator[on.Intent]:
+    def begin(self) -> Iterator[on.DialectCommand]:
         yield self._send(
             "Connected",
             request_id=self.handshake.request_id,
@@ -93,7 +93,7 @@ class DeepgramFluxDialect(on.Dialect):
             model_uuids=[MODEL_UUID],
         )
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), FluxMessage)
         match said.type:
             case "Speak":
@@ -110,7 +110,7 @@ class DeepgramFluxDialect(on.Dialect):
                 message = f"type must be Speak, Flush, Interrupt, Configure or Close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 self._turns[event.context].audio_ms = event.end_ms
@@ -128,7 +128,7 @@ class DeepgramFluxDialect(on.Dialect):
                 )
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._error(error)
         if close is not None:
             yield on.CloseConnection(
@@ -145,7 +145,7 @@ class DeepgramFluxDialect(on.Dialect):
         context, turn = next(reversed(self._turns.items()), (None, None))
         return None if turn is None or turn.flushed or turn.dropped else context
 
-    def _speak(self, text: str) -> Iterator[on.Intent]:
+    def _speak(self, text: str) -> Iterator[on.DialectCommand]:
         context = self._open_turn
         if context is None:
             if not text:
@@ -161,14 +161,14 @@ class DeepgramFluxDialect(on.Dialect):
             self._num_chars += len(text)
         yield on.AppendText(context, text)
 
-    def _announce(self) -> Iterator[on.Intent]:
+    def _announce(self) -> Iterator[on.DialectCommand]:
         """The turn whose time has come: what was said of the one before has been told."""
         turn = next(iter(self._turns.values()), None)
         if turn is not None and not turn.started:
             turn.started, turn.start_ms = True, self._played_ms
             yield self._send("SpeechStarted", speech_id=turn.speech_id)
 
-    def _flush(self) -> Iterator[on.Intent]:
+    def _flush(self) -> Iterator[on.DialectCommand]:
         context = self._open_turn
         if context is None:
             yield self._warn("NO_ACTIVE_SPEECH", "there is no turn to flush")
@@ -178,14 +178,14 @@ class DeepgramFluxDialect(on.Dialect):
         yield self._send("Flushed", speech_id=turn.speech_id)
         yield on.EndContext(context)
 
-    def _finish(self) -> Iterator[on.Intent]:
+    def _finish(self) -> Iterator[on.DialectCommand]:
         context = self._open_turn
         if context is not None:
             self._turns[context].flushed = True
             yield on.EndContext(context)
         yield on.FinishContexts()
 
-    def _configure(self, speed: float | None) -> Iterator[on.Intent]:
+    def _configure(self, speed: float | None) -> Iterator[on.DialectCommand]:
         """Of the turns to come."""
         low, high = SPEEDS
         if speed is not None and not low <= speed <= high:
@@ -198,7 +198,7 @@ class DeepgramFluxDialect(on.Dialect):
             self.wish = replace(self.wish, speed=speed)
         yield self._send("ConfigureSuccess", applied={"speed": self.wish.speed})
 
-    def _interrupt(self, offset: FluxOffset | None) -> Iterator[on.Intent]:
+    def _interrupt(self, offset: FluxOffset | None) -> Iterator[on.DialectCommand]:
         if any(turn.interrupted for turn in self._turns.values()):
             yield self._warn("INTERRUPT_IN_PROGRESS", "an interruption is at work")
         elif not self._turns and self._last is None:
@@ -215,7 +215,7 @@ class DeepgramFluxDialect(on.Dialect):
         """All the audio that can have been played."""
         return self._played_ms + sum(turn.audio_ms for turn in self._turns.values())
 
-    def _cut(self, offset_ms: float | None) -> Iterator[on.Intent]:
+    def _cut(self, offset_ms: float | None) -> Iterator[on.DialectCommand]:
         if self._turns:
             (context, turn), *waiting = self._turns.items()
             turn.interrupted, turn.offset_ms = True, offset_ms
@@ -229,7 +229,7 @@ class DeepgramFluxDialect(on.Dialect):
             turn.offset_ms = offset_ms
             yield on.QueryHeard(context, _since(turn, offset_ms))
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         turn = self._turns.pop(event.context)
         if turn.dropped or not turn.started:
             if event.error is not None and not turn.dropped:
@@ -244,14 +244,14 @@ class DeepgramFluxDialect(on.Dialect):
             yield from self._tell_end(turn, event.error)
         yield from self._announce()
 
-    def _tell_end(self, turn: FluxTurn, error: ErrorBody | None) -> Iterator[on.Intent]:
+    def _tell_end(self, turn: FluxTurn, error: ErrorBody | None) -> Iterator[on.DialectCommand]:
         if error is not None and error.code != "text_timeout":
             yield self._error(error)
         elif not turn.audio_ms:
             yield self._warn("NO_SYNTHESIZABLE_TEXT", "the text held nothing that can be spoken")
         yield self._send("SpeechMetadata", **turn.metadata)
 
-    def _recalled(self, event: on.HeardReported) -> Iterator[on.Intent]:
+    def _recalled(self, event: on.HeardReported) -> Iterator[on.DialectCommand]:
         if self._last is None or self._last[0] != event.context:
             return
         turn = self._last[1]
@@ -261,7 +261,7 @@ class DeepgramFluxDialect(on.Dialect):
             self._played_ms = turn.start_ms
             yield from self._tell_interrupted(turn, event.heard, event.remaining)
 
-    def _tell_interrupted(self, turn: FluxTurn, heard: str, remaining: str) -> Iterator[on.Intent]:
+    def _tell_interrupted(self, turn: FluxTurn, heard: str, remaining: str) -> Iterator[on.DialectCommand]:
         """Without an offset, what was sent counts as played."""
         told_ms = turn.start_ms + turn.audio_ms if turn.offset_ms is None else turn.offset_ms
         texts = {} if turn.offset_ms is None else {"text_spoken": heard, "text_remaining": remaining}

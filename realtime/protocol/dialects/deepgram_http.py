@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.deepgram_words import number, refusal, sample_rate, unsupported, wish_of
+from realtime.protocol.dialects.deepgram_words import number, parse_options, refusal, sample_rate, unsupported
 from realtime.protocol.dialects.once import HttpDialect
 from realtime.protocol.dialects.parsing import parse_json
 from realtime.protocol.events import ErrorBody
@@ -34,14 +34,14 @@ class DeepgramBody(Struct):
 class DeepgramHttp(HttpDialect):
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = wish_of(handshake.query, file_format(handshake.query))
+        self.wish = parse_options(handshake.query, file_format(handshake.query))
         self.media_type = MEDIA_TYPES[self.wish.format.encoding]
 
     def headers(self) -> dict[str, str]:
         model = self.handshake.query.get("model") or "default"
         return {"dg-request-id": self.handshake.request_id, "dg-model-name": model}
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         body = parse_json(message, DeepgramBody)
         assert self.wish is not None
         yield from self.speak(self.wish, body.text)

@@ -24,7 +24,7 @@ FAMILIES = ("aura", "aura-2", "flux")
 MAX_SPEED = 10.0
 
 
-def wish_of(query: Mapping[str, str], format: RequestedFormat) -> SpeechOptions:
+def parse_options(query: Mapping[str, str], format: RequestedFormat) -> SpeechOptions:
     """Raises ``RemoteProtocolError``."""
     voice, language = voice_and_language(query.get("model", ""))
     return SpeechOptions(voice=voice, language=language, format=format, speed=_speed(query.get("speed")))

@@ -10,7 +10,7 @@ from typing import Any
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_socket import ElevenLabsContext, ElevenLabsMessage, ElevenLabsSocket
 from realtime.protocol.dialects.elevenlabs_times import alignment, characters
-from realtime.protocol.dialects.elevenlabs_words import inactivity_s, wish_of
+from realtime.protocol.dialects.elevenlabs_words import inactivity_s, parse_options
 from realtime.protocol.dialects.parsing import dump, is_true
 
 DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180
@@ -25,7 +25,7 @@ class ElevenLabsTextContext(ElevenLabsContext):
 class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = wish_of(handshake.query, handshake.path.get("voice_id"))
+        self.wish = parse_options(handshake.query, handshake.path.get("voice_id"))
         self.context_timeout_s = inactivity_s(handshake.query, DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S)
         self._spaces = is_true(handshake.query.get("auto_mode"))
         """Clients send whole sentences, which need a space between them."""
@@ -41,7 +41,7 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
         wish = self.wish if speed is None else replace(self.wish, speed=speed)
         return ElevenLabsTextContext(name=name), on.OpenContext(name, wish)
 
-    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[on.Intent]:
+    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
         text = said.text or ""
         yield on.AppendText(spoken.name, self._with_space(spoken, text))
         spoken.last_text = text or spoken.last_text
@@ -81,12 +81,12 @@ class ElevenLabsStreamInput(ElevenLabsMultiStream):
     def _begins(self, said: ElevenLabsMessage) -> bool:
         return said.text is not None
 
-    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[on.Intent]:
+    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
         if said.text == "":
             yield from self._end_text(spoken)
         else:
             yield from super()._append(spoken, said)
 
-    def _close_context(self, name: str) -> Iterator[on.Intent]:
+    def _close_context(self, name: str) -> Iterator[on.DialectCommand]:
         """Not of this socket, and plain enough."""
         return self._close_all()

@@ -18,8 +18,8 @@ from realtime.protocol.dialects.elevenlabs_socket import (
     ElevenLabsMessage,
     ElevenLabsSocket,
 )
-from realtime.protocol.dialects.elevenlabs_times import TimedChar, characters, later, snake_alignment
-from realtime.protocol.dialects.elevenlabs_words import wish_of
+from realtime.protocol.dialects.elevenlabs_times import TimedChar, characters, shift_word, snake_alignment
+from realtime.protocol.dialects.elevenlabs_words import parse_options
 from realtime.protocol.dialects.parsing import dump, is_true
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
@@ -51,7 +51,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
 
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = wish_of(handshake.query, None)
+        self.wish = parse_options(handshake.query, None)
         if self.wish.format.encoding == "wav":
             raise RemoteProtocolError("unsupported_format", "a WAV file has an end, this socket none", "output_format")
         self._fills = is_true(handshake.query.get("sync_alignment"))
@@ -74,13 +74,13 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         spoken.parts.append(part)
         return on.OpenContext(part, spoken.wish, line=spoken.name)
 
-    def _append(self, spoken: ElevenLabsDialogueContext, said: ElevenLabsMessage) -> Iterator[on.Intent]:
+    def _append(self, spoken: ElevenLabsDialogueContext, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
         for line in said.inputs or ():
             yield from self._append_line(spoken, line)
         if not said.inputs:
             yield on.AppendText(self._part(spoken), "")
 
-    def _append_line(self, spoken: ElevenLabsDialogueContext, line: DialogueLine) -> Iterator[on.Intent]:
+    def _append_line(self, spoken: ElevenLabsDialogueContext, line: DialogueLine) -> Iterator[on.DialectCommand]:
         if line.text.strip():
             if line.voice_id not in (None, spoken.wish.voice):
                 yield from self._pass_on(spoken, line.voice_id)
@@ -89,7 +89,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
             spoken.unflushed = True
         yield on.AppendText(self._part(spoken), _with_space(spoken, line.text))
 
-    def _pass_on(self, spoken: ElevenLabsDialogueContext, voice: str | None) -> Iterator[on.Intent]:
+    def _pass_on(self, spoken: ElevenLabsDialogueContext, voice: str | None) -> Iterator[on.DialectCommand]:
         """Another takes over."""
         yield from self._end_turn(spoken)
         yield on.EndContext(self._part(spoken))
@@ -97,15 +97,15 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         spoken.last_text = ""
         yield self._begin_part(spoken)
 
-    def _end_turn(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.Intent]:
+    def _end_turn(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
         if spoken.unflushed:
             yield from self._flush(spoken)
 
-    def _flush(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.Intent]:
+    def _flush(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
         spoken.unflushed = False
         yield from super()._flush(spoken)
 
-    def _cancel(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.Intent]:
+    def _cancel(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
         """From the last one on, so that none of them begins to speak."""
         for part in reversed(spoken.parts):
             yield on.CancelContext(part)
@@ -117,13 +117,13 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         spoken = self._contexts.get(part.partition(":")[2])
         return spoken if spoken is not None and part in spoken.parts else None
 
-    def _tell_of(self, spoken: ElevenLabsDialogueContext, event: on.Event) -> Iterator[on.Intent]:
+    def _tell_of(self, spoken: ElevenLabsDialogueContext, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.ContextOpened) and spoken.failure is not None:
             yield on.CancelContext(event.context)
         yield from super()._tell_of(spoken, event)
 
     def _take_words(self, spoken: ElevenLabsDialogueContext, words: tuple[on.TimedWord, ...]) -> None:
-        spoken.words += (later(word, spoken.offset_ms) for word in words)
+        spoken.words += (shift_word(word, spoken.offset_ms) for word in words)
 
     def _tell_audio(self, spoken: ElevenLabsDialogueContext, audio: on.ContextAudio) -> on.SendMessage:
         return self._send(spoken, audio.data, spoken.offset_ms + audio.start_ms, spoken.offset_ms + audio.end_ms)
@@ -131,11 +131,11 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
     def _tell_words(self, spoken: ElevenLabsDialogueContext) -> on.SendMessage:
         return self._send(spoken, b"", spoken.audio_end_ms, spoken.audio_end_ms)
 
-    def _tell_flushed(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.Intent]:
+    def _tell_flushed(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
         yield from super()._tell_flushed(spoken)
         yield on.SendMessage(dump(is_final_audio_for_turn=True, **self._named_if_many(spoken)))
 
-    def _tell_end(self, spoken: ElevenLabsDialogueContext, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _tell_end(self, spoken: ElevenLabsDialogueContext, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         """Of a part; the last one's is the context's."""
         spoken.parts.remove(event.context)
         spoken.offset_ms = spoken.audio_end_ms

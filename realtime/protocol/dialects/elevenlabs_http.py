@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_times import alignment_s, characters
-from realtime.protocol.dialects.elevenlabs_words import ElevenLabsVoiceSettings, error_answer, wish_of
+from realtime.protocol.dialects.elevenlabs_words import ElevenLabsVoiceSettings, error_answer, parse_options
 from realtime.protocol.dialects.once import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.errors import RemoteProtocolError
@@ -42,13 +42,13 @@ class ElevenLabsStream(HttpDialect):
 
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = replace(wish_of(handshake.query, handshake.path.get("voice_id")), word_times=self.has_times)
+        self.wish = replace(parse_options(handshake.query, handshake.path.get("voice_id")), word_times=self.has_times)
         self.media_type = MEDIA_TYPES[self.wish.format.encoding]
 
     def headers(self) -> dict[str, str]:
         return {"request-id": self.handshake.request_id}
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         body = parse_json(message, ElevenLabsBody)
         yield from self.speak(self._wish(body), body.text)
 
@@ -79,7 +79,7 @@ class ElevenLabsDialogueStream(ElevenLabsStream):
 
     _num_left = 0
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         assert self.wish is not None
         body = parse_json(message, ElevenLabsDialogueBody)
         parts = list(_by_voice(body.inputs))
@@ -93,7 +93,7 @@ class ElevenLabsDialogueStream(ElevenLabsStream):
             yield on.OpenContext(str(number), replace(wish, voice=voice))
             yield on.AppendText(str(number), text, last=True)
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.ContextEnded) and event.error is None:
             self._num_left -= 1
             if self._num_left:
@@ -117,7 +117,7 @@ class ElevenLabsTimestampStream(ElevenLabsStream):
         self.media_type = "application/x-ndjson"
         self._words: list[on.TimedWord] = []
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextWords():
                 self._words += event.words
@@ -150,7 +150,7 @@ class WithTimestamps(ElevenLabsTimestampStream):
         self._remainder = b""
         # Bytes that do not fill three, of which base64 makes four characters.
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.ContextEnded) and event.error is None:
             last = base64.b64encode(self._remainder).decode()
             times = dump(**self._pop_times()).removeprefix("{")

@@ -73,7 +73,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         super().__init__(handshake)
         self._contexts: dict[str, S] = {}
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), ElevenLabsMessage)
         if said.key:
             yield on.AuthenticateKey(said.key)
@@ -86,13 +86,13 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         else:
             yield from self._write(require_context_id(name), said)
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.AllContextsEnded):
             yield on.CloseConnection()
         elif (spoken := self._of(event.context)) is not None:
             yield from self._tell_of(spoken, event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         code = CLOSES.get(close, close) if close is not None else 1008
         yield on.SendMessage(dump(**error_fields(error, code)))
         if close is not None:
@@ -112,10 +112,10 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
     def _open(self, name: str, said: ElevenLabsMessage) -> tuple[S, on.OpenContext]: ...
 
     @abstractmethod
-    def _append(self, spoken: S, said: ElevenLabsMessage) -> Iterator[on.Intent]:
+    def _append(self, spoken: S, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
         """At least a sign of life. A flush of the message is not its business."""
 
-    def _write(self, name: str, said: ElevenLabsMessage) -> Iterator[on.Intent]:
+    def _write(self, name: str, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(name)
         if spoken is None:
             if not self._begins(said):
@@ -123,7 +123,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
             spoken, opening = self._open(name, said)
             self._contexts[name] = spoken
             yield opening
-        says_something = _says_something(said)
+        says_something = _has_text(said)
         if spoken.closed:
             if says_something and not self.single:
                 error = ErrorBody(code="text_closed", message="text after the close of its context")
@@ -135,10 +135,10 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         if said.flush or says_something:
             spoken.flushed = not says_something
 
-    def _flush(self, spoken: S) -> Iterator[on.Intent]:
+    def _flush(self, spoken: S) -> Iterator[on.DialectCommand]:
         yield on.FlushContext(self._part(spoken))
 
-    def _close_context(self, name: str) -> Iterator[on.Intent]:
+    def _close_context(self, name: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(name)
         if spoken is None:
             return
@@ -146,17 +146,17 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         spoken.closed = True
         yield from (on.EndContext(self._part(spoken)),) if ends else self._cancel(spoken)
 
-    def _cancel(self, spoken: S) -> Iterable[on.Intent]:
+    def _cancel(self, spoken: S) -> Iterable[on.DialectCommand]:
         yield on.CancelContext(self._part(spoken))
 
-    def _close_all(self) -> Iterator[on.Intent]:
+    def _close_all(self) -> Iterator[on.DialectCommand]:
         if self.single and not self._contexts:
             yield on.SendMessage(dump(**self._final()))
         for spoken in self._contexts.values():
             yield from self._end_text(spoken)
         yield on.FinishContexts()
 
-    def _end_text(self, spoken: S) -> Iterator[on.Intent]:
+    def _end_text(self, spoken: S) -> Iterator[on.DialectCommand]:
         if not spoken.closed:
             spoken.closed = True
             yield on.EndContext(self._part(spoken))
@@ -188,7 +188,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
     def _take_words(self, spoken: S, words: tuple[on.TimedWord, ...]) -> None:
         spoken.words += words
 
-    def _tell_of(self, spoken: S, event: on.Event) -> Iterator[on.Intent]:
+    def _tell_of(self, spoken: S, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextWords():
                 self._take_words(spoken, event.words)
@@ -201,20 +201,20 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
             case on.ContextEnded():
                 yield from self._tell_end(spoken, event)
 
-    def _tell_flushed(self, spoken: S) -> Iterator[on.Intent]:
+    def _tell_flushed(self, spoken: S) -> Iterator[on.DialectCommand]:
         yield from self._late_words(spoken)
 
-    def _late_words(self, spoken: S) -> Iterator[on.Intent]:
+    def _late_words(self, spoken: S) -> Iterator[on.DialectCommand]:
         if spoken.words:
             yield self._tell_words(spoken)
 
-    def _expire(self, spoken: S) -> Iterator[on.Intent]:
+    def _expire(self, spoken: S) -> Iterator[on.DialectCommand]:
         if self.single and not spoken.closed:
             yield from self._time_out()
         else:
             yield from self._end_text(spoken)
 
-    def _tell_end(self, spoken: S, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _tell_end(self, spoken: S, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         error = event.error
         timed_out = error is not None and error.code == "text_timeout"
         if timed_out and self.single:
@@ -228,7 +228,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         if self.single:
             yield on.CloseConnection() if error is None else on.CloseConnection(1008, reason(error.message))
 
-    def _time_out(self) -> Iterator[on.Intent]:
+    def _time_out(self) -> Iterator[on.DialectCommand]:
         """The last that is said."""
         self._contexts.clear()
         message = f"Have not received a new text input within the timeout of {self.context_timeout_s:.0f} seconds."
@@ -242,5 +242,5 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         return {} if self.single else self._named(spoken)
 
 
-def _says_something(said: ElevenLabsMessage) -> bool:
+def _has_text(said: ElevenLabsMessage) -> bool:
     return bool((said.text or "").strip()) or any(line.text.strip() for line in said.inputs or ())

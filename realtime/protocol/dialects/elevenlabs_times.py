@@ -28,7 +28,7 @@ def characters(words: Iterable[TimedWord], spoken: bool = False) -> list[TimedCh
     return found
 
 
-def later(word: TimedWord, by_ms: float) -> TimedWord:
+def shift_word(word: TimedWord, by_ms: float) -> TimedWord:
     """The same word, so much later."""
     return replace(
         word,

@@ -71,7 +71,7 @@ def wire_format(name: str) -> RequestedFormat:
     return RequestedFormat(ENCODINGS[found[1]], int(found[2]), int(found[3]) * 1000 if found[3] else None)
 
 
-def wish_of(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
+def parse_options(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
     """What a query says of how to speak. Raises ``RemoteProtocolError``."""
     return SpeechOptions(
         voice=voice,

@@ -32,7 +32,7 @@ ENCODINGS = {
 }
 CODES = {"unauthorized": 16, "overloaded": 8, "limit_exceeded": 8, "draining": 14, "engine_dead": 14}
 """As gRPC counts; what is not here is the client's fault (3), or ours (13)."""
-OURS = ("internal_error", "session_error", "engine_error", "engine_timeout")
+SERVER_FAULT_CODES = ("internal_error", "session_error", "engine_error", "engine_timeout")
 NOT_FOUND = 5
 
 
@@ -98,7 +98,7 @@ class InworldDialect(on.Dialect):
         super().__init__(handshake)
         self._contexts: dict[str, InworldContext] = {}
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), InworldMessage)
         context = require_context_id(said.context_id or "")
         if said.create is not None:
@@ -112,7 +112,7 @@ class InworldDialect(on.Dialect):
         if said.cancel_context is not None and context in self._contexts:
             yield on.CancelContext(context)
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 self._contexts[event.context].sounds = True
@@ -129,14 +129,14 @@ class InworldDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.SendMessage(dump(error=status_of(error)))
 
     @classmethod
     def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return {"error": status_of(error), **status_of(error)}, {}
 
-    def _create(self, context: str, create: InworldCreate) -> Iterator[on.Intent]:
+    def _create(self, context: str, create: InworldCreate) -> Iterator[on.DialectCommand]:
         if context in self._contexts:
             yield self._failed(context, 6, f"Context {context[:40]!r} exists already")
             return
@@ -149,7 +149,7 @@ class InworldDialect(on.Dialect):
         yield self._result(context, contextCreated={})
         yield on.OpenContext(context, wish)
 
-    def _write(self, context: str, text: str) -> Iterator[on.Intent]:
+    def _write(self, context: str, text: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None or spoken.closed:
             yield self._failed(context, NOT_FOUND, "Context not found")
@@ -157,7 +157,7 @@ class InworldDialect(on.Dialect):
         spoken.unflushed = True
         yield on.AppendText(context, text)
 
-    def _flush(self, context: str) -> Iterator[on.Intent]:
+    def _flush(self, context: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None or spoken.closed:
             yield self._failed(context, NOT_FOUND, "Context not found")
@@ -165,7 +165,7 @@ class InworldDialect(on.Dialect):
         spoken.unflushed = False
         yield on.FlushContext(context)
 
-    def _close(self, context: str) -> Iterator[on.Intent]:
+    def _close(self, context: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None:
             yield self._failed(context, NOT_FOUND, "Context not found")
@@ -174,7 +174,7 @@ class InworldDialect(on.Dialect):
         spoken.closed = True
         yield on.CancelContext(context) if interrupted else on.EndContext(context)
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         if self._contexts.pop(event.context, None) is None:
             return
         if event.error is not None and event.error.code != "text_timeout":
@@ -193,7 +193,7 @@ class InworldDialect(on.Dialect):
 
 
 def status_of(error: ErrorBody) -> dict[str, Any]:
-    code = CODES.get(error.code, 13 if error.code in OURS else 3)
+    code = CODES.get(error.code, 13 if error.code in SERVER_FAULT_CODES else 3)
     return {"code": code, "message": error.message, "details": []}
 
 
@@ -236,12 +236,12 @@ class InworldStream(HttpDialect):
         super().__init__(handshake)
         self._by_character = False
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         body = parse_json(message, InworldBody)
         self._by_character = body.timestamp_type == "CHARACTER"
         yield from self.speak(body.wish, body.text)
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield self._line(audioContent=base64.b64encode(event.data).decode())

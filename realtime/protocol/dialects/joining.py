@@ -6,7 +6,7 @@ ENDS = ".!?…"
 CLOSERS = "\"'”’)]»"
 
 
-def joined(before: str, text: str) -> str:
+def with_sentence_space(before: str, text: str) -> str:
     """``text`` as it continues ``before``: with a space in front where one sentence ends and another begins.
 
     Tokens are left as they are (``3.`` ``14``, ``example.`` ``com``): what follows must look like a sentence, with a

@@ -49,13 +49,13 @@ class KyutaiDialect(on.Dialect):
             word_times=self._packed,
         )
 
-    def begin(self) -> Iterator[on.Intent]:
+    def begin(self) -> Iterator[on.DialectCommand]:
         assert self.wish is not None
         if self._packed:
             yield self._pack("Ready")
         yield on.OpenContext(CONTEXT, self.wish)
 
-    def receive(self, message: on.Message) -> Iterable[on.Intent]:
+    def receive(self, message: on.Message) -> Iterable[on.DialectCommand]:
         if isinstance(message, str):
             return self._speak(message)
         if message == END_OF_TEXT:
@@ -70,7 +70,7 @@ class KyutaiDialect(on.Dialect):
                 return ()
         raise RemoteProtocolError("unknown_event", f"type must be Text, Voice or Eos, is {said.type[:40]!r}", "type")
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield from self._sound(event.data)
@@ -84,19 +84,19 @@ class KyutaiDialect(on.Dialect):
                     yield from self.fail(event.error, None)
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         if self._packed:
             yield self._pack("Error", message="no free channels" if error.code in NO_CAPACITY else error.message)
 
-    def _speak(self, text: str) -> Iterator[on.Intent]:
+    def _speak(self, text: str) -> Iterator[on.DialectCommand]:
         if text and not self._ended:
             yield on.AppendText(CONTEXT, text if text[-1].isspace() else text + " ")
 
-    def _end(self) -> Iterator[on.Intent]:
+    def _end(self) -> Iterator[on.DialectCommand]:
         self._ended = True
         yield on.EndContext(CONTEXT)
 
-    def _sound(self, data: bytes) -> Iterator[on.Intent]:
+    def _sound(self, data: bytes) -> Iterator[on.DialectCommand]:
         if not self._is_pcm:
             yield self._pack("OggOpus", data=data) if self._packed else on.SendMessage(data)
             return
@@ -106,7 +106,7 @@ class KyutaiDialect(on.Dialect):
             yield self._step(self._held[at : at + STEP_BYTES])
         self._held = self._held[whole:]
 
-    def _rest(self) -> Iterator[on.Intent]:
+    def _rest(self) -> Iterator[on.DialectCommand]:
         """The last step is filled up with silence."""
         if self._held:
             yield self._step(self._held.ljust(STEP_BYTES, b"\0"))
@@ -139,7 +139,7 @@ class KyutaiHttp(HttpDialect):
 
     media_type = "audio/wav"
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         body = parse_json(message, KyutaiBody)
         voice = body.voice if isinstance(body.voice, str) else next(iter(body.voice or ()), None)
         wish = on.SpeechOptions(voice=voice, format=on.RequestedFormat("wav", SAMPLE_RATE), seed=body.seed)

@@ -24,12 +24,12 @@ def is_beta(handshake: ClientHandshake) -> bool:
     return by_header or "openai-beta.realtime-v1" in handshake.subprotocols
 
 
-def told(kind: str, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def to_beta_event(kind: str, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """An event of today in the words of then. What had none then keeps its name: clients pass it over."""
     return EVENTS.get(kind, kind), _renamed(fields)
 
 
-def update_of(session: Mapping[str, Any]) -> dict[str, Any]:
+def from_beta_session(session: Mapping[str, Any]) -> dict[str, Any]:
     """A session of then in the words of today."""
     output = {name: session[name] for name in ("voice", "speed") if name in session}
     if "output_audio_format" in session:

@@ -20,7 +20,7 @@ from realtime.protocol.dialects.openai_words import (
     error_fields,
     first_session,
     merged,
-    wish_of,
+    parse_options,
 )
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.errors import RemoteProtocolError
@@ -45,10 +45,10 @@ class OpenAIRealtimeDialect(on.Dialect):
         self._num_events = 0
         self._client_event: str | None = None
 
-    def begin(self) -> Iterator[on.Intent]:
+    def begin(self) -> Iterator[on.DialectCommand]:
         yield self._send("session.created", session=self._session)
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         self._client_event = None
         said = parse_json(text_only(message), OpenAIClientEvent)
         self._client_event = (said.event_id or "")[:MAX_EVENT_ID_CHARS] or None
@@ -72,7 +72,7 @@ class OpenAIRealtimeDialect(on.Dialect):
             case kind if kind not in IGNORED:
                 raise RemoteProtocolError("unknown_event", f"type {kind[:60]!r} is unknown here", "type")
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.HeardReported):
             self._conversation.note_heard(event.context, event.heard)
             return
@@ -87,7 +87,7 @@ class OpenAIRealtimeDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(reply, event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._send("error", error=error_fields(error, self._client_event))
 
     @classmethod
@@ -95,13 +95,13 @@ class OpenAIRealtimeDialect(on.Dialect):
         fields = error_fields(error)
         return {"error": {name: fields[name] for name in ("message", "type", "param", "code")}}, {}
 
-    def _update(self, update: dict[str, Any]) -> Iterator[on.Intent]:
-        session = merged(self._session, update | openai_beta.update_of(update) if self._is_beta else update)
-        wish_of(session, None)
+    def _update(self, update: dict[str, Any]) -> Iterator[on.DialectCommand]:
+        session = merged(self._session, update | openai_beta.from_beta_session(update) if self._is_beta else update)
+        parse_options(session, None)
         self._session = session
         yield self._send("session.updated", session=self._session)
 
-    def _add(self, said: OpenAIClientEvent) -> Iterator[on.Intent]:
+    def _add(self, said: OpenAIClientEvent) -> Iterator[on.DialectCommand]:
         if said.item is None:
             raise RemoteProtocolError("invalid_event", "item is missing", "item")
         if said.item.id is not None:
@@ -109,11 +109,11 @@ class OpenAIRealtimeDialect(on.Dialect):
         item_id, before = self._conversation.add(said.item, said.previous_item_id)
         yield from self._tell_item(self._conversation.item(item_id), before)
 
-    def _tell_item(self, item: dict[str, Any], before: str | None) -> Iterator[on.Intent]:
+    def _tell_item(self, item: dict[str, Any], before: str | None) -> Iterator[on.DialectCommand]:
         for kind in ("conversation.item.added", "conversation.item.done"):
             yield self._send(kind, previous_item_id=before, item=item)
 
-    def _touch_item(self, said: OpenAIClientEvent) -> Iterator[on.Intent]:
+    def _touch_item(self, said: OpenAIClientEvent) -> Iterator[on.DialectCommand]:
         item_id = said.item_id or ""
         item = self._conversation.item(item_id)
         match said.type.rpartition(".")[2]:
@@ -125,7 +125,7 @@ class OpenAIRealtimeDialect(on.Dialect):
             case _:
                 yield from self._truncate(item_id, said)
 
-    def _truncate(self, item_id: str, said: OpenAIClientEvent) -> Iterator[on.Intent]:
+    def _truncate(self, item_id: str, said: OpenAIClientEvent) -> Iterator[on.DialectCommand]:
         """Of a reply: what was heard by then becomes its text; one that still speaks is cut."""
         context = self._conversation.context_of(item_id)
         if context is not None and self._conversation.reply(context) is not None:
@@ -135,12 +135,12 @@ class OpenAIRealtimeDialect(on.Dialect):
         place = {"content_index": said.content_index, "audio_end_ms": round(said.audio_end_ms)}
         yield self._send("conversation.item.truncated", item_id=item_id, **place)
 
-    def _create(self, asked: OpenAIResponseParams) -> Iterator[on.Intent]:
+    def _create(self, asked: OpenAIResponseParams) -> Iterator[on.DialectCommand]:
         in_conversation = asked.conversation != "none"
         if in_conversation and self._conversation.speaking is not None:
             message = "the conversation has an active response"
             raise RemoteProtocolError("conversation_already_has_active_response", message)
-        wish = wish_of(self._session, asked)
+        wish = parse_options(self._session, asked)
         check_items(asked.input or [], "response.input")
         items = asked.input if asked.input is not None else self._conversation.unspoken(take=in_conversation)
         text = " ".join(stripped for item in items if (stripped := item.text.strip()))
@@ -157,10 +157,10 @@ class OpenAIRealtimeDialect(on.Dialect):
             message += "; instructions are for a language model, and this server has none"
         return RemoteProtocolError("response_input_empty", message, "response.input")
 
-    def _append(self, delta: str) -> Iterator[on.Intent]:
+    def _append(self, delta: str) -> Iterator[on.DialectCommand]:
         reply = self._conversation.speaking
         if reply is None:
-            wish = wish_of(self._session, None)
+            wish = parse_options(self._session, None)
             reply = self._conversation.begin(True, None)
             reply.takes_text = True
             yield from self._begin(reply, wish)
@@ -172,7 +172,7 @@ class OpenAIRealtimeDialect(on.Dialect):
         reply.text += delta
         yield on.AppendText(reply.context, delta)
 
-    def _commit(self) -> Iterator[on.Intent]:
+    def _commit(self) -> Iterator[on.DialectCommand]:
         reply = self._conversation.speaking
         if reply is None or not reply.takes_text:
             raise RemoteProtocolError("input_text_buffer_commit_empty", "no text was appended")
@@ -180,14 +180,14 @@ class OpenAIRealtimeDialect(on.Dialect):
         yield self._send("input_text_buffer.committed", response_id=reply.response_id)
         yield on.EndContext(reply.context)
 
-    def _cancel(self, response_id: str | None) -> Iterator[on.Intent]:
+    def _cancel(self, response_id: str | None) -> Iterator[on.DialectCommand]:
         replies = self._conversation.replies(response_id)
         if not replies:
             raise RemoteProtocolError("response_cancel_not_active", "no active response is found", "response_id")
         for reply in replies:
             yield on.CancelContext(reply.context)
 
-    def _begin(self, reply: OpenAIResponse, wish: on.SpeechOptions) -> Iterator[on.Intent]:
+    def _begin(self, reply: OpenAIResponse, wish: on.SpeechOptions) -> Iterator[on.DialectCommand]:
         yield self._send("response.created", response=reply.told("in_progress"))
         item = reply.item("in_progress")
         place = {"response_id": reply.response_id, "output_index": 0}
@@ -198,13 +198,13 @@ class OpenAIRealtimeDialect(on.Dialect):
         yield self._send("response.content_part.added", **self._place(reply), part=AUDIO_PART)
         yield on.OpenContext(reply.context, wish)
 
-    def _tell_text(self, reply: OpenAIResponse, end: int) -> Iterator[on.Intent]:
+    def _tell_text(self, reply: OpenAIResponse, end: int) -> Iterator[on.DialectCommand]:
         """The transcript goes on to a place in the text."""
         if delta := reply.text[reply.told_chars : end]:
             reply.told_chars = end
             yield self._delta(reply, "response.output_audio_transcript.delta", delta)
 
-    def _end(self, reply: OpenAIResponse, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _end(self, reply: OpenAIResponse, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         self._conversation.end(reply)
         if event.status == "completed":
             yield from self._tell_text(reply, len(reply.text))
@@ -231,7 +231,7 @@ class OpenAIRealtimeDialect(on.Dialect):
     def _send(self, kind: str, **fields: Any) -> on.SendMessage:
         self._num_events += 1
         if self._is_beta:
-            kind, fields = openai_beta.told(kind, fields)
+            kind, fields = openai_beta.to_beta_event(kind, fields)
         return on.SendMessage(
             dump(type=kind, event_id=f"event_{self.handshake.request_id[:12]}{self._num_events}", **fields)
         )

@@ -18,10 +18,10 @@ FORMATS = {
 MAX_SPEED = 100
 """Numbers without end are cut to this; the nearest speed there is will be taken."""
 MAX_AUDIO_END_MS = 1e9
-KEPT_OF_AUDIO = ("format", "voice", "speed", "turn_detection", "transcription", "noise_reduction")
+MERGED_AUDIO_FIELDS = ("format", "voice", "speed", "turn_detection", "transcription", "noise_reduction")
 """Of earlier updates; anything else is echoed once, so that a session never grows."""
 CAPACITY = ("overloaded", "limit_exceeded", "too_many_connections", "draining")
-OURS = ("internal_error", "session_error", "engine_error", "engine_timeout", "engine_dead")
+SERVER_FAULT_CODES = ("internal_error", "session_error", "engine_error", "engine_timeout", "engine_dead")
 
 
 class OpenAIContentPart(Struct):
@@ -91,13 +91,13 @@ def merged(session: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
     given = update.get("audio")
     for side in ("input", "output"):
         if isinstance(given, dict) and isinstance(given.get(side), dict):
-            kept = {name: value for name, value in audio[side].items() if name in KEPT_OF_AUDIO}
+            kept = {name: value for name, value in audio[side].items() if name in MERGED_AUDIO_FIELDS}
             audio[side] = {**kept, **given[side]}
     known = {name: value for name, value in session.items() if name in first_session("", "")}
     return {**known, **update, "id": session["id"], "object": session["object"], "audio": audio}
 
 
-def wish_of(session: dict[str, Any], asked: OpenAIResponseParams | None) -> SpeechOptions:
+def parse_options(session: dict[str, Any], asked: OpenAIResponseParams | None) -> SpeechOptions:
     """Raises ``RemoteProtocolError``."""
     modalities = (asked and asked.output_modalities) or session.get("output_modalities") or ["audio"]
     if not isinstance(modalities, list) or "audio" not in modalities:
@@ -131,5 +131,5 @@ def error_fields(error: ErrorBody, event_id: str | None = None) -> dict[str, Any
     if error.code in CAPACITY:
         kind = "rate_limit_error"
     else:
-        kind = "server_error" if error.code in OURS else "invalid_request_error"
+        kind = "server_error" if error.code in SERVER_FAULT_CODES else "invalid_request_error"
     return {"type": kind, "code": error.code, "message": error.message, "param": error.param, "event_id": event_id}

@@ -34,7 +34,7 @@ class DialectRoute(NamedTuple):
     """The API key may stand in the first message."""
 
 
-WIRES: tuple[DialectRoute, ...] = (
+DIALECT_ROUTES: tuple[DialectRoute, ...] = (
     DialectRoute("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.ElevenLabsMultiStream, late_key=True),
     DialectRoute("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.ElevenLabsStreamInput, late_key=True),
     DialectRoute("/v1/text-to-dialogue/multi-stream-input", elevenlabs_dialogue.ElevenLabsDialogue, late_key=True),

@@ -71,7 +71,7 @@ class RimeWs3Dialect(on.Dialect):
         self._lines: dict[str, RimeGeneration] = {}
         self._num_lines = 0
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), RimeMessage)
         if said.context_id is not None:
             require_context_id(said.context_id)
@@ -86,7 +86,7 @@ class RimeWs3Dialect(on.Dialect):
                 yield from self._flush(None)
                 yield on.FinishContexts()
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield self._send("chunk", event.context, data=base64.b64encode(event.data).decode())
@@ -97,7 +97,7 @@ class RimeWs3Dialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.SendMessage(dump(type="error", message=error.message, contextId=None))
 
     @classmethod
@@ -109,7 +109,7 @@ class RimeWs3Dialect(on.Dialect):
         lines = self._lines.items()
         return [name for name, line in lines if not line.ended and context_id in (None, line.context_id)]
 
-    def _speak(self, text: str, context_id: str | None) -> Iterator[on.Intent]:
+    def _speak(self, text: str, context_id: str | None) -> Iterator[on.DialectCommand]:
         lines = [name for name in self._open(None) if self._lines[name].context_id == context_id]
         name = lines[-1] if lines else str(self._num_lines)
         if not lines:
@@ -119,12 +119,12 @@ class RimeWs3Dialect(on.Dialect):
             yield on.OpenContext(name, self.wish)
         yield on.AppendText(name, text)
 
-    def _flush(self, context_id: str | None) -> Iterator[on.Intent]:
+    def _flush(self, context_id: str | None) -> Iterator[on.DialectCommand]:
         for name in self._open(context_id):
             self._lines[name].ended = True
             yield on.EndContext(name)
 
-    def _clear(self, context_id: str | None) -> Iterator[on.Intent]:
+    def _clear(self, context_id: str | None) -> Iterator[on.DialectCommand]:
         lines = [name for name, line in self._lines.items() if context_id in (None, line.context_id)]
         for name in reversed(lines):
             self._lines[name].ended = self._lines[name].cleared = True
@@ -141,7 +141,7 @@ class RimeWs3Dialect(on.Dialect):
         }
         return self._send("timestamps", event.context, word_timestamps=times)
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         if event.context not in self._lines:
             return
         if event.error is not None and event.error.code != "text_timeout":

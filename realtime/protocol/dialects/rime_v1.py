@@ -69,10 +69,10 @@ class RimeV1Dialect(on.Dialect):
         self._contexts: dict[str, RimeV1Context] = {}
         self._num_started = 0
 
-    def begin(self) -> Iterator[on.Intent]:
+    def begin(self) -> Iterator[on.DialectCommand]:
         yield self._send("", ready={"protocol": PROTOCOL, "languages": ["en"], "default_language": "en"})
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         try:
             asked = read(message, self._binary)
         except RemoteProtocolError as error:
@@ -92,7 +92,7 @@ class RimeV1Dialect(on.Dialect):
         else:
             raise RemoteProtocolError("invalid_event", "a message holds config, start, text, end or cancel")
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield self._send(event.context, audio=event.data)
@@ -103,15 +103,15 @@ class RimeV1Dialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._error("", error)
 
-    def _break_off(self, error: RemoteProtocolError) -> Iterator[on.Intent]:
+    def _break_off(self, error: RemoteProtocolError) -> Iterator[on.DialectCommand]:
         """What cannot be read cannot be told apart from what follows."""
         yield self._error("", ErrorBody(code=error.code, message=str(error)))
         yield on.CloseConnection(1007, "invalid_input")
 
-    def _configure(self, config: dict[str, Any]) -> Iterator[on.Intent]:
+    def _configure(self, config: dict[str, Any]) -> Iterator[on.DialectCommand]:
         if self._num_started:
             raise RemoteProtocolError("invalid_event", "config after the first start", "config")
         defaults = config.get("defaults", {})
@@ -123,13 +123,13 @@ class RimeV1Dialect(on.Dialect):
                 )
             yield on.AuthenticateKey(key.split(" ")[-1])
 
-    def _start(self, context: str, start: dict[str, Any]) -> Iterator[on.Intent]:
+    def _start(self, context: str, start: dict[str, Any]) -> Iterator[on.DialectCommand]:
         if context in self._contexts:
             raise RemoteProtocolError("duplicate_response", f"context {context[:40]!r} is open", "context_id")
         text = start.get("text", "")
         self._num_started += 1
         try:
-            wish = _wish(start)
+            wish = _build_options(start)
         except RemoteProtocolError as error:
             error_body = ErrorBody(code=error.code, message=str(error), param=error.param)
             yield replace(self._error(context, error_body), is_refusal=True)
@@ -141,7 +141,7 @@ class RimeV1Dialect(on.Dialect):
         if text:
             yield on.AppendText(context, text, last=True)
 
-    def _write(self, context: str, text: str) -> Iterator[on.Intent]:
+    def _write(self, context: str, text: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None or not spoken.takes_text:
             error = ErrorBody(code="text_closed", message="the context is not open for text")
@@ -153,13 +153,13 @@ class RimeV1Dialect(on.Dialect):
         spoken.last = text[-1]
         yield on.AppendText(context, f" {text}" if apart else text)
 
-    def _end_text(self, context: str) -> Iterator[on.Intent]:
+    def _end_text(self, context: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is not None:
             spoken.takes_text = False
             yield on.EndContext(context)
 
-    def _cancel(self, context: str) -> Iterator[on.Intent]:
+    def _cancel(self, context: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None:
             yield self._send(context, cancelled={})
@@ -167,7 +167,7 @@ class RimeV1Dialect(on.Dialect):
         spoken.cancelled, spoken.takes_text = True, False
         yield on.CancelContext(context)
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.pop(event.context, None)
         if spoken is None:
             return
@@ -187,7 +187,7 @@ class RimeV1Dialect(on.Dialect):
         return on.SendMessage(write(named | payload, self._binary))
 
 
-def _wish(start: dict[str, Any]) -> on.SpeechOptions:
+def _build_options(start: dict[str, Any]) -> on.SpeechOptions:
     audio = start.get("audio_parameters", {})
     mime = audio.get("audio_format", "audio/pcm").partition(";")[0].strip().lower()
     if mime not in FORMATS:

@@ -122,7 +122,7 @@ class VllmOmniDialect(on.Dialect):
         self._writing: str | None = None
         self._num_utterances = 0
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), VllmOmniMessage)
         match said.type:
             case "session.config":
@@ -139,7 +139,7 @@ class VllmOmniDialect(on.Dialect):
                 message = f"type must be session.config, input.text, input.done or session.close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield from self._sound(event)
@@ -151,7 +151,7 @@ class VllmOmniDialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._send("error", message=error.message)
 
     def _configure(self, said: VllmOmniMessage) -> None:
@@ -161,7 +161,7 @@ class VllmOmniDialect(on.Dialect):
             raise RemoteProtocolError("invalid_event", "session.config within an utterance", "type")
         self._config = self._config.changed(said)
 
-    def _write(self, text: str) -> Iterator[on.Intent]:
+    def _write(self, text: str) -> Iterator[on.DialectCommand]:
         if self._writing is None:
             self._writing = str(self._num_utterances)
             self._num_utterances += 1
@@ -178,7 +178,7 @@ class VllmOmniDialect(on.Dialect):
         if utterance.config.split_granularity != "none":
             yield on.AppendText(self._writing, text)
 
-    def _end_utterance(self) -> Iterator[on.Intent]:
+    def _end_utterance(self) -> Iterator[on.DialectCommand]:
         if self._writing is None:
             yield from self._write("")
         context, self._writing = self._writing, None
@@ -189,7 +189,7 @@ class VllmOmniDialect(on.Dialect):
         else:
             yield on.EndContext(context)
 
-    def _sound(self, event: on.ContextAudio) -> Iterator[on.Intent]:
+    def _sound(self, event: on.ContextAudio) -> Iterator[on.DialectCommand]:
         utterance = self._utterances[event.context]
         utterance.num_bytes += len(event.data)
         if not utterance.config.stream_audio:
@@ -201,7 +201,7 @@ class VllmOmniDialect(on.Dialect):
         else:
             yield on.SendMessage(event.data)
 
-    def _start(self, context: str) -> Iterator[on.Intent]:
+    def _start(self, context: str) -> Iterator[on.DialectCommand]:
         utterance = self._utterances[context]
         if not utterance.started:
             utterance.started = True
@@ -225,7 +225,7 @@ class VllmOmniDialect(on.Dialect):
             timestamps=words,
         )
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         utterance = self._utterances.get(event.context)
         if utterance is None:
             return
@@ -253,7 +253,7 @@ class VllmOmniDialect(on.Dialect):
         return on.SendMessage(dump(type=kind, **fields))
 
 
-def _speech_fields(said: VllmOmniMessage, given: dict[str, Any]) -> Iterator[on.Intent]:
+def _speech_fields(said: VllmOmniMessage, given: dict[str, Any]) -> Iterator[on.DialectCommand]:
     """What the message says in fields of the speech API."""
     fields = {name: given[name] for name in SPEECH_FIELDS & given.keys() if given[name] is not None}
     if said.voice:

@@ -44,7 +44,7 @@ def properties(head: AudioHeader) -> list[tuple[str, str]]:
     return [*named, ("last", "1")] if head.last else named
 
 
-def head_of(found: Iterable[tuple[str, str]]) -> AudioHeader:
+def parse_header(found: Iterable[tuple[str, str]]) -> AudioHeader:
     """Raises ``RemoteProtocolError``."""
     named = dict(found)
     try:

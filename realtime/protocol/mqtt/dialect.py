@@ -32,8 +32,8 @@ class MqttSessionDialect(on.Dialect):
         self._last: str | None = None
         """The reply that ended last."""
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
-        event = say.parse_in(message)
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+        event = say.parse_client_message(message)
         if event.seq is not None and event.seq < self._next_seq:
             return
         if event.seq is not None and event.seq > self._next_seq:
@@ -42,7 +42,7 @@ class MqttSessionDialect(on.Dialect):
             self._next_seq = event.seq + 1
         yield from self._act(event)
 
-    def _act(self, event: say.In) -> Iterator[on.Intent]:
+    def _act(self, event: say.ClientMessage) -> Iterator[on.DialectCommand]:
         match event:
             case say.MqttText() | say.MqttFlush() if self._torn:
                 pass
@@ -63,20 +63,20 @@ class MqttSessionDialect(on.Dialect):
             case say.MqttPing():
                 yield _send(say.MqttPong(d=event.d))
 
-    def _write(self, text: str) -> Iterator[on.Intent]:
+    def _write(self, text: str) -> Iterator[on.DialectCommand]:
         if self._writing is None:
             yield from self._begin()
         assert self._writing is not None
         yield on.AppendText(self._writing, text)
 
-    def _begin(self) -> Iterator[on.Intent]:
+    def _begin(self) -> Iterator[on.DialectCommand]:
         assert self.wish is not None
         self._writing = str(self._num_replies)
         self._lines[self._writing] = ReplyCounters(self._num_replies)
         self._num_replies += 1
         yield on.OpenContext(self._writing, self.wish)
 
-    def _end(self) -> Iterator[on.Intent]:
+    def _end(self) -> Iterator[on.DialectCommand]:
         """Also of a reply without text, which then has an end as any other."""
         if self._torn:
             self._torn = False
@@ -87,7 +87,7 @@ class MqttSessionDialect(on.Dialect):
         context, self._writing = self._writing, None
         yield on.EndContext(context)
 
-    def _cancel(self, played_ms: float | None) -> Iterator[on.Intent]:
+    def _cancel(self, played_ms: float | None) -> Iterator[on.DialectCommand]:
         self._writing, self._torn = None, False
         if not self._lines and self._last is not None:
             yield on.QueryHeard(self._last, played_ms)
@@ -95,14 +95,14 @@ class MqttSessionDialect(on.Dialect):
         for context in reversed(list(self._lines)):  # those that wait first: none begins because another was stopped
             yield on.CancelContext(context, played_ms if context == speaking else None)
 
-    def _tear(self, seq: int) -> Iterator[on.Intent]:
+    def _tear(self, seq: int) -> Iterator[on.DialectCommand]:
         lost = f"seq is {seq}, expected {self._next_seq}: messages were lost"
         yield _send(say.MqttFailed(error=ErrorBody(code="invalid_event", message=lost, param="seq")))
         if self._writing is not None:
             yield on.CancelContext(self._writing)
             self._writing, self._torn = None, True
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextOpened():
                 yield _send(say.MqttStarted(reply=int(event.context), warnings=event.warnings))
@@ -120,7 +120,7 @@ class MqttSessionDialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection(1000, "close")
 
-    def _ended(self, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _ended(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         line = self._lines.pop(event.context)
         self._last = event.context
         if self._writing == event.context:  # it failed: the rest of its text is nobody's
@@ -128,7 +128,7 @@ class MqttSessionDialect(on.Dialect):
         yield on.SendMessage(line.last(event.audio_ms))
         yield _send(done(event))
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield _send(say.MqttFailed(error=error))
 
 
@@ -172,16 +172,16 @@ class MqttOneShotDialect(on.Dialect):
         self._over = False
         """The last message was sent."""
 
-    def begin(self) -> Iterator[on.Intent]:
+    def begin(self) -> Iterator[on.DialectCommand]:
         assert self.wish is not None
         yield on.OpenContext("0", self.wish)
         yield on.AppendText("0", self._text, last=True)
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         """It has no topic where anybody could write."""
         return iter(())
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio() if not self._over:
                 yield from map(on.SendMessage, self._line.audio(event))
@@ -189,11 +189,11 @@ class MqttOneShotDialect(on.Dialect):
                 yield from self._finish(done(event))
                 yield on.CloseConnection(1000, "done")
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         """The text is broken off; what is told of its end afterwards is no second answer."""
         yield from self._finish(failed(error))
 
-    def _finish(self, last: say.MqttDone) -> Iterator[on.Intent]:
+    def _finish(self, last: say.MqttDone) -> Iterator[on.DialectCommand]:
         if not self._over:
             self._over = True
             yield _send(last)
@@ -221,5 +221,5 @@ def _mark(word: on.TimedWord) -> say.MqttWordMark:
     return say.MqttWordMark(text=word.text, start_ms=word.start_ms, end_ms=word.end_ms, at=word.raw_start)
 
 
-def _send(message: say.Out) -> on.SendMessage:
+def _send(message: say.ServerMessage) -> on.SendMessage:
     return on.SendMessage(say.serialize(message))

@@ -114,7 +114,7 @@ class MqttPing(MqttInbound, frozen=True, tag="ping"):
     d: Annotated[str, Meta(max_length=256)] = ""
 
 
-In = MqttText | MqttFlush | MqttEnd | MqttCancel | MqttClose | MqttLeave | MqttPing
+ClientMessage = MqttText | MqttFlush | MqttEnd | MqttCancel | MqttClose | MqttLeave | MqttPing
 
 
 class MqttOutbound(Struct, frozen=True, kw_only=True, tag_field="t"):
@@ -185,7 +185,9 @@ class MqttClosed(MqttOutbound, frozen=True, tag="closed"):
     reason: str
 
 
-Out = MqttStarted | MqttWordMarks | MqttSegmentDone | MqttDone | MqttHeard | MqttPong | MqttFailed | MqttClosed
+ServerMessage = (
+    MqttStarted | MqttWordMarks | MqttSegmentDone | MqttDone | MqttHeard | MqttPong | MqttFailed | MqttClosed
+)
 
 
 class MqttOpened(Struct, frozen=True, kw_only=True):
@@ -213,8 +215,8 @@ class MqttServerStatus(Struct, frozen=True, kw_only=True):
 _encoder = msgspec.json.Encoder()
 _open: msgspec.json.Decoder[MqttOpen] = msgspec.json.Decoder(MqttOpen)
 _say: msgspec.json.Decoder[MqttSay] = msgspec.json.Decoder(MqttSay)
-_in: msgspec.json.Decoder[In] = msgspec.json.Decoder(In)
-_out: msgspec.json.Decoder[Out] = msgspec.json.Decoder(Out)
+_in: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
+_out: msgspec.json.Decoder[ServerMessage] = msgspec.json.Decoder(ServerMessage)
 _answer: msgspec.json.Decoder[object] = msgspec.json.Decoder()
 
 
@@ -231,11 +233,11 @@ def parse_say(payload: bytes) -> MqttSay:
     return _checked(_parse(_say, payload))
 
 
-def parse_in(payload: str | bytes) -> In:
+def parse_client_message(payload: str | bytes) -> ClientMessage:
     return _parse(_in, payload)
 
 
-def parse_out(payload: str | bytes) -> Out:
+def parse_server_message(payload: str | bytes) -> ServerMessage:
     return _parse(_out, payload)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from realtime.protocol.errors import RemoteProtocolError
 
-GONE = "gone"
+WILL_LEVEL = "gone"
 LEVEL = re.compile(r"\A[A-Za-z0-9_.:-]{1,64}\Z")
 """Of what clients may name."""
 
@@ -77,7 +77,7 @@ class Topics:
         Raises ``RemoteProtocolError``.
         """
         client, slash, name = (response_topic or "").removeprefix(f"{self.root}/c/").partition("/")
-        named = slash and LEVEL.match(client) and LEVEL.match(name) and name != GONE
+        named = slash and LEVEL.match(client) and LEVEL.match(name) and name != WILL_LEVEL
         if not named or response_topic != self.answers(client, name):
             wanted = f"{self.root}/c/CLIENT/NAME"
             raise RemoteProtocolError("invalid_event", f"the response topic must be {wanted}", "response_topic")

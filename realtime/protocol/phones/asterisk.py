@@ -39,7 +39,7 @@ class AsteriskDialect(base.TelephonyDialect):
     lines = frozenset(FORMATS.values())
     subprotocol = "media"
 
-    def receive(self, message: base.Message) -> Sequence[base.PhoneEvent]:
+    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.heard(message)]
         if not message.lstrip().startswith("{"):

@@ -18,7 +18,7 @@ HANG_UP, UUID, DTMF, ERROR = 0x00, 0x01, 0x03, 0xFF
 UUID_BYTES = 16
 RATES = {0x10: 8_000, 0x11: 12_000, 0x12: 16_000, 0x13: 24_000, 0x14: 32_000, 0x15: 44_100, 0x16: 48_000}
 KINDS = {rate: kind for kind, rate in RATES.items()}
-UNSERVED = {0x17: 96_000, 0x18: 192_000}
+UNSUPPORTED_RATES = {0x17: 96_000, 0x18: 192_000}
 
 
 class AudioSocketDialect(base.TelephonyDialect):
@@ -31,7 +31,7 @@ class AudioSocketDialect(base.TelephonyDialect):
     has_marks = False
     _call_id = ""
 
-    def receive(self, message: base.Message) -> Sequence[base.PhoneEvent]:
+    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         kind, payload = frame_parts(message)
         if kind == UUID:
             self._call_id = self._read_uuid(payload)
@@ -45,7 +45,7 @@ class AudioSocketDialect(base.TelephonyDialect):
                 return [base.DtmfReceived(reading.digit(payload.decode("ascii", "replace")))] if self.line else []
             case 0xFF:
                 return [base.StreamEnded("asterisk_error")]
-        return self._sound(kind, payload) if kind in RATES or kind in UNSERVED else []
+        return self._sound(kind, payload) if kind in RATES or kind in UNSUPPORTED_RATES else []
 
     def audio(self, data: bytes) -> bytes:
         return frame(KINDS[self.require_start("audio").sample_rate], data)
@@ -60,8 +60,8 @@ class AudioSocketDialect(base.TelephonyDialect):
             raise RemoteProtocolError("invalid_event", f"a UUID has 16 bytes, this one {len(payload)}", "uuid")
         return str(uuid.UUID(bytes=payload))
 
-    def _sound(self, kind: int, payload: bytes) -> list[base.PhoneEvent]:
-        rate = RATES.get(kind) or UNSERVED[kind]
+    def _sound(self, kind: int, payload: bytes) -> list[base.TelephonyEvent]:
+        rate = RATES.get(kind) or UNSUPPORTED_RATES[kind]
         if self.line is None:
             return [self.start(self._call_id, base.TelephonyFormat("pcm_s16le", rate), {}), self.heard(payload)]
         if rate != self.line.sample_rate:

@@ -84,7 +84,7 @@ class StreamEnded:
     reason: str = "caller"
 
 
-PhoneEvent = (
+TelephonyEvent = (
     StreamStarted
     | CallerAudioReceived
     | DtmfReceived
@@ -114,7 +114,7 @@ class TelephonyDialect(ABC):
     """Once started."""
 
     @abstractmethod
-    def receive(self, message: Message) -> Sequence[PhoneEvent]: ...
+    def receive(self, message: Message) -> Sequence[TelephonyEvent]: ...
 
     @abstractmethod
     def audio(self, data: bytes) -> Message:

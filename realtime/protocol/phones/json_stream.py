@@ -39,7 +39,7 @@ class JsonStreamMessage(Struct):
     mark: MarkMessage | None = None
 
 
-ToldT = TypeVar("ToldT", bound=JsonStreamMessage)
+MessageT = TypeVar("MessageT", bound=JsonStreamMessage)
 
 
 class JsonStreamDialect(base.TelephonyDialect):
@@ -48,7 +48,7 @@ class JsonStreamDialect(base.TelephonyDialect):
     _audio: tuple[str, str] | None = None
     """A message of audio, without its payload: what comes before it, and behind."""
 
-    def receive(self, message: base.Message) -> Sequence[base.PhoneEvent]:
+    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         told = parse_json(text_only(message), self.messages)
         match told.event:
             case "start":
@@ -69,7 +69,7 @@ class JsonStreamDialect(base.TelephonyDialect):
     def begin(self, told: Any) -> base.StreamStarted:
         """Raises ``RemoteProtocolError``."""
 
-    def receive_more(self, told: Any) -> Sequence[base.PhoneEvent]:
+    def receive_more(self, told: Any) -> Sequence[base.TelephonyEvent]:
         """Events that only this provider has. Raises ``RemoteProtocolError``."""
         return []
 
@@ -82,4 +82,4 @@ class JsonStreamDialect(base.TelephonyDialect):
             self.require_start("audio")
             before, _, behind = dump(**self.media()).rpartition(PAYLOAD + '""')
             self._audio = (before + PAYLOAD + '"', '"' + behind)
-        return reading.encoded(data).join(self._audio)
+        return reading.encode_base64(data).join(self._audio)

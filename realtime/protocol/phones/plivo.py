@@ -51,7 +51,7 @@ class PlivoDialect(JsonStreamDialect):
         self._stream_id = stream_id
         return started
 
-    def receive_more(self, told: PlivoMessage) -> Sequence[base.PhoneEvent]:
+    def receive_more(self, told: PlivoMessage) -> Sequence[base.TelephonyEvent]:
         return [base.MarkPlayed(reading.mark_name(told.name))] if told.event == "playedStream" else []
 
     def media(self) -> dict[str, Any]:

@@ -53,5 +53,5 @@ def parameters(given: Mapping[str, object] | None) -> dict[str, str]:
     return {name[:MAX_NAME_CHARS]: str(value)[:MAX_PARAMETER_CHARS] for name, value in (given or {}).items()}
 
 
-def encoded(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()

@@ -21,7 +21,7 @@ class TelephonyRoute(NamedTuple):
     """Requests may carry Twilio's signature in place of a key."""
 
 
-PHONES: tuple[TelephonyRoute, ...] = (
+TELEPHONY_ROUTES: tuple[TelephonyRoute, ...] = (
     TelephonyRoute("/v1/calls/twilio", lambda _: TwilioDialect(), signed=True),
     TelephonyRoute("/v1/calls/telnyx", lambda _: TelnyxDialect()),
     TelephonyRoute("/v1/calls/plivo", lambda _: PlivoDialect()),

@@ -24,14 +24,14 @@ def is_signed(token: str, url: str, signature: str, fields: Mapping[str, str] | 
     A signature holds for the address alone, whenever and however often it is shown: it has to travel by TLS."""
     given = signature.encode("utf-8", "surrogateescape")
     try:
-        known = list(spellings(url))
+        known = list(url_variants(url))
     except ValueError:
         return False
     genuine = [hmac.compare_digest(sign(token, spelt, fields).encode(), given) for spelt in known]
     return any(genuine)
 
 
-def spellings(url: str) -> Iterator[str]:
+def url_variants(url: str) -> Iterator[str]:
     parts = urlsplit(url)
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host

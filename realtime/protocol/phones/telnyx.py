@@ -49,7 +49,7 @@ class TelnyxDialect(JsonStreamDialect):
         line = base.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
         return self.start(start.call_control_id or told.stream_id, line, reading.parameters(start.custom_parameters))
 
-    def receive_more(self, told: TelnyxMessage) -> Sequence[base.PhoneEvent]:
+    def receive_more(self, told: TelnyxMessage) -> Sequence[base.TelephonyEvent]:
         if told.event == "error":
             fault = told.payload or TelnyxError()
             raise RemoteProtocolError("invalid_event", f"Telnyx reports error {fault.code}: {fault.title[:100]}")

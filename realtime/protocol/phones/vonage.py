@@ -14,7 +14,7 @@ from realtime.protocol.phones import base, reading
 from realtime.protocol.phones.json_stream import DtmfMessage
 
 CONTENT_TYPE = re.compile(r"audio/l16;\s*rate=(\d{1,6})", re.IGNORECASE)
-OWN_FIELDS = ("event", "content-type")
+RESERVED_FIELDS = ("event", "content-type")
 
 
 class VonageNotify(Struct):
@@ -38,7 +38,7 @@ class VonageDialect(base.TelephonyDialect):
         """The call's id is among the headers that the application chose, or else this one."""
         self._call_id = call_id
 
-    def receive(self, message: base.Message) -> Sequence[base.PhoneEvent]:
+    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.heard(message)]
         told = parse_json(message, VonageMessage)
@@ -56,7 +56,7 @@ class VonageDialect(base.TelephonyDialect):
         if found is None:
             asked = f"content-type must be audio/l16;rate=N, is {told.content_type[:40]!r}"
             raise RemoteProtocolError("unsupported_format", asked, "content-type")
-        headers = reading.parameters({name: value for name, value in content.items() if name not in OWN_FIELDS})
+        headers = reading.parameters({name: value for name, value in content.items() if name not in RESERVED_FIELDS})
         call_id = headers.get("uuid") or headers.get("call_uuid") or self._call_id
         return self.start(call_id, base.TelephonyFormat("pcm_s16le", int(found[1])), headers)
 

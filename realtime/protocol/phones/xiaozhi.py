@@ -18,7 +18,7 @@ from realtime.protocol.phones import base
 SAMPLE_RATE = 24_000
 """Of what devices are sent. What they send has a rate of its own, which every decoder of Opus makes into this."""
 PACKET_MS = 60
-MAX_AHEAD_MS = 1_000
+MAX_BUFFER_MS = 1_000
 """A device holds 2.4 s and throws away what is beyond."""
 LINE = base.TelephonyFormat("pcm_s16le", SAMPLE_RATE)
 FLUSH = b""
@@ -38,7 +38,7 @@ class XiaozhiDialect(base.TelephonyDialect):
 
     name = "xiaozhi"
     lines = frozenset({LINE})
-    max_ahead_ms = MAX_AHEAD_MS
+    max_ahead_ms = MAX_BUFFER_MS
     has_marks = False
 
     def __init__(
@@ -50,7 +50,7 @@ class XiaozhiDialect(base.TelephonyDialect):
         self._offer = offer
         """What stands in our hello besides."""
 
-    def receive(self, message: base.Message) -> Sequence[base.PhoneEvent]:
+    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.heard(message)]
         found = _read(message)
@@ -97,7 +97,7 @@ class XiaozhiDialect(base.TelephonyDialect):
             raise RemoteProtocolError("unsupported_format", "audio_params.format must be opus", "audio_params.format")
         return self.start(self.session_id, LINE, self._parameters)
 
-    def _detected(self, text: object) -> list[base.PhoneEvent]:
+    def _detected(self, text: object) -> list[base.TelephonyEvent]:
         self.require_start("listen")
         if not isinstance(text, str) or not text:
             return []
@@ -109,7 +109,7 @@ class XiaozhiDialect(base.TelephonyDialect):
         return msgspec.json.encode({"type": kind, "session_id": self.session_id, **more}).decode()
 
 
-def framed(version: int, packet: bytes, time_ms: int) -> bytes:
+def pack_frame(version: int, packet: bytes, time_ms: int) -> bytes:
     """A packet as it goes over the WebSocket."""
     match version:
         case 2:
@@ -119,7 +119,7 @@ def framed(version: int, packet: bytes, time_ms: int) -> bytes:
     return packet
 
 
-def unframed(version: int, message: bytes) -> bytes:
+def unpack_frame(version: int, message: bytes) -> bytes:
     """The packet in it; nothing if it holds something else than sound. Raises ``RemoteProtocolError``."""
     packet = message
     if version in HEADERS:

@@ -23,7 +23,7 @@ MAX_STEP = 2**31
 """A number so much further on is one of the past."""
 
 
-def stream_of(datagram: bytes) -> int | None:
+def stream_id_of(datagram: bytes) -> int | None:
     """Which stream it belongs to; ``None`` if it cannot be sound."""
     if not HEADER.size < len(datagram) <= HEADER.size + MAX_PACKET_BYTES:
         return None
@@ -53,7 +53,7 @@ class EncryptedAudioStream:
 
     def open(self, datagram: bytes) -> bytes | None:
         """The packet in it; ``None`` for what is not of this stream, doubled, or older than what came before."""
-        if stream_of(datagram) != self.stream:
+        if stream_id_of(datagram) != self.stream:
             return None
         _, flags, _, _, _, number = HEADER.unpack_from(datagram)
         if flags == FROM_US or not 0 < (number - self._heard) % 2**32 < MAX_STEP:

@@ -33,7 +33,7 @@ class WyomingDialect(on.Dialect):
         """Those whose audio has started."""
         self._broken = False
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         piece = message if isinstance(message, bytes) else message.encode()
         events = self._reader.push(piece)
         while not self._broken:
@@ -48,13 +48,13 @@ class WyomingDialect(on.Dialect):
                 return
             yield from self._forgiven(event)
 
-    def _forgiven(self, event: WyomingEvent) -> Iterator[on.Intent]:
+    def _forgiven(self, event: WyomingEvent) -> Iterator[on.DialectCommand]:
         try:
             yield from self._act(event)
         except RemoteProtocolError as error:
             yield from self.fail(_body(error), None)
 
-    def _act(self, event: WyomingEvent) -> Iterator[on.Intent]:
+    def _act(self, event: WyomingEvent) -> Iterator[on.DialectCommand]:
         """What is not known is passed over."""
         match event.type:
             case "describe":
@@ -82,7 +82,7 @@ class WyomingDialect(on.Dialect):
         """The text that was opened last."""
         return str(self._num_texts)
 
-    def _open(self, data: Data) -> Iterator[on.Intent]:
+    def _open(self, data: Data) -> Iterator[on.DialectCommand]:
         if data.get("text_format") not in (None, "text"):
             raise RemoteProtocolError("invalid_event", "text_format must be text", "text_format")
         voice = data.get("voice") or {}
@@ -102,7 +102,7 @@ class WyomingDialect(on.Dialect):
             raise RemoteProtocolError("invalid_event", f"{kind} came before synthesize-start", kind)
         return self._arriving
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield from self._start(event.context)
@@ -110,12 +110,12 @@ class WyomingDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._ended(event)
 
-    def _start(self, context: str) -> Iterator[on.Intent]:
+    def _start(self, context: str) -> Iterator[on.DialectCommand]:
         if context not in self._sounding:
             self._sounding.add(context)
             yield _send("audio-start", self._format)
 
-    def _ended(self, event: on.ContextEnded) -> Iterator[on.Intent]:
+    def _ended(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         """Who waits for audio is told that it has ended, whatever became of it."""
         if self._arriving == event.context:
             self._arriving = None
@@ -128,11 +128,11 @@ class WyomingDialect(on.Dialect):
             self._streamed.discard(event.context)
             yield _send("synthesize-stopped", {})
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield _send("error", {"text": error.message, "code": error.code})
 
 
-def info_of(version: str, model: str, voices: list[tuple[str, str, list[str]]]) -> Data:
+def build_info(version: str, model: str, voices: list[tuple[str, str, list[str]]]) -> Data:
     """The answer to ``describe``; a voice is its name, what it is, and its languages by their codes."""
     by_us: Data = {
         "attribution": {"name": "voicewire", "url": ""},

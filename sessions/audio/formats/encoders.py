@@ -31,7 +31,7 @@ BYTES_OF_PCM: dict[Encoding, Callable[[Pcm], bytes]] = {
 """A sample becomes bytes whatever is before or after it."""
 
 
-def is_costly(encoding: Encoding) -> bool:
+def is_cpu_intensive(encoding: Encoding) -> bool:
     """Whether encoding takes long enough to belong in a worker thread."""
     return encoding not in {*BYTES_OF_PCM, Encoding.WAV}
 
@@ -87,7 +87,7 @@ def _application(audio: AudioFormat) -> OpusApplication:
     return OpusApplication.AUDIO if audio.application == "audio" and is_good else OpusApplication.VOIP
 
 
-def held_back_samples(audio: AudioFormat) -> int:
+def codec_delay_samples(audio: AudioFormat) -> int:
     """So much sound at most has been pushed and cannot be heard yet by one who decodes all bytes so far.
 
     MP3: a frame in the making, one in look-ahead, and 1,105 samples that encoder and decoder delay. AAC: two frames

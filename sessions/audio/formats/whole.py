@@ -9,7 +9,7 @@ FLAC_TOTAL = slice(18, 26)
 """The eight bytes of a FLAC header whose low 36 bits are the number of samples, 0 if nobody knew."""
 
 
-def whole_file(stream: bytes, audio: AudioFormat, num_samples: int) -> bytes:
+def finalize_file(stream: bytes, audio: AudioFormat, num_samples: int) -> bytes:
     """Of formats whose header tells the length, with the length; all others as they are."""
     match audio.encoding:
         case Encoding.WAV:

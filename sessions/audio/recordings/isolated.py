@@ -34,7 +34,7 @@ class DecodeLimits:
     """Of address space; 30 s of stereo at 48 kHz take a quarter of it."""
 
 
-async def decode_isolated(data: bytes, sample_rate: int, limits: DecodeLimits) -> Pcm:
+async def decode_in_subprocess(data: bytes, sample_rate: int, limits: DecodeLimits) -> Pcm:
     """Raises ``InvalidRequest`` for what is no usable recording. Cancelled, or late, it kills the child."""
     try:
         container_format(data)

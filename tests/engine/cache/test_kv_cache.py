@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cache.kv_cache import PagedContext, PagedKV, clear_pages
+from engine.cache.kv_cache import PagedContext, PagedKV, lazy_zeros
 from engine.layers.transformer import CausalContext, Transformer, TransformerConfig
 from engine.models.base import KVShape
 
@@ -118,7 +118,7 @@ def test_a_block_has_the_size_it_is_said_to_have() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_pool_on_the_cpu_takes_memory_only_where_it_is_written(dtype: torch.dtype) -> None:
     resident = psutil.Process().memory_info().rss
-    pages = clear_pages((64, 2**20), dtype)
+    pages = lazy_zeros((64, 2**20), dtype)
     assert pages.dtype == dtype
     assert not pages.flatten()[:: 2**19].any()
     pages[3, :1000] = 1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.graphs.buffers import StaticBuffers
-from engine.graphs.capture import buckets_up_to, fitting
+from engine.graphs.capture import bucket_for, buckets_up_to
 from engine.graphs.runner import BlockTables
 
 CPU = torch.device("cpu")
@@ -20,8 +20,8 @@ def test_the_bucket_of_a_step_is_the_least_that_holds_it(limit: int, data: st.Da
     count = data.draw(st.integers(1, limit))
     assert buckets[-1] == limit
     assert list(buckets) == sorted(set(buckets))
-    assert fitting(buckets, count) == min(size for size in buckets if size >= count)
-    assert fitting(buckets, count) <= max(2 * count, 1)
+    assert bucket_for(buckets, count) == min(size for size in buckets if size >= count)
+    assert bucket_for(buckets, count) <= max(2 * count, 1)
 
 
 def test_arrays_share_an_arena_and_do_not_touch() -> None:

@@ -22,7 +22,7 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the simulation changes for good."""
     for module in (runner, lanes):
         monkeypatch.setattr(module, "DeviceEvent", module.DeviceEvent)
-    monkeypatch.setattr(gpu_host, "leave_the_old_alone", lambda: None)
+    monkeypatch.setattr(gpu_host, "freeze_gc", lambda: None)
     monkeypatch.setitem(random_model.SHAPES, "small", gpu_host.SMALL)
 
 

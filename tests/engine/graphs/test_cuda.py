@@ -14,7 +14,7 @@ import torch
 from benchmarks import random_model
 from engine.api import SamplingParams, TextLayout
 from engine.config import EngineConfig
-from engine.kernels.choice import choose_ops
+from engine.kernels.choice import select_ops
 from engine.load import load_engine
 from engine.request import Request
 from tests.engine.graphs.fusible import FUSIBLE, TIMELESS, bench_of, keep_busy, note_calls, speak
@@ -142,4 +142,4 @@ def bench_of_one(bench: Recorder, number: int) -> list[list[int]]:
 
 
 def test_fused_kernels_are_chosen_on_cuda() -> None:
-    assert type(choose_ops(EngineConfig(), CUDA)).__name__ == "FusedOps"
+    assert type(select_ops(EngineConfig(), CUDA)).__name__ == "FusedOps"

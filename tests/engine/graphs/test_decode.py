@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.graphs.capture import GraphSet
 from engine.graphs.decode import GraphDecodeStage
-from engine.graphs.lanes import beside_frames
+from engine.graphs.lanes import same_device_executor
 from engine.models.base import VoiceReference
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ class Stage:
         self.decode = GraphDecodeStage(
             self.program,
             GraphSet(self.program.run, CPU),
-            beside_frames(self.program.ring),
+            same_device_executor(self.program.ring),
             num_slots,
             24_000,
             gather_slack_s=0.4,

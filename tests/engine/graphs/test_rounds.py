@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decode.batcher import plan_calls
-from engine.graphs.rounds import in_calls, plan_round, spread
+from engine.graphs.rounds import limit_round, plan_round, split_into_calls
 
 NUM_SLOTS = 12
 slacks = st.sampled_from([0.0, 0.1, 0.4, 0.41, 2.0, math.inf])
@@ -28,7 +28,7 @@ def test_a_round_over_arrays_is_the_plan_over_dicts(state: list[tuple[int, float
 
 
 def test_who_has_least_slack_goes_first_and_the_rest_waits() -> None:
-    slots, counts = spread(np.array([1, 2, 3]), np.array([8, 8, 8]), np.array([2.0, 0.5, 1.0]), 16)
+    slots, counts = limit_round(np.array([1, 2, 3]), np.array([8, 8, 8]), np.array([2.0, 0.5, 1.0]), 16)
     assert (slots.tolist(), counts.tolist()) == ([2, 3], [8, 8])
 
 
@@ -37,7 +37,7 @@ def test_nobody_without_slack_waits_and_no_round_is_much_longer_than_said(
     calls: list[tuple[int, float]], most: int
 ) -> None:
     counts, slack = np.array([n for n, _ in calls], dtype=np.int64), np.array([s for _, s in calls])
-    slots, chosen = spread(np.arange(len(calls)), counts, slack, most)
+    slots, chosen = limit_round(np.arange(len(calls)), counts, slack, most)
     urgent = {i for i, (_, s) in enumerate(calls) if s == 0.0}
     found = dict(zip(slots.tolist(), chosen.tolist(), strict=True))
     assert urgent <= set(found)
@@ -49,7 +49,7 @@ def test_nobody_without_slack_waits_and_no_round_is_much_longer_than_said(
 def test_calls_hold_everybody_once_and_the_most_urgent_go_first(rows: list[tuple[int, float]], max_cells: int) -> None:
     slots, counts = np.arange(len(rows)) + 1, np.array([n for n, _ in rows], dtype=np.int64)
     slack = np.array([9.0, *(s for _, s in rows)])
-    calls = in_calls(slots, counts, slack, lambda frames: max_cells // frames)
+    calls = split_into_calls(slots, counts, slack, lambda frames: max_cells // frames)
     assert sorted((slot, n) for own, n in calls for slot in own.tolist()) == sorted(zip(slots, counts, strict=True))
     assert all(len(own) * n <= max_cells for own, n in calls)
     least = [float(slack[own].min()) for own, _ in calls]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels.ahead import launch, only_compiling
+from engine.kernels.ahead import compile_only, launch
 
 pytest.importorskip("triton")
 
@@ -28,10 +28,10 @@ class Kernel:
 def test_a_kernel_is_launched_or_only_compiled() -> None:
     kernel = Kernel()
     launch(kernel, 3, 4)(1, BLOCK=2)
-    with only_compiling():
+    with compile_only():
         launch(kernel, 3, 4)(1, BLOCK=2)
         launch(kernel, 3, 5)(1, BLOCK=2)
-    with pytest.raises(ZeroDivisionError), only_compiling():
+    with pytest.raises(ZeroDivisionError), compile_only():
         _ = 1 // 0
     launch(kernel, 5)()
     given = ((1,), {"BLOCK": 2})
@@ -46,7 +46,7 @@ def test_what_is_only_compiled_writes_nothing_and_runs_later() -> None:
 
     ops, gate_up = TritonOps(), torch.randn(3, 400, device="cuda")
     x, weight = torch.randn(3, 80, device="cuda"), torch.rand(80, device="cuda")
-    with only_compiling():
+    with compile_only():
         kept = torch.zeros(3, 200, device="cuda")
         del kept  # the next of its size lies there
         assert not ops.swiglu(gate_up).any()

@@ -98,9 +98,9 @@ def test_what_was_added_twice_is_all_there(fused: Any, dtype: torch.dtype, rows:
     ("size", "num_out", "wanted"), [(2048, 2048, 2), (6144, 2048, 4), (2048, 1024, 4), (192, 32, 1)]
 )
 def test_a_product_is_shared_out_among_multiprocessors(size: int, num_out: int, wanted: int) -> None:
-    from engine.kernels.fused import gemm_parts
+    from engine.kernels.fused import gemm_split_k
 
-    assert gemm_parts(size, num_out) == wanted
+    assert gemm_split_k(size, num_out) == wanted
 
 
 def test_norm_and_swiglu_alone(fused: Any, dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, assign_state, use_products
+from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, assign_state, enable_matmul_conv
 from tests.engine.cuts import cuts_of
 
 LENGTH, CHANNELS = 18, 4
@@ -45,7 +45,7 @@ def test_any_cut_gives_what_one_piece_gives(name: str, products: bool, pieces: l
     x = signal(num_rows)
     offline = layer(x)
     if products:
-        use_products(layer)
+        enable_matmul_conv(layer)
     state = torch.zeros(num_rows, assign_state(layer))
     streamed = torch.cat([layer(piece, state) for piece in x.split(pieces, dim=-1)], dim=-1)
     torch.testing.assert_close(streamed, offline, atol=TOLERANCE, rtol=0)

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from engine.layers.linear import pack_linears
-from engine.layers.transformer import CausalContext, RMSNorm, Rope, Transformer, TransformerConfig, attention, rotate
+from engine.layers.transformer import (
+    CausalContext,
+    RMSNorm,
+    Rope,
+    Transformer,
+    TransformerConfig,
+    apply_rope,
+    attention,
+)
 
 CONFIG = TransformerConfig(
     hidden_size=24,
@@ -105,9 +113,9 @@ def test_attention_shares_key_value_heads_in_groups() -> None:
 def test_rope_is_the_same_for_a_position_wherever_it_stands_in_the_call() -> None:
     rope, x = Rope(8, 1e6), torch.randn(1, 6, 2, 8)
     positions = torch.tensor([[4000, 4001, 7, 8, 100, 0]])
-    whole = rotate(x, *rope(positions, torch.float32))
+    whole = apply_rope(x, *rope(positions, torch.float32))
     for i in range(6):
-        alone = rotate(x[:, i : i + 1], *rope(positions[:, i : i + 1], torch.float32))
+        alone = apply_rope(x[:, i : i + 1], *rope(positions[:, i : i + 1], torch.float32))
         assert torch.equal(alone[:, 0], whole[:, i])
 
 

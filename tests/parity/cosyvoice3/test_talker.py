@@ -16,7 +16,7 @@ from engine.layers.transformer import CausalContext
 from engine.models.base import AwaitText, FrameOutcome, StopOutcome
 from engine.models.cosyvoice3 import model as talker_model
 from engine.models.cosyvoice3.model import CosyVoice3
-from engine.models.cosyvoice3.ras import RasParams, draw_one
+from engine.models.cosyvoice3.ras import RasParams, sample_reference
 from engine.models.cosyvoice3.row import CosySequence
 from engine.models.cosyvoice3.voice import VoicePrompt
 from engine.noise import GeneratorNoise, SampleKey
@@ -118,7 +118,9 @@ def test_draws_of_repetition_aware_sampling(golden: Golden) -> None:
         for seed in range(NUM_RAS_SEEDS):
             noise = GeneratorNoise(torch.Generator().manual_seed(seed))
             history = vectors["histories"][row].tolist()
-            drawn[row, seed] = draw_one(vectors["scores"][row].float(), RasParams(), history, SampleKey(0, 0, 0), noise)
+            drawn[row, seed] = sample_reference(
+                vectors["scores"][row].float(), RasParams(), history, SampleKey(0, 0, 0), noise
+            )
     assert torch.equal(drawn, vectors["drawn"])
     likeliest = vectors["scores"].float().argsort(-1, descending=True)[:, :25]
     redrawn = (vectors["drawn"][..., None] != likeliest[:, None]).all(-1)
@@ -133,7 +135,7 @@ def test_live_text_is_fed_in_the_same_order(golden: Golden, vectors: dict[str, T
     if live.early is not None:
         said[live.early] = FILL
     row = new_row(model, vectors["prompt_tokens"][: live.num_prompt_tokens], True, text_closed=False)
-    with patch.object(talker_model, "draw", lambda *_: torch.tensor([said.pop(0)])):
+    with patch.object(talker_model, "sample", lambda *_: torch.tensor([said.pop(0)])):
         while fetch(model, row):
             model.sample([row], torch.zeros(1, golden.model.config.talker.transformer.hidden_size))
     row.text.closed = True
@@ -151,5 +153,5 @@ def test_what_ends_the_speech_ends_it_and_codes_sound(golden: Golden, vectors: d
     row = new_row(model, vectors["prompt_tokens"], True, text_closed=True)
     assert fetch(model, row)
     for token, expected in ((NUM_CODES - 1, FrameOutcome((NUM_CODES - 1,))), (NUM_CODES + 1, StopOutcome())):
-        with patch.object(talker_model, "draw", lambda *_, token=token: torch.tensor([token])):
+        with patch.object(talker_model, "sample", lambda *_, token=token: torch.tensor([token])):
             assert model.sample([row], torch.zeros(1, model.config.talker.transformer.hidden_size)) == [expected]

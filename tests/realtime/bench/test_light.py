@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.bench.light import BINARY, FINAL, TEXT, frame_at, frame_of
+from realtime.bench.light import BINARY, FINAL, TEXT, build_frame, parse_frame
 
 
 @given(st.lists(st.sampled_from([0, 1, 125, 126, 65_535, 65_536]).map(bytes), min_size=1, max_size=3), st.data())
@@ -16,7 +16,7 @@ def test_frames_are_found_when_they_are_all_there(payloads: list[bytes], data: s
         sent += bytes((FINAL | BINARY,)) + (bytes((size,)) if size < 126 else wide) + payload
     received = sent[: data.draw(st.integers(0, len(sent)))]
     found, at = [], 0
-    while (frame := frame_at(received, at)) is not None:
+    while (frame := parse_frame(received, at)) is not None:
         opcode, start, at = frame
         assert opcode == BINARY
         found.append(bytes(received[start:at]))
@@ -30,7 +30,7 @@ def test_a_servers_parser_reads_what_is_sent(size: int) -> None:
     from websockets.streams import StreamReader
 
     reader = StreamReader()
-    reader.feed_data(frame_of(TEXT, b"x" * size))
+    reader.feed_data(build_frame(TEXT, b"x" * size))
     parser = Frame.parse(reader.read_exact, mask=True)
     with pytest.raises(StopIteration) as parsed:
         next(parser)

@@ -14,7 +14,7 @@ from realtime.protocol import calls as on
 from realtime.protocol.phones.base import TelephonyDialect
 from realtime.protocol.phones.twilio import TwilioDialect
 from realtime.server import SpeechServer
-from sessions.hearing.silero import network
+from sessions.hearing.silero import load_model
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls import far_side
 
@@ -80,7 +80,7 @@ class Phone:
 async def phone(
     script: FakeScript = SCRIPT, dialect: TelephonyDialect | None = None, **flags: object
 ) -> AsyncIterator[Phone]:
-    network()  # real time would pass while it is loaded
+    load_model()  # real time would pass while it is loaded
     settings = {"speech.aligner": "even"} | {name.replace("__", "."): value for name, value in flags.items()}
     engine = FakeSpeechEngine(script)
     server = SpeechServer(load_config(flags=settings), engine, Authenticator([]))

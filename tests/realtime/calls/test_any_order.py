@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from realtime.auth import LOCAL
-from realtime.calls.faults import FAULTS
+from realtime.calls.faults import COMMAND_ERRORS
 from realtime.protocol import calls as on
 from tests.fakes.engine import FakeScript
 from tests.realtime.calls import far_side
@@ -61,7 +61,7 @@ async def live_through(seed: int) -> None:
                 case str(message):
                     call.say_to_server(message)
                 case command:
-                    with suppress(*FAULTS):
+                    with suppress(*COMMAND_ERRORS):
                         answer = await call.board.call(LOCAL.name, call_id).obey(command)
                         if isinstance(answer, on.CallReplyAccepted):
                             accepted[answer.reply_id] += 1

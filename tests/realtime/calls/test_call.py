@@ -13,7 +13,7 @@ from realtime.protocol import calls as on
 from realtime.protocol.phones.asterisk import AsteriskDialect
 from realtime.protocol.phones.base import Message, TelephonyFormat
 from realtime.protocol.phones.twilio import TwilioDialect
-from sessions.clock import TICK_S, now_s, tick_at
+from sessions.clock import TICK_S, next_tick, now_s
 from sessions.errors import DuplicateResponse, LimitExceeded, TextInputClosed, UnknownResponse
 from sessions.hearing.levels import SILENCE_DB
 from tests.fakes.engine import FakeScript
@@ -78,7 +78,7 @@ async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:
     """Else whoever wakes for another reason would send sooner than who is woken by a tick, by up to one."""
     sent_s: list[float] = []
     line = began_line(sent_s)
-    await asyncio.sleep(tick_at(now_s()) + 0.0013 - now_s())
+    await asyncio.sleep(next_tick(now_s()) + 0.0013 - now_s())
     playing = asyncio.create_task(line.play(bytes(160 * 50), lambda: True))
     while not playing.done():
         await asyncio.sleep(0.0007)
@@ -86,7 +86,7 @@ async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:
     await playing
     paced_s = [moment_s for moment_s in sent_s if moment_s > sent_s[0] + 0.02]
     assert len(paced_s) > 40
-    after_tick_s = [moment_s - tick_at(moment_s - TICK_S + 0.0001) for moment_s in paced_s]
+    after_tick_s = [moment_s - next_tick(moment_s - TICK_S + 0.0001) for moment_s in paced_s]
     assert max(after_tick_s) < 0.001
 
 

@@ -58,7 +58,7 @@ def test_a_checkpoint_file_that_is_missing_or_cut_off_is_named(folder, name):
 def test_optional_parts_never_fail(monkeypatch):
     missing = [program("no-such-program", "x"), package("no-such-package", "x")]
     assert not any(finding.present or finding.required for finding in missing)
-    monkeypatch.setattr(doctor, "examine", lambda model: missing)
+    monkeypatch.setattr(doctor, "run_checks", lambda model: missing)
     assert main(["doctor"]) == 0
 
 

@@ -159,7 +159,7 @@ def test_progress_is_live_on_a_terminal(fake_engine, wav, monkeypatch):
 def test_an_engine_that_makes_no_sound_is_given_up(fake_engine, wav, capsys, monkeypatch):
     fake_engine.script = FakeScript(first_chunk_s=1_000.0)
     monkeypatch.setattr(say, "LIMITS", replace(say.LIMITS, engine_timeout_s=0.01))
-    monkeypatch.setattr(say, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(say, "PROGRESS_INTERVAL_S", 0.02)
     assert main(["say", TEXT, "-o", str(wav)]) == 1
     assert "engine_timeout_s is 0.01" in capsys.readouterr().err
     assert not wav.exists()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from realtime.cli import main
-from realtime.commands.serve import add_arguments, given
+from realtime.commands.serve import add_arguments, collect_settings
 from realtime.config import ConfigError
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.processes import wire_address
@@ -27,14 +27,14 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 def test_flags_are_settings() -> None:
     arguments = parsed("--port", "0", "--host", "::1", "--set", "limits.max_errors=5", "--set", "engine.model=a=b")
-    assert given(arguments) == {
+    assert collect_settings(arguments) == {
         "listen.port": "0", "listen.host": "::1", "limits.max_errors": "5", "engine.model": "a=b",
     }  # fmt: skip
 
 
 def test_a_setting_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected NAME=VALUE"):
-        given(parsed("--set", "limits.max_errors"))
+        collect_settings(parsed("--set", "limits.max_errors"))
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ async def test_a_text_by_wyoming(tmp_path: Path) -> None:
 
 
 def test_the_page_tells_of_every_message_and_field() -> None:
-    for kind in msgspec.inspect.type_info(say.In).types:  # type: ignore[attr-defined]
+    for kind in msgspec.inspect.type_info(say.ClientMessage).types:  # type: ignore[attr-defined]
         assert f'{{"t":"{kind.tag}"' in PAGE
-    for kind in msgspec.inspect.type_info(say.Out).types:  # type: ignore[attr-defined]
+    for kind in msgspec.inspect.type_info(say.ServerMessage).types:  # type: ignore[attr-defined]
         row = re.search(rf"^\| `{kind.tag}` \| (.*?) \|", PAGE, re.MULTILINE)
         assert row is not None, kind.tag
         assert [f"`{field.name}`" for field in kind.fields] == row[1].split()

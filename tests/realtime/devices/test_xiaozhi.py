@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
-from realtime.protocol.phones.xiaozhi import HEADERS, PACKET_MS, framed, unframed
+from realtime.protocol.phones.xiaozhi import HEADERS, PACKET_MS, pack_frame, unpack_frame
 from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusSettings
 from sessions.audio.pcm import EMPTY
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
@@ -83,7 +83,7 @@ async def test_an_agent_speaks_to_a_device(live: Live, version: int) -> None:
         packets, _, times_s = await heard(line, is_tts("stop"))
         ended_s = asyncio.get_running_loop().time()
         played = await told(agent, "reply.played")
-        check_sound([unframed(version, packet) for packet in packets], played["played_ms"])
+        check_sound([unpack_frame(version, packet) for packet in packets], played["played_ms"])
         check_pace(times_s, ended_s)
         if version == 2:
             clock_ms = [HEADERS[2].unpack_from(packet)[3] for packet in packets]
@@ -153,7 +153,13 @@ async def test_a_microphone_that_sends_garbage_harms_nobody(live: Live) -> None:
         call = await told(agent, "call.connected")
         encoder = OpusEncoder(OpusSettings(sample_rate=16_000, packet_ms=60))
         (packet,) = encoder.push(np.zeros(960, np.float32))
-        for sound in (framed(3, packet.data, 0), framed(3, b"\xff" * 50, 0), framed(3, b"", 0), b"\0", b"\0" * 5_000):
+        for sound in (
+            pack_frame(3, packet.data, 0),
+            pack_frame(3, b"\xff" * 50, 0),
+            pack_frame(3, b"", 0),
+            b"\0",
+            b"\0" * 5_000,
+        ):
             await line.send(sound)
         await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": "Hello."}))
         assert (await told(agent, "reply.played"))["confirmed"] is False

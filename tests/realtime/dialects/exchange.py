@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from realtime.protocol.dialects import base
-from realtime.protocol.dialects.registry import WIRES, DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.protocol.errors import ProtocolError
 from realtime.protocol.events import ErrorBody
 
@@ -46,7 +46,7 @@ def decode_message(value: Any) -> str | bytes:
     return base64.b64decode(value["base64"]) if isinstance(value, dict) else str(value)
 
 
-def decode_event(value: list[Any]) -> base.Event:
+def decode_event(value: list[Any]) -> base.DialectEvent:
     name, fields = value
     return msgspec.convert(fields, type=getattr(base, name))
 
@@ -60,7 +60,7 @@ def call(dialect: base.Dialect, step: dict[str, Any]) -> dict[str, Any]:
     return _input_of(step) | {"intents": [encode(intent) for intent in intents]}
 
 
-def _intents(dialect: base.Dialect, step: dict[str, Any]) -> Iterable[base.Intent]:
+def _intents(dialect: base.Dialect, step: dict[str, Any]) -> Iterable[base.DialectCommand]:
     match step:
         case {"begin": _}:
             return dialect.begin()
@@ -78,7 +78,7 @@ def _input_of(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def wire_of(head: dict[str, Any]) -> DialectRoute:
-    return next(wire for wire in WIRES if (wire.path, wire.carrier) == (head["wire"], head["carrier"]))
+    return next(wire for wire in DIALECT_ROUTES if (wire.path, wire.carrier) == (head["wire"], head["carrier"]))
 
 
 Exchange = list[dict[str, Any]]
@@ -116,20 +116,20 @@ class RecordingDialect:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dialect, name)
 
-    def begin(self) -> list[base.Intent]:
+    def begin(self) -> list[base.DialectCommand]:
         return self._record({"begin": True}, self._dialect.begin)
 
-    def receive(self, message: base.Message) -> list[base.Intent]:
+    def receive(self, message: base.Message) -> list[base.DialectCommand]:
         return self._record({"receive": encode(message)}, lambda: self._dialect.receive(message))
 
-    def tell(self, event: base.Event) -> list[base.Intent]:
+    def tell(self, event: base.DialectEvent) -> list[base.DialectCommand]:
         return self._record({"event": encode(event)}, lambda: self._dialect.tell(event))
 
-    def fail(self, error: ErrorBody, close: int | None) -> list[base.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> list[base.DialectCommand]:
         step = {"fail": msgspec.to_builtins(error), "close": close}
         return self._record(step, lambda: self._dialect.fail(error, close))
 
-    def _record(self, step: dict[str, Any], carry_out: Any) -> list[base.Intent]:
+    def _record(self, step: dict[str, Any], carry_out: Any) -> list[base.DialectCommand]:
         try:
             intents = list(carry_out())
         except ProtocolError as error:

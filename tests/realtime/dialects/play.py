@@ -26,7 +26,7 @@ class Play:
     def say(self, message: str | bytes | None = None, **fields: Any) -> list[Any]:
         return self._read(self.dialect.receive(json.dumps(fields) if message is None else message))
 
-    def tell(self, event: on.Event) -> list[Any]:
+    def tell(self, event: on.DialectEvent) -> list[Any]:
         return self._read(self.dialect.tell(event))
 
     def audio(self, context: str, data: bytes = b"\0\0", start_ms: float = 0.0, end_ms: float = 80.0) -> list[Any]:

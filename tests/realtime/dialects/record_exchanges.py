@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from realtime.protocol.dialects.registry import WIRES
+from realtime.protocol.dialects.registry import DIALECT_ROUTES
 from tests.realtime.dialects.exchange import Exchange, RecordingDialect, read_exchanges
 
 KEPT = Path(__file__).parents[2] / "vectors" / "exchanges"
@@ -53,7 +53,7 @@ def record_into(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str | None 
         client = name or f"sdk-{dialect.handshake.headers.get('user-agent', 'unnamed')}"
         file_name = re.sub(r"[^a-z0-9]+", "-", client.lower()).strip("-")[:80]
         path = folder / f"{file_name}-{os.getpid()}-{len(list(folder.iterdir())):05}.jsonl"
-        create(self, server, wire, RecordingDialect(dialect, wire, path) if wire in WIRES else dialect)
+        create(self, server, wire, RecordingDialect(dialect, wire, path) if wire in DIALECT_ROUTES else dialect)
 
     monkeypatch.setattr(DialectConnection, "__init__", create_recording)
 

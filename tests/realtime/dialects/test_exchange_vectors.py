@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from realtime.protocol.dialects.base import Dialect, Event, Intent
-from realtime.protocol.dialects.registry import WIRES, DialectRoute
+from realtime.protocol.dialects.base import Dialect, DialectCommand, DialectEvent
+from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from tests.realtime.dialects.exchange import read_exchanges, replay, wire_of
 
 VECTORS = sorted((Path(__file__).parents[2] / "vectors" / "exchanges").rglob("*.jsonl"))
@@ -27,15 +27,15 @@ def test_every_dialect_has_an_exchange_with_audio() -> None:
         [[head, *steps]] = read_exchanges(path)
         if any(step.get("event", [""])[0] == "Audio" and step["intents"] for step in steps):
             with_audio.add(wire_of(head).dialect)
-    assert with_audio == {wire.dialect for wire in WIRES}
+    assert with_audio == {wire.dialect for wire in DIALECT_ROUTES}
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: f"{wire.path} {wire.carrier}")
+@pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=lambda wire: f"{wire.path} {wire.carrier}")
 def test_changed_dialect_does_not_replay_equal(wire: DialectRoute, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dialect that leaves out the first message of every event is caught by its vectors."""
     event_handler = wire.dialect.tell
 
-    def leave_out(self: Dialect, event: Event) -> list[Intent]:
+    def leave_out(self: Dialect, event: DialectEvent) -> list[DialectCommand]:
         return list(event_handler(self, event))[1:]
 
     monkeypatch.setattr(wire.dialect, "tell", leave_out)

@@ -11,7 +11,7 @@ import pytest
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_dialogue import ElevenLabsDialogue
-from realtime.protocol.dialects.registry import WIRES, DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 from tests.realtime.dialects.chaos import ChaoticClient
@@ -32,7 +32,7 @@ class Shell:
         """Context -> how much audio it was told of."""
         self.num_closed = 0
 
-    def carry_out(self, intents: list[on.Intent]) -> None:
+    def carry_out(self, intents: list[on.DialectCommand]) -> None:
         for intent in intents:
             match intent:
                 case on.SendMessage(message=message):
@@ -53,7 +53,7 @@ class Shell:
                 case on.CloseConnection() | on.AbortRequest():
                     self.num_closed += 1
 
-    def tell(self, event: on.Event) -> None:
+    def tell(self, event: on.DialectEvent) -> None:
         self.carry_out(list(self.dialect.tell(event)))
 
     def live(self) -> None:
@@ -121,19 +121,19 @@ def named(wire: DialectRoute) -> str:
     return f"{wire.dialect.__name__} {wire.path}"
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=named)
+@pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=named)
 def test_a_dialect_never_breaks(wire: DialectRoute) -> None:
     play(wire, 1, NUM_MESSAGES)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("wire", WIRES, ids=named)
+@pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=named)
 def test_a_dialect_never_breaks_at_length(wire: DialectRoute) -> None:
     play(wire, 2, NUM_MESSAGES_SLOW)
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=named)
+@pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=named)
 @pytest.mark.parametrize(
     "make", [lambda rng: rng.randbytes(8).hex(), lambda rng: rng.choice(("", "-1", "nan", "99999999999", "é"))]
 )

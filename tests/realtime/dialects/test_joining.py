@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from realtime.protocol.dialects.joining import joined
+from realtime.protocol.dialects.joining import with_sentence_space
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ from realtime.protocol.dialects.joining import joined
     ],
 )
 def test_sentences_get_a_space_and_tokens_do_not(before: str, text: str, told: str) -> None:
-    assert joined(before, text) == told
+    assert with_sentence_space(before, text) == told

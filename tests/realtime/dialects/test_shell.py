@@ -24,7 +24,7 @@ SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
 
 @pytest.fixture(autouse=True)
 def tiny_wires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wires, "WIRES", TINY_WIRES)
+    monkeypatch.setattr(wires, "DIALECT_ROUTES", TINY_WIRES)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from realtime.protocol import events as ev
-from realtime.protocol.dialects.registry import WIRES, DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.chaos import ChaoticClient
 from tests.realtime.dialects.clients import CLIENTS, VendorClient, read
@@ -233,7 +233,9 @@ async def test_the_single_socket_is_closed_when_nothing_is_written() -> None:
 CHAOS_MESSAGES = 300
 
 
-@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire.carrier == "socket"], ids=lambda wire: wire.path)
+@pytest.mark.parametrize(
+    "wire", [wire for wire in DIALECT_ROUTES if wire.carrier == "socket"], ids=lambda wire: wire.path
+)
 async def test_nothing_is_left_of_a_client_that_says_anything(live: Live, wire: DialectRoute) -> None:
     rng = random.Random(7)
     chaos = ChaoticClient(rng, RIGHT.get(wire.path, ()))

@@ -94,7 +94,7 @@ async def test_nobody_waits_for_words_that_nobody_is_told(
 
     monkeypatch.setattr(ResponseTimeline, "heard", note)
     monkeypatch.setattr(SegmentTimeline, "push", count)
-    monkeypatch.setattr(response, "MAX_AT_ONCE_BYTES", 10**9)  # nothing is looked through before it is needed
+    monkeypatch.setattr(response, "MAX_INLINE_ALIGN_BYTES", 10**9)  # nothing is looked through before it is needed
     if not client.cancel("t1"):
         pytest.skip("nothing cancels but the end of the line")
     listening = live_server(FakeSpeechEngine(STALLED), speech__aligner="letters")

@@ -19,7 +19,7 @@ class Tiny(on.Dialect):
         self._turn = 0
         self._open = False
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         text = text_only(message)
         context = str(self._turn)
         if text.startswith("key "):
@@ -37,7 +37,7 @@ class Tiny(on.Dialect):
             yield on.EndContext(context)
             self._open, self._turn = False, self._turn + 1
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield on.SendMessage(event.data)
@@ -48,14 +48,14 @@ class Tiny(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection(1000)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.SendMessage(f"error {error.code}")
 
 
 class Pairs(Tiny):
     """Two messages for each piece of audio."""
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.ContextAudio):
             yield on.SendMessage(f"begin {event.context} {event.start_ms}")
             yield on.SendMessage(f"end {event.context} {event.start_ms}")
@@ -68,12 +68,12 @@ class TinyFile(on.Dialect):
 
     media_type = "audio/pcm"
 
-    def receive(self, message: on.Message) -> Iterator[on.Intent]:
+    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
         assert isinstance(message, bytes)
         yield on.OpenContext("", on.SpeechOptions(voice=self.handshake.query.get("voice")))
         yield on.AppendText("", message.decode(), last=True)
 
-    def tell(self, event: on.Event) -> Iterator[on.Intent]:
+    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield on.SendMessage(event.data)
@@ -82,7 +82,7 @@ class TinyFile(on.Dialect):
             case on.ContextEnded():
                 yield on.AbortRequest(event.error)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.Intent]:
+    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.AbortRequest(error)
 
 

@@ -15,7 +15,7 @@ from realtime.errors import RequestRefused
 from realtime.mqtt.broker import BrokerConnector
 from realtime.mqtt.gathered_socket import MAX_WAITING_BYTES, BatchedSocket
 from realtime.mqtt.gathering import BatchedMqttConnection
-from realtime.mqtt.line import MAX_UNACKNOWLEDGED, BrokerDisconnected, IncomingMessage, MqttConnection, Publication
+from realtime.mqtt.line import MAX_INFLIGHT, BrokerDisconnected, IncomingMessage, MqttConnection, Publication
 from realtime.protocol.errors import LocalProtocolError
 from tests.realtime.live import WAIT_S, until
 from tests.realtime.mqtt.agents import bridged, client
@@ -132,7 +132,7 @@ async def test_what_is_posted_is_never_overtaken(broker: Mosquitto) -> None:
     async with lines(broker) as (one, two):
         assert isinstance(one, BatchedMqttConnection)
         await two.subscribe("row", qos=0)  # of those with more, Mosquitto itself lets some wait
-        num = 3 * MAX_UNACKNOWLEDGED
+        num = 3 * MAX_INFLIGHT
         for number in range(num):
             await one.post(Publication(topic="row", payload=str(number), qos=number % 3 > 0))
         heard = await next_of(two.arrivals(), num)
@@ -176,7 +176,7 @@ async def test_a_broker_that_dies_lets_nobody_wait(tmp_path: Path) -> None:
         async with lines(broker, timeout_s=10 * WAIT_S) as (one, two):
             broker.stop_answering()
             said = Publication(topic="nobody", qos=1)
-            posts = [one.post(said) for _ in range(MAX_UNACKNOWLEDGED + 5)]
+            posts = [one.post(said) for _ in range(MAX_INFLIGHT + 5)]
             work = [asyncio.create_task(asking) for asking in (*posts, one.subscribe("row"), two.publish(said))]
             await asyncio.sleep(0.1)
             broker.kill()
@@ -190,7 +190,7 @@ async def test_what_is_too_long_costs_itself_alone(tmp_path: Path, gathered: boo
     with running(tmp_path, "max_packet_size 3000") as broker:
         async with lines(broker, gathered=gathered) as (one, two):
             await two.subscribe("row")
-            for qos in [0, *[1] * (MAX_UNACKNOWLEDGED + 1)]:
+            for qos in [0, *[1] * (MAX_INFLIGHT + 1)]:
                 with pytest.raises(LocalProtocolError, match="3000"):
                     await one.post(Publication(topic="row", payload=bytes(3_000), qos=qos))
             await one.publish(Publication(topic="row", payload=b"short", qos=1))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realtime.protocol.errors import RemoteProtocolError
-from realtime.transports.reading import MESSAGES_AT_ONCE, MessageReader, check_size
+from realtime.transports.reading import YIELD_EVERY_MESSAGES, MessageReader, check_size
 
 
 class Flood:
@@ -22,7 +22,7 @@ class Flood:
 
 
 async def test_a_flood_lets_others_have_their_turn() -> None:
-    flood = Flood(10 * MESSAGES_AT_ONCE)
+    flood = Flood(10 * YIELD_EVERY_MESSAGES)
     reader, turns = MessageReader(flood), 0
 
     async def other() -> None:
@@ -38,7 +38,7 @@ async def test_a_flood_lets_others_have_their_turn() -> None:
         return num_messages
 
     num_messages, _ = await asyncio.gather(read(), other())
-    assert num_messages == 10 * MESSAGES_AT_ONCE
+    assert num_messages == 10 * YIELD_EVERY_MESSAGES
     assert turns >= 9
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from realtime.transports.speech_batch import PIECE_BYTES, _told
+from realtime.transports.speech_batch import PIECE_BYTES, _encode_results
 from sessions.audio.wav import wav_file
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript
@@ -139,7 +139,7 @@ async def test_an_answer_in_pieces_is_one_json(size: int) -> None:
         {"index": 0, "status": "success", "audio_data": audio[:size], "usage": {"a": 1}},
         {"index": 1, "status": "error", "error": {"message": 'a "sign"'}},
     ]
-    pieces = [piece async for piece in _told(results)]
+    pieces = [piece async for piece in _encode_results(results)]
     assert max(map(len, pieces)) <= PIECE_BYTES * 4 // 3
     told = json.loads(b"".join(pieces))
     assert base64.b64decode(told["results"][0].pop("audio_data")) == audio[:size]

@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 
 from sessions.alignment.letters import MAX_STEPS, AlignmentUnits
-from sessions.alignment.path import SOUND_FLOOR, SOUND_WEIGHT, STAY_LOG
+from sessions.alignment.path import EMISSION_FLOOR, EMISSION_WEIGHT, SELF_LOOP_LOG_PROB
 
 
 def best_score(units: AlignmentUnits, scores: np.ndarray) -> float:
     """Of all ways that begin before the first step and end after the last, with every unit in order."""
-    sound = SOUND_WEIGHT * np.log(units.sounds @ np.exp(scores).T + SOUND_FLOOR)
+    sound = EMISSION_WEIGHT * np.log(units.sounds @ np.exp(scores).T + EMISSION_FLOOR)
 
     @cache
     def best(unit: int, step: int) -> float:
@@ -32,13 +32,13 @@ def lasting_score(units: AlignmentUnits, sound: np.ndarray, unit: int, start: in
     heard = sound[unit, start:end].sum()
     if beyond:
         # what goes on beyond the longest duration pays for each step
-        return float(units.durations[unit, MAX_STEPS] + heard + beyond * STAY_LOG)
+        return float(units.durations[unit, MAX_STEPS] + heard + beyond * SELF_LOOP_LOG_PROB)
     return float(units.durations[unit, steps] + heard)
 
 
 def score_of(units: AlignmentUnits, scores: np.ndarray, ends: list[int]) -> float:
     """Of one way: the step at which each unit ends."""
-    sound = SOUND_WEIGHT * np.log(units.sounds @ np.exp(scores).T + SOUND_FLOOR)
+    sound = EMISSION_WEIGHT * np.log(units.sounds @ np.exp(scores).T + EMISSION_FLOOR)
     starts = [0, *ends[:-1]]
     return sum(
         lasting_score(units, sound, unit, start, end)

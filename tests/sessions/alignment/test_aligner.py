@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sessions.alignment.aligner import SETTLE_STEPS, Aligner, ForcedAligner
+from sessions.alignment.aligner import FINALIZE_DELAY_STEPS, Aligner, ForcedAligner
 from sessions.alignment.ear import BLOCK_STEPS, STEP_MS
 from sessions.alignment.even import UniformAligner
 from sessions.audio.resampler import Resampler
@@ -20,7 +20,7 @@ RATE = 16_000
 SPOKEN = np.load(Path(__file__).parents[2] / "vectors" / "alignment" / "sentence.npz")
 TEXT = str(SPOKEN["text"])
 PCM = SPOKEN["pcm"].astype(np.float32) / 32768
-LATEST_MS = SETTLE_STEPS * STEP_MS + 2 * BLOCK_STEPS * STEP_MS + 60
+LATEST_MS = FINALIZE_DELAY_STEPS * STEP_MS + 2 * BLOCK_STEPS * STEP_MS + 60
 """A character is settled when so much more has been pushed."""
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessions.alignment.letters import MAX_STEPS, AlignmentUnits
-from sessions.alignment.path import AHEAD_UNITS, ViterbiPath
+from sessions.alignment.path import BEAM_UNITS, ViterbiPath
 from tests.sessions.alignment.slow_path import best_score, score_of
 
 NUM_SOUNDS = 5
@@ -70,7 +70,7 @@ def test_what_is_settled_is_not_traced_again_and_the_rest_stays(seed, kept_steps
 def test_work_and_memory_do_not_grow_with_text_that_is_far_ahead():
     units, scores = drawn(3, 4_000, 60)
     path = walked(units, scores)
-    assert all(arrivals.sources.size <= AHEAD_UNITS + 60 * MAX_STEPS for arrivals in path._arrivals)
+    assert all(arrivals.sources.size <= BEAM_UNITS + 60 * MAX_STEPS for arrivals in path._arrivals)
     assert max(arrivals.low + arrivals.sources.size for arrivals in path._arrivals) < 1_000
 
 

@@ -12,7 +12,7 @@ import pytest
 from sessions.alignment import spare
 from sessions.alignment.aligner import Aligner
 from sessions.alignment.even import UniformAligner
-from sessions.alignment.late import PIECE_SAMPLES, LazyAligner
+from sessions.alignment.late import CHUNK_SAMPLES, LazyAligner
 from sessions.alignment.spare import IdleAlignmentBacklog
 from sessions.clock import TICK_S, now_s
 from tests.sessions.alignment.test_aligner import PCM, RATE, TEXT
@@ -42,7 +42,7 @@ class Watched(UniformAligner):
 
 @pytest.fixture
 def one_piece_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "LOOK_S", 0.0)
+    monkeypatch.setattr(spare, "SLICE_S", 0.0)
 
 
 async def test_all_of_it_is_looked_through_though_nobody_asks() -> None:
@@ -81,26 +81,26 @@ async def test_a_piece_at_a_time_half_way_between_ticks() -> None:
     await asyncio.sleep(LONG_S)
     told = [moment for aligner in aligners for moment in aligner.told]
     assert sum(size for _, size in told) == 3 * CHUNK
-    assert max(size for _, size in told) <= PIECE_SAMPLES
+    assert max(size for _, size in told) <= CHUNK_SAMPLES
     ticks = [at_s / TICK_S for at_s, _ in told]
     assert [tick % 1 for tick in ticks] == pytest.approx([0.5] * len(ticks), abs=1e-3)
     assert len({int(tick) for tick in ticks}) == len(ticks) == 12
 
 
 async def test_a_moment_takes_as_many_pieces_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "LOOK_S", 60.0)
+    monkeypatch.setattr(spare, "SLICE_S", 60.0)
     aligner = Watched()
     line = LazyAligner(lambda: aligner, IdleAlignmentBacklog(ENOUGH))
     line.push(PCM[:CHUNK])
     await asyncio.sleep(LONG_S)
-    assert len(aligner.told) == CHUNK // PIECE_SAMPLES
+    assert len(aligner.told) == CHUNK // CHUNK_SAMPLES
     assert len({at_s for at_s, _ in aligner.told}) == 1
 
 
 async def test_beyond_the_limit_it_does_not_wait() -> None:
     aligner = Watched()
-    line = LazyAligner(lambda: aligner, IdleAlignmentBacklog(2 * PIECE_SAMPLES * 4))
-    line.push(PCM[: 5 * PIECE_SAMPLES])
+    line = LazyAligner(lambda: aligner, IdleAlignmentBacklog(2 * CHUNK_SAMPLES * 4))
+    line.push(PCM[: 5 * CHUNK_SAMPLES])
     assert len(aligner.told) == 3
 
 
@@ -151,7 +151,7 @@ async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
         count(*of)
 
     monkeypatch.setattr(moments, "add", count_late)
-    quick.push(PCM[:PIECE_SAMPLES])
+    quick.push(PCM[:CHUNK_SAMPLES])
     monkeypatch.undo()
     other.push(PCM[:CHUNK])
     await asyncio.sleep(LONG_S)

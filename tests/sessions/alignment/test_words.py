@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.alignment.times import timed
-from sessions.alignment.words import WordSpan, WordSpanTracker, word_cut
+from sessions.alignment.times import to_word_time
+from sessions.alignment.words import WordSpan, WordSpanTracker, last_word_boundary
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.spans import SpannedText
 from tests.sessions.text.cuts import cut, places
@@ -82,7 +82,7 @@ def test_times_of_a_word_and_its_characters():
     raw = "a $5 x"
     words = words_of(raw, SpannedText.of("a ", 0), SpannedText.of("five dollars", 2, 4), SpannedText.of(" x", 4))
     bounds = [100 * number for number in range(len("a five dollars x") + 1)]
-    word = timed(words[1], bounds, segment=3, start_sample=1_000, sample_rate=1_000, floor_ms=0)
+    word = to_word_time(words[1], bounds, segment=3, start_sample=1_000, sample_rate=1_000, floor_ms=0)
     assert (word.text, word.raw_start, word.raw_end, word.spoken) == ("$5", 2, 4, "five dollars")
     assert (word.segment, word.segment_start_ms, word.start_ms, word.end_ms) == (3, 1_000, 1_200, 2_400)
     assert word.char_ends_ms == (1_800, 2_400)
@@ -92,7 +92,7 @@ def test_times_of_a_word_and_its_characters():
 
 def test_marks_take_no_time():
     raw = '"Hi!" '
-    word = timed(words_of(raw, SpannedText.of(raw, 0))[0], [0, 10, 20, 30, 90, 95, 99], 0, 0, 1_000, 0)
+    word = to_word_time(words_of(raw, SpannedText.of(raw, 0))[0], [0, 10, 20, 30, 90, 95, 99], 0, 0, 1_000, 0)
     assert [(char.start_ms, char.end_ms) for char in word.characters()] == [
         (10, 10),
         (10, 20),
@@ -104,7 +104,7 @@ def test_marks_take_no_time():
 
 @pytest.mark.parametrize(("position", "end"), [(0, 0), (2.9, 0), (3, 3), (6.9, 3), (7, 7), (99, 7)])
 def test_word_cut(position, end):
-    assert word_cut("one six", position) == end
+    assert last_word_boundary("one six", position) == end
 
 
 def word_cut_word_by_word(text: str, position: float) -> int:
@@ -118,7 +118,7 @@ def word_cut_word_by_word(text: str, position: float) -> int:
 
 @given(st.text("ab \n\x1f\xa0\u3000é好.", max_size=40), st.floats(0, 50))
 def test_the_cut_is_where_reading_word_by_word_finds_it(text, position):
-    assert word_cut(text, position) == word_cut_word_by_word(text, position)
+    assert last_word_boundary(text, position) == word_cut_word_by_word(text, position)
 
 
 def test_long_run_without_white_space_is_several_words():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessions.audio.fade import Fade
-from sessions.audio.joiner import SegmentJoiner, join
+from sessions.audio.joiner import SegmentJoiner, crossfade_join
 from sessions.audio.pcm import Pcm
 from tests.sessions.audio.signals import noise, pieces
 
@@ -20,7 +20,7 @@ FADES = st.sampled_from(Fade)
 
 
 def join_all(segments: list[Pcm], overlap: int, fade: Fade) -> Pcm:
-    return functools.reduce(lambda first, second: join(first, second, overlap, fade), segments)
+    return functools.reduce(lambda first, second: crossfade_join(first, second, overlap, fade), segments)
 
 
 @given(SEGMENTS, OVERLAPS, FADES, st.data())
@@ -87,6 +87,6 @@ def test_in_the_last_segment_nothing_is_held_back() -> None:
 def test_equal_power_keeps_the_level_of_speech_that_does_not_correlate() -> None:
     first, second = noise(4000, seed=1), noise(4000, seed=2)
     middle = slice(1900, 2100)
-    level = {fade: float(np.std(join(first, second, 4000, fade)[middle])) for fade in Fade}
+    level = {fade: float(np.std(crossfade_join(first, second, 4000, fade)[middle])) for fade in Fade}
     assert level[Fade.EQUAL_POWER] == pytest.approx(np.std(first), rel=0.15)
     assert level[Fade.HANN] < 0.8 * np.std(first)

@@ -11,7 +11,7 @@ import pytest
 from engine.api import SpeechChunk
 from sessions.audio.crossfade import Crossfader
 from sessions.audio.fade import Fade
-from sessions.audio.joiner import join
+from sessions.audio.joiner import crossfade_join
 from sessions.audio.pcm import Pcm
 from sessions.audio.seam import seam_report
 from tests.sessions.audio.signals import speech_like
@@ -114,7 +114,7 @@ def test_joining_takes_the_click_out_of_segments_cut_in_mid_speech(fade: Fade) -
     sample_rate, overlap = 24_000, 480
     segments = [speech_like(12_000, sample_rate, seed) for seed in range(20, 40)]
     raw_seams = list(itertools.accumulate(segment.size for segment in segments[:-1]))
-    joined = functools.reduce(lambda first, second: join(first, second, overlap, fade), segments)
+    joined = functools.reduce(lambda first, second: crossfade_join(first, second, overlap, fade), segments)
     joined_seams = [seam - index * overlap - overlap // 2 for index, seam in enumerate(raw_seams)]
     raw_report = seam_report(np.concatenate(segments), raw_seams, sample_rate)
     joined_report = seam_report(joined, joined_seams, sample_rate)

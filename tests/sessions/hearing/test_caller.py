@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from sessions.audio.g711 import mulaw_to_pcm, pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.pcm import Pcm, float_to_s16
 from sessions.audio.resampler import Resampler
-from sessions.hearing.caller import MAX_CAUGHT_UP, NUM_TRACKS, BargeInDetector, BargeInSettings, look_once
+from sessions.hearing.caller import MAX_REPLAYED_WINDOWS, NUM_TRACKS, BargeInDetector, BargeInSettings, run_detector
 from sessions.hearing.echo import PlayoutLevel
 from sessions.hearing.levels import level_db
-from sessions.hearing.silero import NUM_CAUGHT_UP, VadState, WindowSlicer, likelihoods
+from sessions.hearing.silero import MAX_SKIPPED_WINDOWS, VadState, WindowSlicer, speech_probabilities
 
 RATE = 8_000
 START = 4_000
@@ -119,8 +119,10 @@ def test_sounds_looked_at_together_are_what_they_are_alone(speech: Pcm) -> None:
     windows = [[sound[at : at + 288] for at in starts] for sound in sounds]
     alone, together = [VadState() for _ in sounds], [VadState() for _ in sounds]
     for at in zip(*windows, strict=True):
-        expected = [likelihoods([track], window[None], RATE)[0] for track, window in zip(alone, at, strict=True)]
-        np.testing.assert_allclose(likelihoods(together, np.stack(at), RATE), expected, atol=1e-5)
+        expected = [
+            speech_probabilities([track], window[None], RATE)[0] for track, window in zip(alone, at, strict=True)
+        ]
+        np.testing.assert_allclose(speech_probabilities(together, np.stack(at), RATE), expected, atol=1e-5)
     assert any(likely > 0.9 for likely in expected)
 
 
@@ -158,7 +160,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         found.extend(map(pcm_to_mulaw, windows))
         return np.zeros(len(tracks), np.float32)
 
-    monkeypatch.setattr("sessions.hearing.caller.likelihoods", likelihoods)
+    monkeypatch.setattr("sessions.hearing.caller.speech_probabilities", likelihoods)
     return found
 
 
@@ -192,9 +194,9 @@ def test_many_that_missed_much_are_caught_up_on_a_little_at_a_time(asked: list[b
     assert asked == []
     most = 0
     while waiting := [ear for ear in ears if ear.waiting]:
-        look_once(waiting, waiting[0].sound)
+        run_detector(waiting, waiting[0].sound)
         most, _ = max(most, len(asked)), asked.clear()
-    assert most <= MAX_CAUGHT_UP + NUM_TRACKS * num
+    assert most <= MAX_REPLAYED_WINDOWS + NUM_TRACKS * num
     assert not any(track.missed for track in tracks)
 
 
@@ -207,8 +209,8 @@ def test_what_was_missed_is_shown_before_what_is_louder(asked: list[bytes]) -> N
     line = b"\xff" * 32 + quiet + loud
     windows = [line[end - 288 : end] for end in range(288, len(line) + 1, 128)]
     one, other = windows[-2::-2], windows[-1::-2]  # the last of each track, and those before it
-    assert set(asked) == {*one[: NUM_CAUGHT_UP + 1], *other[: NUM_CAUGHT_UP + 1]}
-    assert [window for window in asked if window in one] == one[NUM_CAUGHT_UP::-1], "in their order"
+    assert set(asked) == {*one[: MAX_SKIPPED_WINDOWS + 1], *other[: MAX_SKIPPED_WINDOWS + 1]}
+    assert [window for window in asked if window in one] == one[MAX_SKIPPED_WINDOWS::-1], "in their order"
 
 
 def test_an_ear_that_rests_hears_anew(speech: Pcm) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from sessions.hearing.caller import BargeInDetector, BargeInSettings
-from sessions.hearing.ears import MAX_LOOKS, VadScheduler
+from sessions.hearing.ears import MAX_BATCH_WINDOWS, VadScheduler
 from sessions.hearing.silero import VadState
 
 pytestmark = pytest.mark.virtual_time
@@ -32,7 +32,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         found.append((len(tracks), rate))
         return (np.abs(windows).max(1) < 0.01).astype(np.float32)
 
-    monkeypatch.setattr("sessions.hearing.caller.likelihoods", likelihoods)
+    monkeypatch.setattr("sessions.hearing.caller.speech_probabilities", likelihoods)
     return found
 
 
@@ -61,7 +61,7 @@ async def test_a_flood_is_looked_at_in_turns_and_all_of_it(runs: list[tuple[int,
     await asyncio.sleep(0.01)
     await asyncio.sleep(0.01)
     assert not any(ear.waiting for ear in lines)
-    assert max(num for num, _ in runs) <= MAX_LOOKS
+    assert max(num for num, _ in runs) <= MAX_BATCH_WINDOWS
     assert {rate for _, rate in runs} == {8_000, 16_000}
     assert sum(num for num, rate in runs if rate == 8_000) == 50 * 124
 
@@ -84,7 +84,7 @@ async def test_what_cannot_be_looked_at_is_not_tried_for_ever(monkeypatch: pytes
         tried.update(["run"])
         raise RuntimeError("no network")
 
-    monkeypatch.setattr("sessions.hearing.caller.likelihoods", likelihoods)
+    monkeypatch.setattr("sessions.hearing.caller.speech_probabilities", likelihoods)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.update([str(context["exception"])]))
     ears, ear = VadScheduler(), BargeInDetector("mulaw", 8_000, SETTINGS)
     ears.hear(ear, PACKETS[0] * 10, lambda: pytest.fail("nothing was heard"))

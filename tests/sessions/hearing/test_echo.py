@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sessions.audio.g711 import pcm_to_mulaw
-from sessions.hearing.echo import MAX_FRAMES, NUM_UNDECIDED, NUM_WINDOWS, EchoThreshold, PlayoutLevel
+from sessions.hearing.echo import MAX_FRAMES, NUM_UNCONFIRMED_WINDOWS, NUM_WINDOWS, EchoThreshold, PlayoutLevel
 from sessions.hearing.levels import SILENCE_DB, encoded_level_db, level_db
 
 FRAME = 160
@@ -50,7 +50,7 @@ def test_a_line_on_which_nobody_listens_keeps_no_more_and_more() -> None:
 
 def learnt(echo: EchoThreshold, level_db: float, num: int = 1) -> None:
     """And as many windows more as it takes to be sure."""
-    for level in [level_db] * num + [-90.0] * NUM_UNDECIDED:
+    for level in [level_db] * num + [-90.0] * NUM_UNCONFIRMED_WINDOWS:
         echo.learn(level, -10.0)
 
 
@@ -71,7 +71,7 @@ def test_a_line_has_to_show_that_it_brings_back_less() -> None:
 def test_the_soft_beginning_of_a_voice_is_no_echo() -> None:
     echo = EchoThreshold(20.0)
     learnt(echo, -50.0, NUM_WINDOWS)
-    for _ in range(NUM_UNDECIDED):
+    for _ in range(NUM_UNCONFIRMED_WINDOWS):
         echo.learn(-30.0, -10.0)
     assert echo.db(-10.0) == -46.0
     echo.was_somebody()

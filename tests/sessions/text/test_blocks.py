@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.text.blocks import WHITE_SPACE, BlockLimits, BlockSplitter, BlockStart, LineBreak, Part, TextBlock
+from sessions.text.blocks import WHITE_SPACE, BlockEvent, BlockLimits, BlockSplitter, BlockStart, LineBreak, TextBlock
 from tests.sessions.text.cuts import cut, places
 
 LIMITS = BlockLimits(max_word_chars=6, max_block_words=3, max_block_chars=12)
@@ -17,7 +17,7 @@ def ends_in_plus(words: Sequence[str]) -> bool:
     return words[-1].endswith("+")
 
 
-def parts_of(pieces: list[str]) -> list[Part]:
+def parts_of(pieces: list[str]) -> list[BlockEvent]:
     splitter = BlockSplitter(ends_in_plus, LIMITS)
     parts = [part for piece in pieces for part in splitter.push(piece)]
     return parts + list(splitter.flush())

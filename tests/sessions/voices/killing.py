@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from sessions.voices.store import BEING_WRITTEN, VoiceStore
+from sessions.voices.store import TEMP_SUFFIX, VoiceStore
 from tests.sessions.voices.voices import voice
 
 MAX_DELAY_S = 0.012
@@ -38,7 +38,7 @@ def wait(folder: Path, number: int, pipe: BinaryIO) -> list[str]:
 
 
 def halves(folder: Path, name: str = "") -> list[Path]:
-    return list(folder.glob(f"*/{name}*{BEING_WRITTEN}"))
+    return list(folder.glob(f"*/{name}*{TEMP_SUFFIX}"))
 
 
 def main(folder: Path, num_kills: int) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sessions.voices.store import BEING_WRITTEN, VoiceStore
+from sessions.voices.store import TEMP_SUFFIX, VoiceStore
 from tests.sessions.voices.voices import voice
 
 ROOT = Path(__file__).parents[3]
@@ -30,4 +30,4 @@ def test_200_kills_in_mid_write(tmp_path: Path) -> None:
     for name in names:
         assert store.find("alice", name) == voice(name)
     store.add(voice("after"))
-    assert not list(tmp_path.glob(f"*/*{BEING_WRITTEN}"))
+    assert not list(tmp_path.glob(f"*/*{TEMP_SUFFIX}"))

@@ -12,7 +12,7 @@ import pytest
 from engine.api import ClonedVoice, InvalidRequest, UnknownVoice
 from sessions.config import SpeechSettings
 from sessions.registry import SessionRegistry
-from sessions.voices.naming import with_stored_voice
+from sessions.voices.naming import resolve_stored_voice
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice
 from tests.fakes.engine import FAKE_INFO, FakeSpeechEngine
@@ -94,5 +94,5 @@ async def test_a_voice_for_another_model_is_refused(registry: SessionRegistry, s
 async def test_a_voice_with_other_codebooks_is_refused_where_embeddings_are_alike(store: VoiceStore) -> None:
     info = msgspec.structs.replace(CLONING, num_codebooks=2 * NUM_CODEBOOKS)
     with pytest.raises(InvalidRequest, match=r"'ann' .*: its codes have 4 codebooks, fake takes 8") as refused:
-        with_stored_voice(replace(BURST, voice="ann"), "alice", info, store)
+        resolve_stored_voice(replace(BURST, voice="ann"), "alice", info, store)
     assert refused.value.param == "voice"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.api import InvalidRequest
 from sessions.errors import LimitExceeded
 from sessions.voices.file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
-from sessions.voices.store import BEING_WRITTEN, VoiceExists, VoiceLimits, VoiceStore
+from sessions.voices.store import TEMP_SUFFIX, VoiceExists, VoiceLimits, VoiceStore
 from sessions.voices.voice import SHARED, VoiceManifest, check_manifest
 from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
 
@@ -149,7 +149,7 @@ def test_a_disk_that_fails_leaves_nothing(store: VoiceStore, monkeypatch: pytest
     with pytest.raises(OSError, match="no space left"):
         add(store, "ann")
     assert store.list("alice") == []
-    assert not list(tmp_path.rglob(f"*{BEING_WRITTEN}"))
+    assert not list(tmp_path.rglob(f"*{TEMP_SUFFIX}"))
 
 
 def test_a_writer_that_has_stopped_does_not_stop_all_others(
@@ -169,14 +169,14 @@ def test_what_is_no_voice_is_left_out(store: VoiceStore, tmp_path: Path, caplog:
     add(store, "ann")
     folder = tmp_path / "voices" / "key-alice"
     (folder / "junk.safetensors").write_bytes(b"not a voice at all")
-    (folder / f"half.safetensors{BEING_WRITTEN}").write_bytes(b"half")
+    (folder / f"half.safetensors{TEMP_SUFFIX}").write_bytes(b"half")
     (folder / "notes.txt").write_text("hello")
     assert [manifest.name for manifest in store.list("alice")] == ["ann"]
     assert store.find("alice", "junk") is None
     assert store.find("alice", "half") is None
     assert "hello there" not in caplog.text
     add(store, "ben")
-    assert not (folder / f"half.safetensors{BEING_WRITTEN}").exists()
+    assert not (folder / f"half.safetensors{TEMP_SUFFIX}").exists()
 
 
 def test_files_are_for_their_owner_alone(store: VoiceStore, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Book:
 
 @pytest.fixture
 def book(monkeypatch: pytest.MonkeyPatch) -> Book:
-    book, draw = Book(), module.draw
+    book, draw = Book(), module.sample
 
     def recorded(
         logits: Tensor, params: Sequence[RasParams], histories: Sequence[Any], keys: list[SampleKey], noise: Any
@@ -65,7 +65,7 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Book:
             book.by_seed.setdefault(key.seed, []).append(Draw(logits[row].clone(), int(choices[row])))
         return choices
 
-    monkeypatch.setattr(module, "draw", recorded)
+    monkeypatch.setattr(module, "sample", recorded)
     return book
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.models.cosyvoice3.config import FlowConfig
-from engine.models.cosyvoice3.dit import chunk_mask, rotate_pairs
-from engine.models.cosyvoice3.flow import Flow, moments, positional_noise
+from engine.models.cosyvoice3.dit import apply_rope_pairs, chunk_mask
+from engine.models.cosyvoice3.flow import Flow, ode_timesteps, positional_noise
 from tests.engine.models.cosyvoice3.flows import (
     AHEAD,
     BLOCK_TOKENS,
@@ -38,7 +38,7 @@ def test_tensors_have_the_released_names_and_shapes() -> None:
 
 def test_the_schedule_is_that_of_the_specification() -> None:
     said = [0, 0.012312, 0.048943, 0.108993, 0.190983, 0.292893, 0.412215, 0.546010, 0.690983, 0.843566, 1]
-    torch.testing.assert_close(moments(10), torch.tensor(said), atol=1e-6, rtol=0)
+    torch.testing.assert_close(ode_timesteps(10), torch.tensor(said), atol=1e-6, rtol=0)
 
 
 def test_noise_is_the_first_that_the_official_seed_draws() -> None:
@@ -57,7 +57,7 @@ def test_noise_begins_again_after_300_seconds() -> None:
 
 
 def test_only_pairs_are_turned() -> None:
-    turned = rotate_pairs(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([torch.pi / 2, 0.0]))
+    turned = apply_rope_pairs(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([torch.pi / 2, 0.0]))
     torch.testing.assert_close(turned, torch.tensor([0.0, 1.0, 0.0, 1.0]))
 
 

@@ -11,7 +11,7 @@ from engine.models.cosyvoice3.flow_blocks import (
     FlowBlockTask,
     PromptSequence,
     StreamSequence,
-    due_cells,
+    select_blocks,
 )
 
 STEPS = 10
@@ -33,7 +33,7 @@ def some_rows(draw: st.DrawFn) -> list[BlockSequence]:
 @given(rows=some_rows(), most=st.integers(1, 12))
 @settings(max_examples=200)
 def test_a_cell_goes_where_the_one_before_has_been_or_goes_too(rows: list[BlockSequence], most: int) -> None:
-    cells, num_steps = due_cells(rows, most, STEPS)
+    cells, num_steps = select_blocks(rows, most, STEPS)
     assert len(cells) <= most
     going = {id(cell) for cell in cells}
     for row in rows:
@@ -48,7 +48,7 @@ def test_a_cell_goes_where_the_one_before_has_been_or_goes_too(rows: list[BlockS
 
 @given(rows=some_rows())
 def test_somebody_always_goes(rows: list[BlockSequence]) -> None:
-    cells, num_steps = due_cells(rows, 1, STEPS)
+    cells, num_steps = select_blocks(rows, 1, STEPS)
     assert num_steps >= 1
     assert bool(cells) == any(row.cells for row in rows)
 

@@ -7,13 +7,13 @@ import torch
 
 from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.hift import Hift
-from engine.models.cosyvoice3.hift_graphs import HiftGraphs, usual_lengths
+from engine.models.cosyvoice3.hift_graphs import HiftGraphs, common_lengths
 from engine.models.cosyvoice3.hift_rows import HiftBatch
 from engine.models.cosyvoice3.source import HarmonicSource
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
 
 CONFIG = HiftConfig(base_channels=8, f0_channels=4)
-LENGTHS = usual_lengths(10, 0)
+LENGTHS = common_lengths(10, 0)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def hift() -> Hift:
 
 
 def test_usual_lengths_are_of_blocks_and_of_first_blocks() -> None:
-    assert usual_lengths(50, 30) == (50, 100, 43, 13)
+    assert common_lengths(50, 30) == (50, 100, 43, 13)
 
 
 def test_static_buffers_say_the_same_whoever_filled_them_before(hift: Hift) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.models.cosyvoice3.ras import RasParams, draw, draw_one
+from engine.models.cosyvoice3.ras import RasParams, sample, sample_reference
 from engine.noise import GeneratorNoise, PhiloxNoise, SampleKey
 
 SIZE = 60
@@ -51,14 +51,14 @@ def test_a_batch_draws_what_each_row_draws_alone(params: list[RasParams], seed: 
     keys = [SampleKey(seed, 0, place) for place in range(len(params))]
     noise = PhiloxNoise()
     rows = zip(logits, params, histories, keys, strict=True)
-    assert draw(logits, params, histories, keys, noise).tolist() == [draw_one(*row, noise) for row in rows]
+    assert sample(logits, params, histories, keys, noise).tolist() == [sample_reference(*row, noise) for row in rows]
 
 
 def test_200_draws_are_those_of_the_official_rule() -> None:
     params, ours, theirs = RasParams(), torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
     noise, history = GeneratorNoise(ours), list[int]()
     for place, logits in enumerate(random_logits(200, 5, spread=3.0)):
-        found = draw(logits[None], [params], [history], [SampleKey(0, 0, place)], noise).item()
+        found = sample(logits[None], [params], [history], [SampleKey(0, 0, place)], noise).item()
         assert found == by_multinomial(logits, params, history, theirs)
         assert torch.equal(ours.get_state(), theirs.get_state()), "more or less noise was taken"
         history.append(int(found))
@@ -74,7 +74,7 @@ def certain(token: int) -> Tensor:
 @pytest.mark.parametrize(("distance", "again"), [(1, True), (10, True), (11, False)])
 def test_what_was_heard_among_the_last_ten_is_drawn_again_from_all(distance: int, again: bool) -> None:
     history = [7, *range(20, 20 + distance - 1)]
-    found = draw(certain(7), [RasParams()], [history], [SampleKey(1, 0, 0)], PhiloxNoise()).item()
+    found = sample(certain(7), [RasParams()], [history], [SampleKey(1, 0, 0)], PhiloxNoise()).item()
     assert (found != 7) is again
 
 
@@ -82,12 +82,12 @@ def test_where_nothing_else_is_allowed_it_stays() -> None:
     logits = torch.full((1, SIZE), -torch.inf)
     logits[0, 7] = 1.0
     for noise in (PhiloxNoise(), GeneratorNoise(torch.Generator())):
-        assert draw(logits, [RasParams()], [[7]], [SampleKey(1, 0, 0)], noise).item() == 7
+        assert sample(logits, [RasParams()], [[7]], [SampleKey(1, 0, 0)], noise).item() == 7
 
 
 def test_greedy_repeats_itself_freely() -> None:
     params = RasParams(temperature=0.0)
-    assert draw(certain(7), [params], [[7] * 10], [SampleKey(1, 0, 0)], PhiloxNoise()).item() == 7
+    assert sample(certain(7), [params], [[7] * 10], [SampleKey(1, 0, 0)], PhiloxNoise()).item() == 7
 
 
 def test_the_token_that_crosses_top_p_is_kept_and_none_behind_it() -> None:
@@ -96,4 +96,4 @@ def test_the_token_that_crosses_top_p_is_kept_and_none_behind_it() -> None:
     keys = [SampleKey(seed, 0, 0) for seed in range(300)]
     for top_p, kept in ((0.8, {0, 1}), (0.45, {0}), (0.95, {0, 1, 2})):
         params = [RasParams(top_p=top_p)] * len(keys)
-        assert set(draw(logits.expand(len(keys), -1), params, [[]] * len(keys), keys, PhiloxNoise()).tolist()) == kept
+        assert set(sample(logits.expand(len(keys), -1), params, [[]] * len(keys), keys, PhiloxNoise()).tolist()) == kept

@@ -15,8 +15,8 @@ from engine.graphs.runner import GraphRunner
 from engine.kernels.plain import ReferenceOps
 from engine.load import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3.config import MAX_TOP_K
-from engine.models.cosyvoice3.ras import NOTHING, RasParams, draw
-from engine.models.cosyvoice3.ras_tensors import RasTensors, draw_rows
+from engine.models.cosyvoice3.ras import NOTHING, RasParams, sample
+from engine.models.cosyvoice3.ras_tensors import RasTensors, sample_rows
 from engine.noise import PhiloxNoise, SampleKey
 from tests.engine.models.cosyvoice3.voices import cloned
 from tests.engine.recorder import Recorder
@@ -99,7 +99,7 @@ def test_draws_are_those_of_the_plain_sampler() -> None:
         logits[:, 50:] = -torch.inf
         histories = [torch.randint(0, 12, (p.window,), generator=generator).tolist() for p in params]
         keys = [SampleKey(seed=2**40 + i, segment=i, frame=round_number) for i in range(len(params))]
-        wanted = draw(logits, params, histories, keys, PhiloxNoise())
+        wanted = sample(logits, params, histories, keys, PhiloxNoise())
         padded = [history + [NOTHING] * (16 - len(history)) for history in histories]
         rows = RasTensors(
             temperature=torch.tensor([p.temperature for p in params]),
@@ -111,4 +111,4 @@ def test_draws_are_those_of_the_plain_sampler() -> None:
             place=torch.tensor([key.segment << 8 for key in keys]),
             frame=torch.tensor([key.frame for key in keys]),
         )
-        assert draw_rows(logits, rows, MAX_TOP_K, ReferenceOps()).tolist() == wanted.tolist()
+        assert sample_rows(logits, rows, MAX_TOP_K, ReferenceOps()).tolist() == wanted.tolist()

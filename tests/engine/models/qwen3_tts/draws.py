@@ -45,7 +45,7 @@ class DrawBook:
         self.by_seed: dict[int, dict[Place, Draw]] = {}
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> DrawBook:
-        draw = module.draw
+        draw = module.sample
 
         def recorded(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: Any) -> Tensor:
             choices = draw(logits, batch, keys, codebook, noise)
@@ -57,7 +57,7 @@ class DrawBook:
                 self.by_seed.setdefault(key.seed, {})[key.frame, codebook] = found
             return choices
 
-        monkeypatch.setattr(module, "draw", recorded)
+        monkeypatch.setattr(module, "sample", recorded)
         return self
 
     def of(self, seed: int) -> dict[Place, Draw]:

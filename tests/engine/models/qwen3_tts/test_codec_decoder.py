@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.layers.linear import pack_linears
-from engine.layers.streaming import use_products
+from engine.layers.streaming import enable_matmul_conv
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from tests.engine.cuts import cuts_of
 from tests.fakes.checkpoints import TINY
@@ -32,7 +32,7 @@ def codec(request: pytest.FixtureRequest, plain_codec: CodecDecoder) -> CodecDec
     if request.param != "plain":
         codec.fuse()
     if "packed" in request.param:
-        use_products(codec)
+        enable_matmul_conv(codec)
         pack_linears(codec)
     if "channels last" in request.param:
         codec.pack()

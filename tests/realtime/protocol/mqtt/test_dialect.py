@@ -14,7 +14,7 @@ from realtime.protocol.dialects import base as on
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 from realtime.protocol.mqtt import messages as say
-from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, head_of, pack, properties, unpack
+from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, pack, parse_header, properties, unpack
 from realtime.protocol.mqtt.dialect import MqttSessionDialect
 from realtime.protocol.mqtt.topics import Topics
 from tests.realtime.dialects.chaos import ChaoticClient
@@ -127,7 +127,7 @@ def test_topics() -> None:
 )
 def test_audio_goes_there_and_back(head: AudioHeader, sound: bytes) -> None:
     assert unpack(pack(MqttAudioMessage(head, sound))) == (head, sound)
-    told = head_of(properties(head))
+    told = parse_header(properties(head))
     assert (told.reply, told.seq, told.last) == (head.reply, head.seq, head.last)
     assert told.ts_ms == pytest.approx(head.ts_ms)
 
@@ -135,7 +135,7 @@ def test_audio_goes_there_and_back(head: AudioHeader, sound: bytes) -> None:
 @pytest.mark.parametrize("found", [[], [("seq", "x")], [("reply", "1"), ("seq", "2"), ("ts", "soon")]])
 def test_audio_without_its_properties_is_refused(found: list[tuple[str, str]]) -> None:
     with pytest.raises(RemoteProtocolError):
-        head_of(found)
+        parse_header(found)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_audio_without_its_properties_is_refused(found: list[tuple[str, str]]) -
     ],
 )
 def test_events_go_there_and_back(event: msgspec.Struct) -> None:
-    assert say.parse_out(say.serialize(event)) == event
+    assert say.parse_server_message(say.serialize(event)) == event
 
 
-def carried_out(session: MqttSessionDialect, *messages: dict[str, object]) -> list[on.Intent]:
+def carried_out(session: MqttSessionDialect, *messages: dict[str, object]) -> list[on.DialectCommand]:
     return [intent for message in messages for intent in session.receive(msgspec.json.encode(message))]
 
 

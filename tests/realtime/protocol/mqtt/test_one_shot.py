@@ -7,7 +7,7 @@ import pytest
 from realtime.protocol.dialects import base as on
 from realtime.protocol.events import ErrorBody
 from realtime.protocol.mqtt.dialect import MqttOneShotDialect
-from realtime.protocol.mqtt.messages import MqttDone, MqttSay, parse_out
+from realtime.protocol.mqtt.messages import MqttDone, MqttSay, parse_server_message
 
 AUDIO = on.ContextAudio("0", b"x", 0.0, 20.0, (b"x",))
 BROKEN = ErrorBody(code="draining", message="the server is about to stop")
@@ -19,7 +19,7 @@ def text() -> MqttOneShotDialect:
     return dialect
 
 
-def ends(dialect: MqttOneShotDialect, *, broken_first: bool, broken_last: bool) -> list[on.Intent]:
+def ends(dialect: MqttOneShotDialect, *, broken_first: bool, broken_last: bool) -> list[on.DialectCommand]:
     told = [*dialect.tell(AUDIO)]
     if broken_first:
         told += dialect.fail(BROKEN, 1012)
@@ -34,7 +34,7 @@ def ends(dialect: MqttOneShotDialect, *, broken_first: bool, broken_last: bool) 
 def test_there_is_one_last_message_and_no_sound_behind_it(broken_first: bool, broken_last: bool) -> None:
     told = ends(text(), broken_first=broken_first, broken_last=broken_last)
     messages = [intent.message for intent in told if isinstance(intent, on.SendMessage)]
-    last = parse_out(messages[-1])
+    last = parse_server_message(messages[-1])
     assert isinstance(last, MqttDone)
     assert last.status == ("failed" if broken_first else "cancelled")
     assert [type(message) for message in messages] == [bytes] * (1 if broken_first else 2) + [str]

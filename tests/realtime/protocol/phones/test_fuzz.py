@@ -9,7 +9,7 @@ import pytest
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.phones.audiosocket import AudioSocketDialect
 from realtime.protocol.phones.base import CallerAudioReceived, TelephonyDialect
-from realtime.protocol.phones.registry import PHONES, TelephonyRoute
+from realtime.protocol.phones.registry import TELEPHONY_ROUTES, TelephonyRoute
 from tests.realtime.protocol.phones.test_phones import ASTERISK, AUDIOSOCKET, PLIVO, TELNYX, TWILIO, VONAGE
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
@@ -21,7 +21,7 @@ CORPORA: dict[str, list[str | bytes]] = {
     "asterisk": [message for message, _ in ASTERISK],
     "audiosocket": [message for message, _ in AUDIOSOCKET],
 }
-LINES = (*PHONES, TelephonyRoute("audiosocket", lambda _: AudioSocketDialect()))
+LINES = (*TELEPHONY_ROUTES, TelephonyRoute("audiosocket", lambda _: AudioSocketDialect()))
 SPICES = ("null", "-1", "1e400", '""', "{}", "[]", '"\\ud800"', "true", '"x"', "[[[", "\x00", "9" * 40)
 
 

@@ -15,10 +15,10 @@ from realtime.protocol.phones.base import (
     DtmfReceived,
     FlowControl,
     MarkPlayed,
-    PhoneEvent,
     StreamEnded,
     StreamStarted,
     TelephonyDialect,
+    TelephonyEvent,
     TelephonyFormat,
 )
 from realtime.protocol.phones.plivo import PlivoDialect
@@ -122,7 +122,7 @@ AUDIOSOCKET = [
 EXCHANGES = {"twilio": (TwilioDialect, TWILIO), "telnyx": (TelnyxDialect, TELNYX), "plivo": (PlivoDialect, PLIVO)}
 
 
-def hear(dialect: TelephonyDialect, exchange: list[tuple[str | bytes, list[PhoneEvent]]]) -> None:
+def hear(dialect: TelephonyDialect, exchange: list[tuple[str | bytes, list[TelephonyEvent]]]) -> None:
     for message, events in exchange:
         assert list(dialect.receive(message)) == events
 

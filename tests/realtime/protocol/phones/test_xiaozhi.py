@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.phones import base
-from realtime.protocol.phones.xiaozhi import VERSIONS, XiaozhiDialect, framed, unframed
-from realtime.protocol.phones.xiaozhi_udp import FROM_US, HEADER, EncryptedAudioStream, stream_of
+from realtime.protocol.phones.xiaozhi import VERSIONS, XiaozhiDialect, pack_frame, unpack_frame
+from realtime.protocol.phones.xiaozhi_udp import FROM_US, HEADER, EncryptedAudioStream, stream_id_of
 from tests.realtime.dialects.chaos import ChaoticClient
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
@@ -37,7 +37,7 @@ def play(seed: int, num_messages: int) -> int:
         message = client.message()
         try:
             events = device.receive(message)
-            assert all(isinstance(event, base.PhoneEvent) for event in events)
+            assert all(isinstance(event, base.TelephonyEvent) for event in events)
             ended = any(isinstance(event, base.StreamEnded) for event in events)
         except RemoteProtocolError:
             ended = True
@@ -57,13 +57,13 @@ def test_no_message_breaks_a_device_at_length() -> None:
 
 @given(st.sampled_from(VERSIONS), st.binary(min_size=1, max_size=300), st.integers(0, 2**40))
 def test_packets_go_there_and_back(version: int, packet: bytes, time_ms: int) -> None:
-    assert unframed(version, framed(version, packet, time_ms)) == packet
+    assert unpack_frame(version, pack_frame(version, packet, time_ms)) == packet
 
 
 @given(st.sampled_from(VERSIONS), st.binary(max_size=60))
 def test_no_frame_breaks_the_reader(version: int, message: bytes) -> None:
     with suppress(RemoteProtocolError):
-        assert unframed(version, message) in message
+        assert unpack_frame(version, message) in message
 
 
 def device_seals(number: int, packet: bytes, stream: int = 7) -> bytes:
@@ -115,7 +115,7 @@ def test_no_nonce_serves_twice() -> None:
     "datagram", [b"", bytes(16), bytes(17), b"\x01" * 40, device_seals(1, b"x")[:-1], device_seals(1, bytes(1_500))]
 )
 def test_what_cannot_be_sound_has_no_stream(datagram: bytes) -> None:
-    assert stream_of(datagram) is None
+    assert stream_id_of(datagram) is None
 
 
 def shake(seed: int, num_datagrams: int) -> int:

@@ -37,11 +37,11 @@ def dialect() -> WyomingDialect:
     return WyomingDialect({"tts": []}, 24_000, 4_096)
 
 
-def said(session: WyomingDialect, *events: WyomingEvent) -> list[on.Intent]:
+def said(session: WyomingDialect, *events: WyomingEvent) -> list[on.DialectCommand]:
     return [intent for event in events for intent in session.receive(serialize(event))]
 
 
-def told(intents: list[on.Intent]) -> list[WyomingEvent]:
+def told(intents: list[on.DialectCommand]) -> list[WyomingEvent]:
     reader = WyomingEventReader(100_000)
     return [event for intent in intents if isinstance(intent, on.SendMessage) for event in reader.push(intent.message)]
 

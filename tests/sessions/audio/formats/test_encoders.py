@@ -10,7 +10,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions.audio.formats.encoders import RATES, check_rate, held_back_samples, is_costly, stream_encoder
+from sessions.audio.formats.encoders import RATES, check_rate, codec_delay_samples, is_cpu_intensive, stream_encoder
 from sessions.audio.g711 import alaw_to_pcm, mulaw_to_pcm
 from sessions.audio.pcm import Pcm, float_to_s16, pcm_to_s16le, s16_to_float, within_full_scale
 from sessions.config import AudioFormat, Encoding
@@ -77,7 +77,7 @@ def test_what_loses_something_keeps_the_speech_in_its_place(encoding: Encoding, 
     factor, delay = decoded_rate // rate, LOSSY_DELAYS[encoding]
     assert decoded_rate == (48_000 if encoding is Encoding.OGG_OPUS else rate)
     surplus = decoded.size // factor - signal.size - delay
-    assert 0 <= surplus <= (0 if encoding is Encoding.OGG_OPUS else held_back_samples(audio_format(encoding, rate)))
+    assert 0 <= surplus <= (0 if encoding is Encoding.OGG_OPUS else codec_delay_samples(audio_format(encoding, rate)))
     places = [decoded[(delay * factor + shift) :: factor][: signal.size] for shift in range(factor)]
     assert max(likeness(place, signal) for place in places) > 0.9
 
@@ -94,7 +94,7 @@ def test_no_more_is_held_back_than_the_table_says(encoding: Encoding, rate: int)
     encoder = stream_encoder(audio)
     for num_samples in (rate // 4, rate // 4 + 77):
         signal = np.concatenate(
-            [speech_like(num_samples, rate, seed=5), np.zeros(held_back_samples(audio), np.float32)]
+            [speech_like(num_samples, rate, seed=5), np.zeros(codec_delay_samples(audio), np.float32)]
         )
         encoder = stream_encoder(audio)
         data = encoder.push(signal)
@@ -179,7 +179,7 @@ def test_bare_opus_is_no_stream() -> None:
 
 
 def test_samples_alone_cost_nothing() -> None:
-    assert {encoding for encoding in Encoding if not is_costly(encoding)} == {
+    assert {encoding for encoding in Encoding if not is_cpu_intensive(encoding)} == {
         Encoding.PCM_S16LE,
         Encoding.PCM_F32LE,
         Encoding.MULAW,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.api import InvalidRequest
 from sessions.audio.recordings.decode import InvalidRecording, decode_recording
-from sessions.audio.recordings.isolated import MODULE, DecodeLimits, _environment, decode_isolated
+from sessions.audio.recordings.isolated import MODULE, DecodeLimits, _environment, decode_in_subprocess
 from sessions.audio.wav import wav_file
 from tests.sessions.audio.recordings.files import CONTAINERS, flac_bomb, float_wav, recording, tone, wav_that_lies
 
@@ -118,7 +118,7 @@ SMALL = {kind: recording(kind, [tone(0.2, 16_000)], 16_000) for kind in CONTAINE
 
 
 async def test_a_child_decodes_for_us() -> None:
-    pcm = await decode_isolated(SMALL["flac"], RATE, DecodeLimits())
+    pcm = await decode_in_subprocess(SMALL["flac"], RATE, DecodeLimits())
     np.testing.assert_array_equal(pcm, decode_recording(SMALL["flac"], RATE, 30))
 
 
@@ -128,26 +128,26 @@ async def test_a_child_takes_nothing_from_the_folder_it_is_started_in(
     (tmp_path / "av.py").write_text("raise SystemExit('a stranger')")
     (tmp_path / "sessions.py").write_text("raise SystemExit('a stranger')")
     monkeypatch.chdir(tmp_path)
-    assert (await decode_isolated(SMALL["wav"], RATE, DecodeLimits())).size > 0
+    assert (await decode_in_subprocess(SMALL["wav"], RATE, DecodeLimits())).size > 0
 
 
 async def test_a_child_s_refusal_is_told() -> None:
     with pytest.raises(InvalidRequest, match=r"longer than 0\.05 s"):
-        await decode_isolated(SMALL["wav"], RATE, DecodeLimits(max_s=0.05))
+        await decode_in_subprocess(SMALL["wav"], RATE, DecodeLimits(max_s=0.05))
     with pytest.raises(InvalidRequest, match="neither of"):
-        await decode_isolated(b"hello", RATE, DecodeLimits())
+        await decode_in_subprocess(b"hello", RATE, DecodeLimits())
 
 
 async def test_a_child_without_memory_is_no_harm() -> None:
     with pytest.raises(InvalidRequest, match="cannot be decoded"):
-        await decode_isolated(SMALL["wav"], RATE, DecodeLimits(memory_bytes=20_000_000))
+        await decode_in_subprocess(SMALL["wav"], RATE, DecodeLimits(memory_bytes=20_000_000))
 
 
 async def test_a_child_that_is_late_or_not_wanted_any_more_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sessions.audio.recordings.isolated.MODULE", "tests.sessions.audio.recordings.sleeper")
     with pytest.raises(InvalidRequest, match=r"longer than 0\.2 s"):
-        await decode_isolated(SMALL["wav"], RATE, DecodeLimits(timeout_s=0.2))
-    task = asyncio.create_task(decode_isolated(SMALL["wav"], RATE, DecodeLimits()))
+        await decode_in_subprocess(SMALL["wav"], RATE, DecodeLimits(timeout_s=0.2))
+    task = asyncio.create_task(decode_in_subprocess(SMALL["wav"], RATE, DecodeLimits()))
     await asyncio.sleep(0.1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
