@@ -116,7 +116,7 @@ def packet_steps(chunks: list[Pcm]) -> Iterator[tuple[str, Work]]:
         for packets in groups:
             num_samples = sum(packet.num_samples for packet in packets)
             now_s = pacer.due_s(num_samples, now_s)
-            pacer.handed_over(num_samples, now_s)
+            pacer.on_sent(num_samples, now_s)
 
     yield "opus decode 24 kHz", decode
     yield "ogg mux", mux

@@ -77,9 +77,7 @@ def onsets(pcm: Pcm, settings: BargeInSettings, own_db: list[float] | None = Non
     """The packets in which speech was noticed."""
     ear = BargeInDetector("mulaw", RATE, settings)
     loud = own_db or []
-    return [
-        number for number, packet in enumerate(packets(pcm)) if ear.began_to_speak(packet, *loud[number : number + 1])
-    ]
+    return [number for number, packet in enumerate(packets(pcm)) if ear.detect(packet, *loud[number : number + 1])]
 
 
 def sentences(num: int) -> Iterator[Pcm]:
@@ -123,7 +121,7 @@ def echo_onsets(spoken: list[Pcm], settings: BargeInSettings, loss_db: float, de
     echo = np.concatenate([np.zeros(delay, np.float32), own * np.float32(10 ** (-loss_db / 20))])[: own.size]
     voice, levels = PlayoutLevel("mulaw", RATE), []
     for number, packet in enumerate(packets(own)):
-        voice.sent((number + 1) * PACKET, packet)
+        voice.on_sent((number + 1) * PACKET, packet)
         levels.append(voice.level_db((number + 1) * PACKET))
     return 60 * RATE * len(onsets(echo, settings, levels if guarded else None)) / own.size
 
@@ -180,7 +178,7 @@ def cost_us(pcm: Pcm) -> float:
     """Median over the packets of a second of speech, a window's work spread over the packets that fill it."""
     ear, times = BargeInDetector("mulaw", RATE, replace(BargeInSettings(), min_level_db=-120.0)), [time.perf_counter()]
     for packet in packets(pcm[: 8 * RATE]):
-        ear.began_to_speak(packet)
+        ear.detect(packet)
         times.append(time.perf_counter())
     return 1e6 * statistics.fmean(later - earlier for earlier, later in pairwise(times))
 

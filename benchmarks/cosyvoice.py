@@ -193,7 +193,7 @@ class Bench:
         spent_ms = self.time_ms(lambda: drop(self.stage.vocoder.decode(slots, mel, ends)), 5)
         for slot in slots:
             self.stage.release(slot)
-        self.stage.settle()
+        self.stage.release_quarantined()
         return spent_ms
 
     def cells(self, size: int, num_blocks: int) -> list[FlowBlockTask]:

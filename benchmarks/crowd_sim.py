@@ -128,7 +128,7 @@ class SimulatedDevice:
             def __init__(self, _: torch.device) -> None:
                 self.frame, self.call = device.last_frame, device.last_call
 
-            def hold(self) -> None:
+            def make_stream_wait(self) -> None:
                 device.after = self.frame
 
         class FrameDone(Done):
@@ -140,7 +140,7 @@ class SimulatedDevice:
                 device.wait(self.call)
 
             @property
-            def passed(self) -> bool:
+            def is_done(self) -> bool:
                 return self.call.passed
 
         runner.DeviceEvent, lanes.DeviceEvent = FrameDone, CallDone  # type: ignore[misc, assignment]

@@ -120,7 +120,7 @@ def load(running: Server, num_sessions: int, args: argparse.Namespace) -> dict[s
         num_responses=args.responses,
         tokens_per_second=args.tokens_per_second,
         cancel=args.cancel,
-        light=True,
+        count_packets=True,
         frames=args.frames,
         corpus=str(args.corpus),
         spread_s=num_sessions / args.arrivals,

@@ -83,7 +83,7 @@ def stages(engine: PipelinedEngine, rows: int) -> dict[str, Callable[[], object]
 
     def draws() -> None:
         for codebook in range(1, program.num_books):
-            program.ops.draw(logits, settings, codebook)
+            program.ops.sample(logits, settings, codebook)
         program.first_code(hidden, given)
 
     found: dict[str, Callable[[], object]] = {

@@ -31,13 +31,13 @@ VOICES = ("slt", "rms")
 
 def segments_of(text: str) -> list[str]:
     script = TextPipeline(ResponseTimeline(SAMPLE_RATE_HZ, UniformAligner), normalize=True)
-    script.push(text)
+    script.push_text(text)
     script.end()
     found = []
     while not script.exhausted:
         while script.wants_text:
             script.read(len(text))
-        item = script.take() if script.waiting else None
+        item = script.pop() if script.waiting else None
         found += [item.text.strip()] if isinstance(item, TextSegment) else []
     return found
 
@@ -71,16 +71,16 @@ class Spoken:
 
 def error_words(told: ResponseTimeline, spoken: Spoken, played_samples: int) -> int:
     """Words told less words heard."""
-    num_told = len(told.heard(played_samples).text.split())
+    num_told = len(told.heard_text(played_samples).text.split())
     return num_told - sum(end <= played_samples for end in spoken.ends)
 
 
 def errors(spoken: Spoken, moments: list[int], make: AlignerFactory, lead_s: float | None) -> list[int]:
     """At each moment, by ``make``; a lead after it the speech is not there yet. Without a lead it is all there."""
     told, pcm = ResponseTimeline(SAMPLE_RATE_HZ, make), spoken.pcm
-    told.write(spoken.text)
+    told.append_text(spoken.text)
     segment = told.begin_segment(0)
-    segment.add_text(SpannedText.of(spoken.text, 0))
+    segment.add_text(SpannedText.from_raw(spoken.text, 0))
     segment.end_text()
     segment.start_sample = 0
     if lead_s is None:

@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--listener", type=Path, help="weights of training.listener: also measure the engine's speech")
     parser.add_argument("--engine-sentences", type=int, default=40)
     arguments = parser.parse_args()
-    weights = AlignerWeights.of(load_file(arguments.weights)) if arguments.weights else load_weights()
+    weights = AlignerWeights.from_tensors(load_file(arguments.weights)) if arguments.weights else load_weights()
     texts = read_sentences()
 
     def make(sample_rate: int) -> Aligner:

@@ -47,33 +47,33 @@ class StepTimeTable:
 class StepModel:
     """``shape``, as many times longer as recent steps were; without one, a line through recent steps."""
 
-    def __init__(self, shape: StepTimeTable | None = None) -> None:
-        self.calibrate(shape)
+    def __init__(self, table: StepTimeTable | None = None) -> None:
+        self.calibrate(table)
 
     def calibrate(self, shape: StepTimeTable | None) -> None:
         """Start anew from a measured shape, or from nothing."""
-        self.shape = shape
+        self.table = shape
         self._line = StepTimeFit()
         self._weight = self._seconds = self._foreseen = 0.0
         self._num_outliers = self._max_rows = 0
         self._prefill_weight = self._prefill_s = 0.0
 
-    def note(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float) -> None:
         if rows == 0 or self._is_outlier(rows, seconds):
             return
-        self._line.note(rows, seconds)
+        self._line.observe(rows, seconds)
         self._max_rows = max(self._max_rows, rows)
         self._weight = DECAY * self._weight + 1.0
-        if self.shape is not None:
+        if self.table is not None:
             self._seconds = DECAY * self._seconds + seconds
-            self._foreseen = DECAY * self._foreseen + self.shape.seconds(rows)
+            self._foreseen = DECAY * self._foreseen + self.table.seconds(rows)
 
     def note_step(self, batch: StepBatch, seconds: float) -> None:
         """Learn from a step, whatever it computed."""
         if batch.prefills:
             self.note_prefill(len(batch), batch.num_prefill_positions, seconds)
         else:
-            self.note(len(batch), seconds)
+            self.observe(len(batch), seconds)
 
     def note_prefill(self, rows: int, positions: int, seconds: float) -> None:
         """Learn what prompt positions add to a step with so many rows."""
@@ -88,7 +88,7 @@ class StepModel:
         return self._max_row_seconds(rows) + positions * position_s
 
     def _max_row_seconds(self, rows: int) -> float:
-        if self.shape is not None:
+        if self.table is not None:
             return self.seconds(rows) or 0.0
         if rows > GROWTH * max(1, self._max_rows):
             return math.inf
@@ -103,12 +103,12 @@ class StepModel:
     def seconds(self, rows: int) -> float | None:
         """Of a step with so many rows; None before anything is known."""
         is_believed = self._weight >= MIN_WEIGHT
-        if self.shape is None:
+        if self.table is None:
             return self._line.seconds(rows) if is_believed else None
         slower = max(1.0, self._seconds / self._foreseen) if is_believed else 1.0
-        return slower * self.shape.seconds(rows)
+        return slower * self.table.seconds(rows)
 
-    def carries(self, num_streams: int, frame_s: float) -> bool:
+    def can_sustain(self, num_streams: int, frame_s: float) -> bool:
         foreseen = self.seconds(num_streams)
         return foreseen is None or foreseen <= frame_s
 
@@ -122,7 +122,7 @@ class StepTimeFit:
         self._past = [0.0] * 5
         self._slope: float | None = None
 
-    def note(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float) -> None:
         self._weight = DECAY * self._weight + 1.0
         self._rows = DECAY * self._rows + rows
         self._seconds = DECAY * self._seconds + seconds

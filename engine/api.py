@@ -224,7 +224,7 @@ class RequestFinished:
     num_frames: int = 0
     num_samples: int = 0
     num_text_tokens: int = 0
-    num_dropped_tokens: int = 0
+    num_skipped_tokens: int = 0
     """Speech tokens drawn and left out, of models that hold themselves back in long silences."""
     seed: int = 0
     queue_ms: float = 0.0
@@ -392,7 +392,7 @@ class SpeechEngine(Protocol):
     def stats(self) -> EngineStats: ...
 
     @property
-    def alive(self) -> bool: ...
+    def is_alive(self) -> bool: ...
 
     async def aclose(self) -> None:
         """Cancel what runs, end the loop, free the device; idempotent."""

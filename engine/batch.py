@@ -31,7 +31,7 @@ class StepBatch:
         self.prefills = [work for work in self.prefills if work.request is not request]
 
     @property
-    def works(self) -> list[ScheduledWork]:
+    def items(self) -> list[ScheduledWork]:
         return [*self.prefills, *self.steps]
 
     @property

@@ -55,7 +55,7 @@ class LocalEngine:
         load: Callable[[], LoadedCheckpoint],
         config: EngineConfig,
     ) -> None:
-        self._load, self._config, self._room = load, config, QueueLimits.of(config)
+        self._load, self._config, self._queue_limits = load, config, QueueLimits.from_config(config)
         self._loaded: LoadedCheckpoint | None = None
         self._encoding: VoiceEncodingThread | None = None
         self._loop: EngineLoop | None = None
@@ -72,7 +72,7 @@ class LocalEngine:
         return self._loaded.info
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._loop is not None
 
     async def start(self) -> None:
@@ -86,7 +86,7 @@ class LocalEngine:
         from engine.loop import EngineLoop
 
         assert self._loaded is not None
-        loop = EngineLoop(self._loaded.make_engine, self._deliver, self._died)
+        loop = EngineLoop(self._loaded.make_engine, self._deliver, self._on_loop_exit)
         try:
             await asyncio.to_thread(loop.start)
         except asyncio.CancelledError:
@@ -98,7 +98,7 @@ class LocalEngine:
         if self._loop is None:
             raise EngineDead("the engine loop is not running")
         check_request(request, self.info, self._config.max_text_chars)
-        return self._streams.submit(request, self._room)
+        return self._streams.submit(request, self._queue_limits)
 
     async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
         check_sample(sample, self.info)
@@ -136,7 +136,7 @@ class LocalEngine:
         if self._encoding is not None:
             await asyncio.to_thread(self._encoding.close)
         for stream in closing:
-            stream.release()
+            stream.mark_released()
 
     def _send(self, command: Command) -> None:
         if self._loop is not None:
@@ -147,7 +147,7 @@ class LocalEngine:
         assert self._asyncio_loop is not None
         self._asyncio_loop.call_soon_threadsafe(self._streams.dispatch, events)
 
-    def _died(self, error: BaseException) -> None:
+    def _on_loop_exit(self, error: BaseException) -> None:
         """Called on the engine's thread."""
         assert self._asyncio_loop is not None
         self._asyncio_loop.call_soon_threadsafe(self._replace_loop, f"{type(error).__name__}: {error}")

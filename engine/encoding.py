@@ -25,12 +25,12 @@ class VoiceEncodingThread:
         """Raises ``EngineOverloaded`` when too many wait already."""
         if len(self._unfinished) >= MAX_WAITING_SAMPLES:
             raise EngineOverloaded(f"{MAX_WAITING_SAMPLES} recordings wait to be encoded", RETRY_MS)
-        future = self._executor.submit(self._encode_alone, sample)
+        future = self._executor.submit(self._encode_exclusive, sample)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)
         return future
 
-    def _encode_alone(self, sample: ReferenceAudio) -> ClonedVoice:
+    def _encode_exclusive(self, sample: ReferenceAudio) -> ClonedVoice:
         with CAPTURE_LOCK:
             return self._encode(sample)
 

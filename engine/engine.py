@@ -107,13 +107,13 @@ class Engine(RequestManager):
             return
         if request.prefix_key is None or self.prefixes.num_positions(request.prefix_key):
             return
-        if isinstance(inputs, AwaitText) or not self.scheduler.find_blocks(request, len(inputs.inputs)):
+        if isinstance(inputs, AwaitText) or not self.scheduler.allocate_or_preempt(request, len(inputs.inputs)):
             return
         request.row.inputs += inputs.inputs
         work = ScheduledWork(request, len(inputs.inputs), sample=False)
         self.runner.run(StepBatch(prefills=[work]), self.times)
         self.pool.free(request.block_table)
-        self.settle_blocks()
+        self.release_blocks()
 
     # -- the loop body -------------------------------------------------------------------------------------------
 
@@ -122,30 +122,30 @@ class Engine(RequestManager):
         """One round over every request that can run."""
         start = time.perf_counter()
         batch = self.scheduler.schedule(self.clock())
-        self.take(self.runner.run(batch, self.times))
+        self.process_results(self.runner.run(batch, self.times))
         talker_s = time.perf_counter() - start
         num_chunks = self.decode(len(batch))
-        self.retire()
+        self.retire_finished()
         got_somewhere = len(batch) or num_chunks or self.stage.busy or self.released or self.pool.num_quarantined
         self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
-        self.settle()
+        self.release_finished()
         self.scheduler.burst_model.note_step(batch, talker_s)
-        self.account(batch, time.perf_counter() - start)
+        self.record_step(batch, time.perf_counter() - start)
 
-    def take(self, results: Iterable[Result]) -> None:
+    def process_results(self, results: Iterable[Result]) -> None:
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""
         for request, outcome in results:
             match outcome:
                 case FrameOutcome(codes):
-                    self.feed(request, codes)
+                    self.feed_decoder(request, codes)
                 case ControlOutcome():
                     pass
                 case StopOutcome(at_limit):
-                    self.drain(request, FinishReason.LENGTH if at_limit else FinishReason.STOP)
+                    self.drain_decoder(request, FinishReason.LENGTH if at_limit else FinishReason.STOP)
                 case FailedOutcome(message):
                     self.fail(request, EngineError(message))
 
-    def feed(self, request: Request, codes: Sequence[int]) -> None:
+    def feed_decoder(self, request: Request, codes: Sequence[int]) -> None:
         try:
             self.stage.feed(request.held_slot, codes)
         except Exception as error:
@@ -157,11 +157,11 @@ class Engine(RequestManager):
         request.num_frames += 1
         request.num_pending_frames += 1
         if request.loop.push(code0):
-            self.drain(request, FinishReason.LOOP)
+            self.drain_decoder(request, FinishReason.LOOP)
         elif request.num_frames >= request.frame_cap:
-            self.drain(request, FinishReason.LENGTH)
+            self.drain_decoder(request, FinishReason.LENGTH)
 
-    def drain(self, request: Request, reason: FinishReason) -> None:
+    def drain_decoder(self, request: Request, reason: FinishReason) -> None:
         """Nothing more to sample; what is sampled is still decoded and sent."""
         if request.phase is RequestPhase.RUNNING:
             request.finish_reason = reason
@@ -218,7 +218,7 @@ class Engine(RequestManager):
     def slack_s(self, request: Request, now_s: float) -> float:
         """How long the listener can wait for its next chunk; one that samples nothing now need not wait at all, but
         a burst reply never goes before others."""
-        samples = self.scheduler.may_run(request, now_s) and not request.lacks_blocks
+        samples = self.scheduler.can_run(request, now_s) and not request.lacks_blocks
         min_slack_s = MIN_BURST_SLACK_S if request.is_burst else 0.0
         if not samples:
             return min_slack_s
@@ -237,9 +237,9 @@ class Engine(RequestManager):
             if chunk.error:
                 self.fail(request, EngineError(chunk.error))
             else:
-                self.send(request, chunk)
+                self.emit_chunk(request, chunk)
 
-    def send(self, request: Request, chunk: DecodedAudio) -> None:
+    def emit_chunk(self, request: Request, chunk: DecodedAudio) -> None:
         now = self.clock()
         fresh = len(chunk.pcm) - chunk.overlap_samples
         start = request.clock.num_emitted - chunk.overlap_samples
@@ -253,30 +253,30 @@ class Engine(RequestManager):
         self.events.append((request.epoch, event))
         request.num_chunks += 1
         if request.silence.push(chunk.pcm, armed=request.row.text.closed and not request.row.text.num_waiting):
-            self.drain(request, FinishReason.SILENCE)
+            self.drain_decoder(request, FinishReason.SILENCE)
 
-    def retire(self) -> None:
+    def retire_finished(self) -> None:
         """Requests whose last frame has left end here."""
         for request in list(self.scheduler.running):
             if request.phase is RequestPhase.DRAINING and self.stage.num_pending(request.held_slot) == 0:
                 self.finish(request, request.finish_reason or FinishReason.STOP)
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         """The step has passed: what was freed during it, or since the last one, can be lent again."""
-        self.settle_blocks()
-        self.stage.settle()
+        self.release_blocks()
+        self.stage.release_quarantined()
         self.events += [(request.epoch, RequestReleased(request.spec.request_id)) for request in self.released]
         self.released.clear()
         if not self.requests:
-            self.check()
+            self.check_invariants()
 
-    def settle_blocks(self) -> None:
-        if settled := self.pool.settle():
+    def release_blocks(self) -> None:
+        if settled := self.pool.release_quarantined():
             self.kv.clear(settled)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Raises ``AssertionError`` unless an idle engine holds nothing."""
-        self.pool.check()
+        self.pool.check_invariants()
         if self.pool.num_held or self.stage.num_free != self.stage.num_slots or self.scheduler.running:
             slots = self.stage.num_slots - self.stage.num_free
             raise AssertionError(f"idle, yet {self.pool.num_held} blocks and {slots} slots are held")
@@ -288,7 +288,7 @@ class Engine(RequestManager):
         """
         start = time.perf_counter()
         for num_rows in CALL_ROWS:
-            self.rehearse(num_rows)
+            self.warm_up_batch(num_rows)
             if self.config.fast_start or time.perf_counter() - start > MAX_WARM_UP_S:
                 break
         self.events.clear()
@@ -297,7 +297,7 @@ class Engine(RequestManager):
         self.scheduler.burst_model.calibrate(None)
         self.num_finished = 0
 
-    def rehearse(self, num_rows: int) -> None:
+    def warm_up_batch(self, num_rows: int) -> None:
         spec = SpeechRequest(request_id="warm-up", text="a " * 3 * num_rows, text_closed=True, max_frames=2)
         for epoch in range(min(num_rows, self.config.max_requests)):
             self.submit(spec, epoch)
@@ -305,7 +305,7 @@ class Engine(RequestManager):
             self.step()
         for epoch in list(self.requests):  # the memory is too short for all of them
             self.cancel(epoch)
-        self.settle()
+        self.release_finished()
 
     # -- for whoever drives it -----------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class Engine(RequestManager):
         if now < self.retry_s:
             return False
         return self.scheduler.can_admit or any(
-            self.scheduler.may_run(request, now) for request in self.scheduler.running
+            self.scheduler.can_run(request, now) for request in self.scheduler.running
         )
 
     def next_wake_s(self) -> float | None:
@@ -329,7 +329,7 @@ class Engine(RequestManager):
     def close(self) -> None:
         """No step follows."""
 
-    def account(self, batch: StepBatch, seconds: float) -> None:
+    def record_step(self, batch: StepBatch, seconds: float) -> None:
         self.times.total_s += seconds
         self.times.last_s = seconds
         self.times.num_steps += 1
@@ -339,7 +339,7 @@ class Engine(RequestManager):
     def stats(self) -> EngineStats:
         running = self.scheduler.running
         return EngineStats(
-            num_waiting=self.scheduler.num_without_room,
+            num_waiting=self.scheduler.num_lacking_blocks,
             num_waiting_burst=self.scheduler.num_burst_without_room,
             num_running=len(running),
             num_parked=sum(request.parked for request in running),

@@ -107,20 +107,20 @@ class GatewayConnection:
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
-    def finish(self) -> None:
+    def close_when_sent(self) -> None:
         """The reading side has ended; let the writing side end too."""
         self.close()
         self._unsent.put(None)
 
     def _write(self) -> None:
-        while message := self._take_unsent():
+        while message := self._pop_unsent():
             try:
                 send_all(self.connection, message)
             except OSError:
                 return
             self._count_unsent(-sum(map(len, message)))
 
-    def _take_unsent(self) -> list[Buffer]:
+    def _pop_unsent(self) -> list[Buffer]:
         """What there is by now, once there is something; empty at the end."""
         found: list[Buffer] = []
         num_bytes = 0
@@ -157,10 +157,10 @@ class EngineHost:
     ) -> None:
         self.encoding = VoiceEncodingThread(encode_voice) if encode_voice else None
         self.info, self.config = info, config
-        self.hello = encode(HelloMessage(info, config.max_text_chars, QueueLimits.of(config)))
+        self.hello = encode(HelloMessage(info, config.max_text_chars, QueueLimits.from_config(config)))
         self.gateways: dict[int, GatewayConnection] = {}
         self.numbers = itertools.count(1)
-        self.loop = EngineLoop(make_engine, self.deliver, self.died)
+        self.loop = EngineLoop(make_engine, self.deliver, self.on_engine_exit)
 
     def deliver(self, events: list[Emitted]) -> None:
         """Called on the engine's thread."""
@@ -175,7 +175,7 @@ class EngineHost:
             if gateway := self.gateways.get(number):
                 gateway.send(*pack_events(own_events))
 
-    def died(self, error: BaseException) -> None:
+    def on_engine_exit(self, error: BaseException) -> None:
         """A dead loop ends the process: whoever started it starts a new one."""
         os._exit(70)
 
@@ -188,24 +188,24 @@ class EngineHost:
         while True:
             connection, _ = listener.accept()
             threading.Thread(
-                target=self._attend, args=(connection,), name="voicewire-gateway-read", daemon=True
+                target=self._serve_gateway, args=(connection,), name="voicewire-gateway-read", daemon=True
             ).start()
 
-    def _attend(self, connection: socket.socket) -> None:
+    def _serve_gateway(self, connection: socket.socket) -> None:
         gateway = GatewayConnection(next(self.numbers), connection)
         gateway.send(self.hello)
         self.gateways[gateway.number] = gateway
         try:
             for messages in read_messages(connection):
                 for payload in messages:
-                    self._obey(gateway, decode_command(payload))
+                    self._execute_command(gateway, decode_command(payload))
                 if messages and (pause_s := self._read_pause_s):
                     time.sleep(pause_s)
         except (OSError, msgspec.DecodeError, ValueError) as error:
             log.warning("gateway %d: %s", gateway.number, error)
         finally:
             del self.gateways[gateway.number]
-            gateway.finish()
+            gateway.close_when_sent()
             for encoding in list(gateway.encodings.values()):
                 encoding.cancel()
             for epoch in list(gateway.active):
@@ -220,7 +220,7 @@ class EngineHost:
             return 0.0
         return min(self.loop.engine.times.last_s / reads_per_step, MAX_READ_PAUSE_S)
 
-    def _obey(self, gateway: GatewayConnection, command: Command) -> None:
+    def _execute_command(self, gateway: GatewayConnection, command: Command) -> None:
         if isinstance(command, PrefetchVoice):
             self.loop.send(command)
             return
@@ -233,11 +233,11 @@ class EngineHost:
             return
         if not 0 < command.epoch < 1 << EPOCH_BITS:
             raise ValueError(f"epoch is {command.epoch}; it must lie in 1..{(1 << EPOCH_BITS) - 1}")
-        if isinstance(command, SubmitRequest) and not self._accepts(gateway, command):
+        if isinstance(command, SubmitRequest) and not self._validate_request(gateway, command):
             return
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
 
-    def _accepts(self, gateway: GatewayConnection, command: SubmitRequest) -> bool:
+    def _validate_request(self, gateway: GatewayConnection, command: SubmitRequest) -> bool:
         """Gateways check what they ask for; what one did not check ends alone, and no engine with it."""
         if command.epoch in gateway.active:
             raise ValueError(f"epoch {command.epoch} is in use")

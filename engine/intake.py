@@ -50,8 +50,8 @@ class RequestManager:
         clock: Callable[[], float],
     ) -> None:
         self.model, self.stage, self.pool, self.config, self.clock = model, stage, pool, config, clock
-        self.scheduler = Scheduler(model, stage, pool, prefixes, config, self.starved, self.fail)
-        self.room = QueueLimits.of(config)
+        self.scheduler = Scheduler(model, stage, pool, prefixes, config, self.park, self.fail)
+        self.queue_limits = QueueLimits.from_config(config)
         self.counts = RequestCounts()
         self.requests: dict[int, Request] = {}
         self.released: list[Request] = []
@@ -62,7 +62,7 @@ class RequestManager:
         """Queue a request. A bad one ends at once, with its terminal event."""
         seed = secrets.randbits(48) if spec.sampling.seed is None else spec.sampling.seed
         try:
-            self.check_room(spec)
+            self.check_capacity(spec)
             request = self.new_request(spec, epoch, seed)
         except Exception as error:
             code, message = describe_error(error)
@@ -79,13 +79,13 @@ class RequestManager:
         if spec.text_closed:
             self.end_input(epoch)
 
-    def check_room(self, spec: SpeechRequest) -> None:
+    def check_capacity(self, spec: SpeechRequest) -> None:
         """Raises ``EngineOverloaded`` when there is none for it. A paced reply must also be carried without a gap
         beside the other paced ones; burst rows take only what those leave."""
-        self.room.check(self.counts, spec)
+        self.queue_limits.check(self.counts, spec)
         num_paced, frame_s = self.counts.num_paced, self.config.admission_share * self.scheduler.frame_s
         is_one_more = num_paced > 0 and not spec.is_burst and spec.segment == 0
-        if is_one_more and not self.step_model.carries(num_paced + 1, frame_s):
+        if is_one_more and not self.step_model.can_sustain(num_paced + 1, frame_s):
             raise EngineOverloaded(
                 f"one more than {num_paced} paced requests would be heard with gaps", OVERLOAD_RETRY_MS
             )
@@ -96,9 +96,9 @@ class RequestManager:
         return self.scheduler.step_model
 
     def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
-        check_sampling(spec.sampling, self.model.abilities.sampling_limits)
+        check_sampling(spec.sampling, self.model.capabilities.sampling_limits)
         check_chunk_frames(spec.chunk_frames)
-        row = self.model.new_row(spec, seed)
+        row = self.model.new_sequence(spec, seed)
         needed = row.num_prefix + row.num_reserved + PROMPT_END_ROWS + self.config.min_frame_cap
         if needed > self.capacity:
             raise RequestTooLong(
@@ -128,19 +128,19 @@ class RequestManager:
             limit = f"text has {request.num_chars} characters; one request takes {self.config.max_text_chars}"
             self.fail(request, RequestTooLong(limit, "text"))
             return
-        self.take_text(request, lambda: request.tokens.push(text))
+        self.tokenize_text(request, lambda: request.tokens.push(text))
 
     def end_input(self, epoch: int) -> None:
         request = self.requests.get(epoch)
         if request is None or request.row.text.closed:
             return
         request.row.text.closed = request.has_new_text = True
-        self.take_text(request, request.tokens.close)
-        self.note_prompt(request)
+        self.tokenize_text(request, request.tokens.finish)
+        self.record_prompt(request)
         if not request.row.text.ids and request.phase is not RequestPhase.DONE:
             self.fail(request, InvalidRequest("text holds nothing that can be spoken", "text"))
 
-    def take_text(self, request: Request, ids: Callable[[], list[int]]) -> None:
+    def tokenize_text(self, request: Request, ids: Callable[[], list[int]]) -> None:
         try:
             self.add_ids(request, ids())
         except Exception as error:
@@ -156,7 +156,7 @@ class RequestManager:
         num_tokens = len(request.row.text.ids)
         row = request.row
         if row.num_prompt_tokens is not None and num_tokens >= row.num_prompt_tokens:
-            self.note_prompt(request)
+            self.record_prompt(request)
         request.frame_cap = self.frame_cap(request.spec, row)
         num_positions = row.num_prefix + row.num_reserved + num_tokens + PROMPT_END_ROWS + request.frame_cap
         if num_positions > self.capacity:
@@ -170,7 +170,7 @@ class RequestManager:
             from_text = self.config.min_frame_cap + self.config.frames_per_text_token * len(row.text.ids)
         return min(spec.max_frames or from_text, self.config.max_frames)
 
-    def note_prompt(self, request: Request) -> None:
+    def record_prompt(self, request: Request) -> None:
         """The text is there that the first frame needs."""
         if request.prompt_ready_s is None:
             request.prompt_ready_s = self.clock()
@@ -190,7 +190,7 @@ class RequestManager:
 
     # -- how a request ends --------------------------------------------------------------------------------------
 
-    def starved(self, request: Request) -> None:
+    def park(self, request: Request) -> None:
         if request.num_frames:
             lead_ms = 1000 * request.generated_lead_s(self.clock(), self.scheduler.frame_s)
             self.events.append((request.epoch, RequestParked(request.spec.request_id, lead_ms)))
@@ -206,14 +206,14 @@ class RequestManager:
         if reason not in (FinishReason.CANCELLED, FinishReason.ERROR) and not request.last_sent:
             end = request.clock.num_emitted
             self.events.append((request.epoch, SpeechChunk(request.spec.request_id, end, NO_PCM, last=True)))
-        self.events.append((request.epoch, self.terminal(request, reason)))
+        self.events.append((request.epoch, self.build_finished_event(request, reason)))
         self.scheduler.release(request)
         del self.requests[request.epoch]
         self.counts.remove(request.spec)
         self.released.append(request)
         self.num_finished += 1
 
-    def terminal(self, request: Request, reason: FinishReason) -> RequestFinished:
+    def build_finished_event(self, request: Request, reason: FinishReason) -> RequestFinished:
         code, message = request.error or (None, None)
         started = request.started_s if request.started_s is not None else self.clock()
         return RequestFinished(
@@ -222,18 +222,18 @@ class RequestManager:
             num_frames=request.num_frames,
             num_samples=request.clock.num_emitted,
             num_text_tokens=len(request.row.text.ids),
-            num_dropped_tokens=request.row.num_dropped,
+            num_skipped_tokens=request.row.num_dropped,
             seed=request.seed,
             queue_ms=1000 * (started - request.submitted_s),
-            first_audio_ms=self.since_first_token_ms(request, request.first_chunk_s),
+            first_audio_ms=self.ms_since_first_token(request, request.first_chunk_s),
             num_prompt_tokens=self.num_prompt_tokens(request),
-            prompt_wait_ms=self.since_first_token_ms(request, request.prompt_ready_s),
+            prompt_wait_ms=self.ms_since_first_token(request, request.prompt_ready_s),
             code=code,
             message=message,
         )
 
     @staticmethod
-    def since_first_token_ms(request: Request, moment_s: float | None) -> float | None:
+    def ms_since_first_token(request: Request, moment_s: float | None) -> float | None:
         if moment_s is None or request.first_token_s is None:
             return None
         return 1000 * (moment_s - request.first_token_s)

@@ -144,7 +144,7 @@ def build_engine_info(model: SpeechModel, audio: AudioSpec, config: EngineConfig
     positions = model.max_positions
     if config.num_blocks is not None:
         positions = min(positions, config.num_blocks * config.block_size)
-    abilities = asdict(model.abilities)
+    abilities = asdict(model.capabilities)
     max_text_tokens = abilities.pop("max_text_tokens") or text_tokens_within(positions, config)
     return EngineInfo(
         model=model.name,

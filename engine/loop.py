@@ -86,12 +86,12 @@ class EngineLoop:
             self._made.set_exception(error)
             return
         self.engine.hand_over = self._flush
-        self.engine.read_commands = self._obey
+        self.engine.read_commands = self._process_commands
         self._made.set_result(None)
         try:
             while self._wait_for_work():
                 self.is_stepping = True
-                self._obey()
+                self._process_commands()
                 self.engine.step()
                 self._flush()
                 self.is_stepping = False
@@ -120,11 +120,11 @@ class EngineLoop:
                     return False
         return True
 
-    def _obey(self) -> None:
+    def _process_commands(self) -> None:
         while self._commands:
             command = self._commands.popleft()
             try:
-                self._obey_one(command)
+                self._process_command(command)
             except Exception as error:
                 log.exception("a command could not be carried out: %s", type(command).__name__)
                 self._fail(command, error)
@@ -135,7 +135,7 @@ class EngineLoop:
         if request is not None:
             self.engine.fail(request, error)
 
-    def _obey_one(self, command: Command) -> None:
+    def _process_command(self, command: Command) -> None:
         match command:
             case SubmitRequest(epoch, request):
                 self.engine.submit(request, epoch)

@@ -36,18 +36,18 @@ class ModelRunner:
         times.talker_s += time.perf_counter() - start
         due = [(work, row) for work, row in hidden if work.sample]
         for work, _ in hidden:
-            self.advance(work)
+            self.run_work(work)
         start = time.perf_counter()
         outcomes = run_isolated(self.sample, due, failed)
         times.predictor_s += time.perf_counter() - start
         return [*outcomes, *failed]
 
-    def advance(self, work: ScheduledWork) -> None:
+    def run_work(self, work: ScheduledWork) -> None:
         row = work.request.row
         row.num_computed += work.count
         row.sample_pending = row.sample_pending and not work.sample
         if row.num_computed == row.num_prefix and work.request.prefix_key is not None:
-            self.prefixes.remember(work.request.prefix_key, work.request.block_table, row.num_prefix)
+            self.prefixes.store(work.request.prefix_key, work.request.block_table, row.num_prefix)
 
     def forward(self, works: Sequence[ScheduledWork]) -> list[tuple[ScheduledWork, Tensor]]:
         """Works of one count -> the hidden state [H] of each one's last input."""

@@ -52,13 +52,13 @@ class NfcStream:
             return ""
         settled = "".join((*self._held, text[:start]))
         self._held = [text[start:]]
-        return self._settle(settled)
+        return self._finalize(settled)
 
-    def close(self) -> str:
+    def finish(self) -> str:
         rest, self._held = "".join(self._held), []
-        return self._settle(rest)
+        return self._finalize(rest)
 
-    def use(self, num_composed: int) -> int:
+    def consume(self, num_composed: int) -> int:
         """Count the next ``num_composed`` characters as used; returns the raw characters used in all.
 
         Of a cluster that composing changed, the raw characters count once the cluster is used up.
@@ -76,7 +76,7 @@ class NfcStream:
                 self._num_raw_used += used
         return self._num_raw_used
 
-    def _settle(self, raw: str) -> str:
+    def _finalize(self, raw: str) -> str:
         composed = compose(raw)
         if composed == _SURROGATE.sub("\ufffd", raw):
             if raw:

@@ -60,7 +60,7 @@ class BpeVocab:
     def lengths_ending_in(self, character: str) -> tuple[int, ...]:
         return self._lengths_by_last[character]
 
-    def may_grow(self, text: str) -> bool:
+    def can_extend(self, text: str) -> bool:
         """Whether some entry is ``text`` and more."""
         if len(text) >= self._longest_by_first[text[0]]:
             return False
@@ -103,11 +103,11 @@ class IncrementalBpe:
         if len(self._open) < self._next_look:
             return []
         self._extend_tree()
-        ids = self._release(self._agreed_end())
+        ids = self._release(self._common_prefix_end())
         self._next_look = len(self._open) + 1 + len(self._open) // 8
         return ids
 
-    def close(self, text: str = "") -> list[int]:
+    def finish(self, text: str = "") -> list[int]:
         self._open += text
         if self._last_tokens == [""]:
             return self._close_unseen()
@@ -125,11 +125,11 @@ class IncrementalBpe:
                 return token
         raise AssertionError("every prefix has an encoding, because every byte is an entry")
 
-    def _agreed_end(self) -> int:
+    def _common_prefix_end(self) -> int:
         """The furthest position that the encodings of all prefixes that can still grow pass through."""
         end = len(self._open)
         nearest = max(0, end - self._pairs.longest)
-        live = [start for start in range(nearest, end) if self._pairs.may_grow(self._open[start:end])]
+        live = [start for start in range(nearest, end) if self._pairs.can_extend(self._open[start:end])]
         live.append(end)
         while len(live) > 1:
             position = live.pop()

@@ -155,7 +155,7 @@ class RemoteEngine:
         return self._hello.info
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._writer is not None
 
     async def start(self) -> None:
@@ -167,7 +167,7 @@ class RemoteEngine:
             if self._process is not None:
                 await self._process.stop()
             raise
-        self._keeper = asyncio.create_task(self._keep(reader), name="engine connection")
+        self._keeper = asyncio.create_task(self._run_connection(reader), name="engine connection")
 
     async def _connect(self) -> asyncio.StreamReader:
         reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=READ_AHEAD_BYTES)
@@ -177,20 +177,20 @@ class RemoteEngine:
         self._hello, self._writer = hello, writer
         return reader
 
-    async def _keep(self, reader: asyncio.StreamReader) -> None:
+    async def _run_connection(self, reader: asyncio.StreamReader) -> None:
         """Read until the connection breaks, fail what was under way, and come back."""
         while True:
             try:
                 while True:
-                    await self._take(decode_message(await read_message(reader)), reader)
+                    await self._dispatch(decode_message(await read_message(reader)), reader)
             except (OSError, asyncio.IncompleteReadError):
-                self._lose()
+                self._on_disconnect()
             except Exception:
                 log.exception("the engine process sent what cannot be read")
-                self._lose()
-            reader = await self._return()
+                self._on_disconnect()
+            reader = await self._reconnect()
 
-    def _lose(self) -> None:
+    def _on_disconnect(self) -> None:
         if self._writer is not None:
             self._writer.close()
         self._writer = self._stats = None
@@ -202,7 +202,7 @@ class RemoteEngine:
             if not future.done():
                 future.set_exception(EngineDead("the engine process ended"))
 
-    async def _return(self) -> asyncio.StreamReader:
+    async def _reconnect(self) -> asyncio.StreamReader:
         while True:
             try:
                 if self._process is not None:
@@ -215,16 +215,16 @@ class RemoteEngine:
                 self.num_restarts += 1
                 return reader
 
-    async def _take(self, message: Message, reader: asyncio.StreamReader) -> None:
+    async def _dispatch(self, message: Message, reader: asyncio.StreamReader) -> None:
         match message:
             case EventsMessage():
                 self._streams.dispatch(unpack_events(message, await reader.readexactly(message.num_pcm_bytes)))
             case StatsMessage(stats):
                 self._stats = stats
             case VoiceEncoded():
-                self._settle(message)
+                self._resolve_encoding(message)
 
-    def _settle(self, answer: VoiceEncoded) -> None:
+    def _resolve_encoding(self, answer: VoiceEncoded) -> None:
         future = self._encodings.get(answer.number)
         if future is None or future.done():
             return
@@ -241,7 +241,7 @@ class RemoteEngine:
         if self._writer is None or self._hello is None:
             raise EngineDead("the engine process is not running")
         check_request(request, self.info, self._hello.max_text_chars)
-        return self._streams.submit(request, self._hello.room)
+        return self._streams.submit(request, self._hello.queue_limits)
 
     async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
         check_sample(sample, self.info)
@@ -282,7 +282,7 @@ class RemoteEngine:
         if self._process is not None:
             await self._process.stop()
         for stream in closing:
-            stream.release()
+            stream.mark_released()
 
     def _send(self, command: Command) -> None:
         if self._writer is not None:

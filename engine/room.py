@@ -49,14 +49,14 @@ class RequestCounts:
 class QueueLimits(msgspec.Struct, frozen=True):
     """A gateway counts its own requests by it, the engine those of all."""
 
-    for_new: int
-    for_speaking: int
+    new: int
+    continuing: int
     """The ceiling: for further segments of replies of which something has been heard."""
     for_burst: int
     for_burst_of_group: int
 
     @classmethod
-    def of(cls, config: EngineConfig) -> QueueLimits:
+    def from_config(cls, config: EngineConfig) -> QueueLimits:
         for_new = config.max_requests + config.max_waiting
         for_burst = burst_share(for_new)
         return cls(for_new, for_new + config.max_waiting_segments, for_burst, for_burst - for_burst // 3)
@@ -64,9 +64,9 @@ class QueueLimits(msgspec.Struct, frozen=True):
     def check(self, counts: RequestCounts, spec: SpeechRequest) -> None:
         """Raises ``EngineOverloaded`` unless the request fits beside the active ones."""
         if spec.segment:
-            self._check("requests", counts.num_requests, self.for_speaking)
+            self._check("requests", counts.num_requests, self.continuing)
             return
-        self._check("requests", counts.num_requests, self.for_new)
+        self._check("requests", counts.num_requests, self.new)
         if spec.is_burst:
             self._check("burst requests", counts.num_burst, self.for_burst)
             self._check("burst requests of one client", counts.num_burst_of[spec.group], self.for_burst_of_group)

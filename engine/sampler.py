@@ -36,7 +36,7 @@ class SamplingBatch:
         self.max_k = 0 if any(p.top_k == 0 for p in params) else max(p.top_k for p in params)
 
     @staticmethod
-    def of(params: Sequence[RowSamplingParams], device: torch.device) -> SamplingBatch:
+    def from_params(params: Sequence[RowSamplingParams], device: torch.device) -> SamplingBatch:
         """Made once for each mix of rows: the mix changes only when a row joins or leaves."""
         return _draw_batch(tuple(params), device)
 

@@ -72,7 +72,7 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepBatch:
         """Admit, let rows fetch their next input, pick the most urgent, find blocks for them."""
         self.admit(now_s)
-        rows = list(self.runnable(now_s))
+        rows = list(self.select_runnable(now_s))
         batch, positions_left, starving = StepBatch(), self.config.max_prefill_positions, None
         max_batch = self.config.max_batch
         num_burst, budget = 0, StepBudget(self.burst_model, self.paced_slack_s(now_s), max_batch)
@@ -90,7 +90,7 @@ class Scheduler:
                 num_burst += request.is_burst
             elif request.lacks_blocks:
                 starving = starving or request
-        self.shares.record(work.request for work in batch.works if work.request.is_burst)
+        self.shares.record(work.request for work in batch.items if work.request.is_burst)
         if starving:
             self.preempt_for(starving, batch, now_s)
         return batch
@@ -124,7 +124,7 @@ class Scheduler:
             return MAX_IDLE_SLACK_S
         if request.clock.dry_at_s is None:
             # One that cannot run may wait for memory that burst rows hold.
-            return 0.0 if self.may_run(request, now_s) and not request.lacks_blocks else MAX_IDLE_SLACK_S
+            return 0.0 if self.can_run(request, now_s) and not request.lacks_blocks else MAX_IDLE_SLACK_S
         lead_s = (request.spec.lead_ms or 0) / 1000 + self.chunk_s
         return request.clock.lead_s(now_s) - min(STEP_MARGIN_S, lead_s / 2)
 
@@ -135,7 +135,7 @@ class Scheduler:
         prefill is cut depends on the row alone, or its numbers would depend on its neighbours.
         """
         row = request.row
-        if self.is_ordinary(request):
+        if self.is_single_position(request):
             return ScheduledWork(request, 1, row.sample_pending)
         request.lacks_blocks = False
         if row.num_computed == 0 and not self.restore_prefix(request, may_grow):
@@ -148,11 +148,11 @@ class Scheduler:
         count = min(num_due, self.config.max_prefill_positions)
         if count > 1 and count > positions_left:
             return None
-        if not self.find_blocks(request, row.num_computed + count, may_grow):
+        if not self.allocate_or_preempt(request, row.num_computed + count, may_grow):
             return None
         return ScheduledWork(request, count, row.sample_pending and count == num_due)
 
-    def is_ordinary(self, request: Request) -> bool:
+    def is_single_position(self, request: Request) -> bool:
         """Nearly every row of nearly every step: one input, and room for it in a block that it holds."""
         row, num_blocks = request.row, len(request.block_table)
         has_one = len(row.inputs) - row.num_computed == 1
@@ -199,7 +199,7 @@ class Scheduler:
             del self.num_slots_of[request.share_key]
 
     @property
-    def num_without_room(self) -> int:
+    def num_lacking_blocks(self) -> int:
         """They wait, and not for the next step alone."""
         return min(self._num_left, len(self.waiting))
 
@@ -216,13 +216,13 @@ class Scheduler:
         except Exception as error:
             self.on_failed(request, error)
 
-    def runnable(self, now_s: float) -> Iterator[Request]:
+    def select_runnable(self, now_s: float) -> Iterator[Request]:
         for request in list(self.running):
             row = request.row
-            if self.may_run(request, now_s) and (len(row.inputs) > row.num_computed or self.fetch_input(request)):
+            if self.can_run(request, now_s) and (len(row.inputs) > row.num_computed or self.fetch_input(request)):
                 yield request
 
-    def may_run(self, request: Request, now_s: float) -> bool:
+    def can_run(self, request: Request, now_s: float) -> bool:
         """Neither without text nor at its lead."""
         if request.phase is not RequestPhase.RUNNING or (request.parked and not request.has_new_text):
             return False
@@ -264,7 +264,7 @@ class Scheduler:
         known = self.prefixes.num_positions(request.prefix_key)
         if not known:
             return True
-        if not self.find_blocks(request, known, may_grow):
+        if not self.allocate_or_preempt(request, known, may_grow):
             return False
         self.prefixes.restore(request.prefix_key, request.block_table)
         request.row.num_computed = known
@@ -273,7 +273,7 @@ class Scheduler:
     def blocks_for(self, num_positions: int) -> int:
         return -(-num_positions // self.config.block_size)
 
-    def find_blocks(self, request: Request, num_positions: int, may_grow: bool = True) -> bool:
+    def allocate_or_preempt(self, request: Request, num_positions: int, may_grow: bool = True) -> bool:
         """Grow the block table to hold so many positions; False, and none taken, when blocks are short."""
         missing = self.blocks_for(num_positions) - len(request.block_table)
         if missing <= 0:

@@ -79,7 +79,7 @@ class EngineStream:
             return
         self._events.clear()
         self._ended = False
-        self.take(RequestFinished(self._request_id, FinishReason.CANCELLED, num_samples=self._num_samples))
+        self.enqueue(RequestFinished(self._request_id, FinishReason.CANCELLED, num_samples=self._num_samples))
         self._send(CancelRequest(self._epoch))
 
     async def released(self) -> None:
@@ -93,7 +93,7 @@ class EngineStream:
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    def take(self, event: SpeechEvent) -> None:
+    def enqueue(self, event: SpeechEvent) -> None:
         """An event for the reader; whatever follows the terminal one is dropped."""
         if self._ended:
             return
@@ -103,7 +103,7 @@ class EngineStream:
         self._events.append(event)
         self._arrived.set()
 
-    def release(self) -> None:
+    def mark_released(self) -> None:
         self._released.set()
 
 
@@ -140,9 +140,9 @@ class StreamTable:
             if isinstance(event, RequestReleased):
                 del self._streams[epoch]
                 self._counts.remove(stream.request)
-                stream.release()
+                stream.mark_released()
             else:
-                stream.take(event)
+                stream.enqueue(event)
 
     def cancel_all(self) -> list[EngineStream]:
         """The engine is being closed; returns the streams to release once it is."""
@@ -154,8 +154,10 @@ class StreamTable:
     def fail_all(self, message: str) -> None:
         """The engine is gone: each request ends with ``engine_dead``, and holds nothing any more."""
         for stream in self._clear():
-            stream.take(RequestFinished(stream.request_id, FinishReason.ERROR, code=EngineDead.code, message=message))
-            stream.release()
+            stream.enqueue(
+                RequestFinished(stream.request_id, FinishReason.ERROR, code=EngineDead.code, message=message)
+            )
+            stream.mark_released()
 
     def _clear(self) -> list[EngineStream]:
         streams, self._streams, self._counts = list(self._streams.values()), {}, RequestCounts()

@@ -46,7 +46,7 @@ class BytePairTokenizer:
     def incremental(self) -> IncrementalEncoder:
         return IncrementalTokenizer(self)
 
-    def open_word(self) -> IncrementalBpe:
+    def incremental_word(self) -> IncrementalBpe:
         return IncrementalBpe(self._pairs)
 
 
@@ -87,7 +87,7 @@ class IncrementalTokenizer:
         self._nfc = NfcStream()
         self._begun = keeps_start
         self._context = ""
-        self._word = tokenizer.open_word()
+        self._word = tokenizer.incremental_word()
         self._spaces: list[str] = []
         self._num_composed_closed = 0
         self._num_composed_final = 0
@@ -96,20 +96,20 @@ class IncrementalTokenizer:
 
     def push(self, text: str) -> list[int]:
         """Returns the ids that no later text can change."""
-        return self._take(self._nfc.push(text))
+        return self._consume(self._nfc.push(text))
 
-    def close(self) -> list[int]:
+    def finish(self) -> list[int]:
         """Returns the remaining ids; nothing may be pushed afterwards."""
-        ids = self._take(self._nfc.close())
+        ids = self._consume(self._nfc.finish())
         ids += self._close_words(self._tokenizer.pre_tokens(self._context + "".join(self._spaces)))
         self._count_final()
         return ids
 
-    def _take(self, text: str) -> list[int]:
+    def _consume(self, text: str) -> list[int]:
         if not self._begun:
             text = self._strip_start(text)
         visible = text.rstrip(WHITE_SPACE)
-        ids = self._take_visible(visible) if visible else []
+        ids = self._consume_visible(visible) if visible else []
         spaces = text[len(visible) :]
         if spaces and not self._spaces:
             ids += self._end_word_before(spaces[0])
@@ -124,7 +124,7 @@ class IncrementalTokenizer:
         self._num_composed_closed += len(text) - len(stripped)
         return stripped
 
-    def _take_visible(self, text: str) -> list[int]:
+    def _consume_visible(self, text: str) -> list[int]:
         """Text that ends in a visible character: all its pre-tokens but the last are final."""
         words = self._tokenizer.pre_tokens(self._context + "".join(self._spaces) + text)
         self._spaces.clear()
@@ -140,9 +140,9 @@ class IncrementalTokenizer:
         return ids
 
     def _close_word(self, seen: str) -> list[int]:
-        ids = self._word.close(byte_level(seen[len(self._context) :]))
+        ids = self._word.finish(byte_level(seen[len(self._context) :]))
         self._num_composed_closed += self._word.num_chars_final
-        self._word, self._context = self._tokenizer.open_word(), ""
+        self._word, self._context = self._tokenizer.incremental_word(), ""
         return ids
 
     def _end_word_before(self, space: str) -> list[int]:
@@ -153,5 +153,5 @@ class IncrementalTokenizer:
 
     def _count_final(self) -> None:
         num_final = self._num_composed_closed + self._word.num_chars_final
-        self.num_chars_final = self._nfc.use(num_final - self._num_composed_final)
+        self.num_chars_final = self._nfc.consume(num_final - self._num_composed_final)
         self._num_composed_final = num_final

@@ -31,7 +31,7 @@ class HelloMessage(msgspec.Struct, frozen=True, tag=True):
 
     info: EngineInfo
     max_text_chars: int
-    room: QueueLimits
+    queue_limits: QueueLimits
 
 
 class StatsMessage(msgspec.Struct, frozen=True, tag=True):

@@ -79,7 +79,7 @@ class Principal:
     """Of the token that was shown; ``None``: the key itself was."""
 
     @property
-    def is_known(self) -> bool:
+    def is_authenticated(self) -> bool:
         return bool(self.name)
 
     @property
@@ -119,19 +119,19 @@ class Authenticator:
         """Of every caller there can be."""
         return [caller.name for _, caller in self._keys] or [LOCAL.name]
 
-    def admit(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Principal:
+    def authenticate(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Principal:
         """Whose request this is. A token must have the scope. Raises ``RequestRefused``."""
-        return self.admit_late(request, scope) or self.caller_of("", scope)
+        return self.authenticate_deferred(request, scope) or self.principal_for_key("", scope)
 
-    def admit_holder(self, request: HTTPConnection) -> Principal:
+    def require_api_key(self, request: HTTPConnection) -> Principal:
         """Whose key the request shows, where no token will do. Raises ``RequestRefused``."""
-        return self._admit(request, None) or self.caller_of("")
+        return self._admit(request, None) or self.principal_for_key("")
 
-    def admit_late(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Principal | None:
+    def authenticate_deferred(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Principal | None:
         """``None`` if the request shows no key at all and may show it later. Raises ``RequestRefused``."""
         return self._admit(request, scope)
 
-    def caller_of(self, key: str, scope: TokenScope = TokenScope.SPEECH) -> Principal:
+    def principal_for_key(self, key: str, scope: TokenScope = TokenScope.SPEECH) -> Principal:
         """Whose key or token this is. Raises ``RequestRefused``."""
         if (found := self._find(key) if self._keys else LOCAL) is None:
             raise RequestRefused("unauthorized", UNKNOWN_KEY)
@@ -150,13 +150,13 @@ class Authenticator:
             raise RequestRefused("unauthorized", UNKNOWN_KEY)
         return next((caller for caller in found if caller.has_scope(scope)), None) or _require_scope(found[0], scope)
 
-    def caller_named(self, name: str | None) -> Principal | None:
+    def principal_by_name(self, name: str | None) -> Principal | None:
         """Whose key has this name; of the first key without a name, of this machine without keys."""
         if not self._keys:
             return LOCAL if name is None else None
         return next((caller for _, caller in self._keys if name in (None, caller.name)), None)
 
-    def mint(
+    def issue_token(
         self, caller: Principal, ttl_s: int, scopes: Iterable[TokenScope] = (TokenScope.SPEECH,)
     ) -> tuple[str, int]:
         """A token that stands for the caller, and when it expires."""

@@ -52,7 +52,7 @@ class EventBridge:
         link: MessageTransport,
         tasks: asyncio.TaskGroup,
         *,
-        may_speak: Callable[[], None],
+        check_can_start: Callable[[], None],
         on_silent: Callable[[], None],
         default_lead_ms: int,
         max_remembered_responses: int,
@@ -60,7 +60,7 @@ class EventBridge:
         self._session = session
         self._link = link
         self._tasks = tasks
-        self._may_speak = may_speak
+        self._may_speak = check_can_start
         """Raises ``RequestRefused`` when no response may begin now."""
         self._on_silent = on_silent
         """Called when the last response has ended."""
@@ -78,20 +78,20 @@ class EventBridge:
     def num_live(self) -> int:
         return self._conversation.num_live
 
-    async def silent(self, timeout_s: float) -> None:
+    async def wait_idle(self, timeout_s: float) -> None:
         """Wait until every response has been told its end, or so long. Not for a task that speaks one."""
         if self._speaking:
             await asyncio.wait(self._speaking, timeout=timeout_s)
 
-    async def receive(self, event: ev.ClientEvent) -> None:
+    async def handle_event(self, event: ev.ClientEvent) -> None:
         """Act on one event. Raises ``RemoteProtocolError``, ``RequestRefused``, ``SessionError`` or ``EngineError``."""
         self._session.touch()
         if isinstance(event, ev.ResponseCreate) and event.response_id is None:
             event = msgspec.structs.replace(event, response_id=f"resp_{secrets.token_hex(8)}")
-        if self._conversation.receive(event):
-            await self._act(event)
+        if self._conversation.apply_client_event(event):
+            await self._dispatch(event)
 
-    async def _act(self, event: ev.ClientEvent) -> None:
+    async def _dispatch(self, event: ev.ClientEvent) -> None:
         match event:
             case ev.TextAppend() | ev.TextFlush() | ev.TextEnd():
                 self._write(event)
@@ -103,13 +103,13 @@ class EventBridge:
                 await self._create(event)
             case ev.SessionUpdate():
                 self._session.update(speech_settings(event.settings, self._session.settings, self._default_lead_ms))
-                await self._say(ev.SessionUpdated(settings=wire_settings(self._session.settings)))
+                await self._send(ev.SessionUpdated(settings=wire_settings(self._session.settings)))
             case ev.SessionClose():
                 self._finish()
 
     def _write(self, event: ev.TextAppend | ev.TextFlush | ev.TextEnd) -> None:
         response = self._session.response(event.response_id)
-        if response.done:  # it has failed, and who writes has not heard of it yet
+        if response.is_done:  # it has failed, and who writes has not heard of it yet
             return
         match event:
             case ev.TextAppend():
@@ -128,7 +128,7 @@ class EventBridge:
                 event.response_id, settings=settings, text=event.text, text_closed=event.end
             )
         except (RequestRefused, SessionError, EngineError):
-            self._conversation.refused(event.response_id)
+            self._conversation.on_refused(event.response_id)
             raise
         number = next(self._numbers)
         audio = ev.ResponseAudioFormat(
@@ -136,21 +136,23 @@ class EventBridge:
             sample_rate=response.format.sample_rate,
             pre_skip_samples=response.pre_skip_samples,
         )
-        await self._say(
+        await self._send(
             ev.ResponseCreated(
                 response_id=event.response_id, response=number, format=audio, settings=wire_settings(settings)
             )
         )
-        task = self._tasks.create_task(self._speak(response, number), name=f"voicewire response {event.response_id}")
+        task = self._tasks.create_task(
+            self._stream_response(response, number), name=f"voicewire response {event.response_id}"
+        )
         self._speaking.add(task)
         task.add_done_callback(self._speaking.discard)
 
     async def _cancel(self, event: ev.ResponseCancel) -> None:
         response = self._session.response(event.response_id)
         if self._conversation.response_state(event.response_id) in (ResponseState.DONE, ResponseState.FAILED):
-            heard = await response.recall(event.played_ms)
+            heard = await response.query_heard(event.played_ms)
             self._session.response(event.response_id)  # unknown, if others that ended since took its place
-            await self._say(ev.ResponseHeard(response_id=event.response_id, heard=_to_heard_body(heard)))
+            await self._send(ev.ResponseHeard(response_id=event.response_id, heard=_to_heard_body(heard)))
         else:
             response.cancel(event.played_ms)
 
@@ -161,22 +163,22 @@ class EventBridge:
         if not self._conversation.num_live:
             self._on_silent()
 
-    async def _speak(self, response: Response, number: int) -> None:
+    async def _stream_response(self, response: Response, number: int) -> None:
         async for event in response:
             match event:
                 case ResponseAudio():
                     message = _audio_message(event, response.format.encoding, number)
-                    await self._link.send(serialize_audio(message), lambda: not response.done)
+                    await self._link.send(serialize_audio(message), lambda: not response.is_done)
                 case ResponseWordTimes():
-                    await self._say(_words(event))
+                    await self._send(_words(event))
                 case FlushCompleted():
-                    await self._say(
+                    await self._send(
                         ev.TextFlushed(response_id=event.response_id, flush=event.flush, end_sample=event.end_sample)
                     )
                 case ResponseFinished():
-                    self._conversation.done(event.response_id)
+                    self._conversation.on_response_done(event.response_id)
                     log.info("response ended", extra=self._facts(event))
-                    await self._say(_done(event, number))
+                    await self._send(_done(event, number))
         if not self._conversation.num_live:
             self._on_silent()
 
@@ -191,7 +193,7 @@ class EventBridge:
             "first_audio_ms": done.first_audio_ms and round(done.first_audio_ms, 1),
         }
 
-    async def _say(self, event: ev.ServerEvent) -> None:
+    async def _send(self, event: ev.ServerEvent) -> None:
         await self._link.send(serialize(event))
 
 

@@ -42,19 +42,19 @@ class VoiceCloner:
     async def from_reference(self, reference: str, transcript: str) -> ClonedVoice:
         """``reference`` is a data URI or an address. Raises ``InvalidRequest`` or ``RequestRefused``."""
         self._require_encoder("ref_audio")
-        with self.gate.inside():
+        with self.gate.acquire():
             if reference[: len(PREFIX)].lower() == PREFIX:
                 data = await asyncio.to_thread(decode_data_uri, reference, self._settings.max_upload_bytes)
             elif self._settings.fetch:
                 data = await self.fetcher.fetch(reference)
             else:
                 raise refuse_address("this server fetches nothing (voices.fetch); send a data URI")
-            return await self._listen(data, transcript, "ref_audio")
+            return await self._clone(data, transcript, "ref_audio")
 
     async def from_upload(self, data: bytes, transcript: str) -> tuple[ClonedVoice, float]:
         """The voice, and how long the recording is. Raises ``InvalidRequest`` or ``RequestRefused``."""
         self._require_encoder("audio_sample")
-        with self.gate.inside():
+        with self.gate.acquire():
             pcm = await self._decode(data, "audio_sample")
             return await self._encode(pcm, transcript, "audio_sample"), pcm.size / self.info.sample_rate
 
@@ -71,7 +71,7 @@ class VoiceCloner:
             raise InvalidRequest("speaker_embedding holds what is no finite number", "speaker_embedding")
         return ClonedVoice(embedding=embedding.astype(np.float32).tobytes())
 
-    async def _listen(self, data: bytes, transcript: str, param: str) -> ClonedVoice:
+    async def _clone(self, data: bytes, transcript: str, param: str) -> ClonedVoice:
         return await self._encode(await self._decode(data, param), transcript, param)
 
     async def _decode(self, data: bytes, param: str) -> Pcm:

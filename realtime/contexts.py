@@ -30,10 +30,10 @@ class ContextState:
 
     context_id: str
     settings: SpeechSettings
-    last_sign_s: float
-    line: str | None = None
+    last_activity_s: float
+    track: str | None = None
     """Contexts of one line speak one after the other."""
-    waits: list[TextIntent] | None = None
+    pending: list[TextIntent] | None = None
     """What is to be done once it is this context's turn; ``None`` when it is."""
     admitted: bool = False
     """It was, when it began to wait."""
@@ -64,13 +64,13 @@ class ContextRegistry:
     session: Session
     grantor: OptionResolver
     tasks: asyncio.TaskGroup
-    tell: EventSink
-    may_speak: Callable[[], None]
+    send_event: EventSink
+    check_can_start: Callable[[], None]
     """Raises ``RequestRefused`` when nothing may begin now."""
     limits: ContextLimits
     serial: bool = False
     """All are of one line."""
-    tells_heard: bool = True
+    reports_heard_text: bool = True
     """Somebody is told what was heard. In a line that is found as it sounds: the next one begins once it is known."""
     _open: dict[str, ContextState] = field(default_factory=dict)
     """In the order they were opened."""
@@ -84,33 +84,33 @@ class ContextRegistry:
         """Open ones that hold a place."""
         return sum(context.response is not None for context in self._open.values())
 
-    def act(self, intent: ContextIntent) -> list[on.DialectEvent]:
+    def handle(self, intent: ContextIntent) -> list[on.DialectEvent]:
         """What is to be told at once. An intent on a context that is not open changes nothing."""
         self.session.touch()
-        return [*self._apply(intent), *self._settle()]
+        return [*self._apply(intent), *self._finish_if_done()]
 
-    async def recall(self, intent: on.QueryHeard) -> list[on.DialectEvent]:
+    async def query_heard(self, intent: on.QueryHeard) -> list[on.DialectEvent]:
         """What is to be told once the words are found."""
         self.session.touch()
         response = self._past.get(intent.context)
         if response is None:
             return []
-        heard = await response.recall(intent.played_ms)
+        heard = await response.query_heard(intent.played_ms)
         return (
             []
             if response.forgotten
             else [on.HeardReported(intent.context, heard.text, heard.remaining, heard.audio_ms)]
         )
 
-    async def silent(self, timeout_s: float) -> None:
+    async def wait_idle(self, timeout_s: float) -> None:
         """Wait until every context has been told its end, or so long; but not for the task that asks."""
         if others := self._speaking - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=timeout_s)
 
     def idle(self, timeout_s: float, now: float) -> list[on.ContextIdle]:
         """The contexts that nothing was said to, nor by, for so long."""
-        quiet = (context for context in self._open.values() if context.waits is None)
-        return [on.ContextIdle(context.context_id) for context in quiet if now - context.last_sign_s >= timeout_s]
+        quiet = (context for context in self._open.values() if context.pending is None)
+        return [on.ContextIdle(context.context_id) for context in quiet if now - context.last_activity_s >= timeout_s]
 
     def _apply(self, intent: ContextIntent) -> list[on.DialectEvent]:
         match intent:
@@ -122,21 +122,21 @@ class ContextRegistry:
         context = self._open.get(intent.context)
         if context is None:
             return []
-        context.last_sign_s = now_s()
+        context.last_activity_s = now_s()
         if isinstance(intent, on.CancelContext):
             return self._cancel(context, intent.played_ms)
-        return self._wait(context, intent) if context.waits is not None else self._write(context, intent)
+        return self._wait(context, intent) if context.pending is not None else self._write(context, intent)
 
     def _begin(self, intent: on.OpenContext) -> list[on.DialectEvent]:
         if intent.context in self._open:
             return []
-        line = "" if self.serial else intent.line
+        line = "" if self.serial else intent.track
         waits: list[TextIntent] | None = [] if self._is_busy(line) else None
         try:
-            self._check_room()
-            settings, warnings = self.grantor.grant(intent.wish)
+            self._check_capacity()
+            settings, warnings = self.grantor.resolve(intent.options)
             if waits is not None:
-                self.may_speak()
+                self.check_can_start()
         except (RequestRefused, SessionError) as error:
             return [_failed(intent.context, error)]
         self._open[intent.context] = ContextState(
@@ -145,9 +145,9 @@ class ContextRegistry:
         return [on.ContextOpened(intent.context, warnings)]
 
     def _is_busy(self, line: str | None) -> bool:
-        return line is not None and any(context.line == line for context in self._open.values())
+        return line is not None and any(context.track == line for context in self._open.values())
 
-    def _check_room(self) -> None:
+    def _check_capacity(self) -> None:
         if self._finishing:
             raise SessionClosed("the connection is closing")
         if len(self._open) >= self.limits.max_contexts:
@@ -155,8 +155,8 @@ class ContextRegistry:
 
     def _wait(self, context: ContextState, intent: TextIntent) -> list[on.DialectEvent]:
         """Keep it until the contexts before have ended."""
-        assert context.waits is not None
-        context.waits.append(intent)
+        assert context.pending is not None
+        context.pending.append(intent)
         self._num_waiting_chars += _weight(intent)
         if self._num_waiting_chars > self.limits.max_waiting_chars:
             limit = self.limits.max_waiting_chars
@@ -164,7 +164,7 @@ class ContextRegistry:
         return []
 
     def _write(self, context: ContextState, intent: TextIntent) -> list[on.DialectEvent]:
-        if context.ended or (context.response is not None and context.response.done):
+        if context.ended or (context.response is not None and context.response.is_done):
             return []
         match intent:
             case on.AppendText():
@@ -180,7 +180,7 @@ class ContextRegistry:
 
     def _append(self, context: ContextState, text: str, last: bool) -> list[on.DialectEvent]:
         if context.response is None and text.strip():
-            return self._speak(context, text.lstrip(), last)
+            return self._stream_context(context, text.lstrip(), last)
         if context.response is not None:
             context.response.push_text(text)
         return self._end_text(context) if last else []
@@ -192,18 +192,20 @@ class ContextRegistry:
         context.response.end_input()
         return []
 
-    def _speak(self, context: ContextState, text: str, last: bool) -> list[on.DialectEvent]:
+    def _stream_context(self, context: ContextState, text: str, last: bool) -> list[on.DialectEvent]:
         """The first text: take a place, and speak."""
         try:
             if not context.admitted:
-                self.may_speak()
-            settings = replace(context.settings, tells_heard=self.tells_heard, heard_at_once=self.serial)
+                self.check_can_start()
+            settings = replace(context.settings, reports_heard_text=self.reports_heard_text, align_eagerly=self.serial)
             response = self.session.create_response(settings=settings, text=text, text_closed=last)
         except (RequestRefused, SessionError, EngineError) as error:
             return self._fail(context, error)
         context.response = response
         context.ended = last
-        task = self.tasks.create_task(self._hear(context, response), name=f"voicewire context {response.response_id}")
+        task = self.tasks.create_task(
+            self._consume_response(context, response), name=f"voicewire context {response.response_id}"
+        )
         self._speaking.add(task)
         task.add_done_callback(self._speaking.discard)
         return []
@@ -214,54 +216,54 @@ class ContextRegistry:
         context.response.cancel(played_ms)
         return []
 
-    async def _hear(self, context: ContextState, response: Response) -> None:
+    async def _consume_response(self, context: ContextState, response: Response) -> None:
         async for event in response:
-            context.last_sign_s = now_s()
+            context.last_activity_s = now_s()
             if isinstance(event, ResponseFinished):
                 self._remember(context.context_id, response)
-                for told in (*self._leave(context, _ended(context.context_id, event)), *self._settle()):
-                    await self.tell(told)
+                for told in (*self._leave(context, _ended(context.context_id, event)), *self._finish_if_done()):
+                    await self.send_event(told)
             else:
                 for told in _to_dialect_event(context.context_id, response, event):
-                    await self.tell(told, lambda: not response.done)
+                    await self.send_event(told, lambda: not response.is_done)
 
     def _fail(self, context: ContextState, error: Exception) -> list[on.DialectEvent]:
         return self._leave(context, _failed(context.context_id, error))
 
     def _leave(self, context: ContextState, ended: on.ContextEnded) -> list[on.DialectEvent]:
         del self._open[context.context_id]
-        self._take_waits(context)
+        self._apply_pending(context)
         return [ended]
 
-    def _take_waits(self, context: ContextState) -> list[TextIntent]:
-        waits, context.waits = context.waits or [], None
+    def _apply_pending(self, context: ContextState) -> list[TextIntent]:
+        waits, context.pending = context.pending or [], None
         self._num_waiting_chars -= sum(map(_weight, waits))
         return waits
 
-    def _settle(self) -> list[on.DialectEvent]:
+    def _finish_if_done(self) -> list[on.DialectEvent]:
         """Whose turn is it, and has everything ended?"""
-        told = [event for context in self._whose_turn_it_is() for event in self._catch_up(context)]
+        told = [event for context in self._is_current() for event in self._drain_pending(context)]
         if self._finishing and not self._open:
             self._finishing = False
             told.append(on.AllContextsEnded())
         return told
 
-    def _whose_turn_it_is(self) -> Iterator[ContextState]:
-        while (first := self._first_that_waits()) is not None:
+    def _is_current(self) -> Iterator[ContextState]:
+        while (first := self._next_pending()) is not None:
             yield first
 
-    def _first_that_waits(self) -> ContextState | None:
+    def _next_pending(self) -> ContextState | None:
         """In its line, with nobody before it."""
         busy: set[str | None] = {None}
         for context in self._open.values():
-            if context.line not in busy and context.waits is not None:
+            if context.track not in busy and context.pending is not None:
                 return context
-            busy.add(context.line)
+            busy.add(context.track)
         return None
 
-    def _catch_up(self, context: ContextState) -> list[on.DialectEvent]:
-        context.last_sign_s = now_s()
-        return [event for intent in self._take_waits(context) for event in self._apply(intent)]
+    def _drain_pending(self, context: ContextState) -> list[on.DialectEvent]:
+        context.last_activity_s = now_s()
+        return [event for intent in self._apply_pending(context) for event in self._apply(intent)]
 
     def _remember(self, context_id: str, response: Response) -> None:
         self._past[context_id] = response

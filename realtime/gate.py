@@ -23,7 +23,7 @@ class ConcurrencyLimit:
     """Here."""
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
+    def acquire(self) -> Iterator[None]:
         """Raises ``RequestRefused`` when it is full."""
         if self.tally.total(self.counted) >= self.max_inside:
             limit = f"{self.limit_name} is {self.max_inside}"
@@ -36,4 +36,4 @@ class ConcurrencyLimit:
 
     def _count(self, by: int) -> None:
         self.num_inside += by
-        self.tally.change(self.counted, by)
+        self.tally.add(self.counted, by)

@@ -88,20 +88,20 @@ class GatewaySupervisor:
             on_ready()
             async with asyncio.TaskGroup() as keepers:
                 for process, column in zip(first, columns, strict=True):
-                    keepers.create_task(self._keep(process, column), name="voicewire gateway keeper")
+                    keepers.create_task(self._supervise(process, column), name="voicewire gateway keeper")
                 await self._stopping.wait()
-                self._tell_all(signal.SIGTERM)
+                self._broadcast(signal.SIGTERM)
         finally:
-            self._tell_all(signal.SIGTERM)
+            self._broadcast(signal.SIGTERM)
             await asyncio.gather(*(process.wait() for process in self._running))
 
     def _stop(self, number: signal.Signals) -> None:
         """The second Ctrl-C is passed on: then gateways wait no longer for what they speak."""
         if self._stopping.is_set() and number is signal.SIGINT:
-            self._tell_all(number)
+            self._broadcast(number)
         self._stopping.set()
 
-    async def _keep(self, process: Process, column: int) -> None:
+    async def _supervise(self, process: Process, column: int) -> None:
         while True:
             await process.wait()
             self._plan_of(column).open_tally().clear()
@@ -110,12 +110,12 @@ class GatewaySupervisor:
             if self._stopping.is_set():
                 return
             log.error("a gateway ended with status %s; starting another", process.returncode)
-            while (again := await self._start_again(column)) is None:
+            while (again := await self._restart(column)) is None:
                 if self._stopping.is_set():
                     return
             process = again
 
-    async def _start_again(self, column: int) -> Process | None:
+    async def _restart(self, column: int) -> Process | None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), RESTART_PAUSE_S)
         try:
@@ -147,7 +147,7 @@ class GatewaySupervisor:
             raise ChildProcessError("a gateway did not come up")
         return process
 
-    def _tell_all(self, number: signal.Signals) -> None:
+    def _broadcast(self, number: signal.Signals) -> None:
         for process in self._running:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)

@@ -68,7 +68,7 @@ class MetricsSource(Protocol):
     def num_active_responses(self) -> int: ...
 
     @property
-    def healthy(self) -> bool: ...
+    def is_healthy(self) -> bool: ...
 
     @property
     def frame_s(self) -> float:
@@ -138,7 +138,7 @@ class ServerMetrics:
     def _readings(self) -> Iterator[tuple[str, float]]:
         yield "connections", self._server.num_connections
         yield "active_responses", self._server.num_active_responses
-        yield "engine_alive", self._server.healthy
+        yield "engine_alive", self._server.is_healthy
         stats = self._server.engine_stats()
         if stats is None:
             return

@@ -34,11 +34,11 @@ P = ParamSpec("P")
 class ManagedConnection(Protocol):
     """What the server asks of a connection."""
 
-    def tick(self, now_s: float) -> None:
+    def on_tick(self, now_s: float) -> None:
         """Look at the time-outs, and whether the server is draining. Called every ``TICK_S``."""
         ...
 
-    def end(self, code: str) -> None:
+    def close(self, code: str) -> None:
         """Close now; ``code`` tells the client why."""
         ...
 
@@ -89,7 +89,7 @@ class SpeechServer:
             await self.registry.aclose()
             raise
         await warming
-        self._watch = asyncio.create_task(self._keep_watch(), name="voicewire watch")
+        self._watch = asyncio.create_task(self._watchdog(), name="voicewire watch")
         log.info("ready", extra={"model": self.engine.info.model})
 
     async def aclose(self) -> None:
@@ -108,12 +108,12 @@ class SpeechServer:
         return self.registry.statistics().num_active_responses
 
     @property
-    def healthy(self) -> bool:
-        return self.engine.alive
+    def is_healthy(self) -> bool:
+        return self.engine.is_alive
 
     @property
-    def ready(self) -> bool:
-        return self.healthy and not self.draining
+    def is_ready(self) -> bool:
+        return self.is_healthy and not self.draining
 
     @property
     def frame_s(self) -> float:
@@ -122,7 +122,7 @@ class SpeechServer:
     def engine_stats(self) -> EngineStats | None:
         """``None`` while the engine is dead or has not reported yet."""
         try:
-            return self.engine.stats() if self.engine.alive else None
+            return self.engine.stats() if self.engine.is_alive else None
         except EngineError:
             return None
 
@@ -131,32 +131,32 @@ class SpeechServer:
         group = caller.name if self.gatekeeper.has_keys else ""
         return self.registry.create(caller.name, self.settings, caller.max_active_responses, group)
 
-    def may_speak(self) -> None:
+    def check_not_draining(self) -> None:
         """Raises ``RequestRefused`` when no response may begin."""
         if self.draining:
             raise RequestRefused(
                 "draining", "the server is about to stop", retry_after_ms=self.config.limits.retry_after_ms
             )
 
-    def check_room(self, caller: Principal) -> None:
+    def check_connection_limits(self, caller: Principal) -> None:
         """Raises ``RequestRefused`` when one connection more is one too many."""
-        self.may_speak()
+        self.check_not_draining()
         limits = self.config.limits
         self._check("max_connections", self.tally.total(CONNECTIONS), limits.max_connections)
         share = key_share(limits.max_connections_per_key, limits.max_connections, len(self.gatekeeper.key_names))
         limit = share if caller.max_connections is None else caller.max_connections
-        name = "max_connections_per_key" if caller.is_known else "max_connections_without_key"
+        name = "max_connections_per_key" if caller.is_authenticated else "max_connections_without_key"
         self._check(name, self.tally.total(key_counter(CONNECTIONS, caller.name)), limit)
         now_s = asyncio.get_running_loop().time()
         if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_after_s:
             raise RequestRefused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
 
-    def check_key(self, caller: Principal) -> None:
+    def check_response_limits(self, caller: Principal) -> None:
         """Raises ``LimitExceeded`` when a response more of this key is one too many."""
-        self.registry.check_room(caller.name, caller.max_active_responses)
+        self.registry.check_capacity(caller.name, caller.max_active_responses)
 
     @contextmanager
-    def connected(self, connection: ManagedConnection, caller: Principal) -> Iterator[None]:
+    def track_connection(self, connection: ManagedConnection, caller: Principal) -> Iterator[None]:
         """Count a connection while it lasts."""
         self._connections.add(connection)
         self._count(caller, 1)
@@ -166,23 +166,23 @@ class SpeechServer:
             self._connections.remove(connection)
             self._heap_trimmer.note_close()
             self._count(caller, -1)
-            self._note_drained()
+            self._on_drained()
 
     def _count(self, caller: Principal, by: int) -> None:
-        self.tally.change(CONNECTIONS, by)
-        self.tally.change(key_counter(CONNECTIONS, caller.name), by)
+        self.tally.add(CONNECTIONS, by)
+        self.tally.add(key_counter(CONNECTIONS, caller.name), by)
 
     async def drain(self) -> None:
         """Take nothing new, let what is spoken end, then close every connection."""
         self.draining = True
         log.info("draining", extra={"num_active_responses": self.num_active_responses})
-        self._note_drained()
+        self._on_drained()
         await _wait_for(self.config.listen.drain_timeout_s, self._may_close)
         for connection in list(self._connections):
-            _shielded(connection.end, "draining")
+            _shielded(connection.close, "draining")
         await _wait_for(self.config.listen.close_timeout_s, self._drained)
 
-    def hurry(self) -> None:
+    def skip_drain(self) -> None:
         """A drain waits no longer for what is spoken."""
         self._may_close.set()
 
@@ -191,27 +191,27 @@ class SpeechServer:
             wait_ms = self.config.limits.retry_after_ms
             raise RequestRefused("too_many_connections", f"{name} is {limit}", retry_after_ms=wait_ms)
 
-    async def _keep_watch(self) -> None:
+    async def _watchdog(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = asyncio.get_running_loop().time()
-            _shielded(self._watch_load, now_s)
+            _shielded(self._track_overload, now_s)
             _shielded(self.metrics.sample)
             _shielded(self.registry.expire)
             self._tick_connections(now_s)
             _shielded(self._heap_trimmer.tick, now_s)
-            self._note_drained()
+            self._on_drained()
 
     def _tick_connections(self, now_s: float) -> None:
         for connection in list(self._connections):
-            _shielded(connection.tick, now_s)
+            _shielded(connection.on_tick, now_s)
 
-    def _note_drained(self) -> None:
+    def _on_drained(self) -> None:
         if self.draining and not self.num_active_responses and not self._connections:
             self._may_close.set()
             self._drained.set()
 
-    def _watch_load(self, now_s: float) -> None:
+    def _track_overload(self, now_s: float) -> None:
         full = self.num_active_responses >= self.config.limits.max_active_responses
         stats = self.engine_stats()
         # Burst requests wait for their share; there is still room for paced ones.

@@ -30,10 +30,10 @@ class SharedUsageCounters:
     def make_file(file: Path, names: Sequence[str], num_columns: int) -> None:
         file.write_bytes(bytes(CELL_BYTES * len(names) * num_columns))
 
-    def change(self, name: str, by: int) -> None:
+    def add(self, name: str, by: int) -> None:
         row = self._rows.get(name)
         if row is None:
-            self._others.change(name, by)
+            self._others.add(name, by)
         else:
             self._cells[row * self._num_columns + self._column] += by
 

@@ -29,7 +29,7 @@ class OptionResolver:
     is_stored: Callable[[str], bool]
     """Whether the caller has a voice of this name beside those of the checkpoint."""
 
-    def grant(self, wish: SpeechOptions) -> tuple[SpeechSettings, tuple[str, ...]]:
+    def resolve(self, wish: SpeechOptions) -> tuple[SpeechSettings, tuple[str, ...]]:
         """The settings, and what to tell of them. Raises ``UnsupportedFormat``."""
         voice, voice_warning = self._voice(wish.voice)
         language, language_warning = self._language(wish.language)
@@ -42,7 +42,7 @@ class OptionResolver:
             instruct=instruct or self.base.instruct,
             format=audio_format(wish.format),
             word_times=wish.word_times,
-            lead_ms=None if wish.at_once else self.base.lead_ms if wish.lead_ms is None else wish.lead_ms,
+            lead_ms=None if wish.burst else self.base.lead_ms if wish.lead_ms is None else wish.lead_ms,
             speed=speed,
             sampling=msgspec.structs.replace(self.base.sampling, seed=wish.seed),
         )

@@ -14,7 +14,7 @@ class ResponseLimiter:
         self.num_active = 0
         """Of this process."""
 
-    def enter(self, key: str, key_limit: int | None = None) -> None:
+    def acquire(self, key: str, key_limit: int | None = None) -> None:
         """Count one more response of ``key``; raises what ``check`` raises."""
         self.check(key, key_limit)
         self._count(key, 1)
@@ -27,13 +27,13 @@ class ResponseLimiter:
             limit = self._limits.max_active_responses_per_key if key_limit is None else key_limit
             self._check("max_active_responses_per_key", key_counter(RESPONSES, key), limit)
 
-    def leave(self, key: str) -> None:
+    def release(self, key: str) -> None:
         self._count(key, -1)
 
     def _count(self, key: str, by: int) -> None:
         self.num_active += by
-        self._tally.change(RESPONSES, by)
-        self._tally.change(key_counter(RESPONSES, key), by)
+        self._tally.add(RESPONSES, by)
+        self._tally.add(key_counter(RESPONSES, key), by)
 
     def _check(self, name: str, counted: str, limit: int) -> None:
         if self._tally.total(counted) >= limit:

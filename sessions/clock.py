@@ -35,7 +35,7 @@ class WakeEvent:
         self._rung = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self._rung = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -45,7 +45,7 @@ class WakeEvent:
         if not self._rung:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = None if until_s is None else loop.call_at(next_tick(until_s), self.ring)
+            timer = None if until_s is None else loop.call_at(next_tick(until_s), self.set)
             try:
                 await self._waiter
             finally:

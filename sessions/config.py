@@ -63,10 +63,10 @@ class SpeechSettings:
     """Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst)."""
     word_times: bool = False
     """Whether the response also tells when each word is spoken (``ResponseWords``)."""
-    heard_at_once: bool = False
+    align_eagerly: bool = False
     """Whether words are found while they sound, in spare moments, so that what was heard is known nearly at once;
     otherwise that takes up to 3 ms for each second of the speech, once somebody asks."""
-    tells_heard: bool = True
+    reports_heard_text: bool = True
     """Whether anybody asks what was heard; otherwise words are found only for ``word_times``, and without them what was
     heard is told as if each character lasted as long as any other."""
     avoid_dead_air: bool = True

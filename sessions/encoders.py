@@ -19,7 +19,7 @@ class EncoderPool:
         self._pool: ThreadPoolExecutor | None = None
 
     @property
-    def is_here(self) -> bool:
+    def is_inline(self) -> bool:
         """Whether work holds up the event loop."""
         return self._num_threads == 0
 
@@ -28,7 +28,7 @@ class EncoderPool:
 
         A caller that is cancelled leaves at once; its work may still run to its end, and what it gives is dropped.
         """
-        if self.is_here:
+        if self.is_inline:
             result = work()
             await asyncio.sleep(0)
             return result

@@ -33,7 +33,7 @@ class SegmentScheduler:
         script: TextPipeline,
         outbox: SendQueue,
         text_queue: TextQueue,
-        on_look: Callable[[], None],
+        on_schedule: Callable[[], None],
         on_error: Callable[[EngineError], None],
     ) -> None:
         self._request_prefix = request_prefix
@@ -43,7 +43,7 @@ class SegmentScheduler:
         self._script = script
         self._outbox = outbox
         self._text_queue = text_queue
-        self._on_look = on_look
+        self._on_look = on_schedule
         self._on_error = on_error
         self._dead_air = DeadAirSettings(enabled=settings.avoid_dead_air)
         self._pace = TextPace()
@@ -63,31 +63,31 @@ class SegmentScheduler:
         return self._script.exhausted and not self.begun
 
     @property
-    def waits_for_text(self) -> bool:
+    def is_waiting_for_text(self) -> bool:
         has_text = any(isinstance(item, TextSegment) and item.speakable for item in self._script.waiting)
-        gathers = self._script.open is not None and self._script.open.gathers
+        gathers = self._script.open is not None and self._script.open.is_gathering
         return (
             not (self._script.closed or self._script.wants_text)
             and (gathers or not has_text)
-            and all(one.may_lack_text for one in self._generating)
+            and all(one.can_starve for one in self._generating)
         )
 
     def record_text(self, text: str) -> None:
         """A text delta has come."""
         self._pace.record(text, now_s())
 
-    def advance(self) -> None:
+    def schedule(self) -> None:
         """Do what is due: read text on, close a segment that is short of it, begin segments."""
         if self._stopped:
             return
         try:
-            self._look(now_s())
+            self._schedule_next(now_s())
         except EngineError as error:
             self._on_error(error)
         else:
             self._on_look()
 
-    def note_end(self, segment: TextSegment) -> None:
+    def on_segment_end(self, segment: TextSegment) -> None:
         """The engine has ended it, maybe before its text was closed: what comes then opens another."""
         self._generating.remove(segment)
         if segment is self._script.open:
@@ -112,18 +112,18 @@ class SegmentScheduler:
         self._generating.clear()
         self.begun.clear()
 
-    def _look(self, now: float) -> None:
+    def _schedule_next(self, now: float) -> None:
         left_ms = self._outbox.left_ms(now)
         self._read_text()
         if self._must_close_early(left_ms, now):
             self._script.close_early()
-        while self._script.waiting and self._may_begin(self._script.waiting[0], left_ms):
-            item = self._script.take()
+        while self._script.waiting and self._can_start(self._script.waiting[0], left_ms):
+            item = self._script.pop()
             if isinstance(item, TextSegment):
-                self._begin(item, now)
+                self._start_segment(item, now)
             self.begun.append(item)
             self._read_text()
-        self._set_timer(self._next_look_s(left_ms, now))
+        self._set_timer(self._next_check_s(left_ms, now))
 
     def _read_text(self) -> None:
         """Read on as far as needed; what this event loop iteration has no budget for is read in later ones."""
@@ -134,34 +134,34 @@ class SegmentScheduler:
         segment = self._script.open
         if segment is None or self._script.wants_text or not is_due(self._pace.stalls_at_s(now), now):
             return False
-        return segment.starved and should_close_early(segment.facts, left_ms, self._dead_air)
+        return segment.is_parked and should_close_early(segment.stats, left_ms, self._dead_air)
 
-    def _may_begin(self, item: TextSegment | FlushItem, left_ms: float) -> bool:
+    def _can_start(self, item: TextSegment | FlushItem, left_ms: float) -> bool:
         if isinstance(item, FlushItem):
             return len(self.begun) < MAX_BEGUN_FLUSHES
-        if not item.speakable or not self._has_room():
+        if not item.speakable or not self._has_capacity():
             return False
         if item.closed:
             return True
         if self._script.wants_text:  # its end may be there already
             return False
-        return not item.gathers or should_open_next(item.facts, left_ms, self._dead_air)
+        return not item.is_gathering or should_open_next(item.stats, left_ms, self._dead_air)
 
     @property
-    def _speaks(self) -> bool:
+    def _is_generating(self) -> bool:
         """Something has been heard: from now on no crowd in the engine refuses the response its segments."""
-        return len(self._generating) < self.num_begun or any(segment.sounded for segment in self._generating)
+        return len(self._generating) < self.num_begun or any(segment.has_audio for segment in self._generating)
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         limits = self._services.limits
-        if self._settings.lead_ms is not None or not self._speaks:
+        if self._settings.lead_ms is not None or not self._is_generating:
             return not self._generating
         # An unread reply ends its segments and then holds no slot of the engine.
         has_capacity = self._outbox.waiting_samples * 1000 < limits.max_ready_ms * self._settings.format.sample_rate
         is_read = self._outbox.unread_s(now_s()) < MAX_UNREAD_S
         return len(self._generating) < limits.max_burst_segments and has_capacity and is_read
 
-    def _begin(self, segment: TextSegment, now: float) -> None:
+    def _start_segment(self, segment: TextSegment, now: float) -> None:
         segment.stream = self._submit(segment)
         self._streams.append(segment.stream)
         self._generating.append(segment)
@@ -190,10 +190,10 @@ class SegmentScheduler:
         )
         return self._services.engine.submit(request)
 
-    def _next_look_s(self, left_ms: float, now: float) -> float | None:
+    def _next_check_s(self, left_ms: float, now: float) -> float | None:
         """The next moment at which time alone changes something."""
         waits_ms = []
-        if self._script.open is not None and self._script.open.starved:
+        if self._script.open is not None and self._script.open.is_parked:
             until_stall_ms = 1000 * (self._pace.stalls_at_s(now) - now)
             waits_ms.append(max(left_ms - self._dead_air.close_below_ms, until_stall_ms))
         if self._script.waiting and not self._generating:
@@ -206,4 +206,4 @@ class SegmentScheduler:
             self._timer = None
         if moment_s is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(next_tick(moment_s), self.advance)
+            self._timer = loop.call_at(next_tick(moment_s), self.schedule)

@@ -55,7 +55,7 @@ class SegmentTimeline:
 
     def stop(self) -> None:
         """No more of it is spoken: what is known stays known."""
-        self.aligner.stop()
+        self.aligner.end_input()
 
     def new_words(self, sample_rate: float, floor_ms: float) -> list[WordTime]:
         """Words whose times are settled, once each, and none before ``floor_ms``."""
@@ -65,7 +65,7 @@ class SegmentTimeline:
         words = []
         while (word := self.words.next_word(self.complete)) and word.sound_end < len(bounds):
             words.append(to_word_time(word, bounds, self.index, self.start_sample, sample_rate, floor_ms))
-            self.words.take(word)
+            self.words.consume(word)
         return words
 
     def raw_position(self, played_samples: int, roughly: bool) -> int:
@@ -74,7 +74,7 @@ class SegmentTimeline:
         spoken, reached = self.words.spoken, bisect_right(bounds, played_samples) - 1
         while 0 <= reached < len(spoken) and not spoken[reached].isalnum():
             reached += 1
-        return self.words.place(max(reached, 0))
+        return self.words.source_index(max(reached, 0))
 
 
 class RawText:
@@ -119,7 +119,7 @@ class ResponseTimeline:
         """All that the client has written."""
         return self._raw.read()
 
-    def write(self, raw: str) -> None:
+    def append_text(self, raw: str) -> None:
         """The client's text grows."""
         self._raw.write(raw)
 
@@ -133,28 +133,28 @@ class ResponseTimeline:
         for segment in self.segments:
             segment.stop()
 
-    def num_kept_bytes(self, played_samples: int) -> int:
+    def num_pending_bytes(self, played_samples: int) -> int:
         """Of speech that ``heard`` would have to look through."""
-        segment = self._playing(played_samples)
-        return 0 if segment is None else segment.aligner.num_kept_bytes
+        segment = self._segment_at(played_samples)
+        return 0 if segment is None else segment.aligner.num_pending_bytes
 
-    def catch_up(self, played_samples: int) -> None:
+    def align_until(self, played_samples: int) -> None:
         """Look through it, in any thread, so that ``heard`` need not."""
-        if segment := self._playing(played_samples):
-            segment.aligner.catch_up()
+        if segment := self._segment_at(played_samples):
+            segment.aligner.process_all()
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Nobody will ask any more."""
         for segment in self.segments:
-            segment.aligner.forget()
+            segment.aligner.discard()
 
-    def heard(self, played_samples: int, roughly: bool = False) -> HeardText:
+    def heard_text(self, played_samples: int, roughly: bool = False) -> HeardText:
         """``roughly`` looks through nothing and takes each character to last as long as any other."""
         raw = self.raw()
         cut = last_word_boundary(raw, self._position(played_samples, roughly))
         return HeardText(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
 
-    def all_heard(self, audio_ms: float) -> HeardText:
+    def full_heard_text(self, audio_ms: float) -> HeardText:
         """Everything was played to its end."""
         return HeardText(self.raw(), "", audio_ms)
 
@@ -171,12 +171,12 @@ class ResponseTimeline:
         return words
 
     def _position(self, played_samples: int, roughly: bool) -> int:
-        segment = self._playing(played_samples)
+        segment = self._segment_at(played_samples)
         if segment is None or segment.start_sample is None:
             return 0
         return segment.raw_position(played_samples - segment.start_sample, roughly)
 
-    def _playing(self, played_samples: int) -> SegmentTimeline | None:
+    def _segment_at(self, played_samples: int) -> SegmentTimeline | None:
         """The last segment that has begun by then."""
         begun = (one for one in reversed(self.segments) if one.start_sample is not None)
         return next((one for one in begun if played_samples > (one.start_sample or 0)), None)

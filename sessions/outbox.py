@@ -55,16 +55,16 @@ class SendQueue:
         self._waiting: deque[PacketGroup | ResponseWordTimes | int] = deque()
         self.waiting_samples = 0
         """Of messages that have not been taken yet."""
-        self.num_taken = 0
+        self.num_messages_sent = 0
         """Audio messages."""
         self._taken_s = -math.inf
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._waiting
 
     @property
-    def handed_over_samples(self) -> int:
+    def num_sent_samples(self) -> int:
         return self._pacer.handed_over_samples
 
     def played_samples(self, now_s: float) -> int:
@@ -81,7 +81,7 @@ class SendQueue:
 
     def report(self, played_samples: int, now_s: float) -> None:
         """The client says where its listener is."""
-        self._pacer.report(played_samples, now_s)
+        self._pacer.on_playback_report(played_samples, now_s)
 
     def put(self, packets: Iterable[AudioPacket], now_s: float, late_cause: UnderrunCause) -> None:
         for group in group_packets(packets, self._max_message_samples):
@@ -107,29 +107,32 @@ class SendQueue:
         head = next((item for item in self._waiting if isinstance(item, PacketGroup)), None)
         return 0.0 if head is None else now_s - max(head.ready_s, self._taken_s)
 
-    def take(self, now_s: float) -> ResponseAudio | ResponseWordTimes | FlushCompleted:
+    def get_due(self, now_s: float) -> ResponseAudio | ResponseWordTimes | FlushCompleted:
         """What is due."""
         self._taken_s = now_s
         head = self._waiting.popleft()
         match head:
             case PacketGroup():
-                return self._hand_over(head, now_s)
+                return self._on_sent(head, now_s)
             case ResponseWordTimes():
                 return head
             case flush:
-                return FlushCompleted(self._response_id, flush, self.handed_over_samples)
+                return FlushCompleted(self._response_id, flush, self.num_sent_samples)
 
     def clear(self) -> None:
         self._waiting.clear()
         self.waiting_samples = 0
 
-    def _hand_over(self, message: PacketGroup, now_s: float) -> ResponseAudio:
-        start_sample, was_in_time = self._pacer.handed_over_samples, message.ready_s <= self._pacer.runs_dry_s()
-        underrun = self._pacer.handed_over(message.num_samples, now_s, message.late_cause)
+    def _on_sent(self, message: PacketGroup, now_s: float) -> ResponseAudio:
+        start_sample, was_in_time = (
+            self._pacer.handed_over_samples,
+            message.ready_s <= self._pacer.underrun_deadline_s(),
+        )
+        underrun = self._pacer.on_sent(message.num_samples, now_s, message.late_cause)
         if underrun and not was_in_time:
             self._on_underrun(underrun)
         self.waiting_samples -= message.num_samples
-        sequence, self.num_taken = self.num_taken, self.num_taken + 1
+        sequence, self.num_messages_sent = self.num_messages_sent, self.num_messages_sent + 1
         packets = tuple(packet.data for packet in message.packets)
         return ResponseAudio(self._response_id, sequence, start_sample, message.num_samples, packets)
 

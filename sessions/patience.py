@@ -24,7 +24,7 @@ class StallDetector:
         self._seen: tuple[StallSource, Hashable] | None = None
         self._since_s = 0.0
 
-    def error(self, waits_for: StallSource, progress: Hashable, now_s: float) -> SessionError | None:
+    def check(self, waits_for: StallSource, progress: Hashable, now_s: float) -> SessionError | None:
         """Look in now and then. ``progress`` is anything that differs once they have done something."""
         if self._seen != (waits_for, progress):
             self._seen, self._since_s = (waits_for, progress), now_s

@@ -97,24 +97,24 @@ class SessionRegistry:
             limit, retry_after_ms = self.limits.max_sessions, self.limits.retry_after_ms
             raise LimitExceeded(f"max_sessions is {limit}", retry_after_ms=retry_after_ms)
         settings = settings or SpeechSettings()
-        self._services.checked(settings, key)
+        self._services.validate(settings, key)
         session = Session(
             secrets.token_hex(ID_BYTES),
             secrets.token_urlsafe(TOKEN_BYTES),
             key,
             self._services,
             self._admission,
-            self._note_detached,
+            self._on_detached,
             settings,
             max_active_responses,
             group,
         )
         self._sessions[session.session_id] = session
-        self._tally.change(SESSIONS, 1)
+        self._tally.add(SESSIONS, 1)
         self._num_ever += 1
         return session
 
-    def check_room(self, key: str, max_active_responses: int | None = None) -> None:
+    def check_capacity(self, key: str, max_active_responses: int | None = None) -> None:
         """Raises ``LimitExceeded`` when ``key`` has no room for another response now."""
         self._admission.check(key, max_active_responses)
 
@@ -146,7 +146,7 @@ class SessionRegistry:
         """End responses that have waited too long, and sessions that have been idle too long."""
         now = now_s()
         for session in list(self._sessions.values()):
-            session.expire(now)
+            session.check_timeouts(now)
             if session.idle_s(now) > self.limits.idle_timeout_s:
                 self._num_expired += 1
                 logger.info("session expired", extra={"session_id": session.session_id})
@@ -161,6 +161,6 @@ class SessionRegistry:
         self._encoders.close()
         self._aligners.close()
 
-    def _note_detached(self, session: Session) -> None:
+    def _on_detached(self, session: Session) -> None:
         if self._sessions.pop(session.session_id, None) is not None:
-            self._tally.change(SESSIONS, -1)
+            self._tally.add(SESSIONS, -1)

@@ -36,9 +36,9 @@ MAX_PLAYED_MS = 1e12
 
 def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:
     """Where the speech waits in which words are to be found; ``None``: it does not wait."""
-    if settings.word_times or not settings.tells_heard:
+    if settings.word_times or not settings.reports_heard_text:
         return None
-    return services.spare_moments if settings.heard_at_once else services.backlog
+    return services.idle_backlog if settings.align_eagerly else services.backlog
 
 
 class Response:
@@ -68,7 +68,7 @@ class Response:
         self._services = services
         self._on_text = on_text
         self._on_end = on_end
-        is_asked = settings.tells_heard or settings.word_times
+        is_asked = settings.reports_heard_text or settings.word_times
         make_aligner = services.make_aligner if is_asked else UniformAligner
         self._told = ResponseTimeline(
             info.sample_rate, make_aligner, settings.speed, select_backlog(settings, services)
@@ -84,14 +84,14 @@ class Response:
             self._script,
             self._outbox,
             text_queue,
-            self._reader.ring,
+            self._reader.set,
             weak_method(self._end_by),
         )
         self._terminal: ResponseFinished | None = None
         self._ended_at_samples = 0
         """Where the listener was then, at the engine's rate."""
         self._num_given = 0
-        self._told_end = False
+        self._terminal_emitted = False
         self.forgotten = False
         self._ended = asyncio.Event()
         self._first_audio_ms: float | None = None
@@ -107,14 +107,14 @@ class Response:
         return opus_settings(self.format).pre_skip_samples if self.format.encoding is Encoding.OPUS else 0
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether it has ended; from then on its only event is ``ResponseDone``."""
         return self._terminal is not None
 
-    def begin(self, text: str, text_closed: bool) -> None:
+    def start(self, text: str, text_closed: bool) -> None:
         """Start with what is known of the text, before anything is spoken of it."""
-        if self._fits(text) and self._is_admitted(text):
-            self._script.push(text)
+        if self._check_text_limit(text) and self._is_admitted(text):
+            self._script.push_text(text)
             if text_closed:
                 self._script.end()
             self._speaker.receive_text(text)
@@ -123,8 +123,8 @@ class Response:
         """Append text. Raises ``TextInputClosed`` after ``end_input`` or the end. Text beyond ``max_response_chars``
         fails the response (``RequestTooLong``)."""
         self._require_open("text")
-        if self._fits(text) and self._is_admitted(text):
-            self._script.push(text)
+        if self._check_text_limit(text) and self._is_admitted(text):
+            self._script.push_text(text)
             self._speaker.receive_text(text)
 
     def flush(self) -> int:
@@ -133,7 +133,7 @@ class Response:
         Raises ``TextInputClosed``."""
         self._require_open("flush")
         flush = self._script.flush()
-        if self._fits(""):
+        if self._check_text_limit(""):
             self._speaker.advance()
         return flush
 
@@ -149,33 +149,33 @@ class Response:
         ``played_ms`` is what the listener has heard by the client's count; without it the playback clock tells.
         After the end it changes nothing.
         """
-        if not self.done:
-            self._take_report(played_ms)
+        if not self.is_done:
+            self._apply_playback_report(played_ms)
             self._end(ResponseStatus.CANCELLED)
 
     def report_playback(self, played_ms: float) -> None:
         """What the listener has heard by now, by the client's count; the playback clock runs on from there."""
-        self._take_report(played_ms)
+        self._apply_playback_report(played_ms)
         self._speaker.report_playback()
         self._speaker.advance()
-        self._reader.ring()
+        self._reader.set()
 
     def heard(self, played_ms: float | None = None) -> HeardText:
         """What the listener has heard of this response; works after its end too. Speech that nobody asked about yet is
         looked through here, 3 ms a second of it."""
-        self._take_report(played_ms)
-        return self._told.heard(self._played_engine_samples())
+        self._apply_playback_report(played_ms)
+        return self._told.heard_text(self._played_engine_samples())
 
-    async def recall(self, played_ms: float | None = None) -> HeardText:
+    async def query_heard(self, played_ms: float | None = None) -> HeardText:
         """The same as of now, its words found in a thread; after ``max_heard_wait_ms`` it is told roughly."""
-        self._take_report(played_ms)
-        return await self._find_heard(self._played_engine_samples())
+        self._apply_playback_report(played_ms)
+        return await self._compute_heard(self._played_engine_samples())
 
-    def forget(self) -> None:
+    def discard_timeline(self) -> None:
         """Nobody will ask what was heard of it any more, once its end is told."""
-        self.forgotten = self._told_end
+        self.forgotten = self._terminal_emitted
         if self.forgotten:
-            self._told.forget()
+            self._told.discard()
 
     def __aiter__(self) -> Response:
         return self
@@ -186,37 +186,37 @@ class Response:
         Await it directly: in a task of its own, what it returned may already be fenced by a ``cancel`` when the
         awaiting side sees it (then check ``done``).
         """
-        if self._told_end:
+        if self._terminal_emitted:
             raise StopAsyncIteration
         self._num_given += 1
         if self._num_given % YIELD_EVERY_EVENTS == 0:
             await asyncio.sleep(0)
-        while (event := self._take_due(now_s())) is None and self._terminal is None:
+        while (event := self._get_due_event(now_s())) is None and self._terminal is None:
             await self._reader.wait(until_s=self._outbox.due_s(now_s()))
-        return await self._take_terminal() if event is None else event
+        return await self._pop_terminal_event() if event is None else event
 
     @property
-    def free(self) -> bool:
+    def is_released(self) -> bool:
         """Whether it has ended and nothing of the engine is held for it."""
-        return self.done and self._speaker.free
+        return self.is_done and self._speaker.is_released
 
     async def released(self) -> None:
         """Wait until the response has ended and every engine resource of it is free."""
         await self._ended.wait()
         await self._speaker.released()
 
-    def expire(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """End the response if it has waited too long for anyone. To be called now and then."""
-        if self.done:
+        if self.is_done:
             return
         progress = {
-            StallSource.READER: self._outbox.num_taken,
-            StallSource.LISTENER: self._outbox.num_taken,
+            StallSource.READER: self._outbox.num_messages_sent,
+            StallSource.LISTENER: self._outbox.num_messages_sent,
             StallSource.WRITER: self._script.num_chars,
             StallSource.ENGINE: self._speaker.num_events,
         }
         whom = self._waits_for(now)
-        if error := self._patience.error(whom, progress[whom], now):
+        if error := self._patience.check(whom, progress[whom], now):
             self._end_by(error)
 
     def _waits_for(self, now: float) -> StallSource:
@@ -225,17 +225,17 @@ class Response:
             return StallSource.READER if is_due(due_s, now) else StallSource.LISTENER
         if self._speaker.finished:
             return StallSource.READER
-        if self._speaker.waits_for_text:
+        if self._speaker.is_waiting_for_text:
             return StallSource.WRITER
         return StallSource.LISTENER if self._outbox.left_ms(now) > 0 else StallSource.ENGINE
 
     def _require_open(self, param: str) -> None:
-        if self.done:
+        if self.is_done:
             raise TextInputClosed(f"response {self.response_id!r} has ended", param)
         if self._script.closed:
             raise TextInputClosed(f"the text of response {self.response_id!r} has ended", param)
 
-    def _fits(self, text: str) -> bool:
+    def _check_text_limit(self, text: str) -> bool:
         limit, num_chars = self._services.limits.max_response_chars, self._script.num_chars + len(text)
         if num_chars > limit:
             self._end_by(RequestTooLong(f"text has {num_chars} characters, max_response_chars is {limit}", "text"))
@@ -248,34 +248,34 @@ class Response:
                 self._on_text(self)
         except LimitExceeded as error:
             self._end_by(error)
-        return not self.done
+        return not self.is_done
 
-    def _take_report(self, played_ms: float | None) -> None:
+    def _apply_playback_report(self, played_ms: float | None) -> None:
         if played_ms is not None and math.isfinite(played_ms):
             played_ms = min(max(played_ms, 0.0), MAX_PLAYED_MS)
             played_samples = int(played_ms * self.format.sample_rate / 1000) + self.pre_skip_samples
             self._outbox.report(played_samples, now_s())
 
-    def _take_due(self, now: float) -> ResponseEvent | None:
-        if self._terminal is None and self._speaker.finished and self._outbox.empty:
+    def _get_due_event(self, now: float) -> ResponseEvent | None:
+        if self._terminal is None and self._speaker.finished and self._outbox.is_empty:
             self._end(ResponseStatus.COMPLETED)
         if self._terminal is not None:
             return None
         due_s = self._outbox.due_s(now)
         if due_s is None or not is_due(due_s, now):
             return None
-        event = self._outbox.take(now)
+        event = self._outbox.get_due(now)
         if isinstance(event, ResponseAudio):
-            self._note_handed_over(now)
+            self._on_sent(now)
         return event
 
-    def _note_handed_over(self, now: float) -> None:
+    def _on_sent(self, now: float) -> None:
         if self.settings.lead_ms is None:
             self._speaker.advance()
         metrics = self._services.metrics
         metrics.observe("lead_seconds", self._outbox.lead_ms(now) / 1000)
-        if self._first_audio_ms is None and self._speaker.first_text_s is not None:
-            self._first_audio_ms = 1000 * (now - self._speaker.first_text_s)
+        if self._first_audio_ms is None and self._speaker.first_text_at_s is not None:
+            self._first_audio_ms = 1000 * (now - self._speaker.first_text_at_s)
             metrics.observe("time_to_first_audio_seconds", self._first_audio_ms / 1000)
 
     def _count_underrun(self, underrun: PlayoutUnderrun) -> None:
@@ -285,21 +285,21 @@ class Response:
         self._end(ResponseStatus.FAILED if error else ResponseStatus.CANCELLED, error)
 
     def _end(self, status: ResponseStatus, error: Exception | None = None) -> None:
-        if self.done:
+        if self.is_done:
             return
         self._terminal = self._result(status, error)
         self._ended_at_samples = self._played_engine_samples()
         self._outbox.clear()
         self._told.stop()
         self._speaker.stop()
-        self._reader.ring()
+        self._reader.set()
         self._ended.set()
         self._services.metrics.inc("responses_total", status=status)
         self._on_end(self)
 
     def _result(self, status: ResponseStatus, error: Exception | None) -> ResponseFinished:
         """As if all was heard: what really was is found when the end is told."""
-        handed_over = max(self._outbox.handed_over_samples - self.pre_skip_samples, 0)
+        handed_over = max(self._outbox.num_sent_samples - self.pre_skip_samples, 0)
         audio_samples = min(handed_over, self._speaker.num_samples)
         audio_ms = 1000 * audio_samples / self.format.sample_rate
         return ResponseFinished(
@@ -307,7 +307,7 @@ class Response:
             status,
             audio_samples=audio_samples,
             audio_ms=audio_ms,
-            heard=self._told.all_heard(audio_ms),
+            heard=self._told.full_heard_text(audio_ms),
             nothing_spoken=status is ResponseStatus.COMPLETED and audio_samples == 0,
             first_audio_ms=self._first_audio_ms,
             num_text_tokens=self._speaker.num_text_tokens,
@@ -316,26 +316,26 @@ class Response:
             has_runaway=self._speaker.has_runaway,
         )
 
-    async def _take_terminal(self) -> ResponseFinished:
+    async def _pop_terminal_event(self) -> ResponseFinished:
         assert self._terminal is not None
         terminal = self._terminal
         if terminal.status is not ResponseStatus.COMPLETED:
-            terminal = replace(terminal, heard=await self._find_heard(self._ended_at_samples))
-        self._told_end = True
+            terminal = replace(terminal, heard=await self._compute_heard(self._ended_at_samples))
+        self._terminal_emitted = True
         return terminal
 
-    async def _find_heard(self, played_samples: int) -> HeardText:
+    async def _compute_heard(self, played_samples: int) -> HeardText:
         """Where many end at once, with the engine, the last of them would wait a minute for the others."""
         try:
             async with asyncio.timeout(self._services.limits.max_heard_wait_ms / 1000):
-                await self._look_through(played_samples)
+                await self._align_until(played_samples)
         except TimeoutError:
-            return self._told.heard(played_samples, roughly=True)
-        return self._told.heard(played_samples)
+            return self._told.heard_text(played_samples, roughly=True)
+        return self._told.heard_text(played_samples)
 
-    async def _look_through(self, played_samples: int) -> None:
-        if self._told.num_kept_bytes(played_samples) > MAX_INLINE_ALIGN_BYTES:
-            await self._services.aligners.run(lambda: self._told.catch_up(played_samples))
+    async def _align_until(self, played_samples: int) -> None:
+        if self._told.num_pending_bytes(played_samples) > MAX_INLINE_ALIGN_BYTES:
+            await self._services.aligners.run(lambda: self._told.align_until(played_samples))
 
     def _played_engine_samples(self) -> int:
         """Where the listener is, at the engine's rate."""

@@ -24,38 +24,38 @@ class TextSegment:
 
     index: int
     spoken: SegmentTimeline
-    gathers: bool = False
+    is_gathering: bool = False
     """Opened after an early close: waits until it is worth beginning."""
     text: str = ""
     closed: bool = False
     stream: SpeechStream | None = None
-    starved: bool = False
+    is_parked: bool = False
     """Its request has spoken, or is about to speak, all the text it was given."""
-    sounded: bool = False
+    has_audio: bool = False
 
     @property
     def speakable(self) -> bool:
         return any(character.isalnum() for character in self.text)
 
     @property
-    def may_lack_text(self) -> bool:
+    def can_starve(self) -> bool:
         """What it waits for may be text: some models want several words before the first sound, and do not say so."""
-        return self.starved or not (self.closed or self.sounded)
+        return self.is_parked or not (self.closed or self.has_audio)
 
     @property
-    def facts(self) -> TextStats:
-        return TextStats.of(self.text)
+    def stats(self) -> TextStats:
+        return TextStats.from_text(self.text)
 
     def add(self, text: SpannedText) -> None:
         self.text += text.text
         self.spoken.add_text(text)
-        self.starved = False
+        self.is_parked = False
         if self.stream is not None:
             self.stream.push_text(text.text)
 
     def close(self) -> None:
         self.closed = True
-        self.starved = False
+        self.is_parked = False
         self.spoken.end_text()
         if self.stream is not None:
             self.stream.end_input()
@@ -76,7 +76,7 @@ class EndItem:
 class TextPipeline:
     """Pure. Text is read on in small slices, as far as it is needed; how it is sliced never shows in the segments."""
 
-    def __init__(self, told: ResponseTimeline, normalize: bool, segmenter: SegmenterSettings | None = None) -> None:
+    def __init__(self, timeline: ResponseTimeline, normalize: bool, segmenter: SegmenterSettings | None = None) -> None:
         self.waiting: deque[TextSegment | FlushItem] = deque()
         """What the speaker has not taken yet, in order."""
         self.open: TextSegment | None = None
@@ -84,7 +84,7 @@ class TextPipeline:
         self.num_chars = 0
         """Taken in; a flush counts as one, so that what limits text limits flushes too."""
         self.closed = False
-        self.told = told
+        self.timeline = timeline
         self._unread: deque[str | FlushItem | EndItem] = deque()
         # Of the first unread text, if it is text.
         self._num_chars_read = 0
@@ -98,9 +98,9 @@ class TextPipeline:
         """Everything there will ever be has been taken."""
         return self.closed and not self._unread and not self.waiting
 
-    def push(self, text: str) -> None:
+    def push_text(self, text: str) -> None:
         self.num_chars += len(text)
-        self.told.write(text)
+        self.timeline.append_text(text)
         if text:
             self._unread.append(text)
 
@@ -131,7 +131,7 @@ class TextPipeline:
         """Drop the unread text."""
         self._unread.clear()
 
-    def take(self) -> TextSegment | FlushItem:
+    def pop(self) -> TextSegment | FlushItem:
         return self.waiting.popleft()
 
     def close_early(self) -> None:
@@ -174,7 +174,7 @@ class TextPipeline:
 
     def _open_segment(self, index: int, text: SpannedText) -> TextSegment:
         if self.open is None:
-            self.open = TextSegment(index, self.told.begin_segment(text.raw_start), gathers=self._gather_next)
+            self.open = TextSegment(index, self.timeline.begin_segment(text.raw_start), is_gathering=self._gather_next)
             self._gather_next = False
             self.waiting.append(self.open)
         return self.open

@@ -30,15 +30,15 @@ class SessionServices:
     """Finds when each word is spoken."""
     backlog: AlignmentBacklog = field(default_factory=AlignmentBacklog)
     """Speech that it has not looked through, for nobody has asked."""
-    spare_moments: IdleAlignmentBacklog = field(default_factory=IdleAlignmentBacklog)
+    idle_backlog: IdleAlignmentBacklog = field(default_factory=IdleAlignmentBacklog)
     """Speech that it looks through soon, for somebody may ask at any moment."""
     aligners: EncoderPool = field(default_factory=lambda: EncoderPool(0))
     """Where it catches up when somebody does."""
-    turns: LoopThrottle = field(default_factory=LoopThrottle)
+    loop_throttle: LoopThrottle = field(default_factory=LoopThrottle)
     """For chunks of speech: an engine gives those of many responses at once."""
     text_budget: TextBudget = field(default_factory=TextBudget)
 
-    def checked(self, settings: SpeechSettings, key: str) -> SpeechSettings:
+    def validate(self, settings: SpeechSettings, key: str) -> SpeechSettings:
         """The settings with the voice that they name, for a holder of ``key``. Raises what ``check_settings`` does."""
         settings = resolve_stored_voice(settings, key, self.engine.info, self.voices)
         check_settings(settings, self.engine.info, self.limits)

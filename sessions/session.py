@@ -64,7 +64,7 @@ class Session:
     def update(self, settings: SpeechSettings) -> None:
         """Change the defaults. Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``,
         ``LimitExceeded`` or ``InvalidRequest``; then nothing has changed."""
-        self._services.checked(settings, self.key)
+        self._services.validate(settings, self.key)
         self._settings = settings
 
     def create_response(
@@ -82,8 +82,8 @@ class Session:
         """
         serial = next(self._serial)
         response_id = f"response-{serial}" if response_id is None else response_id
-        self._check_room(response_id)
-        settings = self._services.checked(settings or self._settings, self.key)
+        self._check_capacity(response_id)
+        settings = self._services.validate(settings or self._settings, self.key)
         self._admission.check(self.key, self._key_limit)
         request_prefix = f"{self.session_id}/{serial}"
         response = Response(
@@ -94,12 +94,12 @@ class Session:
             self._services,
             self._text_queue,
             weak_method(self._admit),
-            weak_method(self._note_end),
+            weak_method(self._on_response_end),
         )
         self._active.add(response)
         self._responses[response_id] = response
         self._prefetch(settings)
-        response.begin(text, text_closed)
+        response.start(text, text_closed)
         return response
 
     def response(self, response_id: str) -> Response:
@@ -117,10 +117,10 @@ class Session:
         """Since the last sign of life or the last response."""
         return 0.0 if self._active else now - self._last_sign_s
 
-    def expire(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """End responses that have waited too long. To be called now and then."""
         for response in list(self._active):
-            response.expire(now)
+            response.check_timeouts(now)
 
     def detach(self, grace_s: float = 0.0) -> None:
         """The client is gone: cancel every response and take no more work. The only way out; idempotent.
@@ -141,7 +141,7 @@ class Session:
         self.detach()
         for response in list(self._responses.values()):
             await response.released()
-            response.forget()
+            response.discard_timeline()
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,7 +157,7 @@ class Session:
         if settings.clone is None and names:
             self._services.engine.prefetch_voices([settings.voice or names[0]])
 
-    def _check_room(self, response_id: str) -> None:
+    def _check_capacity(self, response_id: str) -> None:
         limit = self._services.limits.max_active_responses
         if self.detached.is_set():
             raise SessionClosed(f"session {self.session_id} is closed")
@@ -169,18 +169,18 @@ class Session:
     def _admit(self, response: Response) -> None:
         """Count a response from its first text on. Raises ``LimitExceeded``."""
         if response not in self._admitted:
-            self._admission.enter(self.key, self._key_limit)
+            self._admission.acquire(self.key, self._key_limit)
             self._admitted.add(response)
 
-    def _note_end(self, response: Response) -> None:
+    def _on_response_end(self, response: Response) -> None:
         self._active.discard(response)
         if response in self._admitted:
             self._admitted.discard(response)
-            self._admission.leave(self.key)
+            self._admission.release(self.key)
         self.touch()
-        self._forget()
+        self._evict_response()
 
-    def _forget(self) -> None:
-        ended = [response_id for response_id, response in self._responses.items() if response.free]
+    def _evict_response(self) -> None:
+        ended = [response_id for response_id, response in self._responses.items() if response.is_released]
         for response_id in ended[: -self._services.limits.max_remembered_responses]:
-            self._responses.pop(response_id).forget()
+            self._responses.pop(response_id).discard_timeline()

@@ -49,9 +49,17 @@ class AudioProducer:
         self._on_ready = on_ready
         self._on_end = on_end
         self._engine_rate = services.engine.info.sample_rate
-        self._told = script.told
+        self._told = script.timeline
         self._feeder = SegmentScheduler(
-            request_prefix, group, settings, services, script, outbox, text_queue, weak_method(self._go_on), on_end
+            request_prefix,
+            group,
+            settings,
+            services,
+            script,
+            outbox,
+            text_queue,
+            weak_method(self._ensure_running),
+            on_end,
         )
         self._current: TextSegment | None = None
         self._text_was_short = False
@@ -60,7 +68,7 @@ class AudioProducer:
         """Lives as long as anything of the engine is held."""
         self._listening = False
         self._stopped = False
-        self._num_heard = 0
+        self._num_received_chunks = 0
         self._reported_samples, self._reported_s = 0, -math.inf
         """What the engine was told last of its current request: where the listener was, and when."""
         self.finished = False
@@ -74,21 +82,21 @@ class AudioProducer:
     @property
     def num_events(self) -> int:
         """Segments begun, and what was heard of them."""
-        return self._feeder.num_begun + self._num_heard
+        return self._feeder.num_begun + self._num_received_chunks
 
     @property
-    def waits_for_text(self) -> bool:
-        return self._feeder.waits_for_text
+    def is_waiting_for_text(self) -> bool:
+        return self._feeder.is_waiting_for_text
 
     @property
-    def first_text_s(self) -> float | None:
+    def first_text_at_s(self) -> float | None:
         """When the engine was given the first word."""
         return self._feeder.first_text_s
 
     def advance(self) -> None:
         """There may be more to say, or less left to hear."""
         if not self.finished:
-            self._feeder.advance()
+            self._feeder.schedule()
 
     def receive_text(self, text: str) -> None:
         """A text delta has come."""
@@ -118,7 +126,7 @@ class AudioProducer:
             self._task.cancel()
 
     @property
-    def free(self) -> bool:
+    def is_released(self) -> bool:
         """Nothing of the engine is held."""
         return self._task is None or self._task.done()
 
@@ -128,12 +136,14 @@ class AudioProducer:
             await asyncio.wait([self._task])
             await self._feeder.released()
 
-    def _go_on(self) -> None:
+    def _ensure_running(self) -> None:
         if self._task is not None:
-            self._alarm.ring()
+            self._alarm.set()
         elif self._feeder.begun:
-            self._task = asyncio.get_running_loop().create_task(self._live(), name=f"speak {self._request_prefix}")
-            self._task.add_done_callback(self._note_task_done)
+            self._task = asyncio.get_running_loop().create_task(
+                self._is_running(), name=f"speak {self._request_prefix}"
+            )
+            self._task.add_done_callback(self._on_task_done)
         elif self._feeder.exhausted:
             self._finish()
 
@@ -141,11 +151,11 @@ class AudioProducer:
         self.finished = True
         self._on_ready()
 
-    async def _live(self) -> None:
+    async def _is_running(self) -> None:
         self._listening = True
         try:
             if not self._stopped:
-                await self._hear_all()
+                await self._run()
         except asyncio.CancelledError:  # ours ends here: kept in the task, its frames would hold stream and encoder
             if not self._stopped:
                 raise
@@ -163,44 +173,44 @@ class AudioProducer:
         self._listening = False
         self._on_end(error)
 
-    def _note_task_done(self, _: asyncio.Task[None]) -> None:
+    def _on_task_done(self, _: asyncio.Task[None]) -> None:
         if not (self.finished or self._stopped):
             self._on_end(None)
 
-    async def _hear_all(self) -> None:
+    async def _run(self) -> None:
         settings = self._settings
         self._voicing = AudioChain(settings.format, self._engine_rate, self._services.encoders, settings.speed)
         try:
-            await self._hear_items()
+            await self._process_items()
             self._put(await self._voicing.finish())
         finally:
             del self._voicing
             self._current = None
         self._finish()
 
-    async def _hear_items(self) -> None:
-        while (item := await self._next_begun()) is not None:
+    async def _process_items(self) -> None:
+        while (item := await self._next_started_segment()) is not None:
             if isinstance(item, TextSegment):
-                await self._hear(item)
+                await self._consume_segment(item)
             else:
-                await self._pass_flush(item)
+                await self._emit_flush(item)
 
-    async def _next_begun(self) -> TextSegment | FlushItem | None:
+    async def _next_started_segment(self) -> TextSegment | FlushItem | None:
         while not self._feeder.begun:
             if self._feeder.exhausted:
                 return None
-            self._text_was_short = self._text_was_short or self.waits_for_text
+            self._text_was_short = self._text_was_short or self.is_waiting_for_text
             await self._alarm.wait()
         return self._feeder.begun.popleft()
 
-    async def _pass_flush(self, mark: FlushItem) -> None:
-        self._put(await self._voicing.pause())
+    async def _emit_flush(self, mark: FlushItem) -> None:
+        self._put(await self._voicing.insert_silence())
         self._outbox.put_flush(mark.flush)
         self._on_ready()
         self.advance()
         await asyncio.sleep(0)
 
-    async def _hear(self, segment: TextSegment) -> None:
+    async def _consume_segment(self, segment: TextSegment) -> None:
         assert segment.stream is not None, "a segment that has not begun"
         self._current = segment
         self._put(await self._voicing.begin_segment(segment.spoken.push))
@@ -208,34 +218,34 @@ class AudioProducer:
         self._reported_s = -math.inf
         self.report_playback()
         async for event in segment.stream:
-            self._num_heard += 1
+            self._num_received_chunks += 1
             match event:
                 case SpeechChunk():
-                    await self._hear_chunk(segment, event)
+                    await self._process_chunk(segment, event)
                 case RequestParked():
-                    segment.starved = not segment.closed
+                    segment.is_parked = not segment.closed
                     self._text_was_short = True
                 case RequestFinished():
-                    await self._hear_end(segment, event)
+                    await self._process_segment_end(segment, event)
             self.advance()
 
-    async def _hear_chunk(self, segment: TextSegment, chunk: SpeechChunk) -> None:
-        segment.sounded = True
+    async def _process_chunk(self, segment: TextSegment, chunk: SpeechChunk) -> None:
+        segment.has_audio = True
         if not self.num_samples and self._services.limits.first_packet_apart:
-            first, chunk = self._voicing.first_packet_of(chunk)
+            first, chunk = self._voicing.encode_first_packet(chunk)
             self._put(await self._voicing.push(first))
             await asyncio.sleep(0)  # now it leaves
         elif self._services.limits.chunks_in_turn:
-            await self._services.turns.mine()
+            await self._services.loop_throttle.wait_turn()
         self._put(await self._voicing.push(chunk))
-        self._tell_words()
+        self._emit_word_times()
         self.report_playback()
 
-    async def _hear_end(self, segment: TextSegment, end: RequestFinished) -> None:
+    async def _process_segment_end(self, segment: TextSegment, end: RequestFinished) -> None:
         self._services.metrics.inc("segments_total", reason=end.reason)
         self._services.metrics.observe("queue_time_seconds", end.queue_ms / 1000)
-        if end.num_dropped_tokens:
-            self._services.metrics.inc("dropped_tokens_total", end.num_dropped_tokens)
+        if end.num_skipped_tokens:
+            self._services.metrics.inc("dropped_tokens_total", end.num_skipped_tokens)
         if end.prompt_wait_ms is not None:
             self._services.metrics.observe("prompt_wait_seconds", end.prompt_wait_ms / 1000)
         self.num_text_tokens += end.num_text_tokens
@@ -246,15 +256,15 @@ class AudioProducer:
             raise EngineFailed(end.code or EngineError.code, message, end.retry_after_ms)
         self._put(await self._voicing.end_segment())
         segment.spoken.finish()
-        self._tell_words()
-        self._feeder.note_end(segment)
+        self._emit_word_times()
+        self._feeder.on_segment_end(segment)
 
     def _is_runaway(self, reason: FinishReason) -> bool:
         if reason is FinishReason.LENGTH:
             return self._settings.max_frames is None  # else the client asked for that length
         return reason in (FinishReason.SILENCE, FinishReason.LOOP)
 
-    def _tell_words(self) -> None:
+    def _emit_word_times(self) -> None:
         if self._settings.word_times and (words := self._told.new_words()):
             self._outbox.put_words(words)
             self._on_ready()

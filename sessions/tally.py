@@ -22,7 +22,7 @@ def counter_names(key_names: Iterable[str]) -> list[str]:
 
 
 class UsageCounters(Protocol):
-    def change(self, name: str, by: int) -> None: ...
+    def add(self, name: str, by: int) -> None: ...
     def total(self, name: str) -> int:
         """Here, and wherever else the same limits hold."""
         ...
@@ -34,7 +34,7 @@ class LocalUsageCounters:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def change(self, name: str, by: int) -> None:
+    def add(self, name: str, by: int) -> None:
         self._counts[name] += by
         if not self._counts[name]:
             del self._counts[name]

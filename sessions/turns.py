@@ -13,7 +13,7 @@ class LoopThrottle:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._taken = False
 
-    async def mine(self) -> None:
+    async def wait_turn(self) -> None:
         """Returns in a turn of the loop in which it does for nobody else; first come, first served."""
         loop = asyncio.get_running_loop()
         if self._taken:
@@ -21,13 +21,13 @@ class LoopThrottle:
             await self._waiting[-1]
         else:
             self._taken = True
-            loop.call_soon(self._next)
+            loop.call_soon(self._wake_next)
 
-    def _next(self) -> None:
+    def _wake_next(self) -> None:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():  # else it was cancelled
                 waiter.set_result(None)
-                asyncio.get_running_loop().call_soon(self._next)
+                asyncio.get_running_loop().call_soon(self._wake_next)
                 return
         self._taken = False

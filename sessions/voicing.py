@@ -53,7 +53,7 @@ class AudioChain:
         self._pause_samples = int(engine_rate * pause_ms / 1000)
         self._crossfader: Crossfader | None = None
         self._on_speech: Callable[[Pcm], None] = lambda pcm: None
-        self._holds_sound = False
+        self._has_pending_audio = False
         """There was sound since the last pause."""
         self.num_engine_samples = 0
         """Of the signal so far, at the engine's rate."""
@@ -69,7 +69,7 @@ class AudioChain:
         self.num_engine_samples = max(self.num_engine_samples - self._join_samples, 0)
         return await self._encode(self._joiner.next_segment())
 
-    def first_packet_of(self, chunk: SpeechChunk) -> tuple[SpeechChunk, SpeechChunk]:
+    def encode_first_packet(self, chunk: SpeechChunk) -> tuple[SpeechChunk, SpeechChunk]:
         """The first chunk of all in two: as much of it as one packet takes, and the rest, maybe empty."""
         num_samples = min(self._first_samples, chunk.pcm.size - chunk.provisional_tail_samples)
         first = replace(chunk, pcm=chunk.pcm[:num_samples], provisional_tail_samples=0, last=False)
@@ -77,26 +77,26 @@ class AudioChain:
 
     async def push(self, chunk: SpeechChunk) -> Sequence[AudioPacket]:
         assert self._crossfader is not None, "a chunk before begin_segment"
-        return await self._speak(self._crossfader.push(chunk))
+        return await self._process(self._crossfader.push(chunk))
 
     async def end_segment(self) -> Sequence[AudioPacket]:
         assert self._crossfader is not None, "an end before begin_segment"
-        return await self._speak(self._crossfader.finish())
+        return await self._process(self._crossfader.finish())
 
-    async def _speak(self, pcm: Pcm) -> Sequence[AudioPacket]:
+    async def _process(self, pcm: Pcm) -> Sequence[AudioPacket]:
         packets = await self._add(pcm)
         self._on_speech(pcm)
         return packets
 
-    async def pause(self) -> Sequence[AudioPacket]:
+    async def insert_silence(self) -> Sequence[AudioPacket]:
         """A little silence, which brings all sound so far out of every stage; nothing if a pause did that already."""
-        packets = await self._add(np.zeros(self._pause_samples, np.float32)) if self._holds_sound else []
-        self._holds_sound = False
+        packets = await self._add(np.zeros(self._pause_samples, np.float32)) if self._has_pending_audio else []
+        self._has_pending_audio = False
         return packets
 
     async def _add(self, pcm: Pcm) -> Sequence[AudioPacket]:
         self.num_engine_samples += pcm.size
-        self._holds_sound = self._holds_sound or pcm.size > 0
+        self._has_pending_audio = self._has_pending_audio or pcm.size > 0
         return await self._encode(self._joiner.push(pcm))
 
     async def finish(self) -> Sequence[AudioPacket]:
@@ -116,7 +116,7 @@ class AudioChain:
     async def _encode_resampled(self, pcm: Pcm) -> Sequence[AudioPacket]:
         """In small pieces on the event loop: whoever has a second in hand must not hold up who has not."""
         self.num_samples += pcm.size
-        at_once = ENCODE_SLICE_PACKETS * self._packet_samples if self._threads.is_here else max(pcm.size, 1)
+        at_once = ENCODE_SLICE_PACKETS * self._packet_samples if self._threads.is_inline else max(pcm.size, 1)
         packets: list[AudioPacket] = []
         for at in range(0, pcm.size, at_once):
             packets += await self._run(partial(self._encoder.push, pcm[at : at + at_once]))

@@ -30,7 +30,7 @@ class WordBuffer:
         return len(self._held.text)
 
     def push(self, text: str) -> SpannedText:
-        joined = SpannedText.join([self._held, SpannedText.of(text, self._num_chars)])
+        joined = SpannedText.join([self._held, SpannedText.from_raw(text, self._num_chars)])
         self._num_chars += len(text)
         match = _UNFINISHED.search(joined.text)
         cut = match.start() if match else 0

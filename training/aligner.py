@@ -275,7 +275,7 @@ def train(store: SpeechStore, voices: set[int], settings: AlignerSettings) -> di
     say("ear", right=round(right, 3))
     letters = train_letters([Spoken.of(one) for one in heard[: settings.max_texts]], ear["ear.log_prior"], settings)
     tensors = {**ear, **letters}
-    AlignerWeights.of(tensors)
+    AlignerWeights.from_tensors(tensors)
     return {name: value.astype(np.float16) for name, value in tensors.items()}
 
 

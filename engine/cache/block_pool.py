@@ -41,13 +41,13 @@ class BlockPool:
             self._held.remove(block)
         self._quarantined += blocks
 
-    def settle(self) -> list[int]:
+    def release_quarantined(self) -> list[int]:
         """The step in flight has passed; returns the blocks that it kept in quarantine."""
         settled, self._quarantined = self._quarantined, []
         self._free += settled
         return settled
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Raises ``AssertionError`` unless free + held = total and no block is lent twice."""
         everywhere = [*self._free, *self._quarantined, *self._held]
         if len(everywhere) != self.num_blocks or len(set(everywhere)) != self.num_blocks:

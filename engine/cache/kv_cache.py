@@ -39,7 +39,7 @@ class PagedKV:
     def clear(self, blocks: Sequence[int]) -> None:
         self.data.index_fill_(2, to_device(blocks, torch.int64, self.data.device), 0)
 
-    def lines(self, table: Sequence[int], length: int) -> Tensor:
+    def flat_indices(self, table: Sequence[int], length: int) -> Tensor:
         """Where the first ``length`` positions of a row lie, blocks flattened."""
         positions = np.arange(length)
         blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size]
@@ -47,11 +47,11 @@ class PagedKV:
 
     def read(self, table: Sequence[int], length: int) -> Tensor:
         """Copy of the first ``length`` positions of a row: [layer, 2, length, head, D]."""
-        return self.data.flatten(2, 3).index_select(2, self.lines(table, length))
+        return self.data.flatten(2, 3).index_select(2, self.flat_indices(table, length))
 
     def write(self, table: Sequence[int], values: Tensor) -> None:
         """Put positions 0..n-1 of a row, as ``read`` gave them."""
-        self.data.flatten(2, 3).index_copy_(2, self.lines(table, values.shape[2]), values)
+        self.data.flatten(2, 3).index_copy_(2, self.flat_indices(table, values.shape[2]), values)
 
 
 def lazy_zeros(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -33,7 +33,7 @@ class PrefixCache:
         self._entries.move_to_end(key)
         self.kv.write(table, self._entries[key])
 
-    def remember(self, key: Hashable, table: Sequence[int], num_positions: int) -> None:
+    def store(self, key: Hashable, table: Sequence[int], num_positions: int) -> None:
         if key in self._entries or self.max_prefixes == 0 or num_positions > self.max_positions:
             return
         self._entries[key] = self.kv.read(table, num_positions)

@@ -29,12 +29,12 @@ class DecoderPrimer(Generic[State]):
 
     def __init__(
         self,
-        hear: Callable[[int, list[list[int]]], None],
+        advance: Callable[[int, list[list[int]]], None],
         save: Callable[[int], State],
         load: Callable[[int, State], None],
-        max_kept: int,
+        max_cached: int,
     ) -> None:
-        self._hear, self._save, self._load, self._max_kept = hear, save, load, max_kept
+        self._hear, self._save, self._load, self._max_kept = advance, save, load, max_cached
         self._kept: OrderedDict[Hashable, State] = OrderedDict()
         self._jobs: dict[int, PrimingJob] = {}
 
@@ -43,17 +43,17 @@ class DecoderPrimer(Generic[State]):
         return bool(self._jobs)
 
     @property
-    def num_kept(self) -> int:
+    def num_cached(self) -> int:
         return len(self._kept)
 
     def begin(self, slot: int, reference: VoiceReference) -> None:
         if not self._restore(slot, reference.key):
             self._jobs[slot] = PrimingJob(reference)
 
-    def is_at_work(self, slot: int) -> bool:
+    def is_priming(self, slot: int) -> bool:
         return slot in self._jobs
 
-    def drop(self, slot: int) -> None:
+    def cancel(self, slot: int) -> None:
         self._jobs.pop(slot, None)
 
     def step(self) -> None:
@@ -61,14 +61,14 @@ class DecoderPrimer(Generic[State]):
         slot = self.oldest
         job = self._jobs[slot]
         if job.num_done == 0 and self._restore(slot, job.reference.key):
-            self.drop(slot)
+            self.cancel(slot)
             return
         frames = job.reference.frames[job.num_done : job.num_done + SLICE_FRAMES]
         self._hear(slot, [list(codes) for codes in frames])
         job.num_done += len(frames)
         if job.num_done == len(job.reference.frames):
-            self._keep(slot, job.reference.key)
-            self.drop(slot)
+            self._cache(slot, job.reference.key)
+            self.cancel(slot)
 
     @property
     def oldest(self) -> int:
@@ -82,7 +82,7 @@ class DecoderPrimer(Generic[State]):
         self._load(slot, state)
         return True
 
-    def _keep(self, slot: int, key: Hashable) -> None:
+    def _cache(self, slot: int, key: Hashable) -> None:
         if self._max_kept == 0:
             return
         self._kept[key] = self._save(slot)

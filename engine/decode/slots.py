@@ -82,7 +82,7 @@ class StreamingDecodeStage:
     chunk_frames = 1
 
     def __init__(
-        self, codec: torch.nn.Module, num_slots: int, gather_slack_s: float, max_kept_references: int = 32
+        self, codec: torch.nn.Module, num_slots: int, gather_slack_s: float, max_cached_references: int = 32
     ) -> None:
         self.codec = codec
         self.sample_rate: int = codec.config.sample_rate
@@ -91,7 +91,7 @@ class StreamingDecodeStage:
         self.pool = BlockPool(num_slots)
         self.state = codec.new_state(num_slots + 1)
         self.pending = PendingFrames(codec.config.codebook_size)
-        self.primer = DecoderPrimer(self._hear, self._save, self._load, max_kept_references)
+        self.primer = DecoderPrimer(self._prime_frames, self._save, self._load, max_cached_references)
 
     @torch.inference_mode()
     def warm_up(self, max_s: float) -> None:
@@ -99,7 +99,7 @@ class StreamingDecodeStage:
         end_s = time.perf_counter() + max_s
         for num_rows, num_frames in all_calls():
             frame = [0] * self.codec.config.num_quantizers
-            self._move_on([DUMMY_SLOT] * num_rows, [[frame] * num_frames] * num_rows)
+            self._advance_state([DUMMY_SLOT] * num_rows, [[frame] * num_frames] * num_rows)
             if time.perf_counter() > end_s:
                 return
 
@@ -139,29 +139,29 @@ class StreamingDecodeStage:
     def step(
         self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE
     ) -> list[DecodedAudio]:
-        failed = self._prime_some() if self.primer.busy else []
-        counts = {slot: n for slot, n in self.pending.counts().items() if not self.primer.is_at_work(slot)}
+        failed = self._step_primer() if self.primer.busy else []
+        counts = {slot: n for slot, n in self.pending.counts().items() if not self.primer.is_priming(slot)}
         for out in failed:
             del counts[out.slot]
         calls = plan_calls(counts, slack_s, self.gather_slack_s, self.pending.final, wanted_frames)
         runs = [(run, count) for count, slots in calls.items() for run in split_into_calls(slots, count)]
         return [*failed, *(out for run, count in runs for out in decode_isolated(self._decode, run, count))]
 
-    def _prime_some(self) -> list[DecodedAudio]:
+    def _step_primer(self) -> list[DecodedAudio]:
         slot = self.primer.oldest
         try:
             self.primer.step()
         except Exception as error:
-            self.primer.drop(slot)
+            self.primer.cancel(slot)
             return [DecodedAudio(slot, NO_PCM, error=f"{type(error).__name__}: {error}")]
         return []
 
     def _decode(self, slots: Sequence[int], count: int) -> list[DecodedAudio]:
-        pcm = self._move_on(slots, self.pending.peek(slots, count))
+        pcm = self._advance_state(slots, self.pending.peek(slots, count))
         self.pending.drop(slots, count)
         return to_decoded(slots, pcm)
 
-    def _move_on(self, slots: Sequence[int], frames: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    def _advance_state(self, slots: Sequence[int], frames: Sequence[Sequence[Sequence[int]]]) -> Tensor:
         """frames [rows][count][codebooks] -> PCM; the slots' state follows."""
         num_padding = padded_rows(len(slots)) - len(slots)
         device = self.state.values.device
@@ -173,8 +173,8 @@ class StreamingDecodeStage:
         self.state.num_frames[index] = state.num_frames
         return pcm[: len(slots)]
 
-    def _hear(self, slot: int, frames: list[list[int]]) -> None:
-        self._move_on([slot], [frames])
+    def _prime_frames(self, slot: int, frames: list[list[int]]) -> None:
+        self._advance_state([slot], [frames])
 
     def _save(self, slot: int) -> tuple[Tensor, Tensor]:
         return self.state.values[slot].clone(), self.state.num_frames[slot].clone()
@@ -183,9 +183,9 @@ class StreamingDecodeStage:
         self.state.values[slot], self.state.num_frames[slot] = kept
 
     def release(self, slot: int) -> None:
-        self.primer.drop(slot)
+        self.primer.cancel(slot)
         self.pending.close(slot)
         self.pool.free([slot])
 
-    def settle(self) -> None:
-        self.pool.settle()
+    def release_quarantined(self) -> None:
+        self.pool.release_quarantined()

@@ -23,7 +23,7 @@ class SlotWindow:
     """Frames already decoded, the newest last, and whether a provisional tail is out."""
 
     frames: list[Sequence[int]] = field(default_factory=list)
-    tail_is_out: bool = False
+    tail_emitted: bool = False
 
 
 class WindowedDecodeStage:
@@ -78,21 +78,21 @@ class WindowedDecodeStage:
 
     def num_pending(self, slot: int) -> int:
         """A provisional tail counts as a frame once nothing but its last rendering is to come."""
-        return len(self.pending.frames[slot]) + int(slot in self._tails_to_settle())
+        return len(self.pending.frames[slot]) + int(slot in self._tails_to_finalize())
 
     @property
     def busy(self) -> bool:
-        return self.pending.has_frames or bool(self._tails_to_settle())
+        return self.pending.has_frames or bool(self._tails_to_finalize())
 
-    def _tails_to_settle(self) -> list[int]:
-        return [s for s in self.pending.final if not self.pending.frames[s] and self.windows[s].tail_is_out]
+    def _tails_to_finalize(self) -> list[int]:
+        return [s for s in self.pending.final if not self.pending.frames[s] and self.windows[s].tail_emitted]
 
     def step(
         self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE
     ) -> list[DecodedAudio]:
         counts, final = self.pending.counts(), self.pending.final
         calls = plan_calls(counts, slack_s, self.gather_slack_s, final, wanted_frames)
-        tails = self._tails_to_settle()
+        tails = self._tails_to_finalize()
         work = [(slot, count) for count, slots in calls.items() for slot in slots] + [(slot, 0) for slot in tails]
         return [out for slot, count in work for out in decode_isolated(self._decode, [slot], count)]
 
@@ -102,14 +102,14 @@ class WindowedDecodeStage:
         fresh = self.pending.peek(slots, count)[0]
         frames = [*window.frames[-self.context_frames :], *fresh]
         pcm = self.codec(torch.tensor([frames], device=self.device).transpose(1, 2))
-        overlap = self.overlap_samples if window.tail_is_out else 0
+        overlap = self.overlap_samples if window.tail_emitted else 0
         out = to_decoded([slot], pcm[:, pcm.shape[1] - count * self.frame_samples - overlap :])[0]
         self.pending.drop(slots, count)
         window.frames = frames[-self.context_frames :]
         ended = slot in self.pending.final and not self.pending.frames[slot]
-        window.tail_is_out = not ended and self.overlap_samples > 0
+        window.tail_emitted = not ended and self.overlap_samples > 0
         out.overlap_samples = overlap
-        out.provisional_tail_samples = self.overlap_samples if window.tail_is_out else 0
+        out.provisional_tail_samples = self.overlap_samples if window.tail_emitted else 0
         return [out]
 
     def release(self, slot: int) -> None:
@@ -117,5 +117,5 @@ class WindowedDecodeStage:
         del self.windows[slot]
         self.pool.free([slot])
 
-    def settle(self) -> None:
-        self.pool.settle()
+    def release_quarantined(self) -> None:
+        self.pool.release_quarantined()

@@ -76,10 +76,10 @@ class DeviceEvent:
             self._event.synchronize()
 
     @property
-    def passed(self) -> bool:
+    def is_done(self) -> bool:
         return self._event is None or self._event.query()
 
-    def hold(self) -> None:
+    def make_stream_wait(self) -> None:
         """Let the current stream wait for it, and the host not."""
         if self._event is not None:
             self._event.wait()

@@ -47,11 +47,11 @@ class GraphSet:
 
     def capture(self, *key: int) -> None:
         if self._captures and key not in self._graphs:
-            self.rehearse(*key)
+            self.warm_up(*key)
             with torch.cuda.device(self._device):
                 self._record(*key)
 
-    def rehearse(self, *key: int) -> None:
+    def warm_up(self, *key: int) -> None:
         """Run the computation once, over whatever the buffers hold."""
         if self._captures:
             with torch.cuda.device(self._device):

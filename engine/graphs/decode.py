@@ -59,20 +59,20 @@ class SlotTracker:
             return np.zeros(num_slots + 1, dtype=np.int64)
 
         self.life, self.num_primed, self.num_fed, self.num_launched, self.num_emitted = (zeros() for _ in range(5))
-        self.promised, self.final = (np.zeros(num_slots + 1, dtype=bool) for _ in range(2))
+        self.speculated, self.final = (np.zeros(num_slots + 1, dtype=bool) for _ in range(2))
 
-    def begin(self, slot: int, life: int) -> None:
-        self.end(slot)
+    def acquire(self, slot: int, life: int) -> None:
+        self.release(slot)
         self.life[slot] = life
 
-    def end(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         for values in (self.life, self.num_primed, self.num_fed, self.num_launched, self.num_emitted):
             values[slot] = 0
-        self.promised[slot] = self.final[slot] = False
+        self.speculated[slot] = self.final[slot] = False
 
     @property
     def num_waiting(self) -> Numbers:
-        return self.num_fed + self.promised - self.num_launched
+        return self.num_fed + self.speculated - self.num_launched
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class DecodeCall:
     """One launched call: slot, life and first frame of each row."""
 
     slots: Numbers
-    lives: Numbers
+    generations: Numbers
     firsts: Numbers
     num_frames: int
     slack_s: float
@@ -97,7 +97,7 @@ class DecodeHostBuffers:
 
     def __init__(self, program: DecodeProgramProtocol) -> None:
         is_cuda = program.device.type == "cuda"
-        self.places = torch.zeros(4, program.max_rows, dtype=torch.int64, pin_memory=is_cuda)
+        self.indices = torch.zeros(4, program.max_rows, dtype=torch.int64, pin_memory=is_cuda)
         self.pcm = torch.zeros(program.pcm.shape, dtype=torch.float32, pin_memory=is_cuda)
         self.finite = torch.zeros(program.max_rows, dtype=torch.bool, pin_memory=is_cuda)
 
@@ -115,7 +115,7 @@ class GraphDecodeStage:
         num_slots: int,
         sample_rate: int,
         gather_slack_s: float,
-        max_kept_references: int = 32,
+        max_cached_references: int = 32,
     ) -> None:
         self.program, self.graphs, self.lane = program, graphs, lane
         self.sample_rate, self.frame_samples = sample_rate, program.frame_samples
@@ -124,14 +124,14 @@ class GraphDecodeStage:
         self.buckets = {frames: buckets_up_to(program.rows_of(frames)) for frames in reversed(CALL_FRAMES)}
         self.use = SlotTracker(num_slots)
         self.calls: deque[DecodeCall] = deque()
-        self.spare = [DecodeHostBuffers(program) for _ in range(NUM_RESULTS)]
+        self.free_buffers = [DecodeHostBuffers(program) for _ in range(NUM_RESULTS)]
         self.references: OrderedDict[Hashable, tuple[Tensor, Tensor]] = OrderedDict()
         """Touched by the lane's work alone."""
-        self.max_kept_references = max_kept_references
+        self.max_cached_references = max_cached_references
         self.primings: dict[int, PendingWork] = {}
         """Of slots of which nothing has been decoded since."""
         self.num_lives = 0
-        self.put_off = False
+        self.has_deferred = False
         """Some that could have been decoded in the last round were not."""
 
     @property
@@ -147,25 +147,25 @@ class GraphDecodeStage:
         if slots is None:
             return None
         self.num_lives += 1
-        self.use.begin(slots[0], self.num_lives)
+        self.use.acquire(slots[0], self.num_lives)
         return slots[0]
 
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         """The codes are in the ring already; they are given for the count alone."""
-        self.feed_all([slot])
+        self.feed_batch([slot])
 
-    def feed_all(self, slots: Sequence[int]) -> None:
+    def feed_batch(self, slots: Sequence[int]) -> None:
         """One frame of each of these different slots."""
         self.use.num_fed[slots] += 1
-        self.use.promised[slots] = False
+        self.use.speculated[slots] = False
 
-    def promise(self, slots: Sequence[int]) -> None:
+    def speculate(self, slots: Sequence[int]) -> None:
         """The step in flight makes a frame of each of these slots, unless its row stops."""
-        self.use.promised[slots] = True
+        self.use.speculated[slots] = True
 
     def finalize(self, slot: int) -> None:
         self.use.final[slot] = True
-        self.use.promised[slot] = False
+        self.use.speculated[slot] = False
 
     def num_pending(self, slot: int) -> int:
         return int(self.use.num_fed[slot] - self.use.num_emitted[slot])
@@ -173,15 +173,15 @@ class GraphDecodeStage:
     @property
     def busy(self) -> bool:
         """Frames that gather do not count: their listeners have lead, and time or more frames will bring them on."""
-        return bool(self.calls) or self.put_off or bool((self.use.final & (self.use.num_waiting > 0)).any())
+        return bool(self.calls) or self.has_deferred or bool((self.use.final & (self.use.num_waiting > 0)).any())
 
     def release(self, slot: int) -> None:
         self.primings.pop(slot, None)
-        self.use.end(slot)
+        self.use.release(slot)
         self.pool.free([slot])
 
-    def settle(self) -> None:
-        self.pool.settle()
+    def release_quarantined(self) -> None:
+        self.pool.release_quarantined()
 
     # -- rounds --------------------------------------------------------------------------------------------------
 
@@ -201,24 +201,24 @@ class GraphDecodeStage:
         most = max(MIN_ROUND_FRAMES, round(ROUND_SHARE * (self.num_slots - self.num_free)))
         num_due = len(slots)
         slots, counts = limit_round(slots, counts, np.where(can_be_put_off, slack_s[slots], 0.0), most)
-        self.put_off = len(slots) < num_due
-        self.lane.follow()
+        self.has_deferred = len(slots) < num_due
+        self.lane.wait_for_codes()
         for own, count in split_into_calls(slots, counts, slack_s, self.program.rows_of):
             self._launch_call(own, count, float(slack_s[own].min()))
         return len(self.calls)
 
     def _launch_call(self, slots: Numbers, count: int, slack_s: float) -> None:
-        if not self.spare:
-            self.spare.append(DecodeHostBuffers(self.program))
-        results, use = self.spare.pop(), self.use
+        if not self.free_buffers:
+            self.free_buffers.append(DecodeHostBuffers(self.program))
+        results, use = self.free_buffers.pop(), self.use
         firsts = use.num_launched[slots]
         ring_length = self.program.ring.shape[1]
         places = slots, slots, firsts % ring_length, use.num_primed[slots] + firsts
-        results.places.numpy()[:, : len(slots)] = places
+        results.indices.numpy()[:, : len(slots)] = places
         use.num_launched[slots] += count
 
         def decode() -> None:
-            self._run(results.places, len(slots), count)
+            self._run(results.indices, len(slots), count)
             self._download(results, len(slots), count)
 
         self.calls.append(DecodeCall(slots, use.life[slots], firsts, count, slack_s, results, self.lane.run(decode)))
@@ -249,9 +249,9 @@ class GraphDecodeStage:
         results.finite[:num_rows].copy_(program.finite[:num_rows], non_blocking=True)
 
     @property
-    def has_passed(self) -> bool:
+    def is_done(self) -> bool:
         """The oldest call can be collected without a wait."""
-        return bool(self.calls) and self.calls[0].done.passed
+        return bool(self.calls) and self.calls[0].done.is_done
 
     def collect(self, num_calls: int) -> list[DecodedAudio]:
         """The PCM of the oldest ``num_calls`` calls, once they have passed."""
@@ -260,7 +260,7 @@ class GraphDecodeStage:
             call = self.calls.popleft()
             call.done.wait()
             found += self._decoded(call)
-            self.spare.append(call.results)
+            self.free_buffers.append(call.results)
         return found
 
     def _decoded(self, call: DecodeCall) -> list[DecodedAudio]:
@@ -270,7 +270,7 @@ class GraphDecodeStage:
         """
         size, slots, use = self.frame_samples, call.slots, self.use
         counts = np.minimum(call.num_frames, use.num_fed[slots] - call.firsts)
-        counts[use.life[slots] != call.lives] = 0
+        counts[use.life[slots] != call.generations] = 0
         kept = counts > 0
         use.num_emitted[slots[kept]] += counts[kept]
         pcm = call.results.pcm[: len(slots) * call.num_frames * size].numpy().reshape(len(slots), -1)
@@ -301,16 +301,16 @@ class GraphDecodeStage:
     def _prime(self, slot: int, reference: VoiceReference) -> None:
         program, kept = self.program, self.references.get(reference.key)
         if kept is None:
-            self._hear(slot, reference.frames)
+            self._prime_frames(slot, reference.frames)
             kept = program.state[slot].clone(), program.past[:, slot].clone()
             self.references[reference.key] = kept
         else:
             program.state[slot], program.past[:, slot] = kept
         self.references.move_to_end(reference.key)
-        while len(self.references) > self.max_kept_references:
+        while len(self.references) > self.max_cached_references:
             self.references.popitem(last=False)
 
-    def _hear(self, slot: int, frames: Sequence[Sequence[int]]) -> None:
+    def _prime_frames(self, slot: int, frames: Sequence[Sequence[int]]) -> None:
         """Queue them through the last row of the ring, which is nobody's; nothing waits for the device."""
         program, source = self.program, self.program.ring.shape[0] - 1
         parts = calls_of(len(frames))

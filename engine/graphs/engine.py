@@ -57,32 +57,32 @@ class PipelinedEngine(Engine):
         self.choose_device()
         if not self.config.fast_start:
             start = time.perf_counter()
-            for number, (graphs, key) in enumerate(self.recordings(), 1):
+            for number, (graphs, key) in enumerate(self.graph_keys(), 1):
                 graphs.capture(*key)
                 if number == 1 and time.perf_counter() - start > COLD_COMPILE_THRESHOLD_S:
-                    self.compile_ahead()
+                    self.precompile_kernels()
                 log.debug(
-                    "graph %d of %d: %s, %.1f s", number, len(self.recordings()), key, time.perf_counter() - start
+                    "graph %d of %d: %s, %.1f s", number, len(self.graph_keys()), key, time.perf_counter() - start
                 )
-            log.info("%d graphs in %.1f s", len(self.recordings()), time.perf_counter() - start)
+            log.info("%d graphs in %.1f s", len(self.graph_keys()), time.perf_counter() - start)
         super().warm_up()
-        self.step_model.calibrate(self.measure_shape())
+        self.step_model.calibrate(self.measure_step_times())
         if self.runner.device.type == "cuda":
             freeze_gc()
 
-    def compile_ahead(self) -> None:
+    def precompile_kernels(self) -> None:
         """What all graphs launch, side by side: one after another it takes a minute."""
         start = time.perf_counter()
         try:
             with compile_only():
-                for graphs, key in self.recordings():
-                    graphs.rehearse(*key)
+                for graphs, key in self.graph_keys():
+                    graphs.warm_up(*key)
         except Exception:
             log.warning("kernels are compiled as they are needed", exc_info=True)
         else:
             log.info("kernels compiled in %.1f s", time.perf_counter() - start)
 
-    def measure_shape(self) -> StepTimeTable | None:
+    def measure_step_times(self) -> StepTimeTable | None:
         """Of a step whose rows are all nobody's: the frame, and the decoding of as many frames in large calls.
 
         None where the CPU has a part: there steps teach what they take.
@@ -92,9 +92,9 @@ class PipelinedEngine(Engine):
             return None
         most = CALL_FRAMES[0]
         buckets = {rows: self.stage.bucket(-(-rows // most), most) for rows in self.runner.frame_buckets}
-        return StepTimeTable({rows: self.seconds_of(rows, calls) for rows, calls in buckets.items()})
+        return StepTimeTable({rows: self.estimate_step_s(rows, calls) for rows, calls in buckets.items()})
 
-    def seconds_of(self, rows: int, call_rows: int) -> float:
+    def estimate_step_s(self, rows: int, call_rows: int) -> float:
         """Of the second run; the first is for the clocks of the chip."""
         took_s = 0.0
         for _ in range(2):
@@ -119,7 +119,7 @@ class PipelinedEngine(Engine):
         self.choose_device()
         super().prefetch(spec)
 
-    def recordings(self) -> list[tuple[GraphSet, tuple[int, ...]]]:
+    def graph_keys(self) -> list[tuple[GraphSet, tuple[int, ...]]]:
         """Largest first: the smaller ones then fit in the memory of the larger."""
         runner, stage = self.runner, self.stage
         return [
@@ -132,27 +132,27 @@ class PipelinedEngine(Engine):
     def step(self) -> None:
         start = self.clock()
         self.choose_device()
-        self.take(self.runner.collect(self.times))
-        num_chunks = self.emit_passed()
+        self.process_results(self.runner.collect(self.times))
+        num_chunks = self.emit_completed_calls()
         batch = self.scheduler.schedule(self.clock())
-        num_chunks += self.emit_passed()
+        num_chunks += self.emit_completed_calls()
         num_old = len(self.stage.calls)
-        self.take(self.runner.launch(batch, self.times))
-        self.promise(batch)
+        self.process_results(self.runner.launch(batch, self.times))
+        self.speculate(batch)
         self.launch_decode()
         num_chunks += self.emit_calls(num_old)
-        self.retire()
+        self.retire_finished()
         got_somewhere = len(batch) or num_chunks or self.stage.busy or self.released or self.pool.num_quarantined
         self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
-        self.settle()
-        self.account(batch, self.clock() - start)
+        self.release_finished()
+        self.record_step(batch, self.clock() - start)
 
-    def take(self, results: Iterable[Result]) -> None:
+    def process_results(self, results: Iterable[Result]) -> None:
         results = list(results)
-        self.stage.feed_all([request.held_slot for request, outcome in results if isinstance(outcome, FrameOutcome)])
-        super().take(results)
+        self.stage.feed_batch([request.held_slot for request, outcome in results if isinstance(outcome, FrameOutcome)])
+        super().process_results(results)
 
-    def feed(self, request: Request, codes: Sequence[int]) -> None:
+    def feed_decoder(self, request: Request, codes: Sequence[int]) -> None:
         """The stage has been told of all frames at once."""
         self.count_frame(request, codes[0])
 
@@ -164,9 +164,9 @@ class PipelinedEngine(Engine):
             return super().slack_s(request, now_s)
         return request.clock.lead_s(now_s)
 
-    def promise(self, batch: StepBatch) -> None:
-        sampled = [work.request.slot for work in batch.works if work.sample]
-        self.stage.promise([slot for slot in sampled if slot is not None])
+    def speculate(self, batch: StepBatch) -> None:
+        sampled = [work.request.slot for work in batch.items if work.sample]
+        self.stage.speculate([slot for slot in sampled if slot is not None])
 
     def launch_decode(self) -> None:
         start = time.perf_counter()
@@ -178,19 +178,19 @@ class PipelinedEngine(Engine):
         self.stage.launch(slack, wanted)
         self.times.launch_s += time.perf_counter() - start
 
-    def emit_passed(self) -> int:
+    def emit_completed_calls(self) -> int:
         """What has been decoded by now; how many chunks. The first calls are those of listeners who run dry first."""
         num_chunks = 0
-        while self.config.hand_over_by_call and self.stage.has_passed:
-            num_chunks += self.emit_some(1)
+        while self.config.hand_over_by_call and self.stage.is_done:
+            num_chunks += self.emit_urgent_calls(1)
         return num_chunks
 
     def emit_calls(self, num_calls: int) -> int:
         """What the oldest calls make, each as it ends or all at once; how many chunks."""
         size = 1 if self.config.hand_over_by_call else max(1, num_calls)
-        return sum(self.emit_some(min(size, num_calls - start)) for start in range(0, num_calls, size))
+        return sum(self.emit_urgent_calls(min(size, num_calls - start)) for start in range(0, num_calls, size))
 
-    def emit_some(self, num_calls: int) -> int:
+    def emit_urgent_calls(self, num_calls: int) -> int:
         is_urgent = self.stage.calls[0].slack_s <= self.config.decode_gather_slack_s
         chunks = self.collect_decode(num_calls)
         self.emit(chunks)

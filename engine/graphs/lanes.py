@@ -19,7 +19,7 @@ class PendingWork(Protocol):
 
     def wait(self) -> None: ...
     @property
-    def passed(self) -> bool: ...
+    def is_done(self) -> bool: ...
 
 
 class DecodeExecutor(Protocol):
@@ -28,7 +28,7 @@ class DecodeExecutor(Protocol):
     ring: Tensor
     """The frames' codes, by slot, as this work sees them; its last row is the lane's own."""
 
-    def follow(self) -> None:
+    def wait_for_codes(self) -> None:
         """What is run from here on sees the codes of all frames launched so far."""
         ...
 
@@ -44,10 +44,10 @@ class CudaStreamExecutor:
         self.ring, self._bring_codes = ring, bring_codes
         self._stream = new_stream(ring.device, priority)
 
-    def follow(self) -> None:
+    def wait_for_codes(self) -> None:
         brought = self._bring_codes()
         with torch.cuda.stream(self._stream):
-            brought.hold()
+            brought.make_stream_wait()
 
     def run(self, work: DecodeWork) -> PendingWork:
         with torch.cuda.stream(self._stream):
@@ -71,11 +71,11 @@ class CodeRingMirror:
         self.ring = torch.zeros(ring.shape, dtype=ring.dtype, device=device, pin_memory=is_host_memory)
         self._source, self._stream = ring, new_stream(ring.device)
 
-    def bring(self) -> DeviceEvent:
+    def copy(self) -> DeviceEvent:
         """Queue the copy behind the frames launched so far, and before none that follow."""
         frames_made = DeviceEvent(self._source.device)
         with torch.cuda.stream(self._stream):
-            frames_made.hold()
+            frames_made.make_stream_wait()
             self.ring[:-1].copy_(self._source[:-1], non_blocking=True)
             return DeviceEvent(self._source.device)
 
@@ -88,8 +88,8 @@ class CpuThreadExecutor:
         self.ring, self._brought = self._mirror.ring, DeviceEvent(torch.device("cpu"))
         self._thread = ThreadPoolExecutor(1, "voicewire-decode", torch.set_num_threads, (num_threads,))
 
-    def follow(self) -> None:
-        self._brought = self._mirror.bring()
+    def wait_for_codes(self) -> None:
+        self._brought = self._mirror.copy()
 
     def run(self, work: DecodeWork) -> PendingWork:
         return FutureWork(self._thread.submit(run_after, self._brought, work))
@@ -114,7 +114,7 @@ class FutureWork:
         self._future.result()
 
     @property
-    def passed(self) -> bool:
+    def is_done(self) -> bool:
         return self._future.done()
 
 
@@ -128,5 +128,5 @@ def create_decode_executor(ring: Tensor, device: torch.device, wants_own: bool, 
         return CpuThreadExecutor(ring, num_threads)
     if device.type == "cuda" and (device.index or 0) != (ring.device.index or 0):
         mirror = CodeRingMirror(ring, device)
-        return CudaStreamExecutor(mirror.ring, mirror.bring)
+        return CudaStreamExecutor(mirror.ring, mirror.copy)
     return same_device_executor(ring)

@@ -57,7 +57,7 @@ class InFlightStep:
     """A step on its way: who is in it, and when it has passed."""
 
     requests: Sequence[Request]
-    done: DeviceEvent
+    event: DeviceEvent
 
 
 class BlockTables:
@@ -120,20 +120,20 @@ class GraphRunner(ModelRunner):
         where it is: its outcomes belong to whoever launched it.
         """
         failed = self.launch(batch, times)
-        samples = any(work.sample for work in batch.works)
+        samples = any(work.sample for work in batch.items)
         return [*(self.collect(times) if samples else []), *failed]
 
     def launch(self, batch: StepBatch, times: StepTimings) -> list[Result]:
         """Queue the step on the device; returns the rows that could not be."""
         start = time.perf_counter()
         failed: list[Result] = []
-        works = batch.works
+        works = batch.items
         run_isolated(self.prefill, [work for work in works if work.count > int(work.sample)], failed)
         if failed:
             lost = {id(request) for request, _ in failed}
             works = [work for work in works if id(work.request) not in lost]
         for work in works:
-            self.advance(work)
+            self.run_work(work)
         staged = self.stage([work for work in works if work.sample], failed)
         if staged:
             self.launch_frame(staged)
@@ -147,7 +147,7 @@ class GraphRunner(ModelRunner):
         def write(some: Sequence[ScheduledWork]) -> list[None]:
             requests = [work.request for work in some]
             for request in requests:
-                self.hold(request)
+                self.stage_request(request)
             self.program.stage_rows([request.row for request in requests], len(staged))
             staged.extend(requests)
             return []
@@ -173,7 +173,7 @@ class GraphRunner(ModelRunner):
         self.program.outputs.download(count)
         self._flight = InFlightStep(requests, DeviceEvent(self.device))
 
-    def hold(self, request: Request) -> None:
+    def stage_request(self, request: Request) -> None:
         """Put what stays the same for a request in place, and the blocks it has by now."""
         slot = request.held_slot
         if self._holders[slot] is not request:
@@ -191,7 +191,7 @@ class GraphRunner(ModelRunner):
         if flight is None:
             return []
         start = time.perf_counter()
-        flight.done.wait()
+        flight.event.wait()
         times.wait_s += time.perf_counter() - start
         codes = self.program.outputs.host["codes"][: len(flight.requests)]
         alive = [request.phase is RequestPhase.RUNNING for request in flight.requests]
@@ -207,7 +207,7 @@ class GraphRunner(ModelRunner):
         for work in works:
             items = self.items(work)
             if not self.program.can_stage(items):
-                self.forward_some(work, len(items))
+                self.forward_chunk(work, len(items))
             else:
                 staged.append(work)
         self.prefill_ids(staged)
@@ -218,7 +218,7 @@ class GraphRunner(ModelRunner):
         start = work.request.row.num_computed
         return work.request.row.inputs[start : start + work.count - int(work.sample)]
 
-    def forward_some(self, work: ScheduledWork, count: int) -> None:
+    def forward_chunk(self, work: ScheduledWork, count: int) -> None:
         self.forward([ScheduledWork(work.request, count, sample=False)])
 
     def prefill_ids(self, works: Sequence[ScheduledWork]) -> None:

@@ -16,4 +16,4 @@ def select_ops(config: EngineConfig, device: torch.device) -> ReferenceOps:
         from engine.kernels.fused import TritonOps
     except ImportError:
         return ReferenceOps()
-    return TritonOps(off=config.plain_kernels)
+    return TritonOps(disabled=config.plain_kernels)

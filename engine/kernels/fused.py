@@ -76,16 +76,16 @@ def gemm_split_k(size: int, num_out: int) -> int:
 class TritonOps(ReferenceOps):
     """``off`` names kernels to leave to the reference."""
 
-    def __init__(self, off: Collection[str] = ()) -> None:
-        self.on = set(KERNELS) - set(off)
+    def __init__(self, disabled: Collection[str] = ()) -> None:
+        self.on = set(KERNELS) - set(disabled)
         self.max_gemv_rows, self.max_gemm_rows = MAX_GEMV_ROWS, MAX_GEMM_ROWS
         self.unit_channels, self.min_unit_programs = UNIT_CHANNELS, MIN_UNIT_PROGRAMS
 
     # -- products ------------------------------------------------------------------------------------------------
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if "norm" not in self.on or not x.is_contiguous():
-            return super().norm(x, weight, eps)
+            return super().rms_norm(x, weight, eps)
         out = torch.empty_like(x)
         size = x.shape[-1]
         block = power_of_two(size)
@@ -129,10 +129,10 @@ class TritonOps(ReferenceOps):
             BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=GEMM_DEPTH, num_warps=4, num_stages=GEMM_STAGES,
         )  # fmt: skip
 
-    def normed(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:
         x, parts = residual.x, residual.parts
         if parts is None or "norm" not in self.on:
-            return self.norm(self.settled(residual), weight, eps)
+            return self.rms_norm(self.flush_residual(residual), weight, eps)
         residual.parts = None
         out = torch.empty_like(x)
         rows, size = x.shape
@@ -143,7 +143,7 @@ class TritonOps(ReferenceOps):
         )  # fmt: skip
         return out
 
-    def settled(self, residual: ResidualStream) -> Tensor:
+    def flush_residual(self, residual: ResidualStream) -> Tensor:
         if residual.parts is not None:
             residual.x.copy_(residual.x + residual.parts.sum(0))
             residual.parts = None
@@ -153,7 +153,7 @@ class TritonOps(ReferenceOps):
         (rows, size), num_out = residual.x.shape, weight.shape[0]
         if not self.fits_gemv(rows, size, num_out):
             return super().norm_linear(residual, norm_weight, eps, weight)
-        x = self.settled(residual)
+        x = self.flush_residual(residual)
         out = x.new_empty(rows, num_out)
         self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=False, add=False)
         return out
@@ -165,14 +165,14 @@ class TritonOps(ReferenceOps):
             return super().norm_swiglu(residual, norm_weight, eps, weight)
         out = residual.x.new_empty(rows, num_out)
         if is_gemv:
-            self.launch_gemv(self.settled(residual), weight, out, norm_weight, eps, swiglu=True, add=False)
+            self.launch_gemv(self.flush_residual(residual), weight, out, norm_weight, eps, swiglu=True, add=False)
         else:
-            self.launch_gemm(self.normed(residual, norm_weight, eps), weight, out, 1, swiglu=True)
+            self.launch_gemm(self.add_rms_norm(residual, norm_weight, eps), weight, out, 1, swiglu=True)
         return out
 
     def add_linear(self, residual: ResidualStream, y: Tensor, weight: Tensor) -> None:
         (rows, size), num_out = y.shape, weight.shape[0]
-        x = self.settled(residual)
+        x = self.flush_residual(residual)
         if self.fits_gemv(rows, size, num_out):
             self.launch_gemv(y, weight, x, None, 0.0, swiglu=False, add=True)
         elif self.fits_gemm(rows, size, num_out):
@@ -184,7 +184,7 @@ class TritonOps(ReferenceOps):
 
     # -- attention -----------------------------------------------------------------------------------------------
 
-    def attend_paged(
+    def paged_attention(
         self,
         qkv: Tensor,
         norms: tuple[Tensor, Tensor] | None,
@@ -197,7 +197,7 @@ class TritonOps(ReferenceOps):
     ) -> Tensor:
         _, _, page, heads, size = cache.shape
         if "paged" not in self.on or size < 16:
-            return super().attend_paged(qkv, norms, eps, rope, cache, tables, positions, together)
+            return super().paged_attention(qkv, norms, eps, rope, cache, tables, positions, together)
         rows = qkv.shape[0]
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows, heads * group * size)
@@ -216,7 +216,7 @@ class TritonOps(ReferenceOps):
         )  # fmt: skip
         return out
 
-    def attend_frame(
+    def predictor_attention(
         self,
         qkv: Tensor,
         norms: tuple[Tensor, Tensor],
@@ -228,7 +228,7 @@ class TritonOps(ReferenceOps):
     ) -> Tensor:
         _, rows, length, heads, size = cache.shape
         if "frame" not in self.on or size < 16:
-            return super().attend_frame(qkv, norms, eps, rope, cache, start, num_tokens)
+            return super().predictor_attention(qkv, norms, eps, rope, cache, start, num_tokens)
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows * num_tokens, heads * group * size)
         launch(predictor_attention_kernel, rows, heads)(
@@ -238,7 +238,7 @@ class TritonOps(ReferenceOps):
         )  # fmt: skip
         return out
 
-    def attend_ring(
+    def ring_attention(
         self,
         qkv: Tensor,
         rope: tuple[Tensor, Tensor],
@@ -250,7 +250,7 @@ class TritonOps(ReferenceOps):
     ) -> Tensor:
         _, _, length, heads, size = ring.shape
         if "ring" not in self.on or size < 16 or qkv.shape[1] != 3 * heads * size:
-            return super().attend_ring(qkv, rope, ring, slots, first, num_tokens, window)
+            return super().ring_attention(qkv, rope, ring, slots, first, num_tokens, window)
         out = qkv.new_empty(qkv.shape[0], heads * size)
         launch(ring_attention_kernel, heads, slots.shape[0])(
             qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
@@ -271,7 +271,7 @@ class TritonOps(ReferenceOps):
         )
         return out
 
-    def launch_draw(
+    def launch_sample(
         self, logits: Tensor, settings: SamplingTensors, codebook: int, first: tuple[Tensor, ...] = (),
         num_codes: int = 0, eos: int = 0, table: Tensor | None = None, following: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
@@ -291,20 +291,20 @@ class TritonOps(ReferenceOps):
         )  # fmt: skip
         return out
 
-    def draw(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
+    def sample(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
         if "draw" not in self.on:
-            return super().draw(logits, settings, codebook)
-        return self.launch_draw(logits, settings, codebook)
+            return super().sample(logits, settings, codebook)
+        return self.launch_sample(logits, settings, codebook)
 
-    def draw_next(
+    def sample_next(
         self, logits: Tensor, settings: SamplingTensors, codebook: int, table: Tensor
     ) -> tuple[Tensor, Tensor]:
         if "draw" not in self.on or table.shape[0] < logits.shape[1]:
-            return super().draw_next(logits, settings, codebook, table)
+            return super().sample_next(logits, settings, codebook, table)
         following = table.new_empty(logits.shape[0], table.shape[1])
-        return self.launch_draw(logits, settings, codebook, table=table, following=following), following
+        return self.launch_sample(logits, settings, codebook, table=table, following=following), following
 
-    def draw_first(
+    def sample_first(
         self,
         logits: Tensor,
         settings: SamplingTensors,
@@ -317,10 +317,10 @@ class TritonOps(ReferenceOps):
         eos: int,
     ) -> tuple[Tensor, Tensor]:
         if "draw" not in self.on:
-            return super().draw_first(logits, settings, seen, slots, penalty, forget, banned, num_codes, eos)
+            return super().sample_first(logits, settings, seen, slots, penalty, forget, banned, num_codes, eos)
         finite = torch.empty(logits.shape[0], dtype=torch.bool, device=logits.device)
         first = (seen.view(torch.int8), slots, penalty, forget, banned.view(torch.int8), finite.view(torch.int8))
-        return self.launch_draw(logits, settings, 0, first, num_codes, eos), finite
+        return self.launch_sample(logits, settings, 0, first, num_codes, eos), finite
 
     # -- the codec -----------------------------------------------------------------------------------------------
 
@@ -391,9 +391,9 @@ class TritonOps(ReferenceOps):
         )  # fmt: skip
         return out
 
-    def tail(self, x: Tensor, weight: Tensor, bias: Tensor, pcm: Tensor) -> None:
+    def output_conv(self, x: Tensor, weight: Tensor, bias: Tensor, pcm: Tensor) -> None:
         if "tail" not in self.on:
-            super().tail(x, weight, bias, pcm)
+            super().output_conv(x, weight, bias, pcm)
             return
         streams, length = pcm.shape
         channels = x.shape[2]
@@ -402,19 +402,21 @@ class TritonOps(ReferenceOps):
             C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, num_warps=4,
         )  # fmt: skip
 
-    def load_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
+    def load_conv_state(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
         if "pasts" not in self.on:
-            super().load_pasts(pads, state, slots, fresh)
+            super().load_conv_state(pads, state, slots, fresh)
         else:
-            self.launch_pasts(pads, state, slots, fresh, load=True)
+            self.launch_conv_state(pads, state, slots, fresh, load=True)
 
-    def keep_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor) -> None:
+    def store_conv_state(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor) -> None:
         if "pasts" not in self.on:
-            super().keep_pasts(pads, state, slots)
+            super().store_conv_state(pads, state, slots)
         else:
-            self.launch_pasts(pads, state, slots, slots, load=False)
+            self.launch_conv_state(pads, state, slots, slots, load=False)
 
-    def launch_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool) -> None:
+    def launch_conv_state(
+        self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool
+    ) -> None:
         launch(conv_state_kernel, pads.chunks.shape[0], slots.shape[0])(
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
             LOAD=load, BLOCK=PaddedBufferPlan.CHUNK, STEP=pads.step, num_warps=4,

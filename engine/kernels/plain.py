@@ -43,25 +43,25 @@ class ReferenceOps:
 
     # -- products ------------------------------------------------------------------------------------------------
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm as ``layers.transformer.RMSNorm`` has it."""
         if x.dtype == torch.float32:
             return F.rms_norm(x, weight.shape, weight, eps)
         return F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
 
-    def normed(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:
-        return self.norm(residual.x, weight, eps)
+    def add_rms_norm(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:
+        return self.rms_norm(residual.x, weight, eps)
 
-    def settled(self, residual: ResidualStream) -> Tensor:
+    def flush_residual(self, residual: ResidualStream) -> Tensor:
         """The stream itself, nothing left to be added to it."""
         return residual.x
 
     def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return F.linear(self.normed(residual, norm_weight, eps), weight)
+        return F.linear(self.add_rms_norm(residual, norm_weight, eps), weight)
 
     def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
         """``weight`` [2 * I, H] holds gate, then up -> [N, I]."""
-        return self.swiglu(F.linear(self.normed(residual, norm_weight, eps), weight))
+        return self.swiglu(F.linear(self.add_rms_norm(residual, norm_weight, eps), weight))
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -69,11 +69,11 @@ class ReferenceOps:
 
     def add_linear(self, residual: ResidualStream, y: Tensor, weight: Tensor) -> None:
         """residual + y W^T, in place."""
-        self.settled(residual).addmm_(y, weight.t())
+        self.flush_residual(residual).addmm_(y, weight.t())
 
     # -- attention -----------------------------------------------------------------------------------------------
 
-    def heads(
+    def split_qkv(
         self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float, cos: Tensor, sin: Tensor, kv_heads: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """qkv [N, (Hq + 2 Hkv) D] -> q, k, v [N, heads, D], normed and turned; cos and sin [N, D/2]."""
@@ -81,10 +81,10 @@ class ReferenceOps:
         heads = qkv.view(qkv.shape[0], -1, size)
         q, k, v = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
         if norms:
-            q, k = self.norm(q, norms[0], eps), self.norm(k, norms[1], eps)
+            q, k = self.rms_norm(q, norms[0], eps), self.rms_norm(k, norms[1], eps)
         return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    def attention(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """q [N, T, Hq, D], keys and values [N, R, Hkv, D], mask [N, T, R] -> [N * T, Hq * D]."""
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask[:, None],
@@ -92,7 +92,7 @@ class ReferenceOps:
         )  # fmt: skip
         return out.transpose(1, 2).reshape(q.shape[0] * q.shape[1], -1)
 
-    def attend_paged(
+    def paged_attention(
         self,
         qkv: Tensor,
         norms: tuple[Tensor, Tensor] | None,
@@ -110,7 +110,7 @@ class ReferenceOps:
         """
         size, kv_heads = cache.shape[2:4]
         place = positions.long()
-        q, k, v = self.heads(qkv, norms, eps, rope[0][place], rope[1][place], kv_heads)
+        q, k, v = self.split_qkv(qkv, norms, eps, rope[0][place], rope[1][place], kv_heads)
         blocks = tables.long()
         slots = blocks.gather(1, (place // size)[:, None])[:, 0] * size + place % size
         keys, values = cache
@@ -118,9 +118,9 @@ class ReferenceOps:
         values.flatten(0, 1)[slots] = v
         reach = torch.arange(tables.shape[1] * size, device=tables.device)
         mask = (reach[None] <= place[:, None])[:, None]
-        return self.attend(q[:, None], keys[blocks].flatten(1, 2), values[blocks].flatten(1, 2), mask)
+        return self.attention(q[:, None], keys[blocks].flatten(1, 2), values[blocks].flatten(1, 2), mask)
 
-    def attend_frame(
+    def predictor_attention(
         self,
         qkv: Tensor,
         norms: tuple[Tensor, Tensor],
@@ -134,14 +134,16 @@ class ReferenceOps:
         _, num_rows, _, kv_heads, _ = cache.shape
         end = start + num_tokens
         cos, sin = (table[start:end].repeat(num_rows, 1) for table in rope)
-        q, k, v = (x.view(num_rows, num_tokens, *x.shape[1:]) for x in self.heads(qkv, norms, eps, cos, sin, kv_heads))
+        q, k, v = (
+            x.view(num_rows, num_tokens, *x.shape[1:]) for x in self.split_qkv(qkv, norms, eps, cos, sin, kv_heads)
+        )
         cache[0, :, start:end] = k
         cache[1, :, start:end] = v
         reach = torch.arange(end, device=qkv.device)
         mask = (reach[None] <= torch.arange(start, end, device=qkv.device)[:, None])[None].expand(num_rows, -1, -1)
-        return self.attend(q, cache[0, :, :end], cache[1, :, :end], mask)
+        return self.attention(q, cache[0, :, :end], cache[1, :, :end], mask)
 
-    def attend_ring(
+    def ring_attention(
         self,
         qkv: Tensor,
         rope: tuple[Tensor, Tensor],
@@ -159,7 +161,7 @@ class ReferenceOps:
         steps = torch.arange(num_tokens, device=qkv.device)
         place = first.long()[:, None] + steps
         angles = (place % rope[0].shape[0]).flatten()
-        q, k, v = self.heads(qkv, None, 0.0, rope[0][angles], rope[1][angles], kv_heads)
+        q, k, v = self.split_qkv(qkv, None, 0.0, rope[0][angles], rope[1][angles], kv_heads)
         rows = slots.long()[:, None]
         ring[rows, 0, place % size] = k.view(num_rows, num_tokens, kv_heads, -1)
         ring[rows, 1, place % size] = v.view(num_rows, num_tokens, kv_heads, -1)
@@ -168,7 +170,7 @@ class ReferenceOps:
         mask = (held[:, None] >= 0) & (held[:, None] <= place[..., None]) & (held[:, None] > place[..., None] - window)
         own = ring[slots.long()]
         values = torch.where((held >= 0)[..., None, None], own[:, 1], 0)
-        return self.attend(q.view(num_rows, num_tokens, kv_heads, -1), own[:, 0], values, mask)
+        return self.attention(q.view(num_rows, num_tokens, kv_heads, -1), own[:, 0], values, mask)
 
     # -- sampling ------------------------------------------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class ReferenceOps:
         """seed, place, frame [N], ids [N, n] -> variates [N, n] in fp32."""
         return exponential(seed, place, frame, ids)
 
-    def draw(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
+    def sample(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
         """logits [N, V], bans already -inf -> ids [N]: temperature, top-k, top-p, then argmax(p / q).
 
         The law of ``sampler.draw_full`` with every setting a tensor: ties at the k-th value all stay.
@@ -196,14 +198,14 @@ class ReferenceOps:
         noise = exponential(settings.seed, settings.place | codebook, settings.frame, ids)
         return torch.where(greedy, logits.argmax(-1), (scaled.softmax(-1) / noise).argmax(-1))
 
-    def draw_next(
+    def sample_next(
         self, logits: Tensor, settings: SamplingTensors, codebook: int, table: Tensor
     ) -> tuple[Tensor, Tensor]:
         """``draw``, and the rows of ``table`` [V, H] that were drawn."""
-        codes = self.draw(logits, settings, codebook)
+        codes = self.sample(logits, settings, codebook)
         return codes, table[codes]
 
-    def draw_first(
+    def sample_first(
         self,
         logits: Tensor,
         settings: SamplingTensors,
@@ -227,7 +229,7 @@ class ReferenceOps:
         shrunk = torch.where(logits > 0, logits / penalty[:, None], logits * penalty[:, None])
         logits = torch.where(past, shrunk, logits)
         may = (ids < num_codes) | ((ids == eos) & ~banned[:, None])
-        code = self.draw(logits.masked_fill(~may, -torch.inf), settings, 0)
+        code = self.sample(logits.masked_fill(~may, -torch.inf), settings, 0)
         seen[slots] = past.scatter(1, code[:, None], True)
         return code, finite
 
@@ -273,19 +275,19 @@ class ReferenceOps:
         y = torch.stack(taps).sum(0) + bias
         return F.layer_norm(y, y.shape[-1:], norm[0], norm[1], eps).to(x.dtype)
 
-    def tail(self, x: Tensor, weight: Tensor, bias: Tensor, pcm: Tensor) -> None:
+    def output_conv(self, x: Tensor, weight: Tensor, bias: Tensor, pcm: Tensor) -> None:
         """x [B, context + T, C], weight [taps, C] -> pcm [B, T] in [-1, 1], fp32."""
         length = pcm.shape[1]
         taps = [(x[:, j : j + length].float() * weight[j]).sum(-1) for j in range(weight.shape[0])]
         pcm.copy_((torch.stack(taps).sum(0) + bias).clamp(-1.0, 1.0))
 
-    def load_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
+    def load_conv_state(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
         """Fill the head of every padded buffer from ``state`` [slots, F]; rows that are ``fresh`` begin with zeros."""
         own = state[slots].masked_fill(fresh[:, None], 0)
         for pad in pads.layers:
             pad.buffer[:, : pad.context] = own[:, pad.offset : pad.offset + pad.size].view(-1, pad.context, pad.width)
 
-    def keep_pasts(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor) -> None:
+    def store_conv_state(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor) -> None:
         """Put the tail of every padded buffer back."""
         for pad in pads.layers:
             state[slots, pad.offset : pad.offset + pad.size] = pad.buffer[:, -pad.context :].flatten(1)

@@ -30,7 +30,7 @@ class ConvParams(NamedTuple):
     dilation: int = 1
 
     @staticmethod
-    def of(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1) -> ConvParams:
+    def from_tensors(weight: Tensor, bias: Tensor, dtype: torch.dtype, dilation: int = 1) -> ConvParams:
         return ConvParams(weight.to(dtype).contiguous(), bias.float().contiguous(), dilation)
 
 

@@ -24,7 +24,7 @@ class StatefulLayer(nn.Module):
     def num_state_values(self) -> int:
         return self.width * self.context
 
-    def with_past(self, x: Tensor, state: Tensor | None) -> Tensor:
+    def concat_state(self, x: Tensor, state: Tensor | None) -> Tensor:
         """x [B, width, T] -> [B, width, context + T], and the state moves on by T."""
         if self.context == 0:
             return x
@@ -58,12 +58,12 @@ class CausalConv1d(StatefulLayer):
         self.as_product = False
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
-        padded = self.with_past(x, state)
+        padded = self.concat_state(x, state)
         if self.as_product and x.shape[0] == 1:
-            return self.product(padded, x.shape[-1])
+            return self.matmul_forward(padded, x.shape[-1])
         return self.conv(padded)
 
-    def product(self, padded: Tensor, length: int) -> Tensor:
+    def matmul_forward(self, padded: Tensor, length: int) -> Tensor:
         """The same for one row as one matrix product over shifted copies of the input."""
         weight, bias = self.conv.weight, self.conv.bias[:, None]
         shifted = padded[0].unfold(-1, length, self.conv.dilation[0])
@@ -84,7 +84,7 @@ class CausalConvTranspose1d(StatefulLayer):
         self.register_buffer("product_weight", None, persistent=False)
         self.register_buffer("product_bias", None, persistent=False)
 
-    def use_product(self) -> None:
+    def enable_matmul(self) -> None:
         """Weights of the single product: inputs (now, then one step earlier) to a block of ``stride`` outputs."""
         taps = self.conv.weight.detach().unflatten(-1, (-1, self.stride)).permute(3, 1, 2, 0)
         self.product_weight = taps.flatten(2).transpose(0, 1).flatten(0, 1).contiguous()
@@ -92,13 +92,13 @@ class CausalConvTranspose1d(StatefulLayer):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
         length = x.shape[-1]
-        padded = self.with_past(x, state)
+        padded = self.concat_state(x, state)
         if self.product_weight is not None and x.shape[0] == 1:
-            return self.product(padded, length)
+            return self.matmul_forward(padded, length)
         start = self.context * self.stride
         return self.conv(padded)[..., start : start + length * self.stride]
 
-    def product(self, padded: Tensor, length: int) -> Tensor:
+    def matmul_forward(self, padded: Tensor, length: int) -> Tensor:
         """The same for one row as one matrix product: [stride * out, taps * in] x [taps * in, T]."""
         inputs = torch.cat(
             [padded[0, :, self.context - j : self.context - j + length] for j in range(self.context + 1)]
@@ -117,7 +117,7 @@ def enable_matmul_conv(module: nn.Module) -> None:
         if isinstance(layer, CausalConv1d):
             layer.as_product = True
         elif isinstance(layer, CausalConvTranspose1d):
-            layer.use_product()
+            layer.enable_matmul()
 
 
 class Snake(nn.Module):

@@ -32,7 +32,7 @@ class IncrementalEncoder(Protocol):
     """The text of one request, in pieces, to ids that no later text can change."""
 
     def push(self, text: str) -> list[int]: ...
-    def close(self) -> list[int]:
+    def finish(self) -> list[int]:
         """The remaining ids; nothing is pushed afterwards."""
         ...
 
@@ -53,14 +53,14 @@ class TokenQueue:
     def num_waiting(self) -> int:
         return len(self.ids) - self.num_fed
 
-    def take_one(self) -> int | None:
+    def pop(self) -> int | None:
         """The next id, or None when none waits."""
         if self.num_fed == len(self.ids):
             return None
         self.num_fed += 1
         return self.ids[self.num_fed - 1]
 
-    def take(self, count: int = 1) -> list[int]:
+    def pop_many(self, count: int = 1) -> list[int]:
         taken = self.ids[self.num_fed : self.num_fed + count]
         self.num_fed += len(taken)
         return taken
@@ -185,11 +185,11 @@ class SpeechModel(Protocol):
     @property
     def languages(self) -> tuple[str, ...]: ...
     @property
-    def abilities(self) -> ModelCapabilities: ...
+    def capabilities(self) -> ModelCapabilities: ...
     @property
     def max_positions(self) -> int: ...
 
-    def new_row(self, request: SpeechRequest, seed: int) -> SequenceState:
+    def new_sequence(self, request: SpeechRequest, seed: int) -> SequenceState:
         """State of a new request. Raises ``InvalidRequest`` and its kin."""
         ...
 
@@ -308,6 +308,6 @@ class DecodeStage(Protocol):
 
     def release(self, slot: int) -> None: ...
 
-    def settle(self) -> None:
+    def release_quarantined(self) -> None:
         """The step in flight has passed: released slots become free."""
         ...

@@ -68,7 +68,7 @@ class ConfigSection:
     def section(self, key: str) -> ConfigSection:
         return ConfigSection(self.get(key, Mapping), f"{self.where}: {key}")
 
-    def fixed(self, key: str, *known: object) -> None:
+    def require_one_of(self, key: str, *known: object) -> None:
         """A key that may be there, with one of the values that are built."""
         value = self.values.get(key, known[0])
         if value not in known:

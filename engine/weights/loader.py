@@ -73,13 +73,13 @@ class LoadProgress:
 
     def __init__(self, what: str, num_bytes: int) -> None:
         self.what, self.num_bytes = what, num_bytes
-        self._num_read = self._num_told = 0
+        self._num_read = self._num_logged_bytes = 0
 
-    def take(self, tensor: Tensor) -> Tensor:
+    def update(self, tensor: Tensor) -> Tensor:
         self._num_read += tensor.nbytes
         is_end = self._num_read >= self.num_bytes > LOG_EVERY_BYTES
-        if self._num_read - self._num_told >= LOG_EVERY_BYTES or is_end:
-            self._num_told = self._num_read
+        if self._num_read - self._num_logged_bytes >= LOG_EVERY_BYTES or is_end:
+            self._num_logged_bytes = self._num_read
             log.info("reading %s: %d of %d MB", self.what, self._num_read // 10**6, self.num_bytes // 10**6)
         return tensor
 
@@ -159,7 +159,7 @@ def load_weights(
     reading = LoadProgress(f"{folder.name}/{prefix}*", check_weights(module, folder, prefix, passed_over))
     wanted = module.state_dict().keys()
     found = {
-        name: reading.take(tensor).to(device=device, dtype=dtype, copy=True)
+        name: reading.update(tensor).to(device=device, dtype=dtype, copy=True)
         for name, tensor in iterate_tensors(folder, prefix, wanted)
     }
     module.load_state_dict(found, assign=True)

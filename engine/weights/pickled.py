@@ -121,7 +121,7 @@ def load_state(
     found = check_state(module, path, adapt, num_more)
     reading = LoadProgress(path.name, sum(tensor.nbytes for tensor in found.values()))
     taken = {
-        name: reading.take(tensor).to(device=device, dtype=dtype, copy=True).contiguous()
+        name: reading.update(tensor).to(device=device, dtype=dtype, copy=True).contiguous()
         for name, tensor in found.items()
     }
     module.load_state_dict(taken, assign=True)

@@ -55,20 +55,20 @@ class PacketCountingClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close_code = self.close_code or 1006
-        self._alarm.ring()
+        self._alarm.set()
 
     def data_received(self, data: bytes) -> None:
         received, at_s = self._received, self._loop.time()
         received += data
-        at = 0 if self._is_open else self._shake_hands()
+        at = 0 if self._is_open else self._perform_handshake()
         while self._is_open and (frame := parse_frame(received, at)) is not None:
             opcode, start, end = frame
-            self._take(opcode, memoryview(received)[start:end], at_s)
+            self._on_frame(opcode, memoryview(received)[start:end], at_s)
             at = end
         del received[:at]
-        self._alarm.ring()
+        self._alarm.set()
 
-    def _shake_hands(self) -> int:
+    def _perform_handshake(self) -> int:
         """How many bytes the server's answer takes; 0 while it is not all there."""
         end = self._received.find(HANDSHAKE_END)
         if end < 0:
@@ -80,7 +80,7 @@ class PacketCountingClient(asyncio.Protocol):
             self._transport.abort()
         return end + len(HANDSHAKE_END)
 
-    def _take(self, opcode: int, payload: memoryview, at_s: float) -> None:
+    def _on_frame(self, opcode: int, payload: memoryview, at_s: float) -> None:
         with payload:
             if opcode == BINARY:
                 self._messages.append(CountedAudio(HEADER.unpack_from(payload)[2], at_s))

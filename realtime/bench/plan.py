@@ -23,7 +23,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     burst: bool = False
     cancel: bool = True
     """Whether each session ends with one more response that is cancelled in the middle."""
-    light: bool = False
+    count_packets: bool = False
     """Whether packets are counted and not decoded."""
     frames: int | None = None
     """Every segment is made so many codec frames long; for weights that know no end."""

@@ -41,7 +41,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     server_rss_mb: float | None
 
     @property
-    def passed(self) -> bool:
+    def is_success(self) -> bool:
         return self.errors == 0 and self.continuity in (None, 1.0)
 
 

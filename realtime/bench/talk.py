@@ -44,16 +44,16 @@ class BenchResponse:
     sample_rate: int = 0
     pre_skip_samples: int = 0
 
-    def began(self, created: ev.ResponseCreated, decodes: bool) -> None:
+    def on_created(self, created: ev.ResponseCreated, decodes: bool) -> None:
         self.sample_rate = created.format.sample_rate
         self.pre_skip_samples = created.format.pre_skip_samples
         self.decoder = OpusDecoder(self.sample_rate, self.pre_skip_samples) if decodes else None
 
-    def counted(self, message: CountedAudio) -> None:
+    def on_counted_audio(self, message: CountedAudio) -> None:
         self.playback.received(message.num_packets * PACKET_S, message.at_s)
         self.sounding.set()
 
-    def heard(self, message: ev.AudioMessage, at_s: float) -> None:
+    def on_audio(self, message: ev.AudioMessage, at_s: float) -> None:
         num_samples = 0
         for packet in message.packets:
             num_samples += self._packet_samples(packet, message.sample_time + num_samples, at_s)
@@ -71,7 +71,7 @@ class BenchResponse:
                 self.decoder = None
         return self.sample_rate // 50
 
-    def outcome(self, session: int, done: ev.ResponseDone) -> ResponseResult:
+    def to_result(self, session: int, done: ev.ResponseDone) -> ResponseResult:
         playback, final_s = self.playback, self.final_delta_s
         causes = playback.causes()
         last_s = playback.last_at_s or now_s()
@@ -105,7 +105,7 @@ async def run_client(plan: LoadPlan, session: int, texts: Iterator[str]) -> list
 
 
 async def _connect(plan: LoadPlan) -> NativeClient | PacketCountingClient:
-    if plan.light:
+    if plan.count_packets:
         return await open_packet_client(plan.url, plan.api_key)
     OpusDecoder(OPUS_RATE)  # loads the library before anything is timed
     return await open_session(plan.url, api_key=plan.api_key)
@@ -124,11 +124,11 @@ async def _run_response(
     await client.send(ev.ResponseCreate(response_id=response_id, settings=settings))
     writing = asyncio.create_task(_write(client, reply, plan.tokens_per_second, cancel))
     try:
-        done = await _receive_events(client, reply, decodes=not plan.light)
+        done = await _receive_events(client, reply, decodes=not plan.count_packets)
     finally:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
-    return reply.outcome(session, done)
+    return reply.to_result(session, done)
 
 
 def _settings(plan: LoadPlan, pace: ev.Pace) -> ev.NativeSpeechSettings:
@@ -172,11 +172,11 @@ async def _receive_events(
     async for message in client:
         match message:
             case CountedAudio():
-                reply.counted(message)
+                reply.on_counted_audio(message)
             case ev.AudioMessage():
-                reply.heard(message, now_s())
+                reply.on_audio(message, now_s())
             case ev.ResponseCreated():
-                reply.began(message, decodes)
+                reply.on_created(message, decodes)
             case ev.ResponseDone():
                 return message
             case ev.ErrorEvent():

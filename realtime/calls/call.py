@@ -50,17 +50,17 @@ class Call:
         line: CallPlayout,
         limits: CallLimits,
         *,
-        may_speak: Callable[[], None],
-        tell: Callable[[on.CallEvent], None],
-        send_soon: Callable[[Message], None],
+        check_can_start: Callable[[], None],
+        on_event: Callable[[on.CallEvent], None],
+        send_nowait: Callable[[Message], None],
         hang_up: Callable[[str], None],
     ) -> None:
         self.call_id = call_id
         self.line = line
         self._session, self._settings, self._limits = session, settings, limits
-        self._may_speak = may_speak
+        self._may_speak = check_can_start
         """Raises ``RequestRefused`` when no reply may begin now."""
-        self._tell, self._send_soon, self._hang_up = tell, send_soon, hang_up
+        self._tell, self._send_soon, self._hang_up = on_event, send_nowait, hang_up
         self._numbers = itertools.count(1)
         self._queue: deque[CallReply] = deque()
         """Those that wait for their turn."""
@@ -72,15 +72,15 @@ class Call:
         """Hangs up when all is heard."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return bool(self._speaking or self._queue or self._unplayed)
 
-    async def command(self, command: on.Command) -> on.CallEvent | None:
+    async def handle_command(self, command: on.Command) -> on.CallEvent | None:
         """Gives the answer, if there is one. Raises ``SessionError`` or ``RequestRefused``."""
         self._session.touch()
         match command:
             case on.SayCommand():
-                return self._say(command)
+                return self._append_text(command)
             case on.AppendCommand():
                 self._reply(command.reply_id).append(command.text)
             case on.MarkCommand():
@@ -90,7 +90,7 @@ class Call:
             case on.InterruptCommand():
                 self.interrupt("agent")
                 await asyncio.sleep(0)  # the clear is on its way before the answer is
-            case on.HangUpCommand(after_speech=True) if self.busy:
+            case on.HangUpCommand(after_speech=True) if self.is_busy:
                 self._leaving = True
             case on.HangUpCommand():
                 self._hang_up("agent")
@@ -98,7 +98,7 @@ class Call:
 
     def barge_in(self) -> None:
         """The caller speaks."""
-        if self.busy:
+        if self.is_busy:
             self._session.touch()
             self._tell(on.CallerBargeIn(call_id=self.call_id))
             self.interrupt("caller")
@@ -110,19 +110,19 @@ class Call:
         self._unplayed, self._speaking = [], None
         self._queue.clear()
         for reply in cut:
-            self._cut(reply, played, cause)
-        sounding, clear = self.line.sounding, self.line.cleared()
+            self._interrupt_reply(reply, played, cause)
+        sounding, clear = self.line.is_playing, self.line.on_cleared()
         if cause == "hang_up":
             return
         if clear is not None and (cut or sounding):
             self._send_soon(clear)
-        self._leave_if_asked()
+        self._hang_up_if_requested()
 
-    def press(self, digit: str) -> None:
+    def on_dtmf(self, digit: str) -> None:
         self._session.touch()
         self._tell(on.CallDtmf(call_id=self.call_id, digit=digit))
 
-    def wrote(self, text: str) -> None:
+    def on_text(self, text: str) -> None:
         self._session.touch()
         self._tell(on.CallerText(call_id=self.call_id, text=text))
 
@@ -134,19 +134,19 @@ class Call:
                 self._more.clear()
                 continue
             reply = self._speaking = self._queue.popleft()
-            await self._speak(reply)
+            await self._run_reply(reply)
             if self._speaking is reply:
                 self._speaking = None
-            self._leave_if_asked()
+            self._hang_up_if_requested()
 
-    async def _speak(self, reply: CallReply) -> None:
+    async def _run_reply(self, reply: CallReply) -> None:
         try:
             response = await self._begin(reply)
         except (RequestRefused, SessionError, EngineError) as error:
             self._fail(reply, error)
             return
         if response is not None:
-            await self._hear(reply, response)
+            await self._consume_response(reply, response)
 
     async def _begin(self, reply: CallReply) -> Response | None:
         """``None`` if it was interrupted before it had any text."""
@@ -158,16 +158,16 @@ class Call:
         if self._speaking is not reply:
             return None
         self._may_speak()
-        whole = reply.take_whole()
+        whole = reply.pop_text()
         response = self._session.create_response(
             settings=self._settings, text=whole or "", text_closed=whole is not None
         )
         reply.begin(response, self.line.position)
         return response
 
-    async def _hear(self, reply: CallReply, response: Response) -> None:
+    async def _consume_response(self, reply: CallReply, response: Response) -> None:
         def wanted() -> bool:
-            return not response.done and self._speaking is reply
+            return not response.is_done and self._speaking is reply
 
         async for event in response:
             match event:
@@ -191,12 +191,12 @@ class Call:
         if done.status is not ResponseStatus.COMPLETED:
             self._speaking = None
             error = done.error or describe(TextInputClosed("the reply was ended"))
-            self._tell_failed(reply, error_body(error), done.heard)
-            await self.line.finish(lambda: True)
+            self._emit_failed(reply, error_body(error), done.heard)
+            await self.line.wait_played(lambda: True)
             return
         self._speaking = None
         self._unplayed.append(reply)
-        await self.line.finish(lambda: reply in self._unplayed)
+        await self.line.wait_played(lambda: reply in self._unplayed)
         if reply in self._unplayed:
             await self.line.mark(lambda confirmed: self._played(reply, confirmed), lambda: reply in self._unplayed)
 
@@ -208,14 +208,14 @@ class Call:
         self._tell(
             on.CallReplyPlayed(call_id=self.call_id, reply_id=reply.reply_id, played_ms=played_ms, confirmed=confirmed)
         )
-        self._leave_if_asked()
+        self._hang_up_if_requested()
 
-    def _leave_if_asked(self) -> None:
-        if self._leaving and not self.busy:
+    def _hang_up_if_requested(self) -> None:
+        if self._leaving and not self.is_busy:
             self._hang_up("agent")
 
-    def _say(self, say: on.SayCommand) -> on.CallReplyAccepted:
-        known = {reply.reply_id for reply in self._known()}
+    def _append_text(self, say: on.SayCommand) -> on.CallReplyAccepted:
+        known = {reply.reply_id for reply in self._find_reply()}
         if len(known) >= self._limits.max_replies:
             raise LimitExceeded(f"max_replies of a call is {self._limits.max_replies}")
         made = (f"reply-{number}" for number in self._numbers)
@@ -230,19 +230,19 @@ class Call:
         self._more.set()
         return on.CallReplyAccepted(call_id=self.call_id, reply_id=reply_id)
 
-    def _known(self) -> Iterator[CallReply]:
+    def _find_reply(self) -> Iterator[CallReply]:
         yield from self._unplayed
         yield from filter(None, [self._speaking])
         yield from self._queue
 
     def _reply(self, reply_id: str) -> CallReply:
-        for reply in self._known():
+        for reply in self._find_reply():
             if reply.reply_id == reply_id:
                 return reply
         raise UnknownResponse(f"reply {reply_id!r} is unknown, or was heard or interrupted", "reply_id")
 
-    def _cut(self, reply: CallReply, played: int, cause: on.Cause) -> None:
-        heard = reply.heard(played, self.line.format.sample_rate)
+    def _interrupt_reply(self, reply: CallReply, played: int, cause: on.Cause) -> None:
+        heard = reply.heard_text(played, self.line.format.sample_rate)
         if reply.response is not None:
             reply.response.cancel(reply.played_ms(played, self.line.format.sample_rate))
         reply.changed.set()
@@ -254,9 +254,9 @@ class Call:
 
     def _fail(self, reply: CallReply, error: Exception) -> None:
         if self._speaking is reply:
-            self._tell_failed(reply, error_body(describe(error)), HeardText("", reply.waiting_text, 0.0))
+            self._emit_failed(reply, error_body(describe(error)), HeardText("", reply.waiting_text, 0.0))
 
-    def _tell_failed(self, reply: CallReply, error: ErrorBody, heard: HeardText) -> None:
+    def _emit_failed(self, reply: CallReply, error: ErrorBody, heard: HeardText) -> None:
         self._tell(
             on.CallReplyFailed(call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_to_heard_body(heard))
         )

@@ -65,8 +65,8 @@ class CallConnection:
         """Not to be ended: not yet begun, or about to end."""
         self._reason = "caller"
 
-    async def converse(self) -> None:
-        with self._server.connected(self, self._caller):
+    async def run(self) -> None:
+        with self._server.track_connection(self, self._caller):
             try:
                 async with self._tasks:
                     self._ending = False
@@ -90,36 +90,36 @@ class CallConnection:
         """Returns when nothing of the session is left."""
         await self._session.aclose()
 
-    def tick(self, now_s: float) -> None:
+    def on_tick(self, now_s: float) -> None:
         if self._ending:
             return
         if self._call is None:
             if now_s - self._opened_s >= self._server.config.listen.handshake_timeout_s:
-                self.end("body_timeout")
+                self.close("body_timeout")
             return
-        self._call.line.tick()
+        self._call.line.on_tick()
         if now_s - self._opened_s >= self._server.config.limits.max_session_s:
-            self.end("session_expired")
+            self.close("session_expired")
         elif self._session.detached.is_set():
-            self.end("idle_timeout")
-        elif self._server.draining and not self._call.busy:
-            self.end("draining")
+            self.close("idle_timeout")
+        elif self._server.draining and not self._call.is_busy:
+            self.close("draining")
 
-    def end(self, code: str) -> None:
+    def close(self, code: str) -> None:
         self._hang_up(code, CloseCode.NORMAL if self._call is not None else CloseCode.POLICY_VIOLATION)
 
     def _hang_up(self, reason: str, code: CloseCode = CloseCode.NORMAL) -> None:
         if not self._ending:
             self._ending = True
             self._reason = reason
-            self._soon(self._close(reason, code))
+            self._call_soon(self._close(reason, code))
 
     async def _close(self, reason: str, code: CloseCode) -> None:
-        if (message := self._dialect.hang_up()) is not None:
+        if (message := self._dialect.send_hang_up()) is not None:
             await self._link.send(message)
         await self._link.close(code, reason)
 
-    def _soon(self, work: Coroutine[None, None, None]) -> None:
+    def _call_soon(self, work: Coroutine[None, None, None]) -> None:
         """Now, but nobody waits for it."""
         try:
             self._tasks.create_task(work, name="voicewire call")
@@ -127,7 +127,7 @@ class CallConnection:
             work.close()
 
     def _send_soon(self, message: str | bytes) -> None:
-        self._soon(self._link.send(message))
+        self._call_soon(self._link.send(message))
 
     async def _read(self) -> None:
         reader = MessageReader(self._link)
@@ -136,23 +136,23 @@ class CallConnection:
                 continue
             try:
                 check_size(message, self._server.config.limits.max_message_bytes)
-                for event in self._dialect.receive(message):
-                    await self._act(event)
+                for event in self._dialect.receive_message(message):
+                    await self._handle_event(event)
             except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
-                self._break(error)
+                self._fail(error)
 
-    def _break(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         info = describe(error)
         self._server.metrics.refused(info.code)
         log.info("a phone broke the wire", extra={"code": info.code, "wire": self._dialect.name})
         self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)
 
-    async def _act(self, event: base.TelephonyEvent) -> None:
+    async def _handle_event(self, event: base.TelephonyEvent) -> None:
         if isinstance(event, base.StreamStarted):
             if self._settings.barge_in and not load_model.cache_info().currsize:
                 await asyncio.to_thread(load_model)  # takes a good part of a second, once
             self._start(event)
-            if (greeting := self._dialect.greeting()) is not None:
+            if (greeting := self._dialect.send_greeting()) is not None:
                 await self._link.send(greeting)
             return
         call = self._call
@@ -162,28 +162,28 @@ class CallConnection:
             case _ if call is None:
                 raise RemoteProtocolError("invalid_event", "the call has not started")
             case base.CallerAudioReceived():
-                self._listen(call, event)
+                self._process_caller_audio(call, event)
             case base.DtmfReceived():
-                call.press(event.digit)
+                call.on_dtmf(event.digit)
             case base.MarkPlayed():
-                call.line.reached(event.name)
+                call.line.on_mark_reached(event.name)
             case base.FlowControl():
-                call.line.hold(event.on)
+                call.line.set_paused(event.on)
             case base.RemoteBargeIn():
                 call.barge_in()
             case base.TextReceived():
-                call.wrote(event.text)
+                call.on_text(event.text)
 
-    def _listen(self, call: Call, audio: base.CallerAudioReceived) -> None:
+    def _process_caller_audio(self, call: Call, audio: base.CallerAudioReceived) -> None:
         """Doubled and late packets are passed over; for lost ones nothing is made up."""
         if self._is_late(audio.number) or self._ear is None:
             return
-        if call.busy:
+        if call.is_busy:
             self._listening = True
-            self._switchboard.ears.hear(self._ear, audio.data, call.barge_in, call.line.echo_db())
+            self._switchboard.vad_scheduler.push(self._ear, audio.data, call.barge_in, call.line.playout_level_db())
         elif self._listening:  # nothing to interrupt: nobody need listen
             self._listening = False
-            self._switchboard.ears.forget(self._ear)
+            self._switchboard.vad_scheduler.remove(self._ear)
 
     def _is_late(self, number: int | None) -> bool:
         if number is None:
@@ -200,7 +200,7 @@ class CallConnection:
             self._session.settings,
             format=AudioFormat(encoding=Encoding(line.encoding), sample_rate=line.sample_rate),
             lead_ms=self._settings.lead_ms + self._settings.in_hand_ms,
-            heard_at_once=True,
+            align_eagerly=True,
         )
         connected = on.CallConnected(
             call_id=call_id,
@@ -216,22 +216,22 @@ class CallConnection:
             settings,
             CallPlayout(self._dialect, line, self._link.send, playout_settings(self._server)),
             call_limits(self._server),
-            may_speak=self._server.may_speak,
-            tell=weak_method(self._tell),
-            send_soon=weak_method(self._send_soon),
+            check_can_start=self._server.check_not_draining,
+            on_event=weak_method(self._publish_event),
+            send_nowait=weak_method(self._send_soon),
             hang_up=weak_method(self._hang_up),
         )
-        self._live = RegisteredCall(self._caller.name, connected, self._call.command)
+        self._live = RegisteredCall(self._caller.name, connected, self._call.handle_command)
         if self._settings.barge_in:
             self._ear = BargeInDetector(line.encoding, line.sample_rate, barge_in_settings(self._server))
         self._entered.enter_context(self._switchboard.connected(self._live))
-        work = (self._call.run(), self._call.line.keep_clock())
+        work = (self._call.run(), self._call.line.advance_clock())
         self._speaking = [self._tasks.create_task(part, name="voicewire call") for part in work]
         log.info("call connected", extra={"session_id": self._session.session_id, "wire": self._dialect.name})
 
-    def _tell(self, event: on.CallEvent) -> None:
+    def _publish_event(self, event: on.CallEvent) -> None:
         if self._live is not None:
-            self._switchboard.tell(self._live, event)
+            self._switchboard.publish(self._live, event)
 
     def _leave(self) -> None:
         """The line is closed: say so, once, and take no more commands."""
@@ -240,8 +240,8 @@ class CallConnection:
             return
         self._call.interrupt("hang_up")
         if self._ear is not None:
-            self._switchboard.ears.forget(self._ear)
-        self._tell(on.CallEnded(call_id=self._call.call_id, reason=self._reason))
+            self._switchboard.vad_scheduler.remove(self._ear)
+        self._publish_event(on.CallEnded(call_id=self._call.call_id, reason=self._reason))
         self._live = None
         self._entered.close()
         self._session.detach()

@@ -100,19 +100,19 @@ class GatewayHub:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(self._numbers)
-        self._pass_on(number, encode_message(PeerJoined()))
+        self._forward(number, encode_message(PeerJoined()))
         self._gateways[number] = writer
         try:
             while (line := await reader.readline()).endswith(b"\n"):
-                self._pass_on(number, line)
+                self._forward(number, line)
         except (OSError, ValueError):
             log.warning("a gateway's line to the exchange broke")
         finally:
             del self._gateways[number]
             writer.transport.abort()
-            self._pass_on(number, encode_message(PeerLeft()))
+            self._forward(number, encode_message(PeerLeft()))
 
-    def _pass_on(self, sender: int, line: bytes) -> None:
+    def _forward(self, sender: int, line: bytes) -> None:
         for number, writer in self._gateways.items():
             if number == sender:
                 continue

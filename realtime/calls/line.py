@@ -82,15 +82,15 @@ class CallPlayout:
         """Where the caller is."""
         return self._base + self._pacer.played_samples(now_s())
 
-    def echo_db(self) -> float:
+    def playout_level_db(self) -> float:
         """How loud our own voice is at the caller's, or was so shortly that it may still come back."""
-        if not self._own_voice.has_sent:
+        if not self._own_voice.has_audio:
             return SILENCE_DB
-        silent_s = max(now_s() - min(self._pacer.runs_dry_s(), self._cleared_s), 0.0)
+        silent_s = max(now_s() - min(self._pacer.underrun_deadline_s(), self._cleared_s), 0.0)
         return self._own_voice.level_db(self.played() + int(silent_s * self.format.sample_rate))
 
     @property
-    def sounding(self) -> bool:
+    def is_playing(self) -> bool:
         """Whether the far side has something left to play."""
         return self._pacer.lead_samples(now_s()) > 0
 
@@ -107,26 +107,26 @@ class CallPlayout:
             await self._until_due(still_wanted)
             if still_wanted():
                 await self._send_frame(still_wanted)
-                await self._mark_now_and_then(still_wanted)
+                await self._send_periodic_mark(still_wanted)
 
     async def _send_frame(self, wanted: Callable[[], bool]) -> None:
         frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
         self._cleared_s = math.inf
-        self._pacer.handed_over(self.frame_samples, next_tick(now_s()))  # the next are due on ticks, too
-        self._own_voice.sent(self._sent(), frame)
-        await self.write(self._dialect.audio(frame), wanted)
+        self._pacer.on_sent(self.frame_samples, next_tick(now_s()))  # the next are due on ticks, too
+        self._own_voice.on_sent(self._sent(), frame)
+        await self.write(self._dialect.send_audio(frame), wanted)
 
-    async def keep_clock(self) -> None:
+    async def advance_clock(self) -> None:
         """For a far side that must be fed: silence, whenever there is nothing to say."""
-        silence = self._dialect.audio(SILENCE[self.format.encoding] * self.frame_samples)
+        silence = self._dialect.send_audio(SILENCE[self.format.encoding] * self.frame_samples)
         due_s = now_s()
-        while self._dialect.clocked:
+        while self._dialect.is_paced:
             due_s = max(due_s + FRAME_MS / 1000, now_s() - MAX_CATCH_UP_S)
             await asyncio.sleep(next_tick(due_s) - now_s())  # many lines wake in one turn
-            if not self.sounding:
-                await self.write(silence, lambda: not self.sounding)
+            if not self.is_playing:
+                await self.write(silence, lambda: not self.is_playing)
 
-    async def finish(self, wanted: Callable[[], bool]) -> None:
+    async def wait_played(self, wanted: Callable[[], bool]) -> None:
         """Play what is left of the last frame, filled up with silence."""
         if self._rest:
             missing = -len(self._rest) % self._frame_bytes // self.format.sample_bytes
@@ -137,59 +137,59 @@ class CallPlayout:
         name = f"{MARK_PREFIX}{next(self._numbers)}"
         self._marks[name] = PendingMark(self._sent(), now_s(), reached)
         self._marked = self._sent()
-        if (message := self._dialect.mark(name)) is not None:
+        if (message := self._dialect.send_mark(name)) is not None:
             await self.write(message, wanted)
 
-    def reached(self, name: str) -> None:
+    def on_mark_reached(self, name: str) -> None:
         """The far side returns a mark, and by it those before. Unknown ones are passed over."""
         if name not in self._marks:
             return
         position = self._marks[name].position
-        self._pacer.report(position - self._base, now_s())
-        self._alarm.ring()
+        self._pacer.on_playback_report(position - self._base, now_s())
+        self._alarm.set()
         for earlier in [one for one, mark in self._marks.items() if mark.position <= position]:
-            self._settle(earlier, earlier == name)
+            self._resolve_marks(earlier, earlier == name)
             if earlier == name:
                 break
 
-    def cleared(self) -> Message | None:
+    def on_cleared(self) -> Message | None:
         """Forget what was not played; what is to be sent for it. From now on nothing of it is sent, and no mark of
         it counts."""
         self._epoch += 1
         self._base, self._cleared_s = self.played(), now_s()
-        self._own_voice.cut(self._base + self.frame_samples)
+        self._own_voice.truncate(self._base + self.frame_samples)
         self._pacer = self._new_pacer()
         self._rest = b""
         self._marks.clear()
         self._marked = self._base
-        self._alarm.ring()
-        return self._dialect.clear()
+        self._alarm.set()
+        return self._dialect.send_clear()
 
-    def hold(self, on: bool) -> None:
+    def set_paused(self, on: bool) -> None:
         """The far buffer is full, or has room again."""
         self._held = on
-        self._alarm.ring()
+        self._alarm.set()
 
-    def tick(self) -> None:
+    def on_tick(self) -> None:
         """Marks that never return: our clock tells instead. And what is held may not be wanted any more."""
-        self._alarm.ring()
+        self._alarm.set()
         grace_s = self._settings.mark_timeout_s if self._dialect.has_marks else 0.0
         played, now = self.played(), now_s()
         for name, mark in list(self._marks.items()):
             if mark.position <= played and now - self._heard_s(mark, played, now) >= grace_s:
-                self._settle(name, False)
+                self._resolve_marks(name, False)
 
     def _heard_s(self, mark: PendingMark, played: int, now: float) -> float:
         """When the caller was there, by our clock, which stands still once all is played."""
-        clock_s = now if self.sounding else min(self._pacer.runs_dry_s(), now)
+        clock_s = now if self.is_playing else min(self._pacer.underrun_deadline_s(), now)
         return max(mark.sent_s, clock_s - (played - mark.position) / self.format.sample_rate)
 
-    def _settle(self, name: str, confirmed: bool) -> None:
+    def _resolve_marks(self, name: str, confirmed: bool) -> None:
         mark = self._marks.pop(name)
         if mark.reached is not None:
             mark.reached(confirmed)
 
-    async def _mark_now_and_then(self, wanted: Callable[[], bool]) -> None:
+    async def _send_periodic_mark(self, wanted: Callable[[], bool]) -> None:
         every = self._settings.mark_every_ms * self.format.sample_rate // 1000
         if self._dialect.has_marks and wanted() and self._sent() - self._marked >= every:
             await self.mark(None, wanted)
@@ -205,5 +205,5 @@ class CallPlayout:
             await self._alarm.wait(until_s=None if self._held else due_s)
 
     def _new_pacer(self) -> Pacer:
-        lead_ms = min(self._settings.lead_ms, self._dialect.max_ahead_ms)
+        lead_ms = min(self._settings.lead_ms, self._dialect.max_buffer_ms)
         return Pacer(self.format.sample_rate, PacerSettings(lead_ms=lead_ms))

@@ -53,7 +53,7 @@ class HubClient:
             return
         self._switchboard.elsewhere = self
         linked = asyncio.Event()
-        keeping = asyncio.create_task(self._keep(self._path, linked), name="voicewire relay")
+        keeping = asyncio.create_task(self._run(self._path, linked), name="voicewire relay")
         try:
             await linked.wait()
             yield
@@ -62,48 +62,48 @@ class HubClient:
             await asyncio.wait([keeping])
 
     def connected(self, call: RegisteredCall) -> None:
-        self._say(CallAnnounced(call.caller_name, call.connected))
+        self._send(CallAnnounced(call.caller_name, call.connected))
 
-    def told(self, event: on.CallEvent) -> None:
-        self._say(CallEventForwarded(event))
+    def forward_event(self, event: on.CallEvent) -> None:
+        self._send(CallEventForwarded(event))
 
-    async def _keep(self, path: Path, linked: asyncio.Event) -> None:
+    async def _run(self, path: Path, linked: asyncio.Event) -> None:
         while True:
             try:
-                await self._visit(path, linked)
+                await self._run_connection(path, linked)
             except (OSError, ValueError, msgspec.MsgspecError) as error:
                 log.warning("the line to the exchange of calls broke: %s", type(error).__name__)
             except Exception:  # a fault of ours in one call's command must not cut off all calls for good
                 log.exception("the relay of calls met a fault")
             await asyncio.sleep(RETRY_S)
 
-    async def _visit(self, path: Path, linked: asyncio.Event) -> None:
+    async def _run_connection(self, path: Path, linked: asyncio.Event) -> None:
         """Until the line breaks."""
         reader, self._writer = await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
         try:
-            self._tell_all()
+            self._announce_calls()
             linked.set()
             while (line := await reader.readline()).endswith(b"\n"):
-                await self._hear(*decode_message(line))
+                await self._handle_message(*decode_message(line))
         finally:
             self._writer.transport.abort()
             self._writer = None
-            self._forget(list(self._gateways))
+            self._remove_gateway(list(self._gateways))
 
-    async def _hear(self, sender: int, message: HubMessage) -> None:
+    async def _handle_message(self, sender: int, message: HubMessage) -> None:
         match message:
             case PeerJoined():
-                self._tell_all()
+                self._announce_calls()
             case CallAnnounced():
                 self._arrived(sender, message)
             case CallEventForwarded():
-                self._switchboard.told_elsewhere(message.event)
+                self._switchboard.on_remote_event(message.event)
                 if isinstance(message.event, on.CallEnded):
-                    self._forget([message.event.call_id])
+                    self._remove_gateway([message.event.call_id])
             case PeerLeft():
-                self._forget([call_id for call_id, gateway in self._gateways.items() if gateway == sender])
+                self._remove_gateway([call_id for call_id, gateway in self._gateways.items() if gateway == sender])
             case CommandRequested():
-                await self._obey(message)
+                await self._execute_command(message)
             case CommandAnswered():
                 await self._answered(message)
 
@@ -116,7 +116,7 @@ class HubClient:
             return await self._ask(here.caller_name, call_id, command)
 
         self._gateways[call_id] = gateway
-        self._switchboard.arrived(RegisteredCall(here.caller_name, here.connected, ask, here=False))
+        self._switchboard.on_remote_call(RegisteredCall(here.caller_name, here.connected, ask, is_local=False))
 
     async def _answered(self, message: CommandAnswered) -> None:
         """Nobody may wait for it any more: the call has ended, or who asked is gone."""
@@ -131,7 +131,7 @@ class HubClient:
         answer: asyncio.Future[on.CallEvent | None] = asyncio.get_running_loop().create_future()
         self._asked[number] = call_id, answer
         try:
-            self._say(CommandRequested(number, caller_name, call_id, command))
+            self._send(CommandRequested(number, caller_name, call_id, command))
             async with asyncio.timeout(self._answer_timeout_s):
                 told = await answer
         except TimeoutError:
@@ -142,31 +142,31 @@ class HubClient:
             raise RequestRefused(told.code, told.message, told.param, told.retry_after_ms)
         return told
 
-    async def _obey(self, asked: CommandRequested) -> None:
+    async def _execute_command(self, asked: CommandRequested) -> None:
         """An agent of another gateway speaks into a call. If it has ended, its end is told already."""
-        if asked.call_id not in (call.connected.call_id for call in self._switchboard.calls_here()):
+        if asked.call_id not in (call.connected.call_id for call in self._switchboard.local_calls()):
             return
         answer: on.CallEvent | None
         try:
-            answer = await self._switchboard.call(asked.caller_name, asked.call_id).obey(asked.command)
+            answer = await self._switchboard.call(asked.caller_name, asked.call_id).handle_command(asked.command)
         except COMMAND_ERRORS as error:
             answer = to_command_refused(error, asked.call_id)
-        self._say(CommandAnswered(asked.number, answer))
+        self._send(CommandAnswered(asked.number, answer))
 
-    def _forget(self, call_ids: list[str]) -> None:
+    def _remove_gateway(self, call_ids: list[str]) -> None:
         """Calls that have ended, or whose gateway is gone."""
         for call_id in call_ids:
             if self._gateways.pop(call_id, None) is not None:
-                self._switchboard.lost(call_id)
+                self._switchboard.remove_remote_call(call_id)
             for of_call, answer in list(self._asked.values()):
                 if of_call == call_id and not answer.done():
                     answer.set_exception(RequestRefused("unknown_call", f"call {call_id!r} has ended", "call_id"))
 
-    def _tell_all(self) -> None:
-        for call in self._switchboard.calls_here():
+    def _announce_calls(self) -> None:
+        for call in self._switchboard.local_calls():
             self.connected(call)
 
-    def _say(self, message: HubMessage) -> None:
+    def _send(self, message: HubMessage) -> None:
         """Without a line, nobody hears of it; with the next line all is told again."""
         if self._writer is None:
             return

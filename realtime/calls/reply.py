@@ -63,7 +63,7 @@ class CallReply:
         if self.response is not None:
             self.response.end_input()
 
-    def take_whole(self) -> str | None:
+    def pop_text(self) -> str | None:
         """All of its text, if no more will come and no mark stands in it; it waits no longer then."""
         if not self.ended or self.marks:
             return None
@@ -75,7 +75,7 @@ class CallReply:
         self.response, self.start = response, start
         waiting, self._waiting = self._waiting, []
         for piece in waiting:
-            if response.done:
+            if response.is_done:
                 return
             if piece is None:
                 response.flush()
@@ -84,7 +84,7 @@ class CallReply:
         if self.ended:
             response.end_input()
 
-    def heard(self, played: int, rate: int) -> HeardText:
+    def heard_text(self, played: int, rate: int) -> HeardText:
         """What the caller has heard, who is at this position of the line."""
         if self.response is None:
             return HeardText("", self.waiting_text, 0.0)
@@ -94,5 +94,5 @@ class CallReply:
         return 1000 * min(max(played - self.start, 0), self.num_samples) / rate
 
     def _require_open(self) -> None:
-        if self.ended or (self.response is not None and self.response.done):
+        if self.ended or (self.response is not None and self.response.is_done):
             raise TextInputClosed(f"the text of reply {self.reply_id!r} has ended", "reply_id")

@@ -20,8 +20,8 @@ class RegisteredCall:
     caller_name: str
     """Whose it is."""
     connected: on.CallConnected
-    obey: CommandHandler
-    here: bool = True
+    handle_command: CommandHandler
+    is_local: bool = True
     """Its line is in this process."""
 
 
@@ -30,7 +30,7 @@ class RemoteCalls(Protocol):
 
     def connected(self, call: RegisteredCall) -> None: ...
 
-    def told(self, event: on.CallEvent) -> None: ...
+    def forward_event(self, event: on.CallEvent) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -39,22 +39,22 @@ class AgentSubscription:
 
     caller_name: str
     call_id: str | None
-    only_here: bool
+    local_only: bool
     max_events: int
     events: asyncio.Queue[on.CallEvent | None] = field(default_factory=asyncio.Queue)
     """``None``: there will be no more."""
-    slow: bool = False
+    is_overflowed: bool = False
     """So many events waited that it was left behind."""
 
-    def hears(self, call: RegisteredCall) -> bool:
+    def matches(self, call: RegisteredCall) -> bool:
         mine = self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
-        return mine and (call.here or not self.only_here)
+        return mine and (call.is_local or not self.local_only)
 
-    def tell(self, event: on.CallEvent) -> None:
-        if self.slow:
+    def enqueue(self, event: on.CallEvent) -> None:
+        if self.is_overflowed:
             return
         if self.events.qsize() >= self.max_events:
-            self.slow = True
+            self.is_overflowed = True
             self.events.put_nowait(None)
         else:
             self.events.put_nowait(event)
@@ -62,7 +62,7 @@ class AgentSubscription:
 
 class CallRegistry:
     def __init__(self, max_events: int) -> None:
-        self.ears = VadScheduler()
+        self.vad_scheduler = VadScheduler()
         """Of all its calls."""
         self.elsewhere: RemoteCalls | None = None
         self._max_events = max_events
@@ -72,14 +72,14 @@ class CallRegistry:
     @contextmanager
     def connected(self, call: RegisteredCall) -> Iterator[None]:
         """The call is there while this lasts."""
-        self.arrived(call)
+        self.on_remote_call(call)
         try:
             yield
         finally:
             del self._calls[call.connected.call_id]
 
     @contextmanager
-    def listening(
+    def subscribe(
         self, caller_name: str, call_id: str | None = None, only_here: bool = False
     ) -> Iterator[AgentSubscription]:
         """An agent, told first of the calls that are there. Raises ``RequestRefused`` when it asks for one that is not.
@@ -89,7 +89,7 @@ class CallRegistry:
         if call_id is not None:
             self.call(caller_name, call_id)
         agent = AgentSubscription(caller_name, call_id, only_here, self._max_events)
-        for call in filter(agent.hears, self._calls.values()):
+        for call in filter(agent.matches, self._calls.values()):
             agent.events.put_nowait(call.connected)
         self._agents.add(agent)
         try:
@@ -100,9 +100,9 @@ class CallRegistry:
     def calls(self, caller_name: str) -> list[on.CallConnected]:
         return [call.connected for call in self._calls.values() if call.caller_name == caller_name]
 
-    def calls_here(self) -> list[RegisteredCall]:
+    def local_calls(self) -> list[RegisteredCall]:
         """Those whose lines are in this process."""
-        return [call for call in self._calls.values() if call.here]
+        return [call for call in self._calls.values() if call.is_local]
 
     def call(self, caller_name: str, call_id: str) -> RegisteredCall:
         """Raises ``RequestRefused``."""
@@ -111,30 +111,30 @@ class CallRegistry:
             raise RequestRefused("unknown_call", f"call {call_id[:64]!r} is unknown, or has ended", "call_id")
         return call
 
-    def tell(self, call: RegisteredCall, event: on.CallEvent) -> None:
-        for agent in filter(lambda agent: agent.hears(call), self._agents):
-            agent.tell(event)
+    def publish(self, call: RegisteredCall, event: on.CallEvent) -> None:
+        for agent in filter(lambda agent: agent.matches(call), self._agents):
+            agent.enqueue(event)
             if isinstance(event, on.CallEnded) and agent.call_id is not None:
                 agent.events.put_nowait(None)
-        if call.here and self.elsewhere is not None:
-            self.elsewhere.told(event)
+        if call.is_local and self.elsewhere is not None:
+            self.elsewhere.forward_event(event)
 
-    def arrived(self, call: RegisteredCall) -> None:
+    def on_remote_call(self, call: RegisteredCall) -> None:
         self._calls[call.connected.call_id] = call
-        for agent in filter(lambda agent: agent.hears(call), self._agents):
-            agent.tell(call.connected)
-        if call.here and self.elsewhere is not None:
+        for agent in filter(lambda agent: agent.matches(call), self._agents):
+            agent.enqueue(call.connected)
+        if call.is_local and self.elsewhere is not None:
             self.elsewhere.connected(call)
 
-    def told_elsewhere(self, event: on.CallEvent) -> None:
+    def on_remote_event(self, event: on.CallEvent) -> None:
         """An event of a call whose line is in another process. After the last one it is forgotten."""
         call = self._calls.get(event.call_id or "")
-        if call is None or call.here:
+        if call is None or call.is_local:
             return
-        self.tell(call, event)
+        self.publish(call, event)
         if isinstance(event, on.CallEnded):
             del self._calls[event.call_id]
 
-    def lost(self, call_id: str) -> None:
+    def remove_remote_call(self, call_id: str) -> None:
         """The process that has its line is gone, or out of reach."""
-        self.told_elsewhere(on.CallEnded(call_id=call_id, reason="internal_error"))
+        self.on_remote_event(on.CallEnded(call_id=call_id, reason="internal_error"))

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         tokens_per_second=(0.0 if args.burst else 50.0) if pace is None else pace,
         burst=args.burst,
         cancel=not args.no_cancel,
-        light=args.light,
+        count_packets=args.light,
         frames=args.frames,
         spread_s=args.spread,
         voice=args.voice,
@@ -77,4 +77,4 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(table(summary))
     print(msgspec.json.encode(summary).decode())
-    return 0 if summary.passed else 1
+    return 0 if summary.is_success else 1

@@ -30,7 +30,7 @@ class CheckResult(NamedTuple):
     subject: str
     present: bool
     detail: str
-    remedy: str = ""
+    fix: str = ""
     required: bool = True
 
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def line(finding: CheckResult) -> str:
     mark = "ok     " if finding.present else "MISSING" if finding.required else "absent "
-    remedy = "" if finding.present or not finding.remedy else f" -> {finding.remedy}"
+    remedy = "" if finding.present or not finding.fix else f" -> {finding.fix}"
     return f"{mark} {finding.subject}: {finding.detail}{remedy}"
 
 

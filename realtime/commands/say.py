@@ -131,7 +131,7 @@ async def feed_stdin(response: Response, descriptor: int) -> AsyncIterator[None]
 
 async def pump_text(response: Response, descriptor: int) -> None:
     async for piece in arriving_text(descriptor):
-        if response.done:
+        if response.is_done:
             return
         response.push_text(piece)
     response.end_input()
@@ -142,7 +142,7 @@ async def speak(response: Response, output: Output, progress: SpeechProgress) ->
     try:
         with cancel_on_sigint(response):
             done = await write_audio(response, output, progress)
-        progress.tell_end(done)
+        progress.print_summary(done)
         if done.status is ResponseStatus.COMPLETED:
             await output.finish()
     finally:
@@ -188,7 +188,7 @@ class SpeechProgress:
         if self._live:
             print(f"\r{self._spoken_s:.1f} s spoken ", end="", file=sys.stderr, flush=True)
 
-    def tell_end(self, done: ResponseFinished | WireResponseDone) -> None:
+    def print_summary(self, done: ResponseFinished | WireResponseDone) -> None:
         elapsed_s = time.monotonic() - self._start_s
         parts = [f"{done.status}: {self._spoken_s:.2f} s spoken in {elapsed_s:.2f} s"]
         if done.error is not None:

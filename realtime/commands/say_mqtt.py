@@ -39,7 +39,7 @@ async def speak(session: MqttClientSession, args: argparse.Namespace) -> Respons
     try:
         async with feed_text(session, args.text), cancel_on_sigint(session):
             done = to_native_events(await write_audio(session, output, progress))
-        progress.tell_end(done)
+        progress.print_summary(done)
         if done.status == "completed":
             await output.finish()
     finally:

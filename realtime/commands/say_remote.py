@@ -40,7 +40,7 @@ async def say_over_websocket(args: argparse.Namespace) -> int:
         try:
             async with feed_text(client, args), cancel_on_sigint(client):
                 done = await write_audio(client, output, progress)
-            progress.tell_end(done)
+            progress.print_summary(done)
             if done.status == "completed":
                 await output.finish()
         finally:

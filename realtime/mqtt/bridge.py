@@ -34,7 +34,7 @@ class MqttBridge:
         self._server, self._switchboard, self._settings = server, switchboard, settings
         self._topics = Topics(settings.root, settings.group)
         self.worker = worker_name(settings.worker)
-        self.visit: MqttConnectionHandler | None = None
+        self.handler: MqttConnectionHandler | None = None
         """While the broker is there."""
         self._farewells: list[str] = []
         """Topics of events of sessions that were lost with the broker."""
@@ -62,17 +62,17 @@ class MqttBridge:
 
     async def _serve(self, line: MqttConnection) -> None:
         """One connection. Raises ``BrokerDisconnected``; by then every session of it has ended."""
-        await self._say_farewells(line)
-        visit = self.visit = MqttConnectionHandler(
+        await self._publish_session_ends(line)
+        visit = self.handler = MqttConnectionHandler(
             self._server, self._switchboard, self._owner, self._topics, self.worker, line
         )
         try:
-            await visit.attend()
+            await visit.run()
         finally:
-            self._farewells += visit.desk.lost
-            self.visit = None
+            self._farewells += visit.sessions.lost_event_topics
+            self.handler = None
 
-    async def _say_farewells(self, line: MqttConnection) -> None:
+    async def _publish_session_ends(self, line: MqttConnection) -> None:
         closed = serialize(MqttClosed(reason=DISCONNECTED_CODE))
         while self._farewells:
             topic = self._farewells[-1]

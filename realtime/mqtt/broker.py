@@ -74,7 +74,7 @@ class BrokerConnector:
         _apply_broker_limits(client, capacity)
         await self._connect(client)
         try:
-            yield self._line(client, capacity)
+            yield self._create_connection(client, capacity)
         finally:
             await _disconnect(client)
 
@@ -94,7 +94,7 @@ class BrokerConnector:
                 _force_close(client)
             raise
 
-    def _line(self, client: aiomqtt.Client, capacity: BrokerLimits) -> MqttConnection:
+    def _create_connection(self, client: aiomqtt.Client, capacity: BrokerLimits) -> MqttConnection:
         settings = self._settings
         if settings.gathered:
             return BatchedMqttConnection(
@@ -159,7 +159,7 @@ def _apply_broker_limits(client: aiomqtt.Client, capacity: BrokerLimits) -> None
     greeted = paho.on_connect
 
     def on_connect(*told: Any) -> None:
-        capacity.told(told[-1])
+        capacity.from_connack(told[-1])
         paho._max_inflight_messages = capacity.unacknowledged  # its own setter wants to be asked before
         greeted(*told)
 

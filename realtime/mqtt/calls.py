@@ -44,7 +44,7 @@ class MqttCallBridge:
     def filter(self) -> str:
         return self._topics.all_call_commands(self._worker)
 
-    def arrived(self, topic: str, payload: bytes) -> None:
+    def on_message(self, topic: str, payload: bytes) -> None:
         """A command; more than may wait are dropped."""
         if self._commands.qsize() < self._max_waiting:
             self._commands.put_nowait((self._topics.call_of_command(self._worker, topic), payload))
@@ -53,21 +53,21 @@ class MqttCallBridge:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._obey(), name="voicewire mqtt commands")
-            tasks.create_task(self._tell(), name="voicewire mqtt calls")
+            tasks.create_task(self._execute_command(), name="voicewire mqtt commands")
+            tasks.create_task(self._publish_events(), name="voicewire mqtt calls")
 
-    async def _tell(self) -> None:
+    async def _publish_events(self) -> None:
         while True:
-            with self._switchboard.listening(self._owner.name, only_here=True) as agent:
+            with self._switchboard.subscribe(self._owner.name, only_here=True) as agent:
                 while (event := await agent.events.get()) is not None:
                     await self._publish(event.call_id or "", event)
             log.warning("events of calls came faster than the broker takes them; some were lost")
 
-    async def _obey(self) -> None:
+    async def _execute_command(self) -> None:
         while True:
             call_id, payload = await self._commands.get()
             try:
-                answer = await self._switchboard.call(self._owner.name, call_id).obey(self._parse(payload))
+                answer = await self._switchboard.call(self._owner.name, call_id).handle_command(self._parse(payload))
             except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
                 answer = to_command_refused(error, call_id)
                 self._server.metrics.refused(answer.code)

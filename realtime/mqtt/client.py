@@ -50,9 +50,9 @@ class MqttClientSession:
             await self._line.publish(Publication(topic=self.opened.inbox, payload=say.serialize(numbered), qos=1))
 
     def __aiter__(self) -> AsyncIterator[MqttAudio | say.ServerMessage]:
-        return self._hear()
+        return self._receive()
 
-    async def _hear(self) -> AsyncIterator[MqttAudio | say.ServerMessage]:
+    async def _receive(self) -> AsyncIterator[MqttAudio | say.ServerMessage]:
         async for arrival in self._arrivals:
             if arrival.topic == self.opened.audio:
                 yield MqttAudio(parse_header(arrival.user), arrival.payload)
@@ -94,13 +94,13 @@ async def open_session(
     """
     client = client or f"client-{secrets.token_hex(6)}"
     topics = Topics(settings.root, settings.group)
-    gone = Publication(topic=topics.gone(client), qos=1)
+    gone = Publication(topic=topics.will(client), qos=1)
     async with BrokerConnector(settings, client, will=gone).connected() as line:
-        arrivals = line.arrivals()
+        arrivals = line.messages()
         sid = wanted.sid or secrets.token_hex(8)
         place = topics.session(client, sid)
         with _map_broker_errors():
-            for topic in (topics.answers(client), place.audio, place.events):
+            for topic in (topics.responses(client), place.audio, place.events):
                 await line.subscribe(topic, qos=0 if topic == place.audio else 1)
             message = say.serialize(msgspec.structs.replace(wanted, sid=sid))
             opened = await _open(line, arrivals, topics, client, message, settings.timeout_s)
@@ -128,7 +128,7 @@ async def _open(
     payload: str,
     timeout_s: float,
 ) -> say.MqttOpened:
-    answers, tag = topics.answers(client), secrets.token_bytes(8)
+    answers, tag = topics.responses(client), secrets.token_bytes(8)
     await line.publish(
         Publication(
             topic=topics.open,

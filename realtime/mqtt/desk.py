@@ -24,7 +24,7 @@ class MqttSessionTable:
     max_sessions: int
     max_sessions_per_client: int
     retry_after_ms: int
-    lost: list[str] = field(default_factory=list)
+    lost_event_topics: list[str] = field(default_factory=list)
     """Topics of events of those that ended with the connection."""
     _places: dict[str, SessionEntry] = field(default_factory=dict)
     """By inbox, or by whatever else stands for a session."""
@@ -35,7 +35,7 @@ class MqttSessionTable:
         return len(self._places)
 
     @contextmanager
-    def place(self, client: str, inbox: str, events: str | None = None) -> Iterator[None]:
+    def reserve(self, client: str, inbox: str, events: str | None = None) -> Iterator[None]:
         """Hold a place. Raises ``LimitExceeded``, or ``DuplicateResponse`` when the inbox is a session's already."""
         if inbox in self._places:
             raise DuplicateResponse("a session with this sid is open already", "sid")
@@ -51,27 +51,27 @@ class MqttSessionTable:
             if not self._num_of[client]:
                 del self._num_of[client]
 
-    def seat(self, inbox: str, link: MqttSessionTransport) -> None:
+    def register(self, inbox: str, link: MqttSessionTransport) -> None:
         """From now on messages reach it."""
         self._places[inbox].link = link
 
-    def link(self, inbox: str) -> MqttSessionTransport | None:
+    def find_transport(self, inbox: str) -> MqttSessionTransport | None:
         place = self._places.get(inbox)
         return None if place is None else place.link
 
-    def cut_client(self, client: str) -> None:
+    def disconnect_client(self, client: str) -> None:
         """It is gone."""
         for place in list(self._places.values()):
             if place.client == client and place.link is not None:
-                place.link.cut()
+                place.link.abort()
 
-    def cut_all(self) -> None:
+    def disconnect_all(self) -> None:
         """The connection is gone."""
         for place in list(self._places.values()):
             if place.link is not None:
-                place.link.cut()
+                place.link.abort()
             if place.events is not None:
-                self.lost.append(place.events)
+                self.lost_event_topics.append(place.events)
 
     def _check(self, name: str, num: int, limit: int) -> None:
         if num >= limit:

@@ -50,20 +50,20 @@ class BatchedSocket:
     def send(self, data: bytes | bytearray) -> int:
         """All of it is taken; it leaves with whatever else this turn has to say."""
         self._outward += data
-        self.write_soon()
+        self.schedule_write()
         return len(data)
 
-    def write_soon(self) -> None:
+    def schedule_write(self) -> None:
         if not self._writes_soon:
             self._writes_soon = True
             self._loop.call_soon(self._write_turn)
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         return len(self._outward) <= MAX_WAITING_BYTES
 
-    async def room(self) -> None:
+    async def free_bytes(self) -> None:
         """Until there is some, or it is closed."""
-        while not (self._closed or self.has_room()):
+        while not (self._closed or self.has_capacity()):
             self._room.clear()
             await self._room.wait()
 
@@ -77,7 +77,7 @@ class BatchedSocket:
         self._held.close()
         self._room.set()
 
-    def _rest_of_record(self) -> bool:
+    def _read_pending_tls(self) -> bool:
         """TLS holds some that the system tells nothing of."""
         return not self._closed and isinstance(self._held, ssl.SSLSocket) and self._held.pending() > 0
 
@@ -93,7 +93,7 @@ class BatchedSocket:
         if not found:
             self._loop.remove_reader(self._held)
         self._on_read(found)
-        if self._rest_of_record():
+        if self._read_pending_tls():
             self._loop.call_soon(self._read)
 
     def _write_turn(self) -> None:
@@ -112,7 +112,7 @@ class BatchedSocket:
             sent = len(self._outward)
         del self._outward[:sent]
         self._wait_to_write(bool(self._outward))
-        if self.has_room():
+        if self.has_capacity():
             self._room.set()
 
     def _wait_to_write(self, waits: bool) -> None:

@@ -34,7 +34,7 @@ from sessions.clock import WakeEvent, now_s
 @dataclass(frozen=True, slots=True)
 class PendingPublish:
     at_s: float
-    answered: Callable[[int], None]
+    ack: Callable[[int], None]
     """Called with the reason code of the broker's answer."""
 
 
@@ -50,7 +50,7 @@ class BatchedMqttConnection(MqttConnection):
         self._packets = MqttPacketReader(max_bytes)
         self._max_waiting = max_waiting
         self._arrived: deque[IncomingMessage] = deque()
-        self._take: Callable[[IncomingMessage], None] = self._keep
+        self._handler: Callable[[IncomingMessage], None] = self._queue_message
         self._alarm = WakeEvent()
         self._turn = asyncio.Lock()
         self._num_in_line = 0
@@ -62,29 +62,29 @@ class BatchedMqttConnection(MqttConnection):
             raise BrokerDisconnected("the broker has left at once")
         self._socket = BatchedSocket(paho._sock, self._read, self._write)
         paho._sock = self._socket
-        paho.on_socket_register_write = lambda *_: self._socket.write_soon()
+        paho.on_socket_register_write = lambda *_: self._socket.schedule_write()
         paho.on_socket_unregister_write = None
-        client._disconnected.add_done_callback(lambda _: self._alarm.ring())
+        client._disconnected.add_done_callback(lambda _: self._alarm.set())
 
     async def publish(self, publication: Publication) -> None:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        await self._hand_over(publication, partial(resolve, answer))
+        await self._flush(publication, partial(resolve, answer))
         if publication.qos:
-            check_reason_code(publication.topic, await self._ask(lambda: answer))
+            check_reason_code(publication.topic, await self._await_ack(lambda: answer))
 
-    async def post(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
-        await self._hand_over(publication, lambda code: log_puback(publication.topic, code, on_refused))
+    async def publish_nowait(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
+        await self._flush(publication, lambda code: log_puback(publication.topic, code, on_refused))
 
-    async def arrivals(self) -> AsyncIterator[IncomingMessage]:
+    async def messages(self) -> AsyncIterator[IncomingMessage]:
         while True:
             while self._arrived:
                 yield self._arrived.popleft()
             self._require_connection()
             await self._alarm.wait()
 
-    async def listen(self, take: Callable[[IncomingMessage], None]) -> None:
+    async def set_handler(self, take: Callable[[IncomingMessage], None]) -> None:
         """``take`` is called while packets are read."""
-        self._take = take
+        self._handler = take
         try:
             while self._arrived:
                 take(self._arrived.popleft())
@@ -92,9 +92,9 @@ class BatchedMqttConnection(MqttConnection):
                 self._require_connection()
                 await self._alarm.wait()
         finally:
-            self._take = self._keep
+            self._handler = self._queue_message
 
-    async def watch(self) -> None:
+    async def wait_disconnected(self) -> None:
         while not self._broken.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s / 4):
@@ -102,16 +102,16 @@ class BatchedMqttConnection(MqttConnection):
             first = next(iter(self._unacknowledged.values()), None)
             if first is not None and now_s() - first.at_s > self._timeout_s:
                 self._broken.set()
-        await super().watch()
+        await super().wait_disconnected()
 
-    async def _hand_over(self, publication: Publication, answered: Callable[[int], None]) -> None:
+    async def _flush(self, publication: Publication, answered: Callable[[int], None]) -> None:
         if publication.qos == 0:
-            if self._num_in_line or not self._socket.has_room():
-                await self._ask(self._stand_in_line)
+            if self._num_in_line or not self._socket.has_capacity():
+                await self._await_ack(self._wait_for_quota)
             self._require_connection()
             self._send(publication)
             return
-        await (self._ask(self._window.acquire) if self._window.locked() else self._window.acquire())
+        await (self._await_ack(self._window.acquire) if self._window.locked() else self._window.acquire())
         try:
             self._require_connection()
             number = self._paho._mid_generate()
@@ -121,12 +121,12 @@ class BatchedMqttConnection(MqttConnection):
             raise
         self._unacknowledged[number] = PendingPublish(now_s(), answered)
 
-    async def _stand_in_line(self) -> None:
+    async def _wait_for_quota(self) -> None:
         """Until there is room: first come, first served, message by message."""
         self._num_in_line += 1
         try:
             async with self._turn:
-                await self._socket.room()
+                await self._socket.free_bytes()
         finally:
             self._num_in_line -= 1
 
@@ -140,7 +140,7 @@ class BatchedMqttConnection(MqttConnection):
     def _acknowledge(self, number: int, code: int) -> None:
         if (sent := self._unacknowledged.pop(number, None)) is not None:
             self._window.release()
-            sent.answered(code)
+            sent.ack(code)
 
     def _require_connection(self) -> None:
         if self._client._disconnected.done():
@@ -149,10 +149,10 @@ class BatchedMqttConnection(MqttConnection):
         if self._broken.is_set():
             raise BrokerDisconnected("the connection is broken")
 
-    def _keep(self, arrival: IncomingMessage) -> None:
+    def _queue_message(self, arrival: IncomingMessage) -> None:
         if len(self._arrived) < self._max_waiting:
             self._arrived.append(arrival)
-            self._alarm.ring()
+            self._alarm.set()
 
     def _read(self, found: bytes) -> None:
         with self._ending_when_broken():
@@ -162,7 +162,7 @@ class BatchedMqttConnection(MqttConnection):
                 if self._paho._sock is None:
                     return  # it has said its goodbye
                 if packet.kind == PUBLISH and not packet.flags & QOS_2:
-                    self._hear(parse_publish(packet))
+                    self._handle_packets(parse_publish(packet))
                 elif packet.kind == PUBACK:
                     self._acknowledge(*acknowledged(packet))
                 else:
@@ -172,11 +172,11 @@ class BatchedMqttConnection(MqttConnection):
         self._socket.put(data)
         self._paho.loop_read()
 
-    def _hear(self, found: PublishPacket) -> None:
+    def _handle_packets(self, found: PublishPacket) -> None:
         if found.packet_id is not None:
             self._socket.send(puback(found.packet_id))
         told = (found.retained, found.response_topic, found.correlation, found.content_type, tuple(found.user))
-        self._take(IncomingMessage(found.topic, found.payload, *told))
+        self._handler(IncomingMessage(found.topic, found.payload, *told))
 
     def _write(self) -> None:
         with self._ending_when_broken():

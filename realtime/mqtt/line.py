@@ -41,7 +41,7 @@ class BrokerLimits:
     """Messages of QoS 1 on their way at once; as many as Mosquitto takes unless it is told otherwise."""
     packet_bytes: int = MAX_PACKET_BYTES
 
-    def told(self, properties: object) -> None:
+    def from_connack(self, properties: object) -> None:
         self.unacknowledged = min(self.unacknowledged, getattr(properties, "ReceiveMaximum", MAX_INFLIGHT))
         self.packet_bytes = getattr(properties, "MaximumPacketSize", MAX_PACKET_BYTES)
 
@@ -92,7 +92,7 @@ class MqttConnection:
         self._unanswered: dict[int, asyncio.Future[int]] = {}
         """What was said by paho-mqtt; the reason codes come."""
         client._client.on_publish = self._published
-        client._disconnected.add_done_callback(lambda _: self._lose_patience())
+        client._disconnected.add_done_callback(lambda _: self._cancel_pending())
 
     async def publish(self, publication: Publication) -> None:
         """QoS 0: until it is with the system; QoS 1: until the broker has it.
@@ -100,25 +100,25 @@ class MqttConnection:
         Raises ``RequestRefused`` when the broker does not allow it, and ``LocalProtocolError`` when it is longer than
         the broker takes.
         """
-        check_reason_code(publication.topic, await self._say(publication))
+        check_reason_code(publication.topic, await self._publish(publication))
 
-    async def post(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
+    async def publish_nowait(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
         """Until it is on its way. What comes later goes after it; ``watch`` tells when the broker does not answer,
         and ``on_refused`` when it does not allow it. Raises ``LocalProtocolError`` as ``publish`` does."""
-        log_puback(publication.topic, await self._say(publication), on_refused)
+        log_puback(publication.topic, await self._publish(publication), on_refused)
 
     async def subscribe(self, topic: str, qos: int = 1) -> None:
         """Nothing that was retained comes. Raises ``RequestRefused`` when the broker does not allow it."""
         shared = topic.startswith("$share/")
         options = SubscribeOptions(qos, retainHandling=0 if shared else SEND_NO_RETAINED)
-        codes = await self._ask(lambda: self._client.subscribe(topic, options=options, timeout=math.inf))
+        codes = await self._await_ack(lambda: self._client.subscribe(topic, options=options, timeout=math.inf))
         if any(int(getattr(code, "value", code)) >= REFUSED for code in codes):
             raise RequestRefused("unauthorized", f"the broker refuses the subscription to {topic}", "topic")
 
     async def unsubscribe(self, topic: str) -> None:
-        await self._ask(lambda: self._client.unsubscribe(topic, timeout=math.inf))
+        await self._await_ack(lambda: self._client.unsubscribe(topic, timeout=math.inf))
 
-    async def arrivals(self) -> AsyncIterator[IncomingMessage]:
+    async def messages(self) -> AsyncIterator[IncomingMessage]:
         try:
             async for message in self._client.messages:
                 yield _arrival(message)
@@ -126,25 +126,25 @@ class MqttConnection:
             self._broken.set()
             raise BrokerDisconnected(reason(error)) from None
 
-    async def listen(self, take: Callable[[IncomingMessage], None]) -> None:
+    async def set_handler(self, take: Callable[[IncomingMessage], None]) -> None:
         """Instead of ``arrivals``, until the connection is lost."""
-        async for arrival in self.arrivals():
+        async for arrival in self.messages():
             take(arrival)
 
-    async def watch(self) -> None:
+    async def wait_disconnected(self) -> None:
         """Raises ``BrokerDisconnected`` once something went wrong, whoever met it first."""
         await self._broken.wait()
         raise BrokerDisconnected("the broker did not answer in time, or has left")
 
-    async def _say(self, publication: Publication) -> int:
+    async def _publish(self, publication: Publication) -> int:
         """Gives the reason code of the broker's answer, which aiomqtt keeps to itself."""
         self._check_length(publication.packet(number=publication.qos or None))
         properties = PackedProperties(publication.properties())
         told = (publication.topic, publication.payload, publication.qos, publication.retain, properties)
-        code: int = await self._ask(lambda: self._say_by_paho(*told))
+        code: int = await self._await_ack(lambda: self._publish_with_paho(*told))
         return code
 
-    async def _say_by_paho(self, *told: Any) -> int:
+    async def _publish_with_paho(self, *told: Any) -> int:
         info = self._client._client.publish(*told)
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise aiomqtt.MqttCodeError(info.rc, "it was not sent")
@@ -166,7 +166,7 @@ class MqttConnection:
         if len(packet) > (limit := self._capacity.packet_bytes):
             raise LocalProtocolError(f"the broker takes {limit} bytes in a message, this one has {len(packet)}")
 
-    async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _await_ack(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         if self._client._disconnected.done():
             self._broken.set()
         if self._broken.is_set():
@@ -182,7 +182,7 @@ class MqttConnection:
             self._broken.set()
             raise BrokerDisconnected(reason(error)) from None
 
-    def _lose_patience(self) -> None:
+    def _cancel_pending(self) -> None:
         """A broker that has left answers nobody."""
         for patience in self._patience:
             if not patience.expired():

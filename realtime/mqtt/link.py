@@ -31,18 +31,18 @@ class MqttSessionTransport:
         self.farewell: str | None = None
         """The reason that is still to be told."""
 
-    def arrived(self, payload: bytes) -> None:
+    def on_message(self, payload: bytes) -> None:
         """A message for the session. More than may wait end it."""
         if self._closed:
             return
         self._waiting_bytes += len(payload)
         if self._waiting.qsize() >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
             self.farewell = OVERFLOW_CODE
-            self.cut()
+            self.abort()
         else:
             self._waiting.put_nowait(payload)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """As a socket that breaks. Idempotent."""
         if not self._closed:
             self._closed = True
@@ -58,14 +58,14 @@ class MqttSessionTransport:
         if self._closed or (wanted is not None and not wanted()):
             return
         try:
-            await self._line.post(self._publication(message), self.cut)
+            await self._line.publish_nowait(self._publication(message), self.abort)
         except BrokerDisconnected:
-            self.cut()
+            self.abort()
 
     async def close(self, code: int, reason: str = "") -> None:
         if not self._closed:
             await self.send(serialize(MqttClosed(reason=reason or "close")))
-            self.cut()
+            self.abort()
 
     def _publication(self, message: str | bytes) -> Publication:
         if isinstance(message, bytes):
@@ -83,7 +83,7 @@ class MqttReplyTransport(MqttSessionTransport):
         self._correlation = correlation
 
     async def close(self, code: int, reason: str = "") -> None:
-        self.cut()
+        self.abort()
 
     def _publication(self, message: str | bytes) -> Publication:
         said = super()._publication(message)

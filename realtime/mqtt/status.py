@@ -22,7 +22,7 @@ class StatusPublisher:
         self._told: MqttServerStatus | None = None
         self._told_s = 0.0
 
-    async def keep(self, on_draining: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, on_draining: Callable[[], Awaitable[None]]) -> None:
         """Tell what has changed, now and then; that the server is draining, at once."""
         stood_aside = False
         while True:
@@ -31,18 +31,18 @@ class StatusPublisher:
             if leaves:
                 stood_aside = True
                 await on_draining()
-            await self._tell(status, now=leaves)
+            await self._publish(status, now=leaves)
             await asyncio.sleep(POLL_INTERVAL_S)
 
-    async def take_down(self) -> None:
+    async def clear(self) -> None:
         await self._line.publish(Publication(topic=self._topics.status(self._worker), qos=1, retain=True))
 
-    async def _tell(self, status: MqttServerStatus, now: bool = False) -> None:
+    async def _publish(self, status: MqttServerStatus, now: bool = False) -> None:
         time_s = asyncio.get_running_loop().time()
         since_s = time_s - self._told_s
         due = self._told is None or now or since_s >= EXPIRY_S / 2
         if due or (status != self._told and since_s >= PUBLISH_INTERVAL_S):
-            await self._line.post(publication(self._topics, self._worker, status))
+            await self._line.publish_nowait(publication(self._topics, self._worker, status))
             self._told, self._told_s = status, time_s
 
 

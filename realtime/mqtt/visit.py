@@ -55,7 +55,7 @@ class MqttConnectionHandler:
         self._server, self._owner, self._settings = server, owner, mqtt
         self._topics, self._worker, self._line = topics, worker, line
         retry_after_ms = server.config.limits.retry_after_ms
-        self.desk = MqttSessionTable(mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms)
+        self.sessions = MqttSessionTable(mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms)
         self._status = StatusPublisher(line, topics, worker, self._read_status)
         self._calls = MqttCallBridge(server, switchboard, owner, line, topics, worker) if mqtt.calls else None
         self._tasks, self._sessions = asyncio.TaskGroup(), asyncio.TaskGroup()
@@ -63,7 +63,7 @@ class MqttConnectionHandler:
         self.ready = False
         """Whether all subscriptions are made."""
 
-    async def attend(self) -> None:
+    async def run(self) -> None:
         lost: BaseException
         async with self._sessions:  # which are not cancelled, but cut: then they end by themselves, and at once
             try:
@@ -74,28 +74,28 @@ class MqttConnectionHandler:
             except asyncio.CancelledError as stopped:
                 lost = stopped
                 with suppress(BrokerDisconnected, RequestRefused):
-                    await self._status.take_down()
+                    await self._status.clear()
             finally:
-                self.desk.cut_all()
+                self.sessions.disconnect_all()
         raise lost
 
     async def _work(self) -> None:
-        self._tasks.create_task(self._line.watch(), name="voicewire mqtt watch")
+        self._tasks.create_task(self._line.wait_disconnected(), name="voicewire mqtt watch")
         await self._subscribe()
         self.ready = True
-        self._tasks.create_task(self._status.keep(self._stand_aside), name="voicewire mqtt status")
+        self._tasks.create_task(self._status.run(self._unsubscribe_on_drain), name="voicewire mqtt status")
         if self._calls is not None:
             self._tasks.create_task(self._calls.run(), name="voicewire mqtt calls")
-        await self._line.listen(self._take)
+        await self._line.set_handler(self._on_message)
 
     async def _subscribe(self) -> None:
-        await self._line.subscribe(self._topics.all_gone)
+        await self._line.subscribe(self._topics.all_wills)
         if self._calls is not None:
             await self._line.subscribe(self._calls.filter)
         for topic in (self._topics.open, self._topics.say):
             await self._line.subscribe(self._topics.shared(topic))
 
-    async def _stand_aside(self) -> None:
+    async def _unsubscribe_on_drain(self) -> None:
         """Let others of the group take what is new."""
         for topic in (self._topics.open, self._topics.say):
             await self._line.unsubscribe(self._topics.shared(topic))
@@ -103,24 +103,24 @@ class MqttConnectionHandler:
     def _read_status(self) -> say.MqttServerStatus:
         return say.MqttServerStatus(
             state="draining" if self._server.draining else "online",
-            sessions=self.desk.num_sessions,
-            max_sessions=self.desk.max_sessions,
+            sessions=self.sessions.num_sessions,
+            max_sessions=self.sessions.max_sessions,
         )
 
-    def _take(self, arrival: IncomingMessage) -> None:
+    def _on_message(self, arrival: IncomingMessage) -> None:
         topics, topic = self._topics, arrival.topic
         if arrival.retained:
             return  # left on the broker, by whoever and whenever
-        if (link := self.desk.link(topic)) is not None:
-            link.arrived(arrival.payload)
+        if (link := self.sessions.find_transport(topic)) is not None:
+            link.on_message(arrival.payload)
         elif topic == topics.open:
             self._begin(self._open, arrival)
         elif topic == topics.say:
-            self._begin(self._say, arrival)
+            self._begin(self._run_one_shot, arrival)
         elif topic.endswith("/gone"):
-            self.desk.cut_client(topics.client_of_gone(topic))
+            self.sessions.disconnect_client(topics.client_of_will(topic))
         elif self._calls is not None and topic.startswith(f"{topics.root}/calls/"):
-            self._calls.arrived(topic, arrival.payload)
+            self._calls.on_message(topic, arrival.payload)
 
     def _begin(
         self, work: Callable[[str, IncomingMessage], Coroutine[Any, Any, None]], arrival: IncomingMessage
@@ -128,9 +128,9 @@ class MqttConnectionHandler:
         try:
             client = self._topics.client_of(arrival.response_topic)
         except RemoteProtocolError as error:
-            self._note(error)
+            self._log_error(error)
             return
-        if self._num_working >= self.desk.max_sessions + MAX_PENDING_REFUSALS:
+        if self._num_working >= self.sessions.max_sessions + MAX_PENDING_REFUSALS:
             self._server.metrics.refused("overloaded")
             return
         self._sessions.create_task(self._guarded(work(client, arrival)), name="voicewire mqtt session")
@@ -142,7 +142,7 @@ class MqttConnectionHandler:
         except BrokerDisconnected:
             pass  # whoever reads from the broker says so
         except RequestRefused as error:  # nobody may be told there
-            self._note(error)
+            self._log_error(error)
         except Exception:  # a fault of ours in one session ends no other
             log.exception("a session at the broker failed")
         finally:
@@ -153,13 +153,13 @@ class MqttConnectionHandler:
             try:
                 connection, link, answer = await self._prepare_session(held, client, arrival)
             except FAULTS as error:
-                self._note(error)
+                self._log_error(error)
                 await self._answer(arrival, say.serialize(say.MqttRefusal(error=error_body(describe(error)))))
                 return
             await self._answer(arrival, say.serialize(answer))
-            await connection.converse(link)
+            await connection.run(link)
             if link.farewell is not None:
-                await self._close_late(link)
+                await self._reject_unknown_session(link)
 
     async def _prepare_session(
         self, held: AsyncExitStack, client: str, arrival: IncomingMessage
@@ -169,26 +169,28 @@ class MqttConnectionHandler:
         wanted = say.parse_open(arrival.payload)
         sid = wanted.sid or secrets.token_hex(8)
         topics = self._topics.session(client, sid)
-        held.enter_context(self.desk.place(client, topics.inbox, topics.events))
-        connection = self._enter(held, SESSION_ROUTE, MqttSessionDialect(sid, wanted.wish(self._settings.lead_ms)))
+        held.enter_context(self.sessions.reserve(client, topics.inbox, topics.events))
+        connection = self._run_session(
+            held, SESSION_ROUTE, MqttSessionDialect(sid, wanted.to_options(self._settings.lead_ms))
+        )
         content_type = say.CONTENT_TYPES[wanted.format.encoding]
         max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
         link = MqttSessionTransport(self._line, topics, content_type, self._settings.max_waiting_per_session, max_bytes)
-        self.desk.seat(topics.inbox, link)
+        self.sessions.register(topics.inbox, link)
         await self._line.subscribe(topics.inbox)
         held.push_async_callback(self._unsubscribe, topics.inbox)
         answer = say.MqttOpened(sid=sid, worker=self._worker, inbox=topics.inbox, audio=topics.audio, ev=topics.events)
         return connection, link, answer
 
-    async def _say(self, client: str, arrival: IncomingMessage) -> None:
+    async def _run_one_shot(self, client: str, arrival: IncomingMessage) -> None:
         async with AsyncExitStack() as held:
             try:
                 connection, link = self._prepare_text(held, client, arrival)
             except FAULTS as error:
-                self._note(error)
+                self._log_error(error)
                 await self._answer(arrival, say.serialize(failed(error_body(describe(error)))), last=True)
                 return
-            await connection.converse(link)
+            await connection.run(link)
 
     def _prepare_text(
         self, held: AsyncExitStack, client: str, arrival: IncomingMessage
@@ -200,21 +202,23 @@ class MqttConnectionHandler:
             found = f"text has {len(wanted.text)} characters, max_speech_chars is {limit}"
             raise RequestRefused("request_too_long", found, "text")
         seat = f"say/{secrets.token_hex(8)}"
-        held.enter_context(self.desk.place(client, seat))
-        connection = self._enter(held, ONE_SHOT_ROUTE, MqttOneShotDialect(seat, wanted.wish(0), wanted.text))
+        held.enter_context(self.sessions.reserve(client, seat))
+        connection = self._run_session(
+            held, ONE_SHOT_ROUTE, MqttOneShotDialect(seat, wanted.to_options(0), wanted.text)
+        )
         content_type = say.CONTENT_TYPES[wanted.format.encoding]
         link = MqttReplyTransport(self._line, arrival.response_topic or "", arrival.correlation, content_type)
-        self.desk.seat(seat, link)
+        self.sessions.register(seat, link)
         return connection, link
 
-    def _enter(
+    def _run_session(
         self, held: AsyncExitStack, wire: DialectRoute, dialect: MqttSessionDialect | MqttOneShotDialect
     ) -> DialectConnection:
-        self._server.check_room(self._owner)
-        self._server.check_key(self._owner)
+        self._server.check_connection_limits(self._owner)
+        self._server.check_response_limits(self._owner)
         connection = DialectConnection(self._server, wire, dialect)
         held.push_async_callback(connection.aclose)
-        connection.enter(self._owner)
+        connection.open(self._owner)
         return connection
 
     def _check_size(self, payload: bytes) -> None:
@@ -235,7 +239,7 @@ class MqttConnectionHandler:
             )
         )
 
-    async def _close_late(self, link: MqttSessionTransport) -> None:
+    async def _reject_unknown_session(self, link: MqttSessionTransport) -> None:
         closed = say.serialize(say.MqttClosed(reason=link.farewell or ""))
         await self._line.publish(Publication(topic=link.topics.events, payload=closed, qos=1, content_type=say.JSON))
 
@@ -243,7 +247,7 @@ class MqttConnectionHandler:
         with suppress(BrokerDisconnected):
             await self._line.unsubscribe(topic)
 
-    def _note(self, error: Exception) -> None:
+    def _log_error(self, error: Exception) -> None:
         code = describe(error).code
         self._server.metrics.refused(code)
         log.info("refused a message", extra={"code": code})

@@ -43,30 +43,30 @@ class SessionStateMachine:
     def response_state(self, response_id: str) -> ResponseState:
         return self._live.get(response_id) or self._past.get(response_id) or ResponseState.UNKNOWN
 
-    def receive(self, event: ClientEvent) -> bool:
+    def apply_client_event(self, event: ClientEvent) -> bool:
         """Whether the event is to be acted on. Raises ``RemoteProtocolError`` when it is not legal now.
 
         A ``response.create`` has its id by now.
         """
         response_id = getattr(event, "response_id", None)
-        self._move_session(event)
-        return response_id is None or self._move_response(event, response_id)
+        self._transition_session(event)
+        return response_id is None or self._transition_response(event, response_id)
 
-    def refused(self, response_id: str) -> None:
+    def on_refused(self, response_id: str) -> None:
         """The response that was just created could not be."""
         self._leave(response_id, "error")
 
-    def done(self, response_id: str) -> None:
+    def on_response_done(self, response_id: str) -> None:
         """``response.done`` is being sent. Raises ``LocalProtocolError`` when it was sent before."""
         self._leave(response_id, "response.done")
 
-    def _move_session(self, event: ClientEvent) -> None:
+    def _transition_session(self, event: ClientEvent) -> None:
         move = SESSION_TRANSITIONS[self.state].get(type(event), self.state)
         if isinstance(move, EventRefusal):
             raise RemoteProtocolError(move.code, move.message)
         self.state = move
 
-    def _move_response(self, event: ClientEvent, response_id: str) -> bool:
+    def _transition_response(self, event: ClientEvent, response_id: str) -> bool:
         state = self.response_state(response_id)
         move = RESPONSE_TRANSITIONS[state][type(event)]
         if isinstance(move, EventRefusal):
@@ -77,7 +77,7 @@ class SessionStateMachine:
             self._past.pop(response_id, None)
             self._live[response_id] = move
         if isinstance(event, ResponseCreate) and event.end:
-            self._move_response(TextEnd(response_id=response_id), response_id)
+            self._transition_response(TextEnd(response_id=response_id), response_id)
         return True
 
     def _leave(self, response_id: str, by: str) -> None:

@@ -111,7 +111,7 @@ class Fetcher:
         found = await self.resolve(target.host, target.port)
         reader, writer = await self._connect(check_addresses(found, self.rules.networks), target)
         try:
-            return await self._ask(target, reader, writer)
+            return await self._send_request(target, reader, writer)
         finally:
             writer.transport.abort()
 
@@ -125,7 +125,7 @@ class Fetcher:
                 return await self.connect(str(address), target, tls)
         return await self.connect(str(addresses[-1]), target, tls)
 
-    async def _ask(
+    async def _send_request(
         self, target: FetchTarget, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bytes | Redirect:
         connection = ChunkLimitedConnection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
@@ -139,7 +139,7 @@ class Fetcher:
         request = h11.Request(method="GET", target=target.path, headers=headers)
         writer.write(connection.send(request) + connection.send(h11.EndOfMessage()))
         await writer.drain()
-        head = await self._next(connection, reader)
+        head = await self._follow_redirect(connection, reader)
         if not isinstance(head, h11.Response):
             raise refuse_address("the host does not answer in HTTP")
         if (moved := _check_head(head, self.rules.max_bytes)) is not None:
@@ -148,7 +148,7 @@ class Fetcher:
 
     async def _body(self, connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
         body = bytearray()
-        while isinstance(event := await self._next(connection, reader), h11.Data):
+        while isinstance(event := await self._follow_redirect(connection, reader), h11.Data):
             body += event.data
             if len(body) > self.rules.max_bytes:
                 raise _too_large(self.rules.max_bytes)
@@ -156,7 +156,7 @@ class Fetcher:
             raise refuse_address("it broke off")
         return bytes(body)
 
-    async def _next(self, connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
+    async def _follow_redirect(self, connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
         while (event := connection.next_event()) is h11.NEED_DATA or isinstance(event, h11.InformationalResponse):
             if event is h11.NEED_DATA:
                 connection.receive_data(await reader.read(STEP_BYTES))

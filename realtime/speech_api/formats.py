@@ -17,7 +17,7 @@ class Delivery(Enum):
     """Bytes as they are made."""
     EVENTS = "sse"
     """The same as server-sent events, with the usage at the end."""
-    WHOLE = "whole"
+    COMPLETE = "whole"
     """All at once, the usage in the headers; the file knows its length."""
 
 
@@ -72,5 +72,5 @@ def delivery(body: SpeechRequestBody, default: str) -> Delivery:
         name = body.response_format or default
         raise RequestRefused("unsupported_format", f"{name} cannot be streamed, it is sent as a whole", field)
     if asked is None and (body.stream is False or not can_stream):
-        return Delivery.WHOLE
+        return Delivery.COMPLETE
     return Delivery.EVENTS if asked == "sse" else Delivery.STREAM

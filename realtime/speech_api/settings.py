@@ -34,7 +34,7 @@ def build_settings(body: SpeechRequestBody, server: SpeechServer) -> SpeechSetti
         instruct=instructions or base.instruct,
         format=audio_format(body, server.config.speech.response_format),
         lead_ms=None,
-        tells_heard=False,
+        reports_heard_text=False,
         speed=base.speed if body.speed is None else body.speed,
         layout=_layout(body, base.layout),
         max_frames=_max_frames(body),

@@ -117,7 +117,7 @@ class AudioSocketServer:
             reader, writer, config.limits.reader_timeout_s + WRITE_GRACE_S, config.listen.close_timeout_s
         )
         try:
-            self._server.check_room(self._owner)
+            self._server.check_connection_limits(self._owner)
             connection = CallConnection(self._server, self._switchboard, AudioSocketDialect(), self._owner, link)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
@@ -125,7 +125,7 @@ class AudioSocketServer:
             writer.close()
             return
         try:
-            await connection.converse()
+            await connection.run()
         finally:
             writer.close()
             await connection.aclose()

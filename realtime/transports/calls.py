@@ -48,9 +48,9 @@ class AgentEndpoint:
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
         link = WebSocketTransport(scope, receive, send, timeout_s)
         try:
-            caller = self._server.gatekeeper.admit_holder(websocket)
-            self._server.check_room(caller)
-            listening = self._switchboard.listening(caller.name, call_id)
+            caller = self._server.gatekeeper.require_api_key(websocket)
+            self._server.check_connection_limits(caller)
+            listening = self._switchboard.subscribe(caller.name, call_id)
             agent = listening.__enter__()
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
@@ -58,9 +58,9 @@ class AgentEndpoint:
             return
         connection = AgentConnection(self._server, self._switchboard, caller, agent, link)
         try:
-            with self._server.connected(connection, caller):
+            with self._server.track_connection(connection, caller):
                 await websocket.accept()
-                await connection.converse()
+                await connection.run()
         finally:
             listening.__exit__(None, None, None)
 
@@ -80,32 +80,32 @@ class AgentConnection:
         self._tasks = asyncio.TaskGroup()
         self._ending = True
 
-    async def converse(self) -> None:
+    async def run(self) -> None:
         """Returns when the line is closed."""
         async with self._tasks:
             self._ending = False
-            telling = self._tasks.create_task(self._tell(), name="voicewire agent")
+            telling = self._tasks.create_task(self._send_events(), name="voicewire agent")
             reader = MessageReader(self._link)
             while (message := await reader.receive()) is not None:
                 await self._receive(message)
             self._ending = True
             telling.cancel()
 
-    def tick(self, now_s: float) -> None:
+    def on_tick(self, now_s: float) -> None:
         if self._server.draining and not self._switchboard.calls(self._caller.name):
-            self.end("draining")
+            self.close("draining")
 
-    def end(self, code: str) -> None:
+    def close(self, code: str) -> None:
         if not self._ending:
             self._ending = True
             close = rule_for(code).close or CloseCode.POLICY_VIOLATION
             self._tasks.create_task(self._link.close(close, code), name="voicewire agent close")
 
-    async def _tell(self) -> None:
+    async def _send_events(self) -> None:
         while (event := await self._agent.events.get()) is not None:
             await self._link.send(on.serialize(event))
         self._ending = True
-        if self._agent.slow:
+        if self._agent.is_overflowed:
             await self._link.close(CloseCode.POLICY_VIOLATION, "slow_reader")
         else:
             await self._link.close(CloseCode.NORMAL)
@@ -117,12 +117,12 @@ class AgentConnection:
             call_id = call_id or command.call_id
             if call_id is None:
                 raise RemoteProtocolError("invalid_event", "call_id must be given here", "call_id")
-            answer = await self._switchboard.call(self._caller.name, call_id).obey(command)
+            answer = await self._switchboard.call(self._caller.name, call_id).handle_command(command)
         except COMMAND_ERRORS as error:
             answer = to_command_refused(error, call_id)
             self._count_error(answer.code)
         if answer is not None:
-            self._agent.tell(answer)
+            self._agent.enqueue(answer)
 
     def _parse(self, message: str | bytes) -> on.Command:
         check_size(message, self._server.config.limits.max_message_bytes)
@@ -134,7 +134,7 @@ class AgentConnection:
         self._server.metrics.refused(code)
         self._num_errors += 1
         if self._num_errors >= self._server.config.limits.max_errors:
-            self.end("too_many_errors")
+            self.close("too_many_errors")
 
 
 class CallEventStream:
@@ -143,10 +143,10 @@ class CallEventStream:
     def __init__(self, agent: AgentSubscription) -> None:
         self._agent = agent
 
-    def tick(self, now_s: float) -> None:
+    def on_tick(self, now_s: float) -> None:
         """The call has its own clock."""
 
-    def end(self, code: str) -> None:
+    def close(self, code: str) -> None:
         self._agent.events.put_nowait(None)
 
 
@@ -169,27 +169,27 @@ class CallHttpApi:
         self._server, self._switchboard = server, switchboard
 
     async def calls(self, request: Request) -> Response:
-        caller = self._server.gatekeeper.admit_holder(request)
+        caller = self._server.gatekeeper.require_api_key(request)
         return JSONResponse({"calls": [msgspec.to_builtins(one) for one in self._switchboard.calls(caller.name)]})
 
     async def command(self, request: Request) -> Response:
-        caller = self._server.gatekeeper.admit_holder(request)
+        caller = self._server.gatekeeper.require_api_key(request)
         call = self._switchboard.call(caller.name, request.path_params["call_id"])
         try:
-            answer = await call.obey(on.parse_command(await self._body(request)))
+            answer = await call.handle_command(on.parse_command(await self._body(request)))
         except ProtocolError as error:
             raise RequestRefused(error.code, str(error), error.param) from None
         return JSONResponse({} if answer is None else msgspec.to_builtins(answer), 202)
 
     async def events(self, request: Request) -> Response:
         """Server-sent events until the call has ended."""
-        caller = self._server.gatekeeper.admit_holder(request)
+        caller = self._server.gatekeeper.require_api_key(request)
         call_id = request.path_params["call_id"]
         self._switchboard.call(caller.name, call_id)
-        self._server.check_room(caller)
+        self._server.check_connection_limits(caller)
         with ExitStack() as entered:
-            agent = entered.enter_context(self._switchboard.listening(caller.name, call_id))
-            entered.enter_context(self._server.connected(CallEventStream(agent), caller))
+            agent = entered.enter_context(self._switchboard.subscribe(caller.name, call_id))
+            entered.enter_context(self._server.track_connection(CallEventStream(agent), caller))
             return LeasedStreamingResponse(self._stream(agent), entered.pop_all())
 
     async def _stream(self, agent: AgentSubscription) -> AsyncIterator[str]:
@@ -202,7 +202,7 @@ class CallHttpApi:
             if event is None:
                 break
             yield f"data: {on.serialize(event)}\n\n"
-        if agent.slow:
+        if agent.is_overflowed:
             error = RequestRefused("slow_reader", f"more events waited than max_events, {agent.max_events}")
             yield f"data: {on.serialize(to_command_refused(error, agent.call_id))}\n\n"
 

@@ -27,7 +27,7 @@ class FrameSplitter:
         self._rest = bytearray()
         self._needed = 0
         """So many bytes the rest must have before there is anything to do."""
-        self.broken = False
+        self.is_broken = False
 
     def push(self, piece: bytes) -> Iterator[bytes]:
         data = piece
@@ -40,7 +40,7 @@ class FrameSplitter:
         at = 0
         while at < len(data):
             size = self._size(data[at : at + 10])
-            if self.broken:
+            if self.is_broken:
                 size = len(data) - at
             if at + size > len(data):
                 self._rest += data[at:]
@@ -59,7 +59,7 @@ class FrameSplitter:
             return begin
         if begin > 2:
             length = int.from_bytes(head[2:begin], "big")
-        self.broken = length > self._max_bytes or not head[1] & MASKED
+        self.is_broken = length > self._max_bytes or not head[1] & MASKED
         return begin + MASK_BYTES + length
 
 

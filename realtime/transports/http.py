@@ -50,26 +50,26 @@ def refusal_response(error: Exception) -> JSONResponse:
 
 
 async def health(request: Request) -> Response:
-    alive = server_of(request).healthy
+    alive = server_of(request).is_healthy
     return JSONResponse({"status": "ok" if alive else "engine_dead"}, 200 if alive else 503)
 
 
 async def readiness(request: Request) -> Response:
     server = server_of(request)
-    state = "ready" if server.ready else "draining" if server.draining else "engine_dead"
-    return JSONResponse({"status": state}, 200 if server.ready else 503)
+    state = "ready" if server.is_ready else "draining" if server.draining else "engine_dead"
+    return JSONResponse({"status": state}, 200 if server.is_ready else 503)
 
 
 async def metrics(request: Request) -> Response:
     server = server_of(request)
-    server.gatekeeper.admit_holder(request)
+    server.gatekeeper.require_api_key(request)
     return Response(server.metrics.exposition(), media_type=METRICS_TYPE)
 
 
 async def models(request: Request) -> Response:
     """The one model there is, in OpenAI's shape."""
     server = server_of(request)
-    server.gatekeeper.admit(request)
+    server.gatekeeper.authenticate(request)
     model = {"id": server.engine.info.model, "object": "model", "created": 0, "owned_by": "voicewire"}
     return JSONResponse({"object": "list", "data": [model]})
 

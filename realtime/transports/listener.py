@@ -113,7 +113,7 @@ class SpeechHttpProtocol(H11Protocol):
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave()
+        self._cancel_timers()
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]  # it refers to this object
 
@@ -124,7 +124,7 @@ class SpeechHttpProtocol(H11Protocol):
         return self.transport.is_closing()
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        self._leave()
+        self._cancel_timers()
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
@@ -142,13 +142,13 @@ class SpeechHttpProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_deadline = self.loop.call_later(self.config.write_timeout_s, self._cut)
+        self._write_deadline = self.loop.call_later(self.config.write_timeout_s, self._abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         _cancel(self._write_deadline)
 
-    def _cut(self) -> None:
+    def _abort(self) -> None:
         log.info("cut a line that took nothing", extra={"code": "slow_reader"})
         self.transport.abort()
 
@@ -165,7 +165,7 @@ class SpeechHttpProtocol(H11Protocol):
         self.transport.close()
         self.loop.call_later(self.config.listen.close_timeout_s, self.transport.abort)
 
-    def _leave(self) -> None:
+    def _cancel_timers(self) -> None:
         self.config.http_connections.discard(self)
         _cancel(self._deadline)
         _cancel(self._write_deadline)
@@ -207,7 +207,7 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self._cutter is not None:
             for frame in self._cutter.push(data):
-                self._take(frame, self._cutter.broken)
+                self._on_frame(frame, self._cutter.is_broken)
             return
         shook_hands = self.handshake_initiated
         super().data_received(data)
@@ -215,7 +215,7 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
         if config.listen.own_frames and self.handshake_initiated and not (shook_hands or self.conn.reader.buffer):
             self._cutter = FrameSplitter(config.ws_max_size)
 
-    def _take(self, frame: bytes, is_broken: bool) -> None:
+    def _on_frame(self, frame: bytes, is_broken: bool) -> None:
         kind = WHOLE.get(frame[0])
         if kind and self.conn.state is State.OPEN and not (self._in_pieces or is_broken):
             self.frames, self.curr_msg_data_type = [payload(frame)], kind
@@ -327,7 +327,7 @@ class DrainingServer(uvicorn.Server):
         super().handle_exit(sig, frame)
         if self.force_exit:  # whatever is open is closed in good order all the same
             self.force_exit = False
-            self._loop.call_soon_threadsafe(self._speech.hurry)
+            self._loop.call_soon_threadsafe(self._speech.skip_drain)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._speech.drain()

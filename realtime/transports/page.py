@@ -46,7 +46,7 @@ class PageFiles(StaticFiles):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._gatekeeper.has_keys:
-            self._gatekeeper.admit(HTTPConnection(scope))
+            self._gatekeeper.authenticate(HTTPConnection(scope))
         await super().__call__(scope, receive, send)
 
     async def get_response(self, path: str, scope: Scope) -> Response:

@@ -43,7 +43,7 @@ class TelephonyEndpoint:
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
         try:
             caller = self._admit(websocket)
-            self._server.check_room(caller)
+            self._server.check_connection_limits(caller)
             link = WebSocketTransport(scope, receive, send, timeout_s)
             connection = CallConnection(self._server, self._switchboard, dialect, caller, link)
         except (RequestRefused, SessionError, EngineError) as error:
@@ -54,7 +54,7 @@ class TelephonyEndpoint:
         try:
             offered = dialect.subprotocol in scope.get("subprotocols", [])
             await websocket.accept(subprotocol=dialect.subprotocol if offered else None)
-            await connection.converse()
+            await connection.run()
         finally:
             await connection.aclose()
 
@@ -62,7 +62,7 @@ class TelephonyEndpoint:
         """Raises ``RequestRefused``."""
         calls = self._server.config.calls
         if not self._phone.signed or calls.twilio_auth_token is None:
-            return self._server.gatekeeper.admit(request, TokenScope.CALLS)
+            return self._server.gatekeeper.authenticate(request, TokenScope.CALLS)
         if not is_signed(calls.twilio_auth_token, external_url(request, calls), request.headers.get(SIGNATURE, "")):
             raise RequestRefused("unauthorized", "X-Twilio-Signature is missing or wrong for this address", SIGNATURE)
         return default_call_owner(self._server)
@@ -94,7 +94,7 @@ def check_public_url(url: str | None) -> None:
 
 def default_call_owner(server: SpeechServer) -> Principal:
     """Whose the lines are that show no key. Raises ``ConfigError``."""
-    owner = server.gatekeeper.caller_named(server.config.calls.owner)
+    owner = server.gatekeeper.principal_by_name(server.config.calls.owner)
     if owner is None:
         raise ConfigError(f"calls.owner = {server.config.calls.owner!r}: no API key has this name")
     return owner

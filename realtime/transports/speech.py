@@ -68,7 +68,7 @@ class SpeechAborted(Exception):
 async def speech(request: Request) -> Response:
     """Raises ``RequestRefused``, ``SessionError`` or ``EngineError`` as long as no audio was sent."""
     server = server_of(request)
-    caller = server.gatekeeper.admit(request)
+    caller = server.gatekeeper.authenticate(request)
     body = await decode(parse_body, await read_body(request, server, caller))
     check_limits(server, caller)
     return await cancel_on_disconnect(request, _answered(body, server, caller))
@@ -76,8 +76,8 @@ async def speech(request: Request) -> Response:
 
 def check_limits(server: SpeechServer, caller: Principal) -> None:
     """Before any work. Raises ``RequestRefused`` or ``LimitExceeded``."""
-    server.may_speak()
-    server.check_key(caller)
+    server.check_not_draining()
+    server.check_response_limits(caller)
 
 
 async def _answered(body: SpeechRequestBody, server: SpeechServer, caller: Principal) -> Response:
@@ -94,7 +94,7 @@ async def _answered(body: SpeechRequestBody, server: SpeechServer, caller: Princ
 
 async def _answer(order: SpeechJob, session: Session, room: ByteBudget, metrics: Metrics) -> Response:
     headers = {VOICE_WARNING: order.warning} if order.warning else {}
-    if order.delivery is Delivery.WHOLE:
+    if order.delivery is Delivery.COMPLETE:
         data, done = await speak_whole(order, session, room, metrics)
         session.detach()
         told = headers | usage_headers(done, order.num_reference_frames)
@@ -117,13 +117,13 @@ class ByteBudget:
         self._max_bytes = max_bytes
         self._num_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
+    def reserve(self, num_bytes: int) -> None:
         """Raises ``LimitExceeded``; then nothing was taken."""
         if self._num_bytes + num_bytes > self._max_bytes:
             raise LimitExceeded(f"an answer that is not streamed has at most max_answer_bytes, {self._max_bytes}")
         self._num_bytes += num_bytes
 
-    def give_back(self, num_bytes: int) -> None:
+    def release(self, num_bytes: int) -> None:
         self._num_bytes -= num_bytes
 
 
@@ -143,7 +143,7 @@ async def speak_whole(
     except (RequestRefused, SessionError, EngineError) as error:
         log.info("a second attempt failed", extra={"code": describe(error).code})
         return data, done
-    room.give_back(len(data))
+    room.release(len(data))
     return second
 
 
@@ -154,7 +154,7 @@ async def collect_file(response: SpokenResponse, room: ByteBudget) -> tuple[byte
         async for event in response:
             match event:
                 case ResponseAudio():
-                    room.take(sum(map(len, event.packets)))
+                    room.reserve(sum(map(len, event.packets)))
                     pieces += event.packets
                 case ResponseFinished():
                     _require_success(event)
@@ -162,7 +162,7 @@ async def collect_file(response: SpokenResponse, room: ByteBudget) -> tuple[byte
                     return finalize_file(data, response.format, event.audio_samples), event
     except BaseException:
         response.cancel()
-        room.give_back(sum(map(len, pieces)))
+        room.release(sum(map(len, pieces)))
         raise
     raise AssertionError("a response without an end")
 
@@ -184,7 +184,7 @@ async def read_body(request: Request, server: SpeechServer, caller: Principal) -
                     body += piece
                     num_values += sum(map(piece.count, VALUE_MARKS))
                     if was_small and room and len(body) > limits.max_message_bytes:
-                        upload.enter_context(server.cloning.uploads.inside())
+                        upload.enter_context(server.cloning.uploads.acquire())
                         deadline.reschedule(loop.time() + voices.upload_timeout_s)
                     if len(body) > limits.max_message_bytes + room:
                         raise _too_big(limits.max_message_bytes, room, caller)

@@ -63,14 +63,14 @@ class SpeechBatch:
     caller: Principal
     session: Session
     listener: SharedReferenceEncoder
-    room: ByteBudget
-    at_once: asyncio.Semaphore
+    byte_budget: ByteBudget
+    concurrency: asyncio.Semaphore
 
 
 async def speech_batch(request: Request) -> Response:
     """Raises ``RequestRefused`` or ``LimitExceeded`` for what is wrong with all of it."""
     server = server_of(request)
-    caller = server.gatekeeper.admit(request)
+    caller = server.gatekeeper.authenticate(request)
     items = _items(await decode(parse_object, await read_body(request, server, caller)))
     check_limits(server, caller)
     results = await cancel_on_disconnect(request, _synthesize_all(items, server, caller))
@@ -100,7 +100,7 @@ def _items(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def _synthesize_item(index: int, item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
-    async with batch.at_once:
+    async with batch.concurrency:
         try:
             return {"index": index, "status": "success"} | await _synthesize(item, batch)
         except (RequestRefused, SessionError, EngineError) as error:
@@ -110,7 +110,7 @@ async def _synthesize_item(index: int, item: dict[str, Any], batch: SpeechBatch)
 async def _synthesize(item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
     fields = {name: value for name, value in item.items() if name not in OF_STREAMS}
     order = await prepare_job(body_of(fields), batch.server, batch.caller, batch.listener)
-    data, done = await speak_whole(order, batch.session, batch.room, batch.server.metrics)
+    data, done = await speak_whole(order, batch.session, batch.byte_budget, batch.server.metrics)
     told = {AUDIO: data, "media_type": order.media_type, "usage": usage(done, order.num_reference_frames)}
     return told | ({"warning": order.warning} if order.warning else {})
 

@@ -96,7 +96,7 @@ async def close_writer(server: SpeechServer, writer: asyncio.StreamWriter) -> No
 
 def resolve_owner(server: SpeechServer, setting: str, name: str | None) -> Principal:
     """Whose work it is that shows no key. Raises ``ConfigError``."""
-    owner = server.gatekeeper.caller_named(name) if server.gatekeeper.has_keys or name is not None else LOCAL
+    owner = server.gatekeeper.principal_by_name(name) if server.gatekeeper.has_keys or name is not None else LOCAL
     if owner is None:
         raise ConfigError(f"{setting} = {name!r}: no API key has this name")
     return owner

@@ -65,11 +65,11 @@ class TokenEndpoint:
     async def __call__(self, request: Request) -> Response:
         """Raises ``RequestRefused``."""
         server = server_of(request)
-        caller = server.gatekeeper.admit_holder(request)
+        caller = server.gatekeeper.require_api_key(request)
         longest_s = server.config.wires.token_ttl_s
         body = await read_object(request)
         ttl_s, scopes = self._ttl_s(body, longest_s), self._scopes(body)
-        token, expires_s = server.gatekeeper.mint(caller, ttl_s, scopes)
+        token, expires_s = server.gatekeeper.issue_token(caller, ttl_s, scopes)
         answer = self._mint.answer(IssuedToken(token, expires_s, ttl_s))
         return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 

@@ -38,14 +38,14 @@ async def list_open_webui(request: Request) -> Response:
 
 async def list_open_webui_models(request: Request) -> Response:
     server = server_of(request)
-    server.gatekeeper.admit(request)
+    server.gatekeeper.authenticate(request)
     model = server.engine.info.model
     return JSONResponse({"models": [{"id": model, "name": model}]})
 
 
 async def _voices(request: Request) -> list[ListedVoice]:
     server = server_of(request)
-    caller = server.gatekeeper.admit(request)
+    caller = server.gatekeeper.authenticate(request)
     return await asyncio.to_thread(listed_voices, server.engine.info, server.voices, caller)
 
 

@@ -34,7 +34,7 @@ EMBEDDING_FIELD = "speaker_embedding"
 
 async def list_voices(request: Request) -> Response:
     server = server_of(request)
-    caller = server.gatekeeper.admit(request)
+    caller = server.gatekeeper.authenticate(request)
     info, stored = server.engine.info, await _stored(server, caller)
     names = [voice.name for voice in info.voices] + [manifest.name for manifest in stored]
     uploaded = [_describe_voice(manifest, caller) for manifest in stored]
@@ -43,7 +43,7 @@ async def list_voices(request: Request) -> Response:
 
 async def list_voices_with_ids(request: Request) -> Response:
     server = server_of(request)
-    caller = server.gatekeeper.admit(request)
+    caller = server.gatekeeper.authenticate(request)
     info, stored = server.engine.info, await _stored(server, caller)
     voices = [_describe_built_in(voice) for voice in info.voices]
     for manifest in stored:
@@ -54,7 +54,7 @@ async def list_voices_with_ids(request: Request) -> Response:
 
 async def show_voice(request: Request) -> Response:
     server = server_of(request)
-    caller, name = server.gatekeeper.admit(request), request.path_params["name"]
+    caller, name = server.gatekeeper.authenticate(request), request.path_params["name"]
     for voice in server.engine.info.voices:
         if voice.name == name:
             return JSONResponse(_describe_built_in(voice))
@@ -66,9 +66,9 @@ async def show_voice(request: Request) -> Response:
 
 async def add_voice(request: Request) -> Response:
     server = server_of(request)
-    caller = server.gatekeeper.admit_holder(request)
+    caller = server.gatekeeper.require_api_key(request)
     settings = server.config.voices
-    with server.cloning.uploads.inside():
+    with server.cloning.uploads.acquire():
         form = await read_form(request, settings.max_upload_bytes, settings.upload_timeout_s)
         manifest = _manifest(form, caller, server.engine.info)
         _check_free(server, manifest)
@@ -83,7 +83,7 @@ async def add_voice(request: Request) -> Response:
 
 async def delete_voice(request: Request) -> Response:
     server = server_of(request)
-    caller, name = server.gatekeeper.admit_holder(request), request.path_params["name"]
+    caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
     if is_built_in(name, server.engine.info):
         raise RequestRefused("voice_protected", f"voice {name!r} belongs to the model", "name")
     if not await asyncio.to_thread(server.voices.remove, caller.name, name):

@@ -42,11 +42,11 @@ class NativeEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
         try:
-            caller = self._server.gatekeeper.admit(websocket)
+            caller = self._server.gatekeeper.authenticate(websocket)
             offered = scope.get("subprotocols", [])
             if offered and SUBPROTOCOL not in offered:
                 raise RequestRefused("unsupported_subprotocol", f"this address speaks {SUBPROTOCOL}")
-            self._server.check_room(caller)
+            self._server.check_connection_limits(caller)
             session = self._server.open_session(caller)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
@@ -57,10 +57,10 @@ class NativeEndpoint:
         link = WebSocketTransport(scope, receive, send, timeout_s)
         connection = NativeConnection(self._server, session, link)
         try:
-            with self._server.connected(connection, caller):
+            with self._server.track_connection(connection, caller):
                 await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
                 log.info("session opened", extra={"session_id": session.session_id, "key_name": caller.name})
-                await connection.converse()
+                await connection.run()
         finally:
             await session.aclose()
             log.info("session closed", extra={"session_id": session.session_id, "close_code": link.close_code})
@@ -83,13 +83,13 @@ class NativeConnection:
             session,
             link,
             self._tasks,
-            may_speak=server.may_speak,
-            on_silent=weak_method(self._fall_silent),
+            check_can_start=server.check_not_draining,
+            on_silent=weak_method(self._wait_idle),
             default_lead_ms=server.config.speech.lead_ms,
             max_remembered_responses=self._limits.max_remembered_responses,
         )
 
-    async def converse(self) -> None:
+    async def run(self) -> None:
         """Returns when the line is closed and nothing of the session is left."""
         try:
             created = self._created(await self._voices())
@@ -104,15 +104,15 @@ class NativeConnection:
             log.exception("a connection failed", extra={"session_id": self._session.session_id})
             await self._close(ErrorInfo("internal_error", "internal error"))
 
-    def tick(self, now_s: float) -> None:
+    def on_tick(self, now_s: float) -> None:
         if now_s - self._opened_s >= self._limits.max_session_s:
-            self.end("session_expired")
+            self.close("session_expired")
         elif self._session.detached.is_set():
-            self.end("idle_timeout")
+            self.close("idle_timeout")
         elif self._server.draining and not self._bridge.num_live:
-            self.end("draining")
+            self.close("draining")
 
-    def end(self, code: str) -> None:
+    def close(self, code: str) -> None:
         if not self._ending:
             self._ending = True
             reason = describe(RequestRefused(code, rule_for(code).meaning))
@@ -124,9 +124,9 @@ class NativeConnection:
             event: ev.ClientEvent | None = None
             try:
                 event = self._parse(message)
-                await self._bridge.receive(event)
+                await self._bridge.handle_event(event)
             except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
-                await self._answer(error, getattr(event, "response_id", None))
+                await self._send_error(error, getattr(event, "response_id", None))
 
     def _parse(self, message: str | bytes) -> ev.ClientEvent:
         if isinstance(message, bytes):
@@ -134,7 +134,7 @@ class NativeConnection:
         check_size(message, self._limits.max_message_bytes)
         return parse_client(message)
 
-    async def _answer(self, error: Exception, response_id: str | None) -> None:
+    async def _send_error(self, error: Exception, response_id: str | None) -> None:
         """Tell the client what it did wrong, and close if that broke the wire."""
         info = describe(error)
         self._server.metrics.refused(info.code)
@@ -153,12 +153,12 @@ class NativeConnection:
         code = rule_for(info.code).close
         assert code is not None
         self._session.detach()
-        await self._bridge.silent(CLOSE_GRACE_S)
+        await self._bridge.wait_idle(CLOSE_GRACE_S)
         await self._link.send(serialize(error_event(info, response_id)))
         await self._link.close(code, info.code)
         log.info("closed", extra={"session_id": self._session.session_id, "close_code": int(code), "code": info.code})
 
-    def _fall_silent(self) -> None:
+    def _wait_idle(self) -> None:
         if self._bridge.closing and not self._ending:
             self._ending = True
             self._tasks.create_task(self._link.close(1000), name="voicewire close")

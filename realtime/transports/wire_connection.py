@@ -77,20 +77,20 @@ class DialectConnection:
     @property
     def _lead_ms(self) -> int | None:
         config = self._server.config
-        return None if self._wire.carrier == "http" else min(config.wires.lead_ms, config.limits.max_lead_ms)
+        return None if self._wire.transport == "http" else min(config.wires.lead_ms, config.limits.max_lead_ms)
 
-    def enter(self, caller: Principal) -> None:
+    def open(self, caller: Principal) -> None:
         """Take a place. Raises what refuses a handshake."""
         self._caller = caller
-        if self._dialect.wish is not None:
-            self._warnings = self._check_wish(self._dialect.wish)
-        if caller.is_known:
+        if self._dialect.options is not None:
+            self._warnings = self._validate_options(self._dialect.options)
+        if caller.is_authenticated:
             self._open_session(caller)
-        self._entered.enter_context(self._server.connected(self, caller))
+        self._entered.enter_context(self._server.track_connection(self, caller))
 
-    def _check_wish(self, wish: on.SpeechOptions) -> tuple[str, ...]:
+    def _validate_options(self, wish: on.SpeechOptions) -> tuple[str, ...]:
         """What to warn of. Raises ``UnsupportedFormat``."""
-        settings, warnings = self._grantor.grant(wish)
+        settings, warnings = self._grantor.resolve(wish)
         check_format(settings.format)
         return warnings
 
@@ -102,14 +102,14 @@ class DialectConnection:
     def head(self) -> tuple[str, dict[str, str]]:
         return self._dialect.media_type, self.headers()
 
-    async def converse(self, link: MessageTransport, body: bytes | None = None) -> None:
+    async def run(self, link: MessageTransport, body: bytes | None = None) -> None:
         """Returns when the line is closed. An HTTP request has its ``body``. Raises ``ResponseAborted``."""
         self._link = link
         self._server.metrics.inc("wire_connections_total", wire=self._wire.path)
         try:
             async with self._tasks:
                 self._ending = False
-                await self._carry_out(self._dialect.begin())
+                await self._execute(self._dialect.start())
                 if body is not None:
                     await self._receive(body)
                 await self._read()
@@ -129,23 +129,23 @@ class DialectConnection:
         if self._session is not None:
             await self._session.aclose()
 
-    def tick(self, now_s: float) -> None:
+    def on_tick(self, now_s: float) -> None:
         if self._ending:
             return
         if now_s - self._opened_s >= self._limits.max_session_s:
-            self.end("session_expired")
+            self.close("session_expired")
         elif self._session is None:
             if now_s - self._opened_s >= self._server.config.listen.handshake_timeout_s:
-                self.end("unauthorized")
+                self.close("unauthorized")
         elif self._session.detached.is_set():
-            self.end("idle_timeout")
+            self.close("idle_timeout")
         elif self._server.draining and not self._contexts.num_speaking:
-            self.end("draining")
+            self.close("draining")
         elif self._dialect.context_timeout_s is not None:
             for idle in self._contexts.idle(self._dialect.context_timeout_s, now_s):
-                self._tasks.create_task(self._tell(idle), name="voicewire idle context")
+                self._tasks.create_task(self._send_event(idle), name="voicewire idle context")
 
-    def end(self, code: str) -> None:
+    def close(self, code: str) -> None:
         if not self._ending:
             self._ending = True
             reason = describe(RequestRefused(code, rule_for(code).meaning))
@@ -162,18 +162,18 @@ class DialectConnection:
             self._session.touch()
         try:
             check_size(message, self._limits.max_message_bytes)
-            await self._carry_out(self._dialect.receive(message))
+            await self._execute(self._dialect.receive_message(message))
         except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
             await self._answer(error)
 
-    async def _carry_out(self, intents: Iterable[on.DialectCommand], wanted: Callable[[], bool] | None = None) -> None:
+    async def _execute(self, intents: Iterable[on.DialectCommand], wanted: Callable[[], bool] | None = None) -> None:
         for kind, run in itertools.groupby(list(intents), type):
             if kind is on.SendMessage:
                 messages = list(cast(Iterable[on.SendMessage], run))
                 await self._send(messages, wanted)
                 await self._count_errors(sum(message.is_refusal for message in messages))
             else:
-                await self._act(cast(Iterable[OtherIntent], run))
+                await self._handle_command(cast(Iterable[OtherIntent], run))
 
     async def _send(self, messages: Iterable[on.SendMessage], wanted: Callable[[], bool] | None) -> None:
         """Nothing comes between messages that belong together, however slowly the line takes them."""
@@ -181,7 +181,7 @@ class DialectConnection:
             for each in messages:
                 await self._link.send(each.message, wanted)
 
-    async def _act(self, intents: Iterable[OtherIntent]) -> None:
+    async def _handle_command(self, intents: Iterable[OtherIntent]) -> None:
         for intent in intents:
             match intent:
                 case on.CloseConnection():
@@ -193,22 +193,26 @@ class DialectConnection:
                 case on.Configure():
                     await self._configure(intent.fields)
                 case _:
-                    for event in await self._answers(intent):
-                        await self._tell(event)
+                    for event in await self._handle_event(intent):
+                        await self._send_event(event)
                         await self._count_refusal(event)
 
-    async def _answers(self, intent: ContextIntent | on.QueryHeard) -> list[on.DialectEvent]:
+    async def _handle_event(self, intent: ContextIntent | on.QueryHeard) -> list[on.DialectEvent]:
         if self._session is None:
             raise RequestRefused("unauthorized", UNKNOWN_KEY)
-        return await self._contexts.recall(intent) if isinstance(intent, on.QueryHeard) else self._contexts.act(intent)
+        return (
+            await self._contexts.query_heard(intent)
+            if isinstance(intent, on.QueryHeard)
+            else self._contexts.handle(intent)
+        )
 
-    async def _tell(self, event: on.DialectEvent, wanted: Callable[[], bool] | None = None) -> None:
+    async def _send_event(self, event: on.DialectEvent, wanted: Callable[[], bool] | None = None) -> None:
         if isinstance(event, on.ContextOpened):
-            self._note_warnings(event.warnings)
+            self._log_warnings(event.warnings)
         if isinstance(event, on.ContextEnded):
             log.info("context ended", extra=self._facts(event))
             self._server.metrics.inc("wire_contexts_total", wire=self._wire.path, status=event.status)
-        await self._carry_out(self._dialect.tell(event), wanted)
+        await self._execute(self._dialect.send_event(event), wanted)
 
     async def _count_refusal(self, event: on.DialectEvent) -> None:
         """A context that fails in answer to a message counts as an error of the connection."""
@@ -230,7 +234,7 @@ class DialectConnection:
         info = ErrorInfo("too_many_errors", f"max_errors is {self._limits.max_errors}")
         await self._fail(info, CloseCode.POLICY_VIOLATION)
 
-    def _note_warnings(self, warnings: tuple[str, ...]) -> None:
+    def _log_warnings(self, warnings: tuple[str, ...]) -> None:
         if warnings:
             self._warnings = warnings
             log.info("a wish was not granted", extra={"wire": self._wire.path})
@@ -267,7 +271,7 @@ class DialectConnection:
         if code is not None:
             self._ending = True
             self._detach()
-        await self._carry_out(self._dialect.fail(error_body(info), code))
+        await self._execute(self._dialect.send_error(error_body(info), code))
         if code is not None:
             await self._close(code, info.code)
 
@@ -278,7 +282,7 @@ class DialectConnection:
         self._ending = self._closing = True
         self._detach()
         if self._session is not None:
-            await self._contexts.silent(CLOSE_GRACE_S)
+            await self._contexts.wait_idle(CLOSE_GRACE_S)
         await self._link.close(code, reason)
 
     async def _abort(self, abort: on.AbortRequest) -> None:
@@ -295,12 +299,12 @@ class DialectConnection:
         """Raises ``RequestRefused`` or ``SessionError``. Once it is known whose connection this is, it stays theirs."""
         if self._session is not None:
             return
-        caller = self._server.gatekeeper.caller_of(key)
+        caller = self._server.gatekeeper.principal_for_key(key)
         self._entered.close()  # its own place counts for nobody
-        self._server.check_room(caller)
-        self._server.check_key(caller)
+        self._server.check_connection_limits(caller)
+        self._server.check_response_limits(caller)
         self._open_session(caller)
-        self._entered.enter_context(self._server.connected(self, caller))
+        self._entered.enter_context(self._server.track_connection(self, caller))
 
     async def _configure(self, given: Mapping[str, Any]) -> None:
         """Raises what ``override_settings`` does; then what was configured before goes on to hold."""
@@ -318,15 +322,15 @@ class DialectConnection:
             self._session,
             self._grantor,
             self._tasks,
-            weak_method(self._tell),
-            self._server.may_speak,
+            weak_method(self._send_event),
+            self._server.check_not_draining,
             ContextLimits(
                 max_contexts=self._server.config.wires.max_contexts,
                 max_waiting_chars=self._limits.max_response_chars,
                 max_remembered=self._limits.max_remembered_responses,
             ),
             serial=self._wire.serial,
-            tells_heard=self._dialect.tells_heard,
+            reports_heard_text=self._dialect.reports_heard_text,
         )
 
     def _has_stored_voice(self, name: str) -> bool:
@@ -340,7 +344,7 @@ class DialectConnection:
 def refusal(wire: DialectRoute, info: ErrorInfo) -> JSONResponse:
     """The vendor's shape of an HTTP error."""
     status = http_status(info)
-    body, headers = wire.dialect.refuse(error_body(info), status)
+    body, headers = wire.dialect.reject_handshake(error_body(info), status)
     return JSONResponse(body, status, refusal_headers(info) | printable(headers))
 
 

@@ -40,12 +40,12 @@ class DialectEndpoint:
             caller = self._admit(request)
             dialect = self._wire.dialect(_handshake(request))
             connection = DialectConnection(self._server, self._wire, dialect)
-            connection.enter(caller)
+            connection.open(caller)
         except (RequestRefused, ProtocolError, SessionError, EngineError) as error:
             await self._refuse(error, scope, receive, send)
             return
         try:
-            if self._wire.carrier == "http":
+            if self._wire.transport == "http":
                 await self._serve_http(connection, scope, receive, send)
             else:
                 await self._serve_socket(connection, scope, receive, send)
@@ -59,9 +59,13 @@ class DialectEndpoint:
         """Raises ``RequestRefused``."""
         gatekeeper = self._server.gatekeeper
         anybody = Principal(max_connections=self._server.config.wires.max_connections_without_key)
-        caller = gatekeeper.admit_late(request) or anybody if self._wire.late_key else gatekeeper.admit(request)
-        self._server.check_room(caller)
-        self._server.check_key(caller)
+        caller = (
+            gatekeeper.authenticate_deferred(request) or anybody
+            if self._wire.late_key
+            else gatekeeper.authenticate(request)
+        )
+        self._server.check_connection_limits(caller)
+        self._server.check_response_limits(caller)
         return caller
 
     async def _serve_socket(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +73,7 @@ class DialectEndpoint:
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in connection.headers().items()]
         offered = scope.get("subprotocols", [])
         await WebSocket(scope, receive, send).accept(subprotocol=offered[0] if offered else None, headers=headers)
-        await connection.converse(WebSocketTransport(scope, receive, send, timeout_s))
+        await connection.run(WebSocketTransport(scope, receive, send, timeout_s))
 
     async def _serve_http(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
         link = HttpTransport(scope, receive, send, weak_method(connection.head))
@@ -79,7 +83,7 @@ class DialectEndpoint:
         except RequestRefused as error:
             await self._refuse(error, scope, receive, send)
         else:
-            await connection.converse(link, body)
+            await connection.run(link, body)
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         info = describe(error)
@@ -95,7 +99,7 @@ class DialectEndpoint:
 def dialect_routes(server: SpeechServer) -> list[BaseRoute]:
     return [
         WebSocketRoute(wire.path, DialectEndpoint(server, wire))
-        if wire.carrier == "socket"
+        if wire.transport == "socket"
         else Route(wire.path, DialectEndpoint(server, wire), methods=["POST"])
         for wire in DIALECT_ROUTES
     ]

@@ -61,18 +61,18 @@ class WyomingServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_connections += 1
         try:
-            await self._converse(reader, writer)
+            await self._serve_connection(reader, writer)
         finally:
             self._num_connections -= 1
             await close_writer(self._server, writer)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         limit = self._server.config.limits.max_message_bytes
         try:
-            self._check_room()
+            self._check_capacity()
             dialect = WyomingDialect(await self._info(), self._settings.sample_rate, limit)
             connection = DialectConnection(self._server, WIRE, dialect)
-            connection.enter(self._owner)
+            connection.open(self._owner)
         except (RequestRefused, SessionError, EngineError) as error:
             info = describe(error)
             self._server.metrics.refused(info.code)
@@ -80,12 +80,12 @@ class WyomingServer:
             writer.write(serialize(WyomingEvent("error", {"text": info.message, "code": info.code})))
             return
         try:
-            await connection.converse(create_stream_transport(self._server, reader, writer))
+            await connection.run(create_stream_transport(self._server, reader, writer))
         finally:
             await connection.aclose()
 
-    def _check_room(self) -> None:
-        self._server.check_room(self._owner)
+    def _check_capacity(self) -> None:
+        self._server.check_connection_limits(self._owner)
         limit = self._settings.max_connections
         if self._num_connections > limit:
             wait_ms = self._server.config.limits.retry_after_ms

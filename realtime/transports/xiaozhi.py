@@ -41,7 +41,7 @@ class XiaozhiService:
     def close(self) -> None:
         self._threads.close()
 
-    async def converse(
+    async def run_conversation(
         self,
         line: MessageTransport,
         dialect: XiaozhiDialect,
@@ -51,7 +51,7 @@ class XiaozhiService:
     ) -> None:
         """With one of them, to its end. Raises ``RequestRefused``, ``SessionError`` or ``EngineError``, and then it was
         not accepted."""
-        self.server.check_room(caller)
+        self.server.check_connection_limits(caller)
         settings = self.server.config.xiaozhi
         link = XiaozhiTransport(
             line,
@@ -62,11 +62,11 @@ class XiaozhiService:
             linger_s=settings.linger_ms / 1000,
         )
         connection = CallConnection(self.server, self._switchboard, dialect, caller, link)
-        watching = asyncio.create_task(link.watch(), name="voicewire device")
+        watching = asyncio.create_task(link.run_idle_timer(), name="voicewire device")
         try:
             if accept is not None:
                 await accept()
-            await connection.converse()
+            await connection.run()
         finally:
             watching.cancel()
             await connection.aclose()
@@ -81,10 +81,10 @@ class XiaozhiEndpoint:
         websocket = WebSocket(scope, receive, send)
         link = WebSocketTransport(scope, receive, send, self._server.config.limits.reader_timeout_s + WRITE_GRACE_S)
         try:
-            caller = self._server.gatekeeper.admit(websocket, TokenScope.CALLS)
+            caller = self._server.gatekeeper.authenticate(websocket, TokenScope.CALLS)
             version = version_of(websocket.headers.get("protocol-version", "1"))
             dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", device_parameters(websocket))
-            await self._devices.converse(link, dialect, caller, version, websocket.accept)
+            await self._devices.run_conversation(link, dialect, caller, version, websocket.accept)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
             log.info("refused a device", extra={"code": describe(error).code})

@@ -97,7 +97,7 @@ class XiaozhiMqttServer:
         self._serving.add(task)
         link = create_stream_transport(self._server, reader, writer)
         try:
-            await self._attend(link, str(writer.get_extra_info("peername")[0]), writer)
+            await self._handle_connection(link, str(writer.get_extra_info("peername")[0]), writer)
         except (RemoteProtocolError, RequestRefused, SessionError, EngineError, TimeoutError) as error:
             code = "idle_timeout" if isinstance(error, TimeoutError) else describe(error).code
             self._server.metrics.refused(code)
@@ -108,8 +108,8 @@ class XiaozhiMqttServer:
             self._serving.discard(task)
             await close_writer(self._server, writer)
 
-    async def _attend(self, link: TcpStreamTransport, host: str, writer: asyncio.StreamWriter) -> None:
-        self._check_strangers()
+    async def _handle_connection(self, link: TcpStreamTransport, host: str, writer: asyncio.StreamWriter) -> None:
+        self._warn_if_public()
         reader = mqtt.MqttPacketReader(self._server.config.limits.max_message_bytes)
         async with asyncio.timeout(self._server.config.listen.handshake_timeout_s):
             first, early = await self._first(link, reader)
@@ -120,17 +120,17 @@ class XiaozhiMqttServer:
         )
         self._num_devices += 1
         try:
-            await self._talk(link, reader, device, early, self._patience_s(connect))
+            await self._serve_device(link, reader, device, early, self._keepalive_timeout_s(connect))
         finally:
             self._num_devices -= 1
 
-    def _check_strangers(self) -> None:
+    def _warn_if_public(self) -> None:
         """Raises ``RequestRefused``. Who shows no key takes no device's place."""
         limit = self._server.config.limits.max_http_connections
         if len(self._serving) - self._num_devices > limit:
             raise RequestRefused("too_many_connections", f"max_http_connections is {limit}")
 
-    async def _talk(
+    async def _serve_device(
         self,
         link: TcpStreamTransport,
         reader: mqtt.MqttPacketReader,
@@ -141,7 +141,7 @@ class XiaozhiMqttServer:
         await link.send(mqtt.connack(mqtt.ACCEPTED))
         async with device:
             for packet in early:
-                await device.take(packet)
+                await device.handle_packet(packet)
             while True:
                 async with asyncio.timeout(patience_s):
                     piece = await link.receive()
@@ -150,7 +150,7 @@ class XiaozhiMqttServer:
                 for packet in reader.push(piece):
                     if packet.kind == mqtt.DISCONNECT:
                         return
-                    await device.take(packet)
+                    await device.handle_packet(packet)
 
     async def _first(
         self, link: TcpStreamTransport, reader: mqtt.MqttPacketReader
@@ -172,9 +172,9 @@ class XiaozhiMqttServer:
             gatekeeper = self._server.gatekeeper
             if not gatekeeper.has_keys and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
                 raise RequestRefused("not_loopback", NO_KEYS)
-            caller = gatekeeper.caller_of(connect.password, TokenScope.CALLS)
+            caller = gatekeeper.principal_for_key(connect.password, TokenScope.CALLS)
             code = mqtt.BUSY
-            self._server.check_room(caller)
+            self._server.check_connection_limits(caller)
             if self._num_devices >= self._settings.max_devices:
                 raise RequestRefused("too_many_connections", f"xiaozhi.max_devices is {self._settings.max_devices}")
         except (RemoteProtocolError, RequestRefused):
@@ -182,7 +182,7 @@ class XiaozhiMqttServer:
             raise
         return connect, caller
 
-    def _patience_s(self, connect: mqtt.ConnectPacket) -> float:
+    def _keepalive_timeout_s(self, connect: mqtt.ConnectPacket) -> float:
         return KEEP_ALIVE_GRACE * min(connect.keep_alive_s or MAX_KEEP_ALIVE_S, MAX_KEEP_ALIVE_S)
 
 
@@ -211,44 +211,44 @@ class XiaozhiMqttDevice:
     async def __aexit__(self, *_: object) -> None:
         await self._end()
 
-    async def take(self, packet: mqtt.MqttPacket) -> None:
+    async def handle_packet(self, packet: mqtt.MqttPacket) -> None:
         """Raises ``RemoteProtocolError``, ``RequestRefused`` or ``SessionError``."""
         match packet.kind:
             case mqtt.PUBLISH:
                 published = mqtt.parse_publish(packet)
                 if published.packet_id is not None:
                     await self._link.send(mqtt.puback(published.packet_id))
-                await self._hear(published.payload)
+                await self._on_audio(published.payload)
             case mqtt.SUBSCRIBE:
                 await self._link.send(mqtt.suback(*mqtt.parse_subscribe(packet)))
             case mqtt.PING:
                 await self._link.send(mqtt.PINGRESP)
 
-    async def _hear(self, payload: bytes) -> None:
+    async def _on_audio(self, payload: bytes) -> None:
         message = payload.decode("utf-8", "replace")
         if is_hello(message):
             await self._end()
             self._line = line = XiaozhiMqttTransport(self._publish)
-            self._conversing = asyncio.create_task(self._converse(line), name="voicewire device")
+            self._conversing = asyncio.create_task(self._run_conversation(line), name="voicewire device")
         if self._line is not None:
-            self._line.wrote(message)
+            self._line.on_text(message)
 
-    async def _converse(self, line: XiaozhiMqttTransport) -> None:
-        with self._udp.stream(self._host, line.sounded) as stream:
+    async def _run_conversation(self, line: XiaozhiMqttTransport) -> None:
+        with self._udp.stream(self._host, line.on_audio) as stream:
             line.stream = stream
-            sound = stream.sound
+            sound = stream.crypto
             place = {"server": self._public_host, "port": self._udp.port}
             udp = {**place, "key": sound.key.hex(), "nonce": sound.nonce.hex()}
             shown = {"client_id": self._client_id} if self._client_id else {}
             dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", shown, "udp", udp=udp)
             try:
-                await self._devices.converse(line, dialect, self._caller)
+                await self._devices.run_conversation(line, dialect, self._caller)
             except (RequestRefused, SessionError, EngineError) as error:
                 self._devices.server.metrics.refused(describe(error).code)
                 log.info("refused a conversation", extra={"code": describe(error).code})
-                await line.send(dialect.hang_up())
+                await line.send(dialect.send_hang_up())
             finally:
-                line.cut()
+                line.abort()
 
     async def _publish(self, message: str) -> None:
         await self._link.send(mqtt.publish(self._topic, message.encode()))
@@ -258,7 +258,7 @@ class XiaozhiMqttDevice:
         line, conversing = self._line, self._conversing
         self._line = self._conversing = None
         if line is not None:
-            line.cut()
+            line.abort()
         if conversing is not None:
             await asyncio.wait([conversing])
 

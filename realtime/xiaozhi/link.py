@@ -63,7 +63,7 @@ class XiaozhiTransport:
 
     async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
         if isinstance(message, bytes):
-            await self._speak(message, wanted)
+            await self._send_audio(message, wanted)
         elif message == self._dialect.stop():
             await self._stop()
         else:
@@ -72,7 +72,7 @@ class XiaozhiTransport:
     async def close(self, code: int, reason: str = "") -> None:
         await self._line.close(code, reason)
 
-    async def watch(self) -> None:
+    async def run_idle_timer(self) -> None:
         """Tell the device when the speech has ended."""
         while True:
             await self._speaking.wait()
@@ -82,7 +82,7 @@ class XiaozhiTransport:
             else:
                 await asyncio.sleep(left_s)
 
-    async def _speak(self, pcm: bytes, wanted: Callable[[], bool] | None) -> None:
+    async def _send_audio(self, pcm: bytes, wanted: Callable[[], bool] | None) -> None:
         encoder = self._encoder
         self._gathered += pcm
         if len(self._gathered) < PACKET_BYTES and pcm != FLUSH:

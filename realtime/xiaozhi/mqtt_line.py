@@ -21,19 +21,19 @@ class XiaozhiMqttTransport:
         self._waiting: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self._closed = False
 
-    def wrote(self, message: str) -> None:
+    def on_text(self, message: str) -> None:
         if self._closed:
             return
         if self._waiting.qsize() < MAX_WAITING:
             self._waiting.put_nowait(message)
         else:
-            self.cut()
+            self.abort()
 
-    def sounded(self, packet: bytes) -> None:
+    def on_audio(self, packet: bytes) -> None:
         if not self._closed and self._waiting.qsize() < MAX_WAITING:
             self._waiting.put_nowait(packet)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Idempotent."""
         if not self._closed:
             self._closed = True
@@ -51,4 +51,4 @@ class XiaozhiMqttTransport:
             self.stream.send(message)
 
     async def close(self, code: int, reason: str = "") -> None:
-        self.cut()
+        self.abort()

@@ -33,10 +33,10 @@ class UdpAudioStream:
     """One device's sound. ``heard`` is called with each packet that may be."""
 
     def __init__(
-        self, sound: EncryptedAudioStream, host: str, heard: Callable[[bytes], None], max_packets_per_s: int
+        self, crypto: EncryptedAudioStream, host: str, on_packet: Callable[[bytes], None], max_packets_per_s: int
     ) -> None:
-        self.sound = sound
-        self._host, self._heard = host, heard
+        self.crypto = crypto
+        self._host, self._heard = host, on_packet
         self._max_packets_per_s = max_packets_per_s
         self._answer: UdpReplyPath | None = None
         self._held: deque[bytes] = deque(maxlen=MAX_HELD_PACKETS)
@@ -44,18 +44,18 @@ class UdpAudioStream:
         self._num_sent = 0
 
     def send(self, packet: bytes) -> None:
-        datagram = self.sound.seal(packet, self._num_sent * PACKET_MS)
+        datagram = self.crypto.encrypt(packet, self._num_sent * PACKET_MS)
         self._num_sent += 1
         if self._answer is None:
             self._held.append(datagram)
         else:
             self._answer.send(datagram)
 
-    def arrived(self, datagram: bytes, answer: UdpReplyPath) -> None:
+    def on_datagram(self, datagram: bytes, answer: UdpReplyPath) -> None:
         """Only from the machine that holds the device's other line, and not faster than any device speaks."""
         if answer.address[0] != self._host or self._is_too_fast():
             return
-        if (packet := self.sound.open(datagram)) is None:
+        if (packet := self.crypto.decrypt(datagram)) is None:
             return
         self._answer = answer
         while self._held:
@@ -122,7 +122,7 @@ class UdpServer:
     def _arrived(self, data: bytes, answer: UdpReplyPath) -> None:
         number = stream_id_of(data)
         if number is not None and (stream := self._streams.get(number)) is not None:
-            stream.arrived(data, answer)
+            stream.on_datagram(data, answer)
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:

@@ -57,8 +57,8 @@ class ForcedAligner:
 
     def __init__(self, sample_rate: int, weights: AlignerWeights | None = None) -> None:
         self._weights = weights or load_weights()
-        self._ear = AcousticModel(self._weights.ear, sample_rate)
-        self._path = ViterbiPath(self._weights.ear.log_prior.size)
+        self._ear = AcousticModel(self._weights.acoustic, sample_rate)
+        self._path = ViterbiPath(self._weights.acoustic.log_prior.size)
         self._step_samples = step_samples(sample_rate)
         self._num_samples = 0
         self._num_chars = 0
@@ -93,23 +93,23 @@ class ForcedAligner:
     def push(self, pcm: Pcm) -> None:
         self._num_samples += pcm.size
         for block in self._ear.push(pcm):
-            self._follow(block)
+            self._advance(block)
 
     def finish(self) -> None:
         for block in self._ear.finish():
-            self._follow(block)
+            self._advance(block)
         traced = self._path.trace(self._path.num_units) or self._path.trace()
         self._ends += self._new_ends(traced, self._path.num_steps)
-        self._spread_the_rest()
+        self._estimate_tail()
 
-    def _follow(self, block: Pcm) -> None:
+    def _advance(self, block: Pcm) -> None:
         for scores in block:
             self._path.push(scores)
         traced, now = self._path.trace(), self._path.num_steps
         self._ends += self._new_ends(traced, now - FINALIZE_DELAY_STEPS)
         for unit, end in traced:
             if end <= now - HISTORY_STEPS:
-                self._path.settle(unit + 1, end)
+                self._path.commit(unit + 1, end)
                 break
 
     def _new_ends(self, traced: list[tuple[int, int]], until: int) -> list[int]:
@@ -119,7 +119,7 @@ class ForcedAligner:
         follows_on = bool(new) and new[0][0] == known
         return [end for _, end in new if end <= until] if follows_on else []
 
-    def _spread_the_rest(self) -> None:
+    def _estimate_tail(self) -> None:
         """Where no path leads to the end of the text, what is left of it is spread over what is left of the speech."""
         missing, start = self._num_chars + 1 - len(self._ends), self._ends[-1] if self._ends else 0
         left = self._path.num_steps - start

@@ -104,7 +104,7 @@ class AcousticModel:
     def push(self, pcm: Floats) -> list[Floats]:
         """Blocks [BLOCK_STEPS, num_sounds], each 80 ms, about 80 to 160 ms behind the PCM."""
         self._num_samples += pcm.size
-        return [scores for block in self._energies.push(pcm) for scores in self._hear(block)]
+        return [scores for block in self._energies.push(pcm) for scores in self._score(block)]
 
     def finish(self) -> list[Floats]:
         """The rest, cut where the speech ends."""
@@ -112,12 +112,12 @@ class AcousticModel:
         rest = []
         silence = np.zeros(self._step_samples * BLOCK_STEPS, np.float32)
         while self._num_steps < num_steps:
-            rest += [scores for block in self._energies.push(silence) for scores in self._hear(block)]
+            rest += [scores for block in self._energies.push(silence) for scores in self._score(block)]
         if self._num_steps > num_steps:
             rest[-1] = rest[-1][: num_steps - self._num_steps]
         return rest
 
-    def _hear(self, block: Floats) -> list[Floats]:
+    def _score(self, block: Floats) -> list[Floats]:
         self._frames = np.concatenate([self._frames, block])
         if len(self._frames) < BLOCK_FRAMES + 2 * CONTEXT_FRAMES:
             return []

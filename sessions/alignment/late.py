@@ -52,11 +52,11 @@ class AlignmentBacklog:
             if not share.num_bytes:
                 self._shares.pop(share, None)
 
-    def shrink(self) -> None:
-        while self.num_bytes > self.max_bytes and self._look_at_oldest():
+    def trim(self) -> None:
+        while self.num_bytes > self.max_bytes and self._process_oldest():
             pass
 
-    def _look_at_oldest(self) -> bool:
+    def _process_oldest(self) -> bool:
         """One piece; ``False`` where there is none, or another thread is at it."""
         with self._lock:
             share = next(iter(self._shares), None)
@@ -66,7 +66,7 @@ class AlignmentBacklog:
         if aligner is None:  # nobody will ask
             self.remove(share, share.num_bytes)
             return True
-        return aligner.look_at_one()
+        return aligner.process_next()
 
 
 class LazyAligner:
@@ -86,59 +86,59 @@ class LazyAligner:
         """An aligner is in one thread at a time."""
 
     @property
-    def num_kept_bytes(self) -> int:
+    def num_pending_bytes(self) -> int:
         """Of speech that the next question waits for."""
         return self._share.num_bytes
 
     @property
     def bounds(self) -> list[int]:
         with self._lock:
-            self.catch_up()
-            return self._told().bounds if self._found is None else list(self._found)
+            self.process_all()
+            return self._get_aligner().bounds if self._found is None else list(self._found)
 
     def estimate(self) -> list[int]:
         with self._lock:
-            self.catch_up()
-            return self._told().estimate() if self._found is None else list(self._found)
+            self.process_all()
+            return self._get_aligner().estimate() if self._found is None else list(self._found)
 
     def add_text(self, text: str) -> None:
-        self._keep(lambda aligner: aligner.add_text(text))
+        self._enqueue(lambda aligner: aligner.add_text(text))
 
     def end_text(self) -> None:
-        self._keep(lambda aligner: aligner.end_text())
+        self._enqueue(lambda aligner: aligner.end_text())
 
     def push(self, pcm: Pcm) -> None:
         for start in range(0, pcm.size, CHUNK_SAMPLES):
-            self._keep_piece(pcm[start : start + CHUNK_SAMPLES])
+            self._enqueue_pcm(pcm[start : start + CHUNK_SAMPLES])
 
     def finish(self) -> None:
-        self._keep(lambda aligner: aligner.finish())
-        self.stop()
+        self._enqueue(lambda aligner: aligner.finish())
+        self.end_input()
 
-    def stop(self) -> None:
+    def end_input(self) -> None:
         """Nothing follows: what it would say now, it says from now on."""
         with self._lock:
             self._over = True
             if not self._kept:
-                self._let_go()
+                self._release_aligner()
 
-    def catch_up(self) -> None:
+    def process_all(self) -> None:
         """Look through all that is kept; from any thread, where another waits for one piece at most."""
         while self._kept:
             with self._lock:
-                self._do_one()
+                self._run_next()
 
-    def look_at_one(self) -> bool:
+    def process_next(self) -> bool:
         """Look through the oldest piece that is kept, unless another thread is at it."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._do_one()
+            self._run_next()
             return True
         finally:
             self._lock.release()
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Nobody will ask any more."""
         self._over = True
         self._kept.clear()
@@ -146,36 +146,36 @@ class LazyAligner:
             self._backlog.remove(self._share, self._share.num_bytes)
             self._found, self._aligner = self._found or array("l"), None
 
-    def _keep_piece(self, pcm: Pcm) -> None:
-        self._keep(lambda aligner: aligner.push(pcm), pcm.nbytes)
+    def _enqueue_pcm(self, pcm: Pcm) -> None:
+        self._enqueue(lambda aligner: aligner.push(pcm), pcm.nbytes)
 
-    def _keep(self, deed: AlignerOp, num_bytes: int = 0) -> None:
+    def _enqueue(self, deed: AlignerOp, num_bytes: int = 0) -> None:
         if self._over:
             return
         if num_bytes:  # counted first: another thread may be through with it at once
             self._backlog.add(self._share, num_bytes)
         self._kept.append((deed, num_bytes))
         if num_bytes:
-            self._backlog.shrink()
+            self._backlog.trim()
 
-    def _do_one(self) -> None:
+    def _run_next(self) -> None:
         try:
             deed, num_bytes = self._kept.popleft()
         except IndexError:  # forgotten meanwhile
             return
         try:
-            deed(self._told())
+            deed(self._get_aligner())
         finally:
             self._backlog.remove(self._share, num_bytes)
         if self._over and not self._kept:
-            self._let_go()
+            self._release_aligner()
 
-    def _told(self) -> Aligner:
+    def _get_aligner(self) -> Aligner:
         if self._aligner is None:
             self._aligner = self._make()
         return self._aligner
 
-    def _let_go(self) -> None:
+    def _release_aligner(self) -> None:
         if self._found is None:
-            self._found = array("l", self._told().estimate())
+            self._found = array("l", self._get_aligner().estimate())
             self._aligner = None

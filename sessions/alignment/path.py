@@ -65,7 +65,7 @@ class ViterbiPath:
 
     def add(self, units: AlignmentUnits) -> None:
         num_units = self.num_units + len(units.sounds)
-        self._make_room(num_units)
+        self._grow(num_units)
         self._sounds[self.num_units : num_units] = units.sounds
         self._durations[self.num_units : num_units] = units.durations
         silent = np.cumsum(units.durations[:, 0], dtype=np.float64) + self._silent[self.num_units]
@@ -79,17 +79,17 @@ class ViterbiPath:
         self.num_steps += 1
         high = min(self.num_units, self._best + BEAM_UNITS)
         window = slice(self._low, high)
-        reached, starts = self._arrive(window, scores)
+        reached, starts = self._update_boundaries(window, scores)
         shifted = reached - self._silent[self._low + 1 : high + 1]
         running = np.maximum.accumulate(shifted)
         sources = np.maximum.accumulate(np.where(shifted >= running, np.arange(shifted.size, dtype=np.int32), 0))
         best = running + self._silent[self._low + 1 : high + 1]
-        self._enter(window, best)
+        self._open_unit(window, best)
         self._arrivals.append(_Backpointers(self._low, sources, starts))
         if best.size:
             self._best = self._low + 1 + int(best.argmax())
 
-    def _arrive(self, window: slice, scores: Floats) -> tuple[npt.NDArray[np.float64], Ints]:
+    def _update_boundaries(self, window: slice, scores: Floats) -> tuple[npt.NDArray[np.float64], Ints]:
         """The best score of each unit of the window ending now, and when it began then."""
         sound = EMISSION_WEIGHT * np.log(self._sounds[window] @ np.exp(scores) + EMISSION_FLOOR)
         self._heard[window] += sound
@@ -105,7 +105,7 @@ class ViterbiPath:
         longer = self._long[window] > reached
         return np.where(longer, self._long[window], reached), np.where(longer, self._long_starts[window], starts)
 
-    def _enter(self, window: slice, best: npt.NDArray[np.float64]) -> None:
+    def _open_unit(self, window: slice, best: npt.NDArray[np.float64]) -> None:
         """Units may begin now behind the boundaries that were reached."""
         self._entered[1:, window] = self._entered[:-1, window]
         self._entered[0, self._low] = IMPOSSIBLE
@@ -127,14 +127,14 @@ class ViterbiPath:
             ends += [(unit, 0) for unit in range(place - 1, self._low - 1, -1)]
         return ends
 
-    def settle(self, unit: int, step: int) -> None:
+    def commit(self, unit: int, step: int) -> None:
         """The way before this unit, which begins at this step, will not be asked for again."""
         while self._first_arrival <= step:
             self._arrivals.popleft()
             self._first_arrival += 1
         self._low = max(self._low, unit)
 
-    def _make_room(self, num_units: int) -> None:
+    def _grow(self, num_units: int) -> None:
         missing = num_units - len(self._sounds)
         if missing <= 0:
             return

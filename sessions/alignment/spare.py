@@ -20,19 +20,19 @@ class IdleAlignmentBacklog(AlignmentBacklog):
         super().__init__(max_bytes)
         self._timer: asyncio.TimerHandle | None = None
 
-    def shrink(self) -> None:
-        super().shrink()
-        self._wait_for(next_mid_tick(now_s()))
+    def trim(self) -> None:
+        super().trim()
+        self._schedule(next_mid_tick(now_s()))
 
-    def _wait_for(self, moment_s: float) -> None:
+    def _schedule(self, moment_s: float) -> None:
         if self.num_bytes and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(moment_s, self._look)
+            self._timer = asyncio.get_running_loop().call_at(moment_s, self._process_slice)
 
-    def _look(self) -> None:
+    def _process_slice(self) -> None:
         end_s = time.perf_counter() + SLICE_S
         try:
-            while self.num_bytes and self._look_at_oldest() and time.perf_counter() < end_s:
+            while self.num_bytes and self._process_oldest() and time.perf_counter() < end_s:
                 pass
         finally:
             self._timer = None
-            self._wait_for(next_mid_tick(now_s() + TICK_S / 2))  # not in the one that is now
+            self._schedule(next_mid_tick(now_s() + TICK_S / 2))  # not in the one that is now

@@ -48,11 +48,11 @@ class LetterModelWeights:
 
 @dataclass(frozen=True)
 class AlignerWeights:
-    ear: AcousticWeights
+    acoustic: AcousticWeights
     letters: LetterModelWeights
 
     @classmethod
-    def of(cls, tensors: dict[str, npt.NDArray[np.generic]]) -> AlignerWeights:
+    def from_tensors(cls, tensors: dict[str, npt.NDArray[np.generic]]) -> AlignerWeights:
         held = {name: np.asarray(value, np.float32) for name, value in tensors.items()}
 
         def layer(name: str) -> tuple[Floats, Floats]:
@@ -75,4 +75,4 @@ def log_softmax(values: Floats) -> Floats:
 @cache
 def load_weights() -> AlignerWeights:
     """Those that come with the package; read once."""
-    return AlignerWeights.of(load_file(FILE))
+    return AlignerWeights.from_tensors(load_file(FILE))

@@ -65,12 +65,12 @@ class WordSpanTracker:
         self.spoken += text.text
 
     def _places_of(self, span: SourceSpan, spoken: str) -> Iterable[int]:
-        if span.verbatim:
+        if span.is_verbatim:
             return range(span.raw_start, span.raw_end)
         written = self._raw()[span.raw_start : span.raw_end]
         return (span.raw_start + place for place in align_characters(spoken, written))
 
-    def place(self, spoken_char: int) -> int:
+    def source_index(self, spoken_char: int) -> int:
         """Where a spoken character stands in the client's text."""
         return self._places[spoken_char] if spoken_char < len(self._places) else self.raw_end
 
@@ -99,7 +99,7 @@ class WordSpanTracker:
             text, raw_start, spoken.strip(), start + len(spoken) - len(spoken.lstrip()), first, last, reached
         )
 
-    def take(self, word: WordSpan) -> None:
+    def consume(self, word: WordSpan) -> None:
         self._raw_at = word.raw_end
 
 

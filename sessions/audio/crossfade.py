@@ -35,17 +35,17 @@ class Crossfader:
         self._check(chunk)
         self._ended = chunk.last
         self._next_start_sample = chunk.start_sample + chunk.pcm.size - chunk.provisional_tail_samples
-        pcm = self._meet_tail(chunk.pcm) if self._tail.size else chunk.pcm
+        pcm = self._crossfade_tail(chunk.pcm) if self._tail.size else chunk.pcm
         if chunk.last:
-            return self._with_rest(pcm)
+            return self._append_remainder(pcm)
         return self._hold_tail(pcm, chunk.provisional_tail_samples)
 
     def finish(self) -> Pcm:
         """The stream ended without its last chunk: what is held back comes out as it was first rendered."""
         self._ended = True
-        return self._with_rest(EMPTY)
+        return self._append_remainder(EMPTY)
 
-    def _meet_tail(self, pcm: Pcm) -> Pcm:
+    def _crossfade_tail(self, pcm: Pcm) -> Pcm:
         again = np.concatenate([self._again, pcm])
         length = self._tail.size
         if again.size < length:
@@ -61,7 +61,7 @@ class Crossfader:
         self._tail = pcm[pcm.size - length :]
         return pcm[: pcm.size - length]
 
-    def _with_rest(self, pcm: Pcm) -> Pcm:
+    def _append_remainder(self, pcm: Pcm) -> Pcm:
         rest, self._tail, self._again = self._tail, EMPTY, EMPTY
         return np.concatenate([pcm, rest]) if rest.size else pcm
 

@@ -35,7 +35,7 @@ class SegmentJoiner:
 
     def push(self, pcm: Pcm) -> Pcm:
         if self._head is None:
-            return self._give(pcm)
+            return self._emit(pcm)
         self._head = np.concatenate([self._head, pcm])
         return self._join_head() if self._head.size >= self._overlap else EMPTY
 
@@ -45,15 +45,15 @@ class SegmentJoiner:
         self._head = EMPTY
         return out
 
-    def last_segment(self) -> Pcm:
+    def end_segments(self) -> Pcm:
         """No segment follows the one that is being pushed: from now on it passes straight through."""
         self._in_last_segment = True
-        return self._give(EMPTY) if self._head is None else EMPTY
+        return self._emit(EMPTY) if self._head is None else EMPTY
 
     def finish(self) -> Pcm:
         """All audio has been pushed: what is held comes out."""
         self._in_last_segment = True
-        return self._give(EMPTY) if self._head is None else self._join_head()
+        return self._emit(EMPTY) if self._head is None else self._join_head()
 
     def _join_head(self) -> Pcm:
         if self._head is None:
@@ -61,9 +61,9 @@ class SegmentJoiner:
         head, held, self._head = self._head, self._held, None
         self.segment_starts.append(self._num_samples_out + max(held.size - head.size, 0))
         self._held = EMPTY
-        return self._give(crossfade_join(held, head, self._overlap, self._fade))
+        return self._emit(crossfade_join(held, head, self._overlap, self._fade))
 
-    def _give(self, pcm: Pcm) -> Pcm:
+    def _emit(self, pcm: Pcm) -> Pcm:
         """Hold back the last samples of all there is; give the rest."""
         signal = np.concatenate([self._held, pcm]) if self._held.size else pcm
         kept = 0 if self._in_last_segment else min(self._overlap, signal.size)

@@ -141,7 +141,7 @@ class OpusDecoder:
         """Something that fits, in place of a lost packet."""
         return self._decode(None, num_samples)
 
-    def recover(self, next_packet: bytes, num_samples: int) -> Pcm:
+    def decode_fec(self, next_packet: bytes, num_samples: int) -> Pcm:
         """The lost packet out of the copy that the next one carries (FEC); without a copy, as ``conceal``. Decode
         ``next_packet`` itself afterwards."""
         return self._decode(next_packet, num_samples, fec=True)

@@ -69,7 +69,7 @@ class Pacer:
         may_be_left = max(self._samples(self.settings.lead_ms) - num_samples, 0)
         return max(self._reached_s(self.handed_over_samples - may_be_left), now_s)
 
-    def handed_over(
+    def on_sent(
         self, num_samples: int, now_s: float, late_cause: UnderrunCause = UnderrunCause.ENGINE
     ) -> PlayoutUnderrun | None:
         """Note that audio has left. Tells the underrun that this ends, if any: what was late is the caller's to say."""
@@ -83,7 +83,7 @@ class Pacer:
         self.handed_over_samples += num_samples
         return underrun
 
-    def report(self, played_samples: int, now_s: float) -> int:
+    def on_playback_report(self, played_samples: int, now_s: float) -> int:
         """The listener says how much it has played. Returns what is believed of it: never less than it said before,
         never more than was handed over, nor than can have been played since."""
         can_be_played = self._elapsed(now_s - self._first_s) + self._samples(self.settings.report_tolerance_ms)
@@ -100,12 +100,12 @@ class Pacer:
         """Handed over and not yet played."""
         return self.handed_over_samples - self.played_samples(now_s)
 
-    def runs_dry_s(self) -> float:
+    def underrun_deadline_s(self) -> float:
         """When the listener has played, or had played, all that was handed over; ``inf`` before the first audio."""
         return self._reached_s(self.handed_over_samples)
 
     def _underrun(self, now_s: float, cause: UnderrunCause) -> PlayoutUnderrun | None:
-        gap_s = now_s - self.runs_dry_s()
+        gap_s = now_s - self.underrun_deadline_s()
         if gap_s * 1000 < self.settings.min_underrun_ms:
             return None
         return PlayoutUnderrun(self.handed_over_samples, gap_s, cause)

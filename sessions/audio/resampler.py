@@ -41,14 +41,14 @@ class Resampler:
         if self._up == self._down:
             return pcm
         self._num_in += pcm.size
-        return self._give(pcm, self._num_ready())
+        return self._emit(pcm, self._num_ready())
 
     def flush(self) -> Pcm:
         """The rest of the signal pushed so far, as if silence followed. What is pushed next begins a new signal."""
         if self._up == self._down:
             return EMPTY
         ending = np.zeros(self._bank.shape[1], np.float32)
-        out = self._give(ending, (2 * self._num_in * self._up + self._down) // (2 * self._down))
+        out = self._emit(ending, (2 * self._num_in * self._up + self._down) // (2 * self._down))
         self._restart()
         return out
 
@@ -63,7 +63,7 @@ class Resampler:
         last_center = self._num_in - 1 - self.delay_samples
         return max(((last_center + 1) * self._up - 1) // self._down + 1, 0)
 
-    def _give(self, pcm: Pcm, until: int) -> Pcm:
+    def _emit(self, pcm: Pcm, until: int) -> Pcm:
         self._window = np.concatenate([self._window, pcm])
         if until <= self._num_out:
             return EMPTY
@@ -71,10 +71,10 @@ class Resampler:
         windows = sliding_window_view(self._window, self._bank.shape[1])
         out: Pcm = np.vecdot(windows[centers - self.delay_samples - self._window_start], self._bank[phases])
         self._num_out = until
-        self._forget()
+        self._discard_history()
         return out
 
-    def _forget(self) -> None:
+    def _discard_history(self) -> None:
         needed_from = self._num_out * self._down // self._up - self.delay_samples
         self._window = self._window[needed_from - self._window_start :]
         self._window_start = needed_from

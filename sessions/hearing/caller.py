@@ -62,7 +62,7 @@ class VadWindow(NamedTuple):
     track: VadState
     window: bytes
     """With its context."""
-    own_db: float
+    playout_db: float
     """Our own voice, or what of it may still come back."""
 
 
@@ -71,66 +71,66 @@ class BargeInDetector:
 
     def __init__(self, encoding: str, sample_rate: int, settings: BargeInSettings) -> None:
         self._resamples = sample_rate not in RATES
-        self.sound = VadFormat("pcm_f32le", max(RATES)) if self._resamples else VadFormat(encoding, sample_rate)
-        self.waiting: deque[VadWindow] = deque()
+        self.format = VadFormat("pcm_f32le", max(RATES)) if self._resamples else VadFormat(encoding, sample_rate)
+        self.pending: deque[VadWindow] = deque()
         self._decode = DECODERS[encoding]
         self._echo = EchoThreshold(settings.echo_loss_db)
         self._settings = settings
         self._from_rate = sample_rate
-        self.rest()
+        self.reset()
 
-    def rest(self) -> None:
+    def reset(self) -> None:
         """Forget all that was heard, but for how much of our own voice comes back."""
         settings = self._settings
-        self.waiting.clear()
-        silence = SILENCE[self.sound.encoding]
-        window, hop, context = (len(silence) * num for num in window_sizes(self.sound.rate))
+        self.pending.clear()
+        silence = SILENCE[self.format.encoding]
+        window, hop, context = (len(silence) * num for num in window_sizes(self.format.rate))
         self._windows = WindowSlicer(window, hop, silence * (context // len(silence)))
-        self._resampler = Resampler(self._from_rate, self.sound.rate) if self._resamples else None
+        self._resampler = Resampler(self._from_rate, self.format.rate) if self._resamples else None
         self._tracks = itertools.cycle([VadState() for _ in range(NUM_TRACKS)])
         self._noise = NoiseFloor(settings.noise_margin_db)
         self._onset = OnsetDetector(
             settings.threshold, settings.min_speech_ms, settings.min_silence_ms, WINDOW_MS, HOP_MS
         )
 
-    def hear(self, data: bytes, own_db: float = SILENCE_DB) -> None:
+    def push(self, data: bytes, own_db: float = SILENCE_DB) -> None:
         """``own_db`` is how loud our own voice is, or was so shortly that it may still come back."""
         if self._resampler is not None:
             data = self._resampler.push(self._decode(data)).tobytes()
         for window in self._windows.push(data):
-            if len(self.waiting) < MAX_BUFFERED_MS // HOP_MS:
-                self.waiting.append(VadWindow(next(self._tracks), window, own_db))
+            if len(self.pending) < MAX_BUFFERED_MS // HOP_MS:
+                self.pending.append(VadWindow(next(self._tracks), window, own_db))
 
-    def may_be_voice(self, look: VadWindow, level_db: float) -> bool:
+    def needs_inference(self, look: VadWindow, level_db: float) -> bool:
         """Whether the network has to be asked about a window that is so loud. While we speak somebody may want to
         interrupt us at any moment, and it is shown all there is."""
-        if not self._settings.noise_margin_db or look.own_db > SILENCE_DB:
+        if not self._settings.noise_margin_db or look.playout_db > SILENCE_DB:
             return True
-        return level_db >= self._least_db(look) and not self._noise.covers(level_db)
+        return level_db >= self._threshold_db(look) and not self._noise.masks(level_db)
 
-    def judge(self, likely: float | None, level_db: float) -> bool:
+    def classify(self, likely: float | None, level_db: float) -> bool:
         """How likely the next look is speech, if it was looked at, and how loud it is. Whether somebody has begun to
         speak in it."""
-        look = self.waiting.popleft()
-        self._noise.learn(level_db, likely)
-        heard = level_db >= self._least_db(look)
+        look = self.pending.popleft()
+        self._noise.update(level_db, likely)
+        heard = level_db >= self._threshold_db(look)
         if not heard or likely is None or likely < self._settings.threshold:
-            self._echo.learn(level_db, look.own_db)
+            self._echo.update(level_db, look.playout_db)
         began = self._onset.push(likely if heard and likely is not None else 0.0)
         if began:
-            self._echo.was_somebody()
+            self._echo.on_speech_detected()
         return began
 
-    def began_to_speak(self, data: bytes, own_db: float = SILENCE_DB) -> bool:
+    def detect(self, data: bytes, own_db: float = SILENCE_DB) -> bool:
         """Whether somebody has begun to speak in what is heard now, one look after the other."""
-        self.hear(data, own_db)
+        self.push(data, own_db)
         began = []
-        while self.waiting:
-            began += run_detector([self], self.sound)
+        while self.pending:
+            began += run_detector([self], self.format)
         return bool(began)
 
-    def _least_db(self, look: VadWindow) -> float:
-        return max(self._settings.min_level_db, self._echo.db(look.own_db))
+    def _threshold_db(self, look: VadWindow) -> float:
+        return max(self._settings.min_level_db, self._echo.threshold_db(look.playout_db))
 
 
 def window_sizes(rate: int) -> tuple[int, int, int]:
@@ -143,16 +143,16 @@ def run_detector(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[Barg
 
     Tracks that missed some are shown these before; an ear with one that is not through yet judges nothing until then.
     """
-    turns = [(ear, look) for ear in ears for look in itertools.islice(ear.waiting, NUM_TRACKS)]
+    turns = [(ear, look) for ear in ears for look in itertools.islice(ear.pending, NUM_TRACKS)]
     levels = levels_db(decode_windows([look.window for _, look in turns], sound)[:, window_sizes(sound.rate)[2] :])
-    all_asked = [ear.may_be_voice(look, level_db) for (ear, look), level_db in zip(turns, levels, strict=True)]
+    all_asked = [ear.needs_inference(look, level_db) for (ear, look), level_db in zip(turns, levels, strict=True)]
     replay_skipped([look.track for (_, look), asked in zip(turns, all_asked, strict=True) if asked], sound)
     shown: list[tuple[VadState, bytes]] = []
     judged: list[tuple[BargeInDetector, float, int | None]] = []
     """With the level, and which of those that are shown it is."""
     behind: set[BargeInDetector] = set()
     for (ear, look), level_db, asked in zip(turns, levels, all_asked, strict=True):
-        if asked and look.track.missed:
+        if asked and look.track.skipped:
             behind.add(ear)
         elif ear in behind:
             continue
@@ -161,16 +161,16 @@ def run_detector(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[Barg
             shown.append((look.track, look.window))
         else:
             judged.append((ear, level_db, None))
-            look.track.missed.append(look.window)
+            look.track.skipped.append(look.window)
     likely = run_inference(shown, sound)
-    return [ear for ear, level_db, at in judged if ear.judge(None if at is None else likely[at], level_db)]
+    return [ear for ear, level_db, at in judged if ear.classify(None if at is None else likely[at], level_db)]
 
 
 def replay_skipped(tracks: Sequence[VadState], sound: VadFormat) -> None:
     """Show tracks what they missed, one window of each a run, as far as the work of a turn goes."""
     num_left = MAX_REPLAYED_WINDOWS
-    while late := [track for track in tracks if track.missed][: max(num_left - INFERENCE_OVERHEAD_WINDOWS, 0)]:
-        run_inference([(track, track.missed.popleft()) for track in late], sound)
+    while late := [track for track in tracks if track.skipped][: max(num_left - INFERENCE_OVERHEAD_WINDOWS, 0)]:
+        run_inference([(track, track.skipped.popleft()) for track in late], sound)
         num_left -= len(late) + INFERENCE_OVERHEAD_WINDOWS
 
 

@@ -27,45 +27,45 @@ class VadScheduler:
         """Those with something to look at; who has waited longest is first."""
         self._timer: asyncio.Handle | None = None
 
-    def hear(self, ear: BargeInDetector, data: bytes, began: OnSpeechStart, own_db: float = SILENCE_DB) -> None:
-        ear.hear(data, own_db)
-        if ear.waiting:
+    def push(self, ear: BargeInDetector, data: bytes, began: OnSpeechStart, own_db: float = SILENCE_DB) -> None:
+        ear.push(data, own_db)
+        if ear.pending:
             self._waiting.setdefault(ear, began)
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_at(next_mid_tick(now_s()), self._look)
+                self._timer = asyncio.get_running_loop().call_at(next_mid_tick(now_s()), self._run)
 
-    def forget(self, ear: BargeInDetector) -> None:
+    def remove(self, ear: BargeInDetector) -> None:
         """Nobody listens by it any more."""
-        ear.rest()
+        ear.reset()
         self._waiting.pop(ear, None)
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         self._timer = None
         try:
-            self._look_at(self._take())
+            self._run_batch(self._select_batch())
         finally:
             if self._waiting and self._timer is None:
-                self._timer = asyncio.get_running_loop().call_soon(self._look)
+                self._timer = asyncio.get_running_loop().call_soon(self._run)
 
-    def _look_at(self, taken: list[BargeInDetector]) -> None:
+    def _run_batch(self, taken: list[BargeInDetector]) -> None:
         begans = {ear: self._waiting.pop(ear) for ear in taken}
         try:
-            for sound in {ear.sound for ear in taken}:
-                for ear in run_detector([ear for ear in taken if ear.sound == sound], sound):
+            for sound in {ear.format for ear in taken}:
+                for ear in run_detector([ear for ear in taken if ear.format == sound], sound):
                     begans[ear]()
         except Exception:
             for ear in begans:  # or it would be tried for ever
-                ear.waiting.clear()
+                ear.pending.clear()
             raise
         finally:  # they go behind the others
-            self._waiting |= {ear: began for ear, began in begans.items() if ear.waiting}
+            self._waiting |= {ear: began for ear, began in begans.items() if ear.pending}
 
-    def _take(self) -> list[BargeInDetector]:
+    def _select_batch(self) -> list[BargeInDetector]:
         """Whose turn it is: at most one look for each track."""
         taken: list[BargeInDetector] = []
         num_left = MAX_BATCH_WINDOWS
         for ear in self._waiting:
-            num_left -= min(NUM_TRACKS, len(ear.waiting))
+            num_left -= min(NUM_TRACKS, len(ear.pending))
             if num_left < 0:
                 break
             taken.append(ear)

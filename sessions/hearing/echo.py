@@ -22,13 +22,13 @@ class PlayoutLevel:
         """Where each ends, and how loud it is."""
 
     @property
-    def has_sent(self) -> bool:
+    def has_audio(self) -> bool:
         return bool(self._frames)
 
-    def sent(self, end: int, frame: bytes) -> None:
+    def on_sent(self, end: int, frame: bytes) -> None:
         self._frames.append((end, encoded_level_db(self._encoding, frame)))
 
-    def cut(self, position: int) -> None:
+    def truncate(self, position: int) -> None:
         """What lies behind this position is not played."""
         while self._frames and self._frames[-1][0] > position:
             self._frames.pop()
@@ -55,8 +55,8 @@ NUM_WINDOWS = 80
 class EchoThreshold:
     """How loud an echo of our own voice may be: ``least_loss_db`` below it, or no louder than a line has shown."""
 
-    def __init__(self, least_loss_db: float) -> None:
-        self._least_loss_db = least_loss_db
+    def __init__(self, min_loss_db: float) -> None:
+        self._least_loss_db = min_loss_db
         self._restart()
 
     def _restart(self) -> None:
@@ -66,14 +66,14 @@ class EchoThreshold:
         self._undecided: deque[tuple[float, float]] = deque()
         """The last windows and our own voice; a voice may be beginning in them."""
 
-    def db(self, own_db: float) -> float:
+    def threshold_db(self, own_db: float) -> float:
         """While we are as loud as ``own_db``, what is quieter may be nothing but an echo."""
         told_db = own_db - self._least_loss_db + MARGIN_DB
         if self._num_windows < NUM_WINDOWS:
             return told_db
         return min(told_db, self._heard_db + LEARNED_MARGIN_DB + max(own_db - self._own_db, 0.0))
 
-    def learn(self, level_db: float, own_db: float) -> None:
+    def update(self, level_db: float, own_db: float) -> None:
         """What was heard, while we were as loud as ``own_db``, is nobody so far."""
         if own_db > MIN_PLAYOUT_DB:
             self._undecided.append((level_db, own_db))
@@ -82,7 +82,7 @@ class EchoThreshold:
             self._num_windows += 1
             self._heard_db, self._own_db = max(self._heard_db, level_db), max(self._own_db, own_db)
 
-    def was_somebody(self) -> None:
+    def on_speech_detected(self) -> None:
         """What was heard last was the beginning of a voice; or the line brings back more than before, and has to be
         learnt anew."""
         self._restart()

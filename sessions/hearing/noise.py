@@ -20,11 +20,11 @@ class NoiseFloor:
         self._levels_db: deque[float] = deque(maxlen=NUM_WINDOWS)
         self._quietest_db = math.inf
 
-    def covers(self, level_db: float) -> bool:
+    def masks(self, level_db: float) -> bool:
         """Whether a window as quiet as this is nothing but the line's noise."""
         return len(self._levels_db) == NUM_WINDOWS and level_db < self._quietest_db + self._margin_db
 
-    def learn(self, level_db: float, likely: float | None) -> None:
+    def update(self, level_db: float, likely: float | None) -> None:
         """A window was that likely speech. ``None``: it was not looked at, and tells only of less noise."""
         if level_db < self._quietest_db - self._margin_db:
             self._levels_db.clear()

@@ -31,7 +31,7 @@ class VadState:
 
     def __init__(self) -> None:
         self.state: npt.NDArray[np.float32] = np.zeros(STATE_SHAPE, np.float32)
-        self.missed: deque[bytes] = deque(maxlen=MAX_SKIPPED_WINDOWS)
+        self.skipped: deque[bytes] = deque(maxlen=MAX_SKIPPED_WINDOWS)
         """The last windows, with their contexts, that the network was not shown."""
 
 

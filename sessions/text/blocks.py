@@ -30,7 +30,7 @@ class TextBlock:
     text: str
     raw_start: int
     raw_end: int
-    glued: bool = False
+    no_space_before: bool = False
     """No white space before it: the rest of a word that was cut."""
 
 
@@ -53,8 +53,8 @@ BlockEvent = BlockStart | TextBlock | LineBreak
 class BlockSplitter:
     """``needs_next_word`` says of the words of a block whether the next word belongs to them."""
 
-    def __init__(self, wants_more: Callable[[Sequence[str]], bool], limits: BlockLimits) -> None:
-        self._wants_more = wants_more
+    def __init__(self, needs_next_word: Callable[[Sequence[str]], bool], limits: BlockLimits) -> None:
+        self._wants_more = needs_next_word
         self._limits = limits
         self._position = 0
         self._word: list[str] = []
@@ -72,15 +72,15 @@ class BlockSplitter:
     def push(self, text: str) -> Iterator[BlockEvent]:
         for run in _RUN.finditer(text):
             if run["visible"]:
-                yield from self._take_visible(run["visible"])
+                yield from self._push_visible(run["visible"])
             else:
-                yield from self._take_space(run.group(), is_break=run["line_break"] is not None)
+                yield from self._push_space(run.group(), is_break=run["line_break"] is not None)
 
     def flush(self) -> Iterator[BlockEvent]:
         self._end_word()
         yield from self._end_block()
 
-    def _take_visible(self, text: str) -> Iterator[BlockEvent]:
+    def _push_visible(self, text: str) -> Iterator[BlockEvent]:
         if not (self._words or self._word or self._word_glued):
             yield BlockStart(text[0], self._position)
         while text:
@@ -95,7 +95,7 @@ class BlockSplitter:
             yield from self._end_block()
             self._word_glued = True
 
-    def _take_space(self, space: str, *, is_break: bool) -> Iterator[BlockEvent]:
+    def _push_space(self, space: str, *, is_break: bool) -> Iterator[BlockEvent]:
         self._end_word()
         if is_break or not self._expects_more():
             yield from self._end_block()

@@ -87,7 +87,7 @@ class TextStats:
     has_sentence_end: bool = False
 
     @classmethod
-    def of(cls, text: str) -> TextStats:
+    def from_text(cls, text: str) -> TextStats:
         return cls(
             num_words=sum(1 for _ in _WORD.finditer(text)),
             has_clause_mark=_CLAUSE_MARK.search(text) is not None,

@@ -51,18 +51,18 @@ class BoundaryDetector:
         """The strongest ending that what comes after this white space can reveal; another line break may."""
         return max(self._mark, Boundary.SENTENCE if self._num_breaks else Boundary.WORD)
 
-    def space(self, character: str) -> None:
+    def push_space(self, character: str) -> None:
         self._gap = True
         self._num_breaks += character in _LINE_BREAKS
 
-    def before(self, character: str) -> Boundary:
+    def boundary_before(self, character: str) -> Boundary:
         """What ends in front of this visible character."""
         ending = self._ending_before(character)
         if self._gap:
             self._word_begins_line = self._num_breaks > 0
             self._mark, self._word, self._gap, self._num_breaks = Boundary.NOTHING, "", False, 0
         self._word = (self._word + character)[-_MAX_WORD_CHARS:]
-        self._note_mark(character)
+        self._record_mark(character)
         return ending
 
     def _ending_before(self, character: str) -> Boundary:
@@ -90,7 +90,7 @@ class BoundaryDetector:
         is_numbered = word in NUMBERED_ABBREVIATIONS and next_character.isdigit()
         return word in _NEVER_LAST or is_numbered or (is_initials and letters != "I")
 
-    def _note_mark(self, character: str) -> None:
+    def _record_mark(self, character: str) -> None:
         mark = _mark_of(character)
         if mark is not Boundary.NOTHING:
             self._mark = mark

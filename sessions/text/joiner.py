@@ -29,12 +29,12 @@ class WordJoiner:
                 pieces.append(self._word(token["word"], glued=glued))
             elif token["marks"]:
                 pieces.append(self._mark(token["marks"]))
-            elif self._takes_mark:
+            elif self._accepts_mark:
                 self._pause = True
             glued = False
         return "".join(pieces)
 
-    def stop(self) -> str:
+    def end_sentence(self) -> str:
         return self._mark(".")
 
     def space(self) -> str:
@@ -45,7 +45,7 @@ class WordJoiner:
         return " "
 
     @property
-    def _takes_mark(self) -> bool:
+    def _accepts_mark(self) -> bool:
         return self.started and not (self._after_mark or self._space_sent)
 
     def _word(self, word: str, *, glued: bool) -> str:
@@ -57,7 +57,7 @@ class WordJoiner:
         return before + word
 
     def _mark(self, run: str) -> str:
-        if not self._takes_mark:
+        if not self._accepts_mark:
             return ""
         self._after_mark, self._pause = True, False
         return next(mark for mark in self._BY_STRENGTH if mark in run)

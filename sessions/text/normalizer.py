@@ -19,14 +19,14 @@ from sessions.text.spans import SpannedText
 
 @dataclass(frozen=True, slots=True)
 class NormalizerSettings:
-    say_code_blocks: bool = False
+    speak_code_blocks: bool = False
     """Whether what stands between ``` lines is said."""
     blocks: BlockLimits = field(default_factory=BlockLimits)
 
 
 def normalize(text: str, settings: NormalizerSettings | None = None) -> str:
     normalizer = IncrementalNormalizer(settings)
-    return SpannedText.join([normalizer.push(text), normalizer.close()]).text.rstrip(" ")
+    return SpannedText.join([normalizer.push(text), normalizer.finish()]).text.rstrip(" ")
 
 
 class IncrementalNormalizer:
@@ -35,12 +35,12 @@ class IncrementalNormalizer:
     def __init__(self, settings: NormalizerSettings | None = None) -> None:
         settings = settings or NormalizerSettings()
         self._blocks = BlockSplitter(needs_next_word, settings.blocks)
-        self._reader = _LineReader(settings.say_code_blocks)
+        self._reader = _LineReader(settings.speak_code_blocks)
         self._joiner = WordJoiner()
         self._raw_end = 0
 
     @property
-    def anything_speakable(self) -> bool:
+    def has_speakable_text(self) -> bool:
         """Whether any word has come out so far."""
         return self._joiner.started
 
@@ -50,35 +50,37 @@ class IncrementalNormalizer:
         return self._blocks.num_chars_held
 
     def push(self, text: str) -> SpannedText:
-        return self._say(self._blocks.push(text))
+        return self._verbalize(self._blocks.push(text))
 
     def flush(self) -> SpannedText:
         """All that is held back. What comes afterwards begins a new word."""
-        return self._say(self._blocks.flush())
+        return self._verbalize(self._blocks.flush())
 
-    def close(self) -> SpannedText:
+    def finish(self) -> SpannedText:
         return self.flush()
 
-    def _say(self, parts: Iterable[BlockEvent]) -> SpannedText:
-        return SpannedText.join([self._say_part(part) for part in parts])
+    def _verbalize(self, parts: Iterable[BlockEvent]) -> SpannedText:
+        return SpannedText.join([self._verbalize_part(part) for part in parts])
 
-    def _say_part(self, part: BlockEvent) -> SpannedText:
+    def _verbalize_part(self, part: BlockEvent) -> SpannedText:
         if isinstance(part, TextBlock):
-            return self._say_block(part)
+            return self._verbalize_block(part)
         if isinstance(part, BlockStart):
             is_word = part.character.isascii() and part.character.isalpha() and not self._reader.silent
             return self._spanned_space(self._joiner.space() if is_word else "", part.raw_start)
-        return SpannedText.of(self._joiner.stop() if self._reader.end_line() else "", part.raw_start, part.raw_start)
+        return SpannedText.from_raw(
+            self._joiner.end_sentence() if self._reader.end_line() else "", part.raw_start, part.raw_start
+        )
 
-    def _say_block(self, block: TextBlock) -> SpannedText:
-        spoken = self._joiner.join(self._reader.read(block), glued=block.glued)
+    def _verbalize_block(self, block: TextBlock) -> SpannedText:
+        spoken = self._joiner.join(self._reader.read(block), glued=block.no_space_before)
         words = spoken.removeprefix(" ")
         space = self._spanned_space(spoken[: len(spoken) - len(words)], block.raw_start)
         self._raw_end = block.raw_end
-        return SpannedText.join([space, SpannedText.of(words, block.raw_start, block.raw_end)])
+        return SpannedText.join([space, SpannedText.from_raw(words, block.raw_start, block.raw_end)])
 
     def _spanned_space(self, space: str, raw_start: int) -> SpannedText:
-        return SpannedText.of(space, max(self._raw_end, raw_start - 1), raw_start)
+        return SpannedText.from_raw(space, max(self._raw_end, raw_start - 1), raw_start)
 
 
 class _LineReader:

@@ -93,7 +93,7 @@ class Segmenter:
         runs, held_from = self._scan(text.text)
         ranges = [(run.start, run.end) for run in runs] + [(held_from, len(text.text))]
         *pieces, held = text.cut_all(ranges)
-        events = [event for run, piece in zip(runs, pieces, strict=True) for event in self._pass_on(run, piece)]
+        events = [event for run, piece in zip(runs, pieces, strict=True) for event in self._emit(run, piece)]
         if held.text:
             self._held.append(held)
         return events
@@ -114,7 +114,7 @@ class Segmenter:
         held_from: int | None = None
         for place, character in enumerate(text):
             if character in WHITE_SPACE:
-                self._take_space(character)
+                self._push_space(character)
                 if not self._num_chars:
                     start = place + 1
                 elif held_from is None and self._endings.possible >= self._needed():
@@ -130,16 +130,16 @@ class Segmenter:
         runs.append(_SegmentRun(start, end, is_last=False))
         return runs, end
 
-    def _take_space(self, character: str) -> None:
+    def _push_space(self, character: str) -> None:
         if self._num_chars:
             self._num_chars += self._previous not in WHITE_SPACE
             self._token_tenths += token_tenths(character)
         self._previous = character
         self._num_word_chars = 0
-        self._endings.space(character)
+        self._endings.push_space(character)
 
     def _ends_before(self, character: str) -> bool:
-        ending = self._endings.before(character)
+        ending = self._endings.boundary_before(character)
         if not self._num_chars:
             return False
         if ending >= self._needed():
@@ -189,7 +189,7 @@ class Segmenter:
     def _begin_next(self) -> None:
         self._num_chars = self._token_tenths = 0
 
-    def _pass_on(self, run: _SegmentRun, piece: SpannedText) -> list[SegmentEvent]:
+    def _emit(self, run: _SegmentRun, piece: SpannedText) -> list[SegmentEvent]:
         events: list[SegmentEvent] = []
         if piece.text:
             events.append(SegmentText(self._index, SpannedText.join([*self._held, piece])))

@@ -18,7 +18,7 @@ class SourceSpan:
     raw_end: int
 
     @property
-    def verbatim(self) -> bool:
+    def is_verbatim(self) -> bool:
         """As many characters as the raw text has: each stands for one."""
         return self.raw_end - self.raw_start == self.num_chars
 
@@ -38,7 +38,7 @@ class SpannedText:
     spans: tuple[SourceSpan, ...]
 
     @classmethod
-    def of(cls, text: str, raw_start: int, raw_end: int | None = None) -> SpannedText:
+    def from_raw(cls, text: str, raw_start: int, raw_end: int | None = None) -> SpannedText:
         """Text that stands for one raw range; without ``raw_end`` it is the raw text itself."""
         if not text:
             return EMPTY
@@ -84,7 +84,7 @@ def merge(spans: Iterable[SourceSpan]) -> tuple[SourceSpan, ...]:
     merged: list[SourceSpan] = []
     for span in spans:
         last = merged[-1] if merged else None
-        if last and last.verbatim and span.verbatim and last.raw_end == span.raw_start:
+        if last and last.is_verbatim and span.is_verbatim and last.raw_end == span.raw_start:
             merged[-1] = SourceSpan(last.num_chars + span.num_chars, last.raw_start, span.raw_end)
         else:
             merged.append(span)

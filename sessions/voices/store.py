@@ -86,7 +86,7 @@ class VoiceStore:
         with self._writing():
             if path.exists():
                 raise VoiceExists(f"voice {manifest.name!r} exists already; delete it first", "name")
-            self._check_room(manifest.owner)
+            self._check_capacity(manifest.owner)
             path.parent.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
             self._write(path, data)
 
@@ -111,7 +111,7 @@ class VoiceStore:
     def _folder_of(self, owner: str) -> Path:
         return self._folder / (f"key-{quote(owner, safe='')}" if owner else "shared")
 
-    def _check_room(self, owner: str) -> None:
+    def _check_capacity(self, owner: str) -> None:
         if (num_own := len(_voice_files(self._folder_of(owner)))) >= self._limits.max_voices_per_key:
             limit = self._limits.max_voices_per_key
             raise LimitExceeded(f"there are {num_own} voices of this key, max_voices_per_key is {limit}", "name")

@@ -158,7 +158,7 @@ class Recorder:
     def check_accounts(self) -> None:
         """free + held = total for blocks and slots, and every held one has exactly one owner that may hold it."""
         engine, running = self.engine, self.engine.scheduler.running
-        engine.pool.check()
+        engine.pool.check_invariants()
         tables = [block for request in engine.requests.values() for block in request.block_table]
         assert len(tables) == len(set(tables)) == engine.pool.num_held - engine.pool.num_quarantined
         slots = [request.slot for request in running]
@@ -174,7 +174,7 @@ class Recorder:
         assert not self.engine.requests
         assert all(heard.released for heard in self.heard.values())
         assert all(heard.end for heard in self.heard.values())
-        self.engine.check()
+        self.engine.check_invariants()
         assert self.engine.pool.num_free == self.engine.pool.num_blocks
         assert self.engine.stage.num_free == self.engine.stage.num_slots
         assert not self.engine.scheduler.waiting

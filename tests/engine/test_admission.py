@@ -15,7 +15,7 @@ FRAME_S = 0.08
 def learnt(base_s: float, per_row_s: float, rows: list[int]) -> StepModel:
     model = StepModel()
     for count in rows:
-        model.note(count, base_s + per_row_s * count)
+        model.observe(count, base_s + per_row_s * count)
     return model
 
 
@@ -23,14 +23,14 @@ def test_it_foresees_what_it_has_not_seen() -> None:
     chance = random.Random(1)
     model = learnt(0.004, 0.00005, [chance.randrange(1, 300) for _ in range(300)])
     assert model.seconds(1000) == pytest.approx(0.054)
-    assert model.carries(1500, FRAME_S)
-    assert not model.carries(1600, FRAME_S)
+    assert model.can_sustain(1500, FRAME_S)
+    assert not model.can_sustain(1600, FRAME_S)
 
 
 def test_it_says_nothing_before_it_has_seen_enough() -> None:
     model = learnt(1.0, 1.0, [5] * 10)
     assert model.seconds(5) is None
-    assert model.carries(10**6, FRAME_S)
+    assert model.can_sustain(10**6, FRAME_S)
 
 
 def test_steps_of_one_size_say_nothing_about_growth() -> None:
@@ -39,12 +39,12 @@ def test_steps_of_one_size_say_nothing_about_growth() -> None:
 
 def test_a_hiccup_teaches_nothing_and_a_change_that_stays_does() -> None:
     model = learnt(0.01, 0.0, [8] * 200)
-    model.note(8, 3.0)
+    model.observe(8, 3.0)
     assert model.seconds(8) == pytest.approx(0.01)
     for _ in range(600):
-        model.note(8, 0.1)
+        model.observe(8, 0.1)
     assert model.seconds(8) == pytest.approx(0.1, rel=0.05)
-    assert not model.carries(8, FRAME_S)
+    assert not model.can_sustain(8, FRAME_S)
 
 
 def step_s(rows: int) -> float:
@@ -64,13 +64,13 @@ def most_admitted(model: StepModel, arrivals_per_s: float, seconds: float) -> tu
     while now_s < seconds:
         while asked < now_s * arrivals_per_s:
             asked += 1
-            if not model.carries(rows + 1, 0.95 * FRAME_S):
+            if not model.can_sustain(rows + 1, 0.95 * FRAME_S):
                 asked = int(now_s * arrivals_per_s) + 1
                 break
             rows += 1
         took_s = step_s(min(size for size in (*BUCKETS, 10_000) if size >= rows))
         now_s += took_s
-        model.note(rows, took_s)
+        model.observe(rows, took_s)
         leads_s[:rows] += FRAME_S - np.where(leads_s[:rows] > 0.0, took_s, 0.0)
         dry[:rows] |= leads_s[:rows] <= 0.0
     return rows, int(dry.sum())
@@ -106,5 +106,5 @@ def test_a_step_takes_what_it_is_padded_to_and_beyond_what_was_measured_time_gro
 def test_empty_steps_do_not_count() -> None:
     model = learnt(0.01, 0.0, [8] * 200)
     for _ in range(500):
-        model.note(0, 0.0)
+        model.observe(0, 0.0)
     assert model.seconds(8) == pytest.approx(0.01)

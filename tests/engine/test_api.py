@@ -190,6 +190,6 @@ async def test_closing_ends_what_runs_and_refuses_what_comes(engine):
     await engine.aclose()
     assert terminal(await events_of(stream)).reason in (FinishReason.CANCELLED, FinishReason.ERROR)
     await stream.released()
-    assert not engine.alive
+    assert not engine.is_alive
     with pytest.raises(EngineDead):
         engine.submit(speech(text=TEXT))

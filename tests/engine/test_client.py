@@ -196,7 +196,7 @@ async def test_closing_in_the_middle_of_speech_cancels_and_leaves_no_thread(shap
     assert isinstance(await anext(aiter(streams[0])), SpeechChunk)
     await engine.aclose()
     assert not engine_threads()
-    assert not engine.alive
+    assert not engine.is_alive
     for stream in streams[1:]:
         assert (await listen(stream)).end.reason is FinishReason.CANCELLED
         await stream.released()
@@ -288,7 +288,7 @@ async def test_a_loop_that_dies_in_speech_fails_every_request_once_and_rises_aga
     assert isinstance(heard[0], SpeechChunk)
     switch.step_fails = True
     heard += [event async for event in events]
-    assert not engine.alive
+    assert not engine.is_alive
     with pytest.raises(EngineDead):
         engine.submit(request(5))
     for ended in [HeardStream(heard), *[await listen(stream) for stream in streams[1:]]]:
@@ -299,7 +299,7 @@ async def test_a_loop_that_dies_in_speech_fails_every_request_once_and_rises_aga
         stream.cancel()
         assert [event async for event in stream] == []
 
-    await wait_until(lambda: engine.alive)
+    await wait_until(lambda: engine.is_alive)
     assert engine.num_restarts == 1
     check_says(shape, await listen(engine.submit(request(6))), request(6))
     assert len(engine_threads()) == 1
@@ -314,7 +314,7 @@ async def test_an_engine_that_cannot_rise_again_stays_dead_and_says_so(
     switch.step_fails = switch.making_fails = True
     assert (await listen(stream)).end.code == "engine_dead"
     await wait_until(lambda: "the engine could not be started again" in caplog.text)
-    assert not engine.alive
+    assert not engine.is_alive
     with pytest.raises(EngineDead):
         engine.submit(request(1))
 
@@ -327,9 +327,9 @@ async def test_rising_again_is_tried_until_it_works(
     switch.step_fails = switch.making_fails = True
     assert (await listen(stream)).end.code == "engine_dead"
     await wait_until(lambda: caplog.text.count("the engine could not be started again") >= 3)
-    assert not engine.alive
+    assert not engine.is_alive
     switch.making_fails = False
-    await wait_until(lambda: engine.alive)
+    await wait_until(lambda: engine.is_alive)
     assert engine.num_restarts == 1, "one death, however many attempts"
     check_says(shape, await listen(engine.submit(request(1))), request(1))
     assert len(engine_threads()) == 1
@@ -342,7 +342,7 @@ async def test_an_engine_that_dies_again_and_again_rises_each_time(
         stream = engine.submit(request(text_closed=False))
         switch.step_fails = True
         assert (await listen(stream)).end.code == "engine_dead"
-        await wait_until(lambda: engine.alive)
+        await wait_until(lambda: engine.is_alive)
         assert engine.num_restarts == number
     check_says(shape, await listen(engine.submit(request(9))), request(9))
     assert len(engine_threads()) == 1
@@ -354,7 +354,7 @@ async def test_an_engine_closed_while_it_rises_again_stays_closed(engine: LocalE
     assert (await listen(stream)).end.code == "engine_dead"
     await engine.aclose()
     await asyncio.sleep(0.05)
-    assert not engine.alive
+    assert not engine.is_alive
     assert not engine_threads()
 
 
@@ -363,7 +363,7 @@ async def test_a_first_start_that_fails_is_the_callers_to_handle(shape: Shape, s
     engine = make(shape, switch)
     with pytest.raises(RuntimeError, match="out of memory"):
         await engine.start()
-    assert not engine.alive
+    assert not engine.is_alive
     await engine.aclose()
 
 

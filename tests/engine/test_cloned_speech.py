@@ -198,7 +198,7 @@ def test_streams_in_one_voice_share_its_prefix_and_its_primed_decoder(folder: Pa
     for _ in range(3):
         bench.submit(voice=voice_of(9), text="hello", text_closed=True, max_frames=3)
         bench.run()
-    assert stage.primer.num_kept == 1  # type: ignore[attr-defined]
+    assert stage.primer.num_cached == 1  # type: ignore[attr-defined]
     assert len(bench.engine.prefixes) == before + 1
 
 

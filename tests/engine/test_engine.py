@@ -174,12 +174,12 @@ class EngineLaws(RuleBasedStateMachine):
                 assert noted[-2:] == sorted(set(noted[-2:])), "starved twice at one place"
 
     def check_batch(self, batch: StepBatch) -> None:
-        in_batch = {work.request.epoch for work in batch.works}
+        in_batch = {work.request.epoch for work in batch.items}
         assert len(in_batch) == len(batch) <= self.recorder.config.max_batch
         assert sum(work.count for work in batch.prefills) <= self.recorder.config.max_prefill_positions
-        for work in batch.works:
+        for work in batch.items:
             self.check_work(work.request)
-        least_urgent = max((work.request.priority() for work in batch.works), default=(0.0, 0))
+        least_urgent = max((work.request.priority() for work in batch.items), default=(0.0, 0))
         for request in self.recorder.engine.scheduler.running:
             if request.epoch not in in_batch and request.priority() < least_urgent:
                 assert self.was_passed_over_for_a_reason(request)
@@ -196,7 +196,7 @@ class EngineLaws(RuleBasedStateMachine):
     def was_passed_over_for_a_reason(self, request: Request) -> bool:
         """No text, at its lead, drained, a prefill too long for this step, or no block for its next position."""
         scheduler = self.recorder.engine.scheduler
-        if not scheduler.may_run(request, self.recorder.now_s) or request.parked or request.row.num_due > 1:
+        if not scheduler.can_run(request, self.recorder.now_s) or request.parked or request.row.num_due > 1:
             return True
         return len(request.block_table) * self.recorder.config.block_size < request.row.num_computed + max(
             request.row.num_due, 1

@@ -178,8 +178,8 @@ def test_paced_rows_do_not_wait_for_blocks_of_burst_rows() -> None:
 
 
 def test_places_for_burst_requests_are_bounded_by_class_and_group() -> None:
-    room, counts = QueueLimits.of(EngineConfig(max_requests=4, max_waiting=4)), RequestCounts()
-    assert (room.for_new, room.for_burst, room.for_burst_of_group) == (8, 6, 4)
+    room, counts = QueueLimits.from_config(EngineConfig(max_requests=4, max_waiting=4)), RequestCounts()
+    assert (room.new, room.for_burst, room.for_burst_of_group) == (8, 6, 4)
     for _ in range(4):
         counts.add(SpeechRequest(request_id="r", group="one"))
     with pytest.raises(EngineOverloaded, match="4 burst requests of one client are active; the limit is 4") as caught:
@@ -197,7 +197,7 @@ def test_places_for_burst_requests_are_bounded_by_class_and_group() -> None:
 def learnt(base_s: float, row_s: float, rows: list[int]) -> StepModel:
     model = StepModel()
     for count in rows:
-        model.note(count, base_s + row_s * count)
+        model.observe(count, base_s + row_s * count)
     return model
 
 

@@ -55,7 +55,7 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 def gateway(sockets: tuple[socket.socket, socket.socket]) -> Iterator[GatewayConnection]:
     gateway = GatewayConnection(1, sockets[0])
     yield gateway
-    gateway.finish()
+    gateway.close_when_sent()
 
 
 @pytest.fixture
@@ -76,13 +76,13 @@ def sent(host: EngineHost) -> list[Command]:
 def test_only_what_is_submitted_counts_as_active(
     gateway: GatewayConnection, host: EngineHost, sent: list[Command]
 ) -> None:
-    host._obey(gateway, SubmitRequest(7, SpeechRequest(request_id="r")))
+    host._execute_command(gateway, SubmitRequest(7, SpeechRequest(request_id="r")))
     assert gateway.active == {7}
     submitted = sent[0]
     assert isinstance(submitted, SubmitRequest)
     host.deliver([(submitted.epoch, RequestReleased("r"))])
     for late in (CancelRequest(7), EndRequestInput(7), PushRequestText(7, "x")):
-        host._obey(gateway, late)
+        host._execute_command(gateway, late)
     assert gateway.active == set()
 
 
@@ -96,7 +96,7 @@ def test_a_gateway_that_does_not_read_is_cut_off(gateway: GatewayConnection) -> 
 def test_a_request_that_its_gateway_did_not_check_ends_alone(
     gateway: GatewayConnection, host: EngineHost, sent: list[Command], sockets: tuple[socket.socket, socket.socket]
 ) -> None:
-    host._obey(gateway, SubmitRequest(7, SpeechRequest(request_id="r", lead_ms=-1)))
+    host._execute_command(gateway, SubmitRequest(7, SpeechRequest(request_id="r", lead_ms=-1)))
     assert not sent
     assert not gateway.active
     message = decode_message(next(read_messages(sockets[1]))[0])
@@ -111,14 +111,14 @@ def test_no_gateway_speaks_for_another(
     gateway: GatewayConnection, host: EngineHost, sent: list[Command], epoch: int
 ) -> None:
     with pytest.raises(ValueError, match=f"epoch is {epoch}"):
-        host._obey(gateway, CancelRequest(epoch))
+        host._execute_command(gateway, CancelRequest(epoch))
     assert not sent
 
 
 def test_an_epoch_is_one_request(gateway: GatewayConnection, host: EngineHost, sent: list[Command]) -> None:
-    host._obey(gateway, SubmitRequest(7, SpeechRequest(request_id="r")))
+    host._execute_command(gateway, SubmitRequest(7, SpeechRequest(request_id="r")))
     with pytest.raises(ValueError, match="epoch 7 is in use"):
-        host._obey(gateway, SubmitRequest(7, SpeechRequest(request_id="again")))
+        host._execute_command(gateway, SubmitRequest(7, SpeechRequest(request_id="again")))
     assert len(sent) == 1
 
 
@@ -142,36 +142,36 @@ def test_what_is_sent_counts_no_more_as_unsent(
 
 
 def test_what_waits_to_be_sent_is_sent_together(gateway: GatewayConnection) -> None:
-    gateway.finish()
+    gateway.close_when_sent()
     gateway.writing.join()
     messages = [[b"a", b"b"], [b"c"], [b"d"]]
     for message in messages:
         gateway._unsent.put(message)
     gateway._unsent.get()  # what told the thread to end
-    assert gateway._take_unsent() == [b"a", b"b", b"c", b"d"]
+    assert gateway._pop_unsent() == [b"a", b"b", b"c", b"d"]
     gateway._unsent.put([b"e"])
     gateway._unsent.put(None)
-    assert gateway._take_unsent() == [b"e"]
-    assert gateway._take_unsent() == []
+    assert gateway._pop_unsent() == [b"e"]
+    assert gateway._pop_unsent() == []
 
 
 def test_little_is_sent_together_where_much_waits(gateway: GatewayConnection) -> None:
     """What is being sent counts as unsent, and a gateway that reads must not be cut off for it."""
-    gateway.finish()
+    gateway.close_when_sent()
     gateway.writing.join()
     gateway._unsent.get()
     for _ in range(40):
         gateway._unsent.put([bytes(2**18)])
-    assert sum(map(len, gateway._take_unsent())) == WRITE_TOGETHER_BYTES
+    assert sum(map(len, gateway._pop_unsent())) == WRITE_TOGETHER_BYTES
 
 
 def test_nobody_stands_back_within_a_message(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[None] = []
     obeyed: list[object] = []
     monkeypatch.setattr(EngineHost, "_read_pause_s", property(lambda _: pauses.append(None)))
-    monkeypatch.setattr(EngineHost, "_obey", lambda _, gateway, command: obeyed.append(command))
+    monkeypatch.setattr(EngineHost, "_execute_command", lambda _, gateway, command: obeyed.append(command))
     ours, theirs = socket.socketpair()
-    attending = threading.Thread(target=host._attend, args=(ours,))
+    attending = threading.Thread(target=host._serve_gateway, args=(ours,))
     with theirs:
         attending.start()
         theirs.sendall(encode(EncodeVoice(1, ReferenceAudio(pcm=20 * SECOND, transcript="long"))))
@@ -230,9 +230,9 @@ def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: GatewayConne
 
     host = EngineHost(cast(Any, None), INFO, EngineConfig(), encode_voice)
     for number in range(3):
-        host._obey(gateway, EncodeVoice(number, ReferenceAudio(pcm=SECOND, transcript=str(number))))
-    host._obey(gateway, CancelEncodeVoice(1))
-    host._obey(gateway, CancelEncodeVoice(99))
+        host._execute_command(gateway, EncodeVoice(number, ReferenceAudio(pcm=SECOND, transcript=str(number))))
+    host._execute_command(gateway, CancelEncodeVoice(1))
+    host._execute_command(gateway, CancelEncodeVoice(99))
     assert set(gateway.encodings) == {0, 2}
     gate.set()
     assert host.encoding is not None

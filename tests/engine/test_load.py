@@ -114,7 +114,7 @@ async def test_every_file_that_is_missing_or_cut_short_is_named(
         engine = local(folder)
         with pytest.raises(CheckpointError, match=re.escape(Path(name).name)):
             await engine.start()
-        assert not engine.alive
+        assert not engine.is_alive
 
 
 @pytest.mark.parametrize("kind", ["nothing there", "a file", "an empty folder"])

@@ -36,7 +36,7 @@ def works_of_next_step(bench: Recorder) -> list[int]:
     """Epochs in the batch, in the order of urgency they were picked in."""
     bench.keep_batches, bench.batches = True, []
     bench.step()
-    return [work.request.epoch for work in bench.batches[0].works]
+    return [work.request.epoch for work in bench.batches[0].items]
 
 
 def run_until_heard(bench: Recorder, epoch: int, num_samples: int = 1) -> None:
@@ -140,7 +140,7 @@ def rows_of_steps(shape: Shape, lead_tick_s: float) -> float:
     bench.run(until=lambda: bench.now_s > began_s + 10 * frame_s)
     for row in rows:
         assert bench.request(row).generated_lead_s(bench.now_s, frame_s) > LEAD_MS / 1000 - 2 * frame_s
-    works = [len(batch.works) for batch in bench.batches if batch.works]
+    works = [len(batch.items) for batch in bench.batches if batch.items]
     return sum(works) / len(works)
 
 
@@ -373,7 +373,7 @@ def test_the_row_furthest_ahead_gives_way(shape: Shape) -> None:
     bench.engine.pool.allocate(bench.engine.pool.num_free)
     scheduler = bench.engine.scheduler
     scheduler.preempt(bench.request(urgent))
-    bench.engine.pool.settle()
+    bench.engine.pool.release_quarantined()
     taken = bench.engine.pool.allocate(bench.engine.pool.num_free)
     assert taken
     scheduler.schedule(now_s)
@@ -390,7 +390,7 @@ def test_a_row_is_not_preempted_for_one_that_is_hardly_more_urgent(shape: Shape)
     bench.request(first).clock.dry_at_s = bench.now_s + 0.5
     bench.request(second).clock.dry_at_s = bench.now_s + 1.0
     scheduler.preempt(bench.request(first))
-    pool.settle()
+    pool.release_quarantined()
     pool.allocate(pool.num_free)
     second_request = bench.request(second)
     second_request.block_table += [0] * 4  # it needs no further block for a while

@@ -7,7 +7,7 @@ from engine.commands import Command, SubmitRequest
 from engine.room import QueueLimits
 from engine.streams import StreamTable, replace_surrogates
 
-ROOM = QueueLimits(for_new=1, for_speaking=2, for_burst=1, for_burst_of_group=1)
+ROOM = QueueLimits(new=1, continuing=2, for_burst=1, for_burst_of_group=1)
 
 
 def test_a_submit_that_cannot_be_sent_leaves_nothing_behind() -> None:

@@ -68,7 +68,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 def push_all(tokenizer: TextTokenizer, parts: list[str]) -> list[int]:
     stream = tokenizer.incremental()
     ids = [token for part in parts for token in stream.push(part)]
-    ids += stream.close()
+    ids += stream.finish()
     assert stream.num_chars_final == sum(map(len, parts))
     return ids
 
@@ -193,15 +193,15 @@ def test_open_word_is_exact_for_any_order_of_merges(first: tuple[str, str], data
     word = data.draw(st.text(alphabet="abc", max_size=80))
     open_word = IncrementalBpe(pairs)
     ids = [token for part in cut(word, data.draw(st.lists(st.integers(0, 80)))) for token in open_word.push(part)]
-    assert ids + open_word.close() == pairs.encode(word)
+    assert ids + open_word.finish() == pairs.encode(word)
 
 
 @given(text=texts, places=st.lists(st.integers(0, 1000)))
 def test_composition_in_pieces_is_that_of_the_whole(text: str, places: list[int]) -> None:
     stream = NfcStream()
-    composed = "".join(stream.push(part) for part in cut(text, places)) + stream.close()
+    composed = "".join(stream.push(part) for part in cut(text, places)) + stream.finish()
     assert composed == compose(text)
-    assert stream.use(len(composed)) == len(text)
+    assert stream.consume(len(composed)) == len(text)
 
 
 def broken(folder: Path, tmp_path: Path, name: str, content: str | None) -> Path:

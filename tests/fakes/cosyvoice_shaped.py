@@ -72,7 +72,7 @@ class CosyVoiceShaped(ShapedTalker):
         if row.text.num_waiting < BLOCK_TEXT and not row.text.closed:
             return AwaitText()
         row.is_final = row.text.num_waiting < BLOCK_TEXT
-        text = [TEXT_BASE + i for i in row.text.take(BLOCK_TEXT)]
+        text = [TEXT_BASE + i for i in row.text.pop_many(BLOCK_TEXT)]
         row.unfed, row.num_in_block = None, 0
         return TalkerInputs([*speech, *text, *([TASK] if row.is_final else [])])
 
@@ -203,9 +203,9 @@ class SlicedDecode:
         self.pages.free(self.flows.pop(slot).pages)
         self.slots.free([slot])
 
-    def settle(self) -> None:
-        self.pages.settle()
-        self.slots.settle()
+    def release_quarantined(self) -> None:
+        self.pages.release_quarantined()
+        self.slots.release_quarantined()
 
 
 class CosyVoiceShape:

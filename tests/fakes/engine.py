@@ -77,7 +77,7 @@ class FakeSpeechEngine:
         return self._info
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._alive
 
     async def start(self) -> None:

@@ -60,10 +60,10 @@ class QwenShaped(ShapedTalker):
             if not row.text.closed:
                 return AwaitText()
             row.prompted = row.eos_fed = True
-            return TalkerInputs([*row.text.take(row.text.num_waiting), END_OF_TEXT, FIRST_ROW])
+            return TalkerInputs([*row.text.pop_many(row.text.num_waiting), END_OF_TEXT, FIRST_ROW])
         if row.text.num_waiting:
             row.prompted = True
-            return self._frame_input(row, row.text.take()[0])
+            return self._frame_input(row, row.text.pop_many()[0])
         if not row.text.closed:
             return AwaitText()
         fed, row.eos_fed = row.eos_fed, True

@@ -48,7 +48,7 @@ class FakeScript:
     """End with ``end_reason`` instead of making this frame."""
     end_reason: FinishReason = FinishReason.STOP
 
-    num_dropped_tokens: int = 0
+    num_skipped_tokens: int = 0
     """That it tells of at its end."""
 
     def next_cut(self, frame: int) -> int | None:

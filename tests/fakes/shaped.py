@@ -56,7 +56,7 @@ class CharTokenizer:
     def push(self, text: str) -> list[int]:
         return [ord(character) for character in text if not character.isspace()]
 
-    def close(self) -> list[int]:
+    def finish(self) -> list[int]:
         return []
 
 
@@ -117,7 +117,7 @@ class ShapedTalker:
 
     kv_shape = KV_SHAPE
     languages = ("auto",)
-    abilities = ModelCapabilities(takes_instruct=True)
+    capabilities = ModelCapabilities(takes_instruct=True)
     voices = tuple(VoiceInfo(name, ("auto",)) for name in VOICES)
     max_positions = 4096
     name = "shaped"
@@ -136,7 +136,7 @@ class ShapedTalker:
     def next_input(self, row: SequenceState) -> AwaitText | TalkerInputs:
         raise NotImplementedError
 
-    def new_row(self, request: SpeechRequest, seed: int) -> ShapedRow:
+    def new_sequence(self, request: SpeechRequest, seed: int) -> ShapedRow:
         voice = str(request.voice or "ada").lower()
         if voice not in VOICES:
             raise UnknownVoice(f"voice is {voice!r}; known: {', '.join(VOICES)}", "voice")
@@ -210,7 +210,7 @@ def reference_codes(
 ) -> tuple[list[list[int]], FinishReason]:
     """What ``request`` says when ``text`` is its whole text; ``frame_cap`` gives the cap for a number of ids."""
     assert request.sampling.seed is not None
-    row = model.new_row(request, request.sampling.seed)
+    row = model.new_sequence(request, request.sampling.seed)
     assert isinstance(model, ShapedTalker)
     assert isinstance(row, ShapedRow)
     row.text = TokenQueue()

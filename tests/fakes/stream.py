@@ -187,7 +187,7 @@ class FakeSpeechStream:
             num_frames=self.num_frames,
             num_samples=self.num_frames * FRAME_SAMPLES,
             num_text_tokens=len(self._final_text().split()),
-            num_dropped_tokens=self._script.num_dropped_tokens,
+            num_skipped_tokens=self._script.num_skipped_tokens,
             seed=zlib.crc32(self.request_id.encode()) if seed is None else seed,
             queue_ms=self._queue_ms,
             first_audio_ms=first_audio_ms,

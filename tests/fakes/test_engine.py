@@ -206,7 +206,7 @@ async def test_a_dying_engine_fails_every_request_and_refuses_more(engine):
     streams = [engine.submit(request(name, text=HELLO, text_closed=True)) for name in "ab"]
     ends = [terminal(await events_of(stream)) for stream in streams]
     assert [end.code for end in ends] == ["engine_dead"] * 2
-    assert not engine.alive
+    assert not engine.is_alive
     with pytest.raises(EngineDead):
         engine.submit(request("c", text=HELLO, text_closed=True))
     await engine.start()

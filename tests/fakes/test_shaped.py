@@ -45,7 +45,7 @@ def test_a_forward_in_one_piece_gives_the_checksum_and_order_and_content_matter(
     assert isinstance(model, ShapedTalker)
     items = [5, 17, 5, 40_000, 3]
     positions = torch.arange(5)[None]
-    hidden = model.forward([model.new_row(request(), 1)], [items], positions, CausalContext())
+    hidden = model.forward([model.new_sequence(request(), 1)], [items], positions, CausalContext())
     assert hidden[0, -1].round().int().tolist() == checksum_of(items)
     assert checksum_of(items) != checksum_of([17, 5, 5, 40_000, 3])
     assert checksum_of(items) != checksum_of([5, 17, 5, 40_001, 3])
@@ -65,7 +65,7 @@ def test_codes_are_a_function_of_seed_and_text(shape: Shape) -> None:
 def talk(num_ids: int) -> tuple[list[list[int]], list[str]]:
     """What the CosyVoice-shaped talker is fed and answers, alone, for closed text."""
     model = CosyVoiceShaped()
-    row = model.new_row(request(), 3)
+    row = model.new_sequence(request(), 3)
     assert isinstance(row, CosyRow)
     row.text.ids, row.text.closed = list(range(1, num_ids + 1)), True
     fed, answers = [], []
@@ -110,7 +110,7 @@ def test_a_block_holds_fifteen_speech_tokens_at_most_and_its_last_is_fed_with_th
 
 def test_it_parks_between_blocks_until_five_ids_are_there() -> None:
     model = CosyVoiceShaped()
-    row = model.new_row(request(), 3)
+    row = model.new_sequence(request(), 3)
     model.next_input(row)
     row.inputs += row.prefix
     row.text.ids = [1, 2, 3, 4]
@@ -161,6 +161,6 @@ def test_pages_grow_with_the_speech_and_all_come_back() -> None:
         stage.step({slot: 0.0})
     assert len(stage.flows[slot].pages) == 4
     stage.release(slot)
-    stage.settle()
+    stage.release_quarantined()
     assert stage.pages.num_free == stage.pages.num_blocks
     assert stage.num_free == stage.num_slots

@@ -139,7 +139,7 @@ class Speaker:
 
     def inputs(self, case: Case) -> tuple[QwenSequence, list[PromptPosition], list[int]]:
         """A row, its whole prompt, and the text ids that it is fed afterwards, as many as the official queue has."""
-        row = self.model.new_row(SpeechRequest(request_id="r", **self.golden.request(case)), 0)
+        row = self.model.new_sequence(SpeechRequest(request_id="r", **self.golden.request(case)), 0)
         row.text.ids, row.text.closed = self.golden.text_ids(case), True
         prompt: list[PromptPosition] = []
         sampled = False

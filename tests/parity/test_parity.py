@@ -53,7 +53,7 @@ def test_text_ids(size: str, case: Case, speaker_of: SpeakerOf) -> None:
     tokenizer, expected = speaker.model.tokenizer, speaker.golden.text_ids(case)
     pieces = tokenizer.incremental()
     assert tokenizer.encode(case.text) == expected
-    assert [i for letter in case.text for i in pieces.push(letter)] + pieces.close() == expected
+    assert [i for letter in case.text for i in pieces.push(letter)] + pieces.finish() == expected
 
 
 @pytest.mark.parametrize(("size", "case"), ALL)

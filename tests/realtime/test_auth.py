@@ -76,7 +76,7 @@ def gatekeeper() -> Authenticator:
     ],
 )
 def test_a_key_is_found_wherever_it_may_be_shown(gatekeeper: Authenticator, shown: HTTPConnection) -> None:
-    assert gatekeeper.admit(shown) == Principal("agent")
+    assert gatekeeper.authenticate(shown) == Principal("agent")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_key_is_found_wherever_it_may_be_shown(gatekeeper: Authenticator, show
 )
 def test_a_wrong_key_is_refused_even_from_here(gatekeeper: Authenticator, shown: HTTPConnection) -> None:
     with pytest.raises(RequestRefused) as refusal:
-        gatekeeper.admit(shown)
+        gatekeeper.authenticate(shown)
     assert refusal.value.code == "unauthorized"
 
 
@@ -114,7 +114,7 @@ def test_a_wrong_key_is_refused_even_from_here(gatekeeper: Authenticator, shown:
     ],
 )
 def test_without_keys_this_machine_is_let_in(shown: HTTPConnection) -> None:
-    assert Authenticator(()).admit(shown) == LOCAL
+    assert Authenticator(()).authenticate(shown) == LOCAL
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_without_keys_this_machine_is_let_in(shown: HTTPConnection) -> None:
 )
 def test_without_keys_nobody_else_is(shown: HTTPConnection, code: str) -> None:
     with pytest.raises(RequestRefused) as refusal:
-        Authenticator(()).admit(shown)
+        Authenticator(()).authenticate(shown)
     assert refusal.value.code == code
 
 
@@ -145,7 +145,7 @@ def test_a_keys_file_holds_limits_and_sums(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nname = "agent"\nsha256 = "{digest}"\nmax_connections = 2\nmax_active_responses = 3\n')
     gatekeeper = load_authenticator(AuthSettings(keys_file=str(file)))
-    assert gatekeeper.admit(request({"x-api-key": KEY})) == Principal("agent", 2, 3)
+    assert gatekeeper.authenticate(request({"x-api-key": KEY})) == Principal("agent", 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -288,10 +288,10 @@ async def test_at_the_drain_deadline_a_reply_is_told_its_end_before_the_line_clo
 
 
 class BrokenConnection:
-    def tick(self, now_s: float) -> None:
+    def on_tick(self, now_s: float) -> None:
         raise RuntimeError("a fault of ours")
 
-    def end(self, code: str) -> None:
+    def close(self, code: str) -> None:
         raise RuntimeError("a fault of ours")
 
 
@@ -315,12 +315,12 @@ async def test_a_connection_that_failed_on_a_full_line_is_not_ended_twice(live: 
         async def fail(event: ev.ClientEvent) -> None:
             raise RuntimeError("a fault of ours")
 
-        connection._bridge.receive = fail  # type: ignore[method-assign]
+        connection._bridge.handle_event = fail  # type: ignore[method-assign]
         writable = cast(WebSocketTransport, connection._link)._line["writable"]  # type: ignore[index]
         writable.clear()
         await client.send(ev.SessionClose())
         await until(connection._session.detached.is_set)
-        connection.tick(time.monotonic())
+        connection.on_tick(time.monotonic())
         writable.set()
         assert await close_code(client) == 1011
 
@@ -344,7 +344,7 @@ class FloodedLink:
     async def close(self, code: int, reason: str = "") -> None:
         pass
 
-    async def turns(self) -> None:
+    async def loop_throttle(self) -> None:
         while self.num_left:
             await asyncio.sleep(0)
             self.turn += 1
@@ -355,6 +355,6 @@ async def test_a_flood_of_messages_lets_others_have_their_turn() -> None:
         link = FloodedLink(1_000)
         session = live.speech.open_session(LOCAL)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(link.turns())
-            tasks.create_task(NativeConnection(live.speech, session, link).converse())
+            tasks.create_task(link.loop_throttle())
+            tasks.create_task(NativeConnection(live.speech, session, link).run())
         assert max(link.read_in.values()) <= 50

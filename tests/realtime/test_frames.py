@@ -168,7 +168,7 @@ def test_frames_are_cut_where_they_end(sizes: list[int], places: list[int]) -> N
     found = [one for piece in cut(b"".join(frames), places) for one in cutter.push(piece)]
     assert found == frames
     assert [payload(one) for one in found] == texts
-    assert not cutter.broken
+    assert not cutter.is_broken
 
 
 @pytest.mark.parametrize("piece", [b"", b"a"], ids=["empty", "of one byte"])

@@ -357,7 +357,7 @@ async def test_a_gateway_that_does_not_come_up_is_ended_and_forgotten(
     keeper = GatewaySupervisor(
         GatewayPlan(config=ServerConfig(), engine="", tally="", counted=(), exchange=""), str(tmp_path)
     )
-    assert await keeper._start_again(0) is None
+    assert await keeper._restart(0) is None
     try:
         assert [process.returncode for process in started] == [-signal.SIGKILL]
         assert not keeper._running

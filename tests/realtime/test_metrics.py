@@ -29,7 +29,7 @@ STATS = EngineStats(
 class Server:
     num_connections: int = 4
     num_active_responses: int = 2
-    healthy: bool = True
+    is_healthy: bool = True
     frame_s: float = 0.08
     stats: EngineStats | None = STATS
 

@@ -39,7 +39,7 @@ def test_all_see_the_sum_of_all_and_one_that_is_gone_leaves_nothing(
 ) -> None:
     tallies = columns(file)
     for column, name, by in made:
-        tallies[column].change(name, by)
+        tallies[column].add(name, by)
     everything: Counter[str] = Counter()
     for _, name, by in made:
         everything[name] += by
@@ -52,7 +52,7 @@ def test_all_see_the_sum_of_all_and_one_that_is_gone_leaves_nothing(
 
 def test_a_name_that_came_later_is_counted_by_each_alone(file: Path) -> None:
     one, other, _ = columns(file)
-    one.change(key_counter(CONNECTIONS, "zoe"), 1)
+    one.add(key_counter(CONNECTIONS, "zoe"), 1)
     assert (one.total("connections of zoe"), other.total("connections of zoe")) == (1, 0)
 
 
@@ -63,34 +63,34 @@ def test_responses_are_limited_in_all_and_by_key_wherever_they_are(file: Path, s
         ResponseLimiter(RegistryLimits(max_active_responses=3, max_active_responses_per_key=2), tally)
         for tally in tallies
     )
-    here.enter("ann")
-    there.enter("ann")
+    here.acquire("ann")
+    there.acquire("ann")
     for admission in (here, there):
         with pytest.raises(LimitExceeded, match="max_active_responses_per_key is 2"):
-            admission.enter("ann")
-    there.enter("ben")
+            admission.acquire("ann")
+    there.acquire("ben")
     with pytest.raises(LimitExceeded, match="max_active_responses is 3"):
         here.check("ben")
     assert (here.num_active, there.num_active) == (1, 2)
-    there.leave("ann")
-    here.enter("ann")
+    there.release("ann")
+    here.acquire("ann")
 
 
 def test_a_gate_is_one_for_all_processes(file: Path) -> None:
     tallies = columns(file)
     here, there, _ = (ConcurrencyLimit("max_uploads", 2, 1_000, tally, UPLOADS) for tally in tallies)
-    with here.inside(), there.inside():
+    with here.acquire(), there.acquire():
         for gate in (here, there):
-            with pytest.raises(RequestRefused, match="max_uploads is 2"), gate.inside():
+            with pytest.raises(RequestRefused, match="max_uploads is 2"), gate.acquire():
                 pass
         assert (here.num_inside, there.num_inside) == (1, 1)
         SharedUsageCounters(file, NAMES, 1).clear()
-        with here.inside():
+        with here.acquire():
             pass
     assert here.num_inside == there.num_inside == 0
 
 
 def test_connections_whose_key_is_to_come_are_counted_for_all(file: Path) -> None:
     one, other, _ = columns(file)
-    one.change(key_counter(CONNECTIONS, ""), 1)
+    one.add(key_counter(CONNECTIONS, ""), 1)
     assert other.total(key_counter(CONNECTIONS, "")) == 1

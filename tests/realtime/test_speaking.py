@@ -173,17 +173,17 @@ async def test_what_was_heard_can_be_asked_after_the_end(live: Live) -> None:
 async def test_what_was_heard_is_told_as_of_the_question_however_long_its_words_take_to_be_found(
     live: Live, monkeypatch: pytest.MonkeyPatch, forgotten: bool
 ) -> None:
-    recall = Response.recall
+    recall = Response.query_heard
 
     async def recall_slowly(response: Response, played_ms: float | None = None) -> HeardText:
         heard = await recall(response, played_ms)
         await asyncio.sleep(0.4)
         if forgotten:
             (session,) = live.speech.registry._sessions.values()
-            session._responses.pop(response.response_id).forget()
+            session._responses.pop(response.response_id).discard_timeline()
         return heard
 
-    monkeypatch.setattr(Response, "recall", recall_slowly)
+    monkeypatch.setattr(Response, "query_heard", recall_slowly)
     async with live.session() as client:
         await speak(client, TEXT)
         await client.send(ev.ResponseCancel(response_id="r", played_ms=300))

@@ -65,30 +65,30 @@ def shows(key: str) -> HTTPConnection:
 def test_a_token_speaks_for_its_key_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     gatekeeper = load_authenticator(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}"))
     monkeypatch.setattr(auth.time, "time", lambda: 1_000.0)
-    token, expires_s = gatekeeper.mint(gatekeeper.admit(shows(KEY)), 60)
-    caller = gatekeeper.admit(shows(token))
+    token, expires_s = gatekeeper.issue_token(gatekeeper.authenticate(shows(KEY)), 60)
+    caller = gatekeeper.authenticate(shows(token))
     assert (caller.name, caller.by_token, expires_s) == ("agent", True, 1_060)
     with pytest.raises(RequestRefused, match="an API key is needed here"):
-        gatekeeper.admit_holder(shows(token))
+        gatekeeper.require_api_key(shows(token))
     late = load_authenticator(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}"), max_token_ttl_s=59)
     with pytest.raises(RequestRefused, match="an API key is needed"):
-        late.admit(shows(token))
+        late.authenticate(shows(token))
     monkeypatch.setattr(auth.time, "time", lambda: 1_060.0)
     with pytest.raises(RequestRefused, match="an API key is needed"):
-        gatekeeper.admit(shows(token))
+        gatekeeper.authenticate(shows(token))
 
 
 def test_a_token_of_one_process_is_good_in_another() -> None:
     here, there = (load_authenticator(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}")) for _ in range(2))
-    token, _ = here.mint(here.admit(shows(KEY)), 60)
-    assert there.admit(shows(token)).name == "agent"
+    token, _ = here.issue_token(here.authenticate(shows(KEY)), 60)
+    assert there.authenticate(shows(token)).name == "agent"
 
 
 def test_a_token_dies_with_its_key() -> None:
     gatekeeper = load_authenticator(AuthSettings(api_keys=f"agent:{KEY}"))
-    token, _ = gatekeeper.mint(gatekeeper.admit(shows(KEY)), 60)
+    token, _ = gatekeeper.issue_token(gatekeeper.authenticate(shows(KEY)), 60)
     with pytest.raises(RequestRefused):
-        load_authenticator(AuthSettings(api_keys=f"agent:{OTHER}")).admit(shows(token))
+        load_authenticator(AuthSettings(api_keys=f"agent:{OTHER}")).authenticate(shows(token))
 
 
 @pytest.mark.parametrize(
@@ -241,19 +241,19 @@ def test_secret_is_created_once_for_this_user_alone(data_home: Path) -> None:
 
 def test_deleted_secret_ends_all_tokens(data_home: Path) -> None:
     here = load_authenticator(AuthSettings(api_keys=f"agent:{KEY}"))
-    token, _ = here.mint(here.admit(shows(KEY)), 60)
-    assert load_authenticator(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token)).name == "agent"
+    token, _ = here.issue_token(here.authenticate(shows(KEY)), 60)
+    assert load_authenticator(AuthSettings(api_keys=f"agent:{KEY}")).authenticate(shows(token)).name == "agent"
     (data_home / "voicewire" / "token-secret").unlink()
     with pytest.raises(RequestRefused):
-        load_authenticator(AuthSettings(api_keys=f"agent:{KEY}")).admit(shows(token))
+        load_authenticator(AuthSettings(api_keys=f"agent:{KEY}")).authenticate(shows(token))
 
 
 def test_configured_secret_signs_and_no_file_is_made(data_home: Path) -> None:
     first, second = (AuthSettings(api_keys=f"agent:{KEY}", token_secret=letter * 32) for letter in "ab")
-    token, _ = load_authenticator(first).mint(Principal("agent"), 60)
-    assert load_authenticator(first).admit(shows(token)).name == "agent"
+    token, _ = load_authenticator(first).issue_token(Principal("agent"), 60)
+    assert load_authenticator(first).authenticate(shows(token)).name == "agent"
     with pytest.raises(RequestRefused):
-        load_authenticator(second).admit(shows(token))
+        load_authenticator(second).authenticate(shows(token))
     assert not list(data_home.iterdir())
 
 
@@ -284,7 +284,7 @@ def test_data_folder_that_cannot_be_written_names_the_setting(data_home: Path) -
         load_authenticator(AuthSettings(api_keys=f"agent:{KEY}"))
 
 
-FOR_SPEECH = {f"{'WS' if wire.carrier == 'socket' else 'POST'} {wire.path}" for wire in DIALECT_ROUTES} | {
+FOR_SPEECH = {f"{'WS' if wire.transport == 'socket' else 'POST'} {wire.path}" for wire in DIALECT_ROUTES} | {
     *("WS /v1/speech", "POST /v1/audio/speech", "POST /v1/audio/speech/batch"),
     *("GET /v1/models", "GET /v1/voices", "GET /v2/voices", "GET /voices"),
     *("GET /v1/audio/voices", "GET /v1/audio/voices/{name}"),

@@ -93,14 +93,14 @@ def test_pipecat_and_we_speak_one_language(provider: Provider) -> None:
     start = provider.start
     if provider.name == "plivo":  # pipecat takes only mu-law from it
         start = str(start).replace("x-l16", "x-mulaw").replace("16000", "8000")
-    line.receive(start)
-    [heard] = line.receive(provider.digit)
+    line.receive_message(start)
+    [heard] = line.receive_message(provider.digit)
     assert heard.digit == digit["digit"]  # type: ignore[union-attr]
     encode, decode = CODECS[provider.encoding]
     tone = s16_to_float(np.array([3_000, -3_000] * (provider.rate // 100), np.int16))
     media, clear = told["said"]
-    assert json.loads(str(line.clear())) == json.loads(clear)
-    ours, theirs = (payload(message) for message in (line.audio(encode(tone)), media))
+    assert json.loads(str(line.send_clear())) == json.loads(clear)
+    ours, theirs = (payload(message) for message in (line.send_audio(encode(tone)), media))
     assert ours.envelope == theirs.envelope
     np.testing.assert_allclose(decode(ours.audio), decode(theirs.audio), atol=STEP)
 

@@ -139,7 +139,7 @@ class Client:
         if reader.cancelled():
             await read(response, reading)
         await reader if not reader.cancelled() else None
-        assert response.free
+        assert response.is_released
         done = reading.done
         assert done.audio_samples <= reading.num_samples
         if which in self.num_audio_at_cancel:
@@ -159,7 +159,7 @@ async def live(steps: list[tuple[object, ...]]) -> None:
     for step in steps:
         await client.do(*step)  # type: ignore[arg-type]
     await asyncio.sleep(0)
-    while any(not response.done for response in client.responses) and now_s() < 1_000:
+    while any(not response.is_done for response in client.responses) and now_s() < 1_000:
         await asyncio.sleep(1)
     assert registry.statistics().num_active_responses == 0
     await registry.aclose()

@@ -20,7 +20,7 @@ async def test_it_wakes_at_its_moment():
 
 async def test_a_ring_wakes_earlier_and_leaves_no_timer():
     alarm = WakeEvent()
-    asyncio.get_running_loop().call_later(1.0, alarm.ring)
+    asyncio.get_running_loop().call_later(1.0, alarm.set)
     await alarm.wait(until_s=5.0)
     assert now_s() == pytest.approx(1.0)
     await alarm.wait(until_s=9.0)
@@ -29,8 +29,8 @@ async def test_a_ring_wakes_earlier_and_leaves_no_timer():
 
 async def test_a_ring_is_kept_for_the_next_wait_and_only_for_that():
     alarm = WakeEvent()
-    alarm.ring()
-    alarm.ring()
+    alarm.set()
+    alarm.set()
     await alarm.wait()
     assert now_s() == 0.0
     await alarm.wait(until_s=1.0)

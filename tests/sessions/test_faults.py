@@ -105,7 +105,7 @@ async def test_no_room_in_the_middle_is_waited_out(
 async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_ask_again(
     registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
 ):
-    room, counts = QueueLimits(for_new=2, for_speaking=0, for_burst=2, for_burst_of_group=2), RequestCounts()
+    room, counts = QueueLimits(new=2, continuing=0, for_burst=2, for_burst_of_group=2), RequestCounts()
     submit = engine.submit
 
     def submit_where_there_is_room(request: SpeechRequest) -> FakeSpeechStream:
@@ -199,7 +199,7 @@ async def test_the_client_holds_the_playback_for_too_long(impatient: SessionRegi
     response = impatient.create(settings=PACED).create_response(text=LONG, text_closed=True)
     _, task = reading_task(response)
     looking_after = asyncio.create_task(impatient.run())
-    while not response.done:
+    while not response.is_done:
         await asyncio.sleep(0.1)
         response.report_playback(500)
     looking_after.cancel()
@@ -313,7 +313,7 @@ async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: Rememberi
     registry = SessionRegistry(engine, RegistryLimits(encoder_threads=num_threads))
     num_hits = 0
     for at in range(SUSPENSIONS):
-        hits = interrupt_tasks("AudioProducer._live", at)
+        hits = interrupt_tasks("AudioProducer._is_running", at)
         session = registry.create(settings=PACED)
         await converse(session, AudioFormat())
         asyncio.get_running_loop().set_task_factory(None)
@@ -329,7 +329,7 @@ async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: Rememberi
 async def test_a_speaker_cancelled_from_outside_ends_its_response_by_itself(
     registry: SessionRegistry, engine: RememberingEngine, at: int
 ):
-    hits = interrupt_tasks("AudioProducer._live", at)
+    hits = interrupt_tasks("AudioProducer._is_running", at)
     response = registry.create(settings=PACED).create_response(text=LONG)
     _, task = reading_task(response)
     await asyncio.sleep(1)
@@ -351,7 +351,7 @@ async def test_a_session_closed_at_any_await_of_its_user_leaves_nothing(
             async with session:
                 reading = session.create_response(text=LONG)
                 async for _ in reading:
-                    if reading._outbox.num_taken == 5:
+                    if reading._outbox.num_messages_sent == 5:
                         reading.cancel()
                 await converse(session)
 

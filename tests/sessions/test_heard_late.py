@@ -36,7 +36,7 @@ async def cut_after(
     told = reading.done
     assert told.status is ResponseStatus.CANCELLED
     assert told.heard == response.heard() == asked
-    earlier = await response.recall(1_000 * s / 2)
+    earlier = await response.query_heard(1_000 * s / 2)
     await registry.aclose()
     return told.heard.text, earlier.text
 
@@ -50,7 +50,7 @@ async def test_an_interruption_tells_what_was_heard_as_if_words_had_been_followe
     settings = replace(PACED, speed=speed)
     late = await cut_after(engine, LIMITS, settings, cut_s)
     assert late == await cut_after(engine, AT_ONCE, settings, cut_s)
-    assert late == await cut_after(engine, LIMITS, replace(settings, heard_at_once=True), cut_s)
+    assert late == await cut_after(engine, LIMITS, replace(settings, align_eagerly=True), cut_s)
     assert all(late) == (cut_s >= 1)
 
 
@@ -78,9 +78,11 @@ async def test_much_kept_speech_is_looked_through_in_a_thread(
     engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
-    catch_up = ResponseTimeline.catch_up
+    catch_up = ResponseTimeline.align_until
     monkeypatch.setattr(
-        ResponseTimeline, "catch_up", lambda told, at: threads.append(threading.current_thread()) or catch_up(told, at)
+        ResponseTimeline,
+        "align_until",
+        lambda told, at: threads.append(threading.current_thread()) or catch_up(told, at),
     )
     registry = SessionRegistry(engine, RegistryLimits())
     response = registry.create(settings=replace(PACED, lead_ms=10_000)).create_response(text=TEXT, text_closed=True)
@@ -131,7 +133,7 @@ async def test_who_asks_after_the_end_waits_no_longer(busy: SessionRegistry) -> 
     response = busy.create(settings=replace(PACED, lead_ms=None)).create_response(text=TEXT, text_closed=True)
     played_ms = (await read(response)).done.audio_ms / 2
     async with asyncio.timeout(5):
-        roughly = await response.recall(played_ms)
+        roughly = await response.query_heard(played_ms)
     assert roughly.text
     assert roughly.remaining
     assert roughly.text + roughly.remaining == TEXT

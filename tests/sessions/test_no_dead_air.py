@@ -31,7 +31,7 @@ async def test_a_segment_short_of_text_is_closed_when_little_is_left_to_hear(
     segment = response._script.open
     assert segment is not None
     while not segment.closed:
-        assert left_ms(response) >= 290 or not segment.starved
+        assert left_ms(response) >= 290 or not segment.is_parked
         await asyncio.sleep(0.005)
     assert 280 <= left_ms(response) <= 300
     response.cancel()
@@ -106,7 +106,7 @@ async def test_what_comes_after_an_early_close_gathers_until_little_is_left_or_a
         await asyncio.sleep(0.005)
         gathered = response._script.open
         assert gathered is not None
-        assert gathered.gathers
+        assert gathered.is_gathering
     assert left_ms(response) < 400
     response.cancel()
     await task

@@ -62,7 +62,7 @@ async def test_what_waits_for_a_reader_that_stopped_is_bounded(
     await anext(response)
     looking_after = asyncio.create_task(registry.run())
     most_ms = 0.0
-    while not response.done:
+    while not response.is_done:
         await asyncio.sleep(0.1)
         most_ms = max(most_ms, response._outbox.left_ms(now_s()))
     looking_after.cancel()
@@ -209,7 +209,7 @@ async def read_rest(response) -> None:
 async def test_tokens_that_a_model_left_out_are_counted_over_all_segments(
     registry: SessionRegistry, engine: RememberingEngine, metrics: CountingMetrics
 ):
-    engine.script = FakeScript(num_dropped_tokens=7)
+    engine.script = FakeScript(num_skipped_tokens=7)
     await read(registry.create(settings=BURST).create_response(text=LONG, text_closed=True))
     num_segments = metrics.counts["segments_total", "stop"]
     assert num_segments > 1

@@ -62,9 +62,9 @@ def test_everything_leaves_in_order_when_it_is_due(items: list[int | None], lead
     while (due_s := box.due_s(now)) is not None:
         assert due_s >= now
         now = due_s
-        taken.append(box.take(now))
+        taken.append(box.get_due(now))
         assert lead_ms is None or box.lead_ms(now) <= max(lead_ms, 113)
-    assert box.empty
+    assert box.is_empty
     assert box.waiting_samples == 0
     assert [event.num_samples if isinstance(event, ResponseAudio) else None for event in taken] == items
     assert [event.flush for event in taken if isinstance(event, FlushCompleted)] == [
@@ -76,23 +76,23 @@ def test_an_underrun_is_the_makers_fault_only_if_the_sound_was_not_ready():
     underruns: list[PlayoutUnderrun] = []
     box = outbox(2_000, underruns)
     box.put([Sound(800), Sound(800)], 0.0, UnderrunCause.ENGINE)
-    box.take(0.0)
-    box.take(5.0)
+    box.get_due(0.0)
+    box.get_due(5.0)
     assert not underruns
     box.put([Sound(800)], 9.0, UnderrunCause.TEXT)
-    box.take(9.0)
+    box.get_due(9.0)
     assert [underrun.cause for underrun in underruns] == [UnderrunCause.TEXT]
 
 
 def test_patience_ends_with_whom_it_was_for_and_begins_anew_with_progress():
     patience = StallDetector(SessionLimits(reader_timeout_s=10, text_timeout_s=60))
-    assert patience.error(StallSource.READER, 1, 0.0) is None
-    assert patience.error(StallSource.READER, 2, 9.0) is None
-    assert patience.error(StallSource.READER, 2, 19.0) is None
-    assert isinstance(patience.error(StallSource.READER, 2, 19.1), SlowReader)
-    assert patience.error(StallSource.WRITER, 2, 19.1) is None
-    assert patience.error(StallSource.WRITER, 2, 79.0) is None
-    error = patience.error(StallSource.WRITER, 2, 79.2)
+    assert patience.check(StallSource.READER, 1, 0.0) is None
+    assert patience.check(StallSource.READER, 2, 9.0) is None
+    assert patience.check(StallSource.READER, 2, 19.0) is None
+    assert isinstance(patience.check(StallSource.READER, 2, 19.1), SlowReader)
+    assert patience.check(StallSource.WRITER, 2, 19.1) is None
+    assert patience.check(StallSource.WRITER, 2, 79.0) is None
+    error = patience.check(StallSource.WRITER, 2, 79.2)
     assert isinstance(error, TextTimeout)
     assert str(error) == "text_timeout_s is 60"
 

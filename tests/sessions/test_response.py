@@ -177,7 +177,7 @@ async def test_flushes_are_limited_as_text_is(registry: SessionRegistry):
     response = registry.create(settings=BURST).create_response(text="Hello there.")
     for _ in range(50_000 - len("Hello there.")):
         response.flush()
-    assert not response.done
+    assert not response.is_done
     response.flush()
     done = (await read(response)).done
     assert done.error is not None
@@ -256,7 +256,7 @@ async def test_a_cancel_between_waking_the_reader_and_its_turn_is_heeded(registr
     waiting = asyncio.ensure_future(anext(response))
     while not response._reader._rung:  # the sound is there, and the reader is about to run
         await asyncio.sleep(0)
-        if response._outbox.empty:
+        if response._outbox.is_empty:
             await asyncio.sleep(0.001)
     response.cancel()
     assert not isinstance(await waiting, ResponseAudio)

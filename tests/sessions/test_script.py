@@ -24,7 +24,7 @@ def take_all(script: TextPipeline, max_chars: int = 500) -> list[TextSegment | F
     taken = []
     read_on(script, max_chars)
     while script.waiting and (isinstance(script.waiting[0], FlushItem) or script.waiting[0].speakable):
-        taken.append(script.take())
+        taken.append(script.pop())
         read_on(script, max_chars)
     return taken
 
@@ -34,7 +34,7 @@ def read_pieces(pieces: list[str], normalize: bool) -> tuple[list[str], list[int
     script = TextPipeline(told, normalize)
     segments = []
     for piece in pieces:
-        script.push(piece)
+        script.push_text(piece)
         segments += take_all(script)
     script.end()
     segments += take_all(script)
@@ -57,7 +57,7 @@ def test_any_cut_gives_the_same_segments(text: str, places: list[int], normalize
 def test_segments_close_and_follow_each_other_in_the_clients_text(text: str, normalize: bool):
     told = ResponseTimeline(24_000)
     script = TextPipeline(told, normalize)
-    script.push(text)
+    script.push_text(text)
     script.end()
     segments = [segment for segment in take_all(script) if isinstance(segment, TextSegment)]
     assert all(segment.closed for segment in segments)
@@ -69,7 +69,7 @@ def test_segments_close_and_follow_each_other_in_the_clients_text(text: str, nor
 
 def test_a_long_text_is_read_as_far_as_needed():
     script = TextPipeline(ResponseTimeline(24_000), normalize=False)
-    script.push("A sentence that is not long. " * 1_000)
+    script.push_text("A sentence that is not long. " * 1_000)
     script.end()
     read_on(script)
     assert READ_AHEAD_SEGMENTS < len(script.waiting) <= READ_AHEAD_SEGMENTS + 5
@@ -83,7 +83,7 @@ def test_any_budget_gives_the_same_segments(text: str, places: list[int], normal
     scripts = [TextPipeline(ResponseTimeline(24_000), normalize) for _ in range(2)]
     for script in scripts:
         for piece in cuts(text, places):
-            script.push(piece)
+            script.push_text(piece)
             script.flush()
         script.end()
     small, large = (
@@ -100,7 +100,7 @@ def _summary(item: TextSegment | FlushItem) -> tuple[object, ...]:
 def test_a_read_stays_within_its_budget():
     script = TextPipeline(ResponseTimeline(24_000), normalize=False)
     for _ in range(5):
-        script.push("word ")
+        script.push_text("word ")
     assert script.read(12) == 12
     assert script.read(12) == 12
     assert script.read(12) == len(" ") + len("word")
@@ -109,12 +109,12 @@ def test_a_read_stays_within_its_budget():
 
 def test_flushes_keep_their_place():
     script = TextPipeline(ResponseTimeline(24_000), normalize=False)
-    script.push("One")
+    script.push_text("One")
     assert script.flush() == 0
-    script.push("two three")
-    script.push(" four")
+    script.push_text("two three")
+    script.push_text(" four")
     assert script.flush() == 1
-    script.push("🙂")
+    script.push_text("🙂")
     assert script.flush() == 2
     items = take_all(script)
     assert [item.text if isinstance(item, TextSegment) else item.flush for item in items] == [
@@ -128,16 +128,16 @@ def test_flushes_keep_their_place():
 
 def test_an_early_close_keeps_the_unfinished_word_for_the_next_segment():
     script = TextPipeline(ResponseTimeline(24_000), normalize=False)
-    script.push("One two thr")
+    script.push_text("One two thr")
     (first,) = take_all(script)
     script.close_early()
-    script.push("ee four")
+    script.push_text("ee four")
     script.end()
     (second,) = take_all(script)
     assert isinstance(first, TextSegment)
     assert isinstance(second, TextSegment)
-    assert (first.text, first.closed, first.gathers) == ("One two ", True, False)
-    assert (second.text, second.gathers) == ("three four", True)
+    assert (first.text, first.closed, first.is_gathering) == ("One two ", True, False)
+    assert (second.text, second.is_gathering) == ("three four", True)
 
 
 # Whole words

@@ -56,7 +56,7 @@ class Reads:
 @contextmanager
 def counted_reads() -> Iterator[Reads]:
     reads = Reads()
-    say_block, push = IncrementalNormalizer._say_block, Segmenter.push
+    say_block, push = IncrementalNormalizer._verbalize_block, Segmenter.push
 
     def counted_say_block(normalizer: IncrementalNormalizer, block: TextBlock) -> SpannedText:
         reads.normalized[iteration()] += block.raw_end - block.raw_start
@@ -67,7 +67,7 @@ def counted_reads() -> Iterator[Reads]:
         return push(segmenter, text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IncrementalNormalizer, "_say_block", counted_say_block)
+        patch.setattr(IncrementalNormalizer, "_verbalize_block", counted_say_block)
         patch.setattr(Segmenter, "push", counted_push)
         yield reads
 

@@ -29,7 +29,7 @@ async def turns_taken(turns: LoopThrottle) -> list[int]:
             loop.call_soon(count)
 
     async def work() -> None:
-        await turns.mine()
+        await turns.wait_turn()
         found.append(now)
 
     loop.call_soon(count)
@@ -47,8 +47,8 @@ async def test_no_two_share_a_turn() -> None:
 
 async def test_who_does_not_wait_any_more_holds_up_nobody() -> None:
     turns = LoopThrottle()
-    await turns.mine()
-    waiting = [asyncio.create_task(turns.mine()) for _ in range(3)]
+    await turns.wait_turn()
+    waiting = [asyncio.create_task(turns.wait_turn()) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     async with asyncio.timeout(5):

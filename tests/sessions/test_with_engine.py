@@ -59,7 +59,7 @@ async def test_many_responses_streamed_cancelled_and_dropped_leave_it_free(engin
     tasks = [reading_task(response)[1] for response in responses]
     for word in TEXT.split(" ")[:40]:
         for response in responses:
-            if not response.done:
+            if not response.is_done:
                 response.push_text(word + " ")
         await asyncio.sleep(0.005)
     responses[0].cancel()

@@ -57,7 +57,7 @@ def test_letters_find_their_sounds_from_the_first_guess_on(store: SpeechStore):
 
 def test_what_is_trained_can_be_used(store: SpeechStore, tmp_path):
     save_file(train(store, {0, 1}, QUICK), tmp_path / "weights.safetensors")
-    weights = AlignerWeights.of(load_file(tmp_path / "weights.safetensors"))
+    weights = AlignerWeights.from_tensors(load_file(tmp_path / "weights.safetensors"))
     aligner, text = ForcedAligner(SAMPLE_RATE_HZ, weights), store.text(1)
     aligner.add_text(text)
     aligner.end_text()

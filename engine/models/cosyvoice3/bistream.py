@@ -20,8 +20,8 @@ class Bistream:
         """The row's prefix: ``head``, and all whole blocks of the recording, which wait for nobody's text."""
         prefix = list(head)
         while len(row.transcript) >= self.block_text and len(row.speech) >= self.block_speech:
-            prefix += self._take_transcript(row, self.block_text)
-            prefix += self._take_speech(row)
+            prefix += self._pop_transcript(row, self.block_text)
+            prefix += self._pop_speech(row)
         row.prefix = tuple(prefix)
         row.num_prompt_tokens = max(1, self._num_missing(row))
         row.phase = SamplingPhase.BLOCK
@@ -48,40 +48,40 @@ class Bistream:
 
     def _open_block(self, row: CosySequence) -> TalkerInputs:
         """The last speech id of the block before, five text ids and, of a recording, the speech that goes with them."""
-        inputs = self._take_unfed(row) + self._take_text(row, self.block_text)
+        inputs = self._pop_unfed(row) + self._pop_text(row, self.block_text)
         if not row.speech:
             row.block = 0
             return TalkerInputs(inputs)
         num_speech = min(len(row.speech), self.block_speech)
-        inputs += self._take_speech(row)
+        inputs += self._pop_speech(row)
         row.block = num_speech if num_speech < self.block_speech else None
         return TalkerInputs(inputs, sample=row.block is not None)
 
     def _close(self, row: CosySequence) -> TalkerInputs:
         """No more text: what is left of it, and the sign to speak on to the end."""
-        inputs = self._take_unfed(row) + self._take_text(row, self.block_text)
+        inputs = self._pop_unfed(row) + self._pop_text(row, self.block_text)
         row.phase, row.block = SamplingPhase.REST, None
         rest = [self.prompts.speech(token) for token in row.speech]
         row.speech.clear()
         return TalkerInputs([*inputs, self.prompts.task, *rest])
 
-    def _take_unfed(self, row: CosySequence) -> list[int]:
+    def _pop_unfed(self, row: CosySequence) -> list[int]:
         token, row.unfed = row.unfed, None
         return [] if token is None else [self.prompts.speech(token)]
 
-    def _take_text(self, row: CosySequence, count: int) -> list[int]:
-        taken = self._take_transcript(row, count)
-        return taken + row.text.take(count - len(taken))
+    def _pop_text(self, row: CosySequence, count: int) -> list[int]:
+        taken = self._pop_transcript(row, count)
+        return taken + row.text.pop_many(count - len(taken))
 
-    def _take_transcript(self, row: CosySequence, count: int) -> list[int]:
+    def _pop_transcript(self, row: CosySequence, count: int) -> list[int]:
         taken, row.transcript = row.transcript[:count], row.transcript[count:]
         return taken
 
-    def _take_speech(self, row: CosySequence) -> list[int]:
+    def _pop_speech(self, row: CosySequence) -> list[int]:
         taken, row.speech = row.speech[: self.block_speech], row.speech[self.block_speech :]
         return [self.prompts.speech(token) for token in taken]
 
-    def take(self, row: CosySequence, token: int) -> None:
+    def record_token(self, row: CosySequence, token: int) -> None:
         """A speech id was drawn inside a block; behind the last comes a wish for text that nobody needs to draw."""
         assert row.block is not None
         row.unfed = token
@@ -90,5 +90,5 @@ class Bistream:
             self.end_block(row)
 
     def end_block(self, row: CosySequence) -> None:
-        row.remember(self.fill)
+        row.record_token(self.fill)
         row.block = None

@@ -55,7 +55,7 @@ class CosyDecodeStage:
         num_slots: int,
         settings: CosyVoice3Settings,
         device: torch.device,
-        max_kept_voices: int,
+        max_cached_voices: int,
     ) -> None:
         self.settings, self.device = settings.flow, device
         self.vocoder = self.make_vocoder(flow, hift, num_slots + 1, settings.vocoder.graphs)
@@ -68,16 +68,16 @@ class CosyDecodeStage:
         ops = select_flow_ops(device, settings.flow.fused_kernels)
         self.runner = FlowRunner(flow, pages, ops, settings.flow.max_cells, num_places, settings.flow.graphs)
         self.shape = self.runner.shape
-        self.memory = FlowPagePool(settings.flow, self.shape, pages.num_pages, num_places, max_kept_voices)
+        self.memory = FlowPagePool(settings.flow, self.shape, pages.num_pages, num_places, max_cached_voices)
         self.slots = BlockPool(num_slots)
         self.streams: dict[int, StreamSequence] = {}
         self.failed: list[StreamSequence] = []
         self.flights = PcmTransfers(device)
         self.slices: deque[DeviceEvent] = deque()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.nobody = PromptSequence([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
+        self.dummy_row = PromptSequence([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
         with torch.inference_mode():
-            self.nobody.speaker = flow.speaker(torch.zeros(flow.config.spk_embed_size, device=device))
+            self.dummy_row.speaker = flow.speaker(torch.zeros(flow.config.spk_embed_size, device=device))
         DeviceEvent(device).wait()
 
     def make_vocoder(self, flow: Flow, hift: Hift, num_rows: int, graphs: bool) -> HiftBatch:
@@ -89,14 +89,14 @@ class CosyDecodeStage:
     @torch.inference_mode()
     def record(self) -> None:
         """Record the graphs of both parts while nobody is there; without effect where there are none."""
-        self.runner.record()
+        self.runner.capture_graphs()
         if isinstance(self.vocoder, HiftGraphs):
-            self.vocoder.record()
+            self.vocoder.capture_graphs()
 
     @property
     def chunk_frames(self) -> int:
         """One block, what it hears ahead, and what the vocoder withholds."""
-        return self.shape.tokens + self.shape.ahead + WITHHELD_FRAMES // self.shape.ratio
+        return self.shape.tokens + self.shape.lookahead + WITHHELD_FRAMES // self.shape.ratio
 
     @property
     def num_slots(self) -> int:
@@ -117,8 +117,8 @@ class CosyDecodeStage:
         slots = self.slots.allocate(1) if pages is not None else None
         if slots is None or pages is None:
             return None
-        self.streams[slots[0]] = row = StreamSequence([], spare=pages, slot=slots[0])
-        row.begin(self.nobody)
+        self.streams[slots[0]] = row = StreamSequence([], reserved_pages=pages, slot=slots[0])
+        row.begin(self.dummy_row)
         with torch.cuda.stream(self.stream):
             self.vocoder.open(slots[0])
         return slots[0]
@@ -133,13 +133,13 @@ class CosyDecodeStage:
         prompt = self.memory.prompts.find(reference.key)
         if prompt is None:
             try:
-                prompt = self.listen(reference)
+                prompt = self.prepare_prompt(reference)
             except Exception as error:
                 self.fail(row, error)
                 return
         row.begin(prompt)
 
-    def listen(self, reference: VoiceReference) -> PromptSequence:
+    def prepare_prompt(self, reference: VoiceReference) -> PromptSequence:
         voice = reference.prompt
         tokens = voice.tokens.tolist()
         for token in tokens:
@@ -180,13 +180,13 @@ class CosyDecodeStage:
 
     def release(self, slot: int) -> None:
         """Work in flight for it is dropped when it lands; whoever is lent its memory comes behind it in the queue."""
-        self.memory.let_go(self.streams.pop(slot))
+        self.memory.release_prompt(self.streams.pop(slot))
         self.vocoder.close(slot)
         self.slots.free([slot])
 
-    def settle(self) -> None:
-        self.slots.settle()
-        self.memory.pool.settle()
+    def release_quarantined(self) -> None:
+        self.slots.release_quarantined()
+        self.memory.pool.release_quarantined()
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -194,14 +194,14 @@ class CosyDecodeStage:
     def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = ANY) -> list[DecodedAudio]:
         """Chunks are blocks, whatever is wanted."""
         with torch.cuda.stream(self.stream):
-            while self.slices and self.slices[0].passed:
+            while self.slices and self.slices[0].is_done:
                 self.slices.popleft()
             if len(self.slices) < MAX_QUEUED_SLICES:
                 rows = self.rows(slack_s)
                 self.open_blocks(rows, slack_s)
                 self.advance(rows, slack_s)
-                self.speak(self.close_cells(rows))
-        return self.failures() + self.landed()
+                self.vocode(self.finish_blocks(rows))
+        return self.failures() + self.collect_pcm()
 
     def rows(self, slack_s: Mapping[int, float]) -> list[BlockSequence]:
         """All that can go on, the most urgent first; a prompt is as urgent as who waits for it."""
@@ -242,9 +242,9 @@ class CosyDecodeStage:
             if isinstance(row, StreamSequence):
                 row.num_hops += len(opened) > count
         if opened:
-            self.isolate(self.runner.open, opened)
+            self.run_isolated(self.runner.open, opened)
         for row in {cell.row for cell in opened if isinstance(cell.row, StreamSequence)}:
-            row.forget(row.num_opened * self.shape.tokens - LOOK_BACK_TOKENS)
+            row.discard_before(row.num_opened * self.shape.tokens - LOOK_BACK_TOKENS)
 
     def advance(self, rows: Sequence[BlockSequence], slack_s: Mapping[int, float]) -> None:
         healthy = [row for row in rows if not row.error]
@@ -253,10 +253,10 @@ class CosyDecodeStage:
             return
         is_urgent = any(isinstance(row, StreamSequence) and row.cells and row.num_left == 0 for row in healthy)
         limit = self.settings.urgent_steps_per_slice if is_urgent else self.settings.steps_per_slice
-        self.isolate(lambda some: self.runner.advance(some, min(num_steps, limit)), cells)
+        self.run_isolated(lambda some: self.runner.advance(some, min(num_steps, limit)), cells)
         self.slices.append(DeviceEvent(self.device))
 
-    def isolate(self, work: Callable[[Sequence[FlowBlockTask]], None], cells: Sequence[FlowBlockTask]) -> None:
+    def run_isolated(self, work: Callable[[Sequence[FlowBlockTask]], None], cells: Sequence[FlowBlockTask]) -> None:
         """``work`` for all cells; when that raises, for each alone, and the rows of those that raise again fail."""
         try:
             work(cells)
@@ -266,7 +266,7 @@ class CosyDecodeStage:
                 return
             for cell in cells:
                 if not cell.row.error:
-                    self.isolate(work, [cell])
+                    self.run_isolated(work, [cell])
 
     def fail(self, row: BlockSequence, error: Exception) -> None:
         """A prompt's fault is that of all who speak like it, and nobody else will find it."""
@@ -275,12 +275,12 @@ class CosyDecodeStage:
             self.failed.append(row)
             return
         assert isinstance(row, PromptSequence)
-        self.memory.prompts.forget(row)
+        self.memory.prompts.remove(row)
         for user in self.streams.values():
             if user.prompt is row and not user.error:
                 self.fail(user, error)
 
-    def close_cells(self, rows: Sequence[BlockSequence]) -> dict[StreamSequence, list[Tensor]]:
+    def finish_blocks(self, rows: Sequence[BlockSequence]) -> dict[StreamSequence, list[Tensor]]:
         """Mel of the cells that are through, by row; a prompt's is thrown away."""
         mels: dict[StreamSequence, list[Tensor]] = {}
         for row in rows:
@@ -293,7 +293,7 @@ class CosyDecodeStage:
                     mels.setdefault(row, []).append(self.runner.mel(cell, max(0, first)))
         return mels
 
-    def speak(self, mels: Mapping[StreamSequence, Sequence[Tensor]]) -> None:
+    def vocode(self, mels: Mapping[StreamSequence, Sequence[Tensor]]) -> None:
         """Through the vocoder, and off to the host."""
         if not mels:
             return
@@ -315,16 +315,16 @@ class CosyDecodeStage:
         failed, self.failed = self.failed, []
         return [DecodedAudio(row.slot, NO_PCM, error=row.error) for row in failed if self.streams.get(row.slot) is row]
 
-    def landed(self) -> list[DecodedAudio]:
+    def collect_pcm(self) -> list[DecodedAudio]:
         """What has passed, at most one chunk a slot; of those released meanwhile, and of those that failed, nothing."""
         found = []
-        for row, pcm, is_finite in self.flights.landed():
+        for row, pcm, is_finite in self.flights.collect():
             if self.streams.get(row.slot) is not row or row.error:
                 continue
             row.num_left += len(pcm) // self.frame_samples
             if not is_finite:
                 row.error = "what the flow or the vocoder made is not finite"
-                self.memory.prompts.forget(row.prompt)
+                self.memory.prompts.remove(row.prompt)
                 found.append(DecodedAudio(row.slot, NO_PCM, error=row.error))
             elif len(pcm):
                 found.append(DecodedAudio(row.slot, pcm))

@@ -131,7 +131,7 @@ class Flow(nn.Module):
     # -- the slow form -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def one_pass(
+    def forward_offline(
         self,
         tokens: Tensor,
         prompt_tokens: Tensor,
@@ -145,11 +145,11 @@ class Flow(nn.Module):
         m = n when ``final``, else n - 3: the last three are heard ahead only.
         """
         joined = torch.cat((prompt_tokens, tokens)).to(self.device)
-        inputs = self.inputs(self.whole_token_path(joined, final), prompt_mel, self.speaker(embedding))
+        inputs = self.inputs(self.offline_token_path(joined, final), prompt_mel, self.speaker(embedding))
         x = self.integrate(inputs, self.resolve(mask, len(inputs)))
         return x[self.config.token_mel_ratio * len(prompt_tokens) :]
 
-    def whole_token_path(self, tokens: Tensor, final: bool) -> Tensor:
+    def offline_token_path(self, tokens: Tensor, final: bool) -> Tensor:
         ahead = self.config.pre_lookahead_tokens
         count = len(tokens) if final else max(0, len(tokens) - ahead)
         if count == 0:

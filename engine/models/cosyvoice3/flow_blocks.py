@@ -20,13 +20,13 @@ class BlockShape:
     """``tokens`` of one block, ``ahead`` more that it hears, ``ratio`` frames a token, ``steps`` of its ODE."""
 
     tokens: int
-    ahead: int
+    lookahead: int
     ratio: int
     steps: int
 
     def num_whole(self, num_tokens: int) -> int:
         """Blocks that hear all they will ever hear, when so many tokens are there and more may come."""
-        return max(0, num_tokens - self.ahead) // self.tokens
+        return max(0, num_tokens - self.lookahead) // self.tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class FlowBlockTask:
     """One block on its way from noise to mel. ``table``: pages of the blocks it sees, its own last."""
 
     row: BlockSequence
-    place: int
+    workspace: int
     block: int
     num_frames: int
     table: list[int]
@@ -49,7 +49,7 @@ class BlockSequence:
     """From ``first_token`` on; those before no block will read again."""
     pages: list[int] = field(default_factory=list)
     """Of its own blocks, oldest first."""
-    spare: list[int] = field(default_factory=list)
+    reserved_pages: list[int] = field(default_factory=list)
     """Lent to it and not used yet."""
     cells: deque[FlowBlockTask] = field(default_factory=deque)
     num_opened: int = 0
@@ -64,7 +64,7 @@ class BlockSequence:
         """Tokens at these places; None before the first and past the last."""
         return [self.tokens[i - self.first_token] if 0 <= i < self.num_tokens else None for i in range(start, stop)]
 
-    def forget(self, before: int) -> None:
+    def discard_before(self, before: int) -> None:
         count = min(max(0, before - self.first_token), len(self.tokens))
         del self.tokens[:count]
         self.first_token += count

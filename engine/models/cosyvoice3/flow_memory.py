@@ -29,7 +29,7 @@ class FlowPagePool:
     """
 
     def __init__(
-        self, settings: FlowSettings, shape: BlockShape, num_pages: int, num_places: int, max_kept_prompts: int
+        self, settings: FlowSettings, shape: BlockShape, num_pages: int, num_workspaces: int, max_cached_prompts: int
     ) -> None:
         self.shape, self.context_blocks = shape, settings.context_blocks
         self.num_admission = settings.reserved_blocks
@@ -42,43 +42,43 @@ class FlowPagePool:
                 "memory_mb",
             )
         self.pool = BlockPool(num_pages)
-        self.places = list(range(num_places, 0, -1))
-        self.prompts = PromptCache(max_kept_prompts, self.let_go)
+        self.workspaces = list(range(num_workspaces, 0, -1))
+        self.prompts = PromptCache(max_cached_prompts, self.release_prompt)
         self.num_bounded = 0
         """Rows that memory was too short for, ever."""
 
-    def take(self, count: int) -> list[int] | None:
+    def allocate(self, count: int) -> list[int] | None:
         """What is let go of for it serves at once: whatever still reads those pages comes before in the queue.
 
         Nothing is let go of where that would not do.
         """
         if count > self.pool.num_free:
-            self.pool.settle()
+            self.pool.release_quarantined()
         if count > self.pool.num_free + self.prompts.num_idle_pages:
             return None
         while (pages := self.pool.allocate(count)) is None:
             if not self.prompts.evict():
                 return None
-            self.pool.settle()
+            self.pool.release_quarantined()
         return pages
 
     def admit(self) -> list[int] | None:
         """Pages for one request; None when they are not to be had now."""
-        return self.take(self.num_admission)
+        return self.allocate(self.num_admission)
 
     def prompt(self, key: Hashable, tokens: Sequence[int]) -> PromptSequence:
         """A new row for a voice's prompt; one that finds no pages shares nothing, and nobody else finds it."""
         row = PromptSequence(tokens=list(tokens))
         num_blocks = self.shape.num_whole(len(tokens))
-        pages = self.take(num_blocks) if num_blocks <= self.pool.num_blocks - self.num_admission else None
+        pages = self.allocate(num_blocks) if num_blocks <= self.pool.num_blocks - self.num_admission else None
         if pages is not None:
-            row.spare, row.num_blocks = pages[::-1], num_blocks
-            self.prompts.keep(key, row)
+            row.reserved_pages, row.num_blocks = pages[::-1], num_blocks
+            self.prompts.put(key, row)
         return row
 
     def open(self, row: BlockSequence) -> FlowBlockTask | None:
         """A cell for the next block; None when there is no place, or no page before its own cells are through."""
-        if not self.places or (page := self.page(row)) is None:
+        if not self.workspaces or (page := self.page(row)) is None:
             return None
         shared = row.prompt.pages if isinstance(row, StreamSequence) else []
         seen = (
@@ -88,25 +88,25 @@ class FlowPagePool:
         )
         left = row.num_tokens - row.num_opened * self.shape.tokens
         num_frames = self.shape.ratio * min(self.shape.tokens, left)
-        cell = FlowBlockTask(row, self.places.pop(), row.num_opened, num_frames, [*shared, *seen, page])
+        cell = FlowBlockTask(row, self.workspaces.pop(), row.num_opened, num_frames, [*shared, *seen, page])
         row.pages.append(page)
         row.cells.append(cell)
         row.num_opened += 1
         return cell
 
     def page(self, row: BlockSequence) -> int | None:
-        if row.spare:
-            return row.spare.pop()
+        if row.reserved_pages:
+            return row.reserved_pages.pop()
         assert isinstance(row, StreamSequence)
-        if self.context_blocks is None and (pages := self.take(1)):
+        if self.context_blocks is None and (pages := self.allocate(1)):
             return pages[0]
         if any(row.pages[0] in cell.table for cell in row.cells):
             return None
         if self.context_blocks is None and not row.is_bounded:
-            self.note_bounded(row)
+            self.mark_context_limited(row)
         return row.pages.pop(0)
 
-    def note_bounded(self, row: StreamSequence) -> None:
+    def mark_context_limited(self, row: StreamSequence) -> None:
         row.is_bounded = True
         if self.num_bounded == 0:
             log.warning("the flow's %d pages are in use: requests go on with their last blocks", self.pool.num_blocks)
@@ -115,13 +115,13 @@ class FlowPagePool:
     def close(self, row: BlockSequence) -> FlowBlockTask:
         """The oldest cell is through; its page stays."""
         cell = row.cells.popleft()
-        self.places.append(cell.place)
+        self.workspaces.append(cell.workspace)
         return cell
 
-    def let_go(self, row: BlockSequence) -> None:
+    def release_prompt(self, row: BlockSequence) -> None:
         while row.cells:
             self.close(row)
-        self.pool.free([*row.pages, *row.spare])
-        row.pages, row.spare = [], []
+        self.pool.free([*row.pages, *row.reserved_pages])
+        row.pages, row.reserved_pages = [], []
         if isinstance(row, StreamSequence):
-            self.prompts.leave(row.prompt)
+            self.prompts.release(row.prompt)

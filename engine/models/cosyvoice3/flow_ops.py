@@ -24,7 +24,7 @@ class FlowOps:
         """To which the tables of a call are padded: every key of the table is gathered, so there are many."""
         return [*(size for size in BLOCK_BUCKETS if size < max_blocks), max_blocks]
 
-    def modulated(
+    def modulate(
         self, h: Tensor, added: Tensor | None, gate: Tensor | None, scale: Tensor, shift: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """h [rows, frames, dim] in fp32 with ``added`` through its gate; and its norm under a moment's scale and shift,
@@ -46,17 +46,17 @@ class FlowOps:
     def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, call: FlowCall, heads: int) -> Tensor:
         """qkv [rows, frames, 3 * inner] -> [rows, frames, inner]; keys and values of the call go to their pages."""
         q, k, v = qkv.unflatten(-1, (3, heads, -1)).unbind(2)
-        q, k = self.turned(q, call.angles), self.turned(k, call.angles)
+        q, k = self.apply_rope(q, call.angles), self.apply_rope(k, call.angles)
         keys.index_copy_(0, call.own, k.flatten(2))
         values.index_copy_(0, call.own, v.flatten(2))
-        rows = len(call.seen)
-        past = [side.index_select(0, call.seen.flatten()).view(rows, -1, *q.shape[2:]) for side in (keys, values)]
-        seen = torch.arange(past[0].shape[1], device=q.device) < call.num_seen[:, None]
+        rows = len(call.visible)
+        past = [side.index_select(0, call.visible.flatten()).view(rows, -1, *q.shape[2:]) for side in (keys, values)]
+        seen = torch.arange(past[0].shape[1], device=q.device) < call.num_visible[:, None]
         keys_first, values_first = (side.transpose(1, 2) for side in past)
         found = F.scaled_dot_product_attention(q.transpose(1, 2), keys_first, values_first, seen[:, None, None])
         return found.transpose(1, 2).flatten(2)
 
-    def turned(self, x: Tensor, angles: Tensor) -> Tensor:
+    def apply_rope(self, x: Tensor, angles: Tensor) -> Tensor:
         """x [rows, frames, heads, D] with its first head turned to its position."""
         first = apply_rope_pairs(x[:, :, 0].float(), angles).to(x.dtype)
         return torch.cat((first[:, :, None], x[:, :, 1:]), 2)

@@ -55,7 +55,7 @@ class FlowPageStore:
         tails = 2 * (dit.conv_pos_kernel - 1) * dit.dim
         return config.ode_steps * BRANCHES * (key_values + tails) * dtype.itemsize
 
-    def lines(self, pages: Tensor, steps: Tensor) -> Tensor:
+    def flat_indices(self, pages: Tensor, steps: Tensor) -> Tensor:
         """pages [n, ...] at steps [n, ...] -> [n, branch, ...]."""
         first = (pages * self.num_steps + steps) * BRANCHES
         return torch.stack((first, first + 1), 1)

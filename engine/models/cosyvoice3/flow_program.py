@@ -28,7 +28,7 @@ NUM_HOST_BUFFERS = 4
 class FlowTaskView(Protocol):
     """A cell as a call sees it: ``table`` lists the pages of the blocks it sees, its own last."""
 
-    place: int
+    workspace: int
     step: int
     block: int
     num_frames: int
@@ -76,8 +76,8 @@ class FlowCall(NamedTuple):
 
     own: Tensor
     before: Tensor
-    seen: Tensor
-    num_seen: Tensor
+    visible: Tensor
+    num_visible: Tensor
     angles: Tensor
 
 
@@ -104,7 +104,7 @@ class FlowProgram:
     """``inputs`` and ``x``, ``told`` never move: a graph of ``run`` holds their addresses."""
 
     def __init__(
-        self, flow: Flow, pages: FlowPageStore, ops: FlowOps, max_cells: int, num_places: int, max_blocks: int
+        self, flow: Flow, pages: FlowPageStore, ops: FlowOps, max_cells: int, num_workspaces: int, max_blocks: int
     ) -> None:
         dit = flow.dit.config
         self.flow, self.pages, self.ops = flow, pages, ops
@@ -114,8 +114,8 @@ class FlowProgram:
         self.inputs = torch.zeros(max_cells, width, dtype=torch.int64, device=self.device)
         self.stagings = [FlowHostStaging(max_cells, width, self.device) for _ in range(NUM_HOST_BUFFERS)]
         fresh = {"device": self.device, "dtype": torch.float32}
-        self.x = torch.zeros(num_places + 1, self.frames, dit.mel_bins, **fresh)
-        self.told = torch.zeros(num_places + 1, self.frames, dit.dim, **fresh)
+        self.x = torch.zeros(num_workspaces + 1, self.frames, dit.mel_bins, **fresh)
+        self.conditions = torch.zeros(num_workspaces + 1, self.frames, dit.dim, **fresh)
         self.noise = positional_noise(dit.mel_bins).to(self.device)
         self.time_steps = ode_timesteps(flow.config.ode_steps).diff().to(self.device)
         self.moments = flow.modulations()
@@ -128,12 +128,12 @@ class FlowProgram:
             GroupedConvWeights.of(conv[0]) for conv in (embed.conv_pos_embed.conv1, embed.conv_pos_embed.conv2)
         ]
         self.x_weight = embed.proj.weight[:, : dit.mel_bins].contiguous()
-        self.told_weight = embed.proj.weight[:, dit.mel_bins :].contiguous()
+        self.condition_weight = embed.proj.weight[:, dit.mel_bins :].contiguous()
         self.bias = embed.proj.bias
 
     def open(self, places: Tensor, blocks: Tensor, inputs: Tensor) -> None:
         """Put blocks [n] of rows at ``places`` [n], as noise; inputs [n, frames, cond + mu + spk]."""
-        self.told.index_copy_(0, places, F.linear(inputs, self.told_weight, self.bias))
+        self.conditions.index_copy_(0, places, F.linear(inputs, self.condition_weight, self.bias))
         at = blocks[:, None] * self.frames + torch.arange(self.frames, device=self.device)
         self.x.index_copy_(0, places, self.noise[at % NOISE_FRAMES])
 
@@ -157,7 +157,7 @@ class FlowProgram:
         for row, cell in zip(rows, cells, strict=False):
             before = cell.table[-2] if len(cell.table) > 1 else ZERO_PAGE
             row[: InputColumns.TABLE] = (
-                cell.place, cell.step, cell.table[-1], before, cell.block, len(cell.table), cell.num_frames
+                cell.workspace, cell.step, cell.table[-1], before, cell.block, len(cell.table), cell.num_frames
             )  # fmt: skip
             row[InputColumns.TABLE : InputColumns.TABLE + len(cell.table)] = cell.table
         self.inputs[:num_cells].copy_(staging.rows[:num_cells], non_blocking=True)
@@ -170,7 +170,7 @@ class FlowProgram:
         call = self.call(given, num_blocks)
         x = self.x.index_select(0, place)
         h = self.embed(x, place)
-        h = self.place_frames(h, call)
+        h = self.position_frames(h, call)
         blocks, outputs = (values.index_select(0, step) for values in self.moments)
         told, free = self.velocity(*self.run_blocks(h, blocks, call), outputs).unbind(1)
         weights, dt = self.flow.guidance, self.time_steps.index_select(0, step)[:, None, None]
@@ -182,23 +182,23 @@ class FlowProgram:
 
     def call(self, given: Tensor, num_blocks: int) -> FlowCall:
         _, step, page, before, block, count, frames = given[:, : InputColumns.TABLE].unbind(1)
-        lines, table = self.pages.lines, given[:, InputColumns.TABLE : InputColumns.TABLE + num_blocks]
+        lines, table = self.pages.flat_indices, given[:, InputColumns.TABLE : InputColumns.TABLE + num_blocks]
         positions = block[:, None] * self.frames + torch.arange(self.frames, device=self.device)
         angles = positions[..., None] * self.flow.dit.rotary_embed.inv_freq
         return FlowCall(
             own=lines(page, step).flatten(),
             before=lines(before, step).flatten(),
-            seen=lines(table, step[:, None]).flatten(0, 1),
-            num_seen=((count - 1) * self.frames + frames).repeat_interleave(BRANCHES),
+            visible=lines(table, step[:, None]).flatten(0, 1),
+            num_visible=((count - 1) * self.frames + frames).repeat_interleave(BRANCHES),
             angles=angles.repeat_interleave(BRANCHES, 0),
         )
 
     def embed(self, x: Tensor, place: Tensor) -> Tensor:
         """x [n, frames, mel] -> [n * 2, frames, dim]; the free branch is told nothing."""
         own = F.linear(x, self.x_weight)
-        return torch.stack((own + self.told.index_select(0, place), own + self.bias), 1).flatten(0, 1)
+        return torch.stack((own + self.conditions.index_select(0, place), own + self.bias), 1).flatten(0, 1)
 
-    def place_frames(self, h: Tensor, call: FlowCall) -> Tensor:
+    def position_frames(self, h: Tensor, call: FlowCall) -> Tensor:
         y = h
         for conv, tails in zip(self.convs, self.pages.tails, strict=True):
             y = y.to(self.dtype)
@@ -211,16 +211,16 @@ class FlowProgram:
         ops, added, gate = self.ops, None, None
         for number, layer in enumerate(self.layers):
             shift, scale, gate_heard, shift_mlp, scale_mlp, gate_mlp = moments[:, number].unbind(1)
-            h, x = ops.modulated(h, added, gate, scale, shift, self.dtype)
+            h, x = ops.modulate(h, added, gate, scale, shift, self.dtype)
             qkv = F.linear(x, *layer.qkv)
             heard = ops.attend(qkv, self.pages.keys[number], self.pages.values[number], call, self.heads)
-            h, x = ops.modulated(h, layer.out(heard), gate_heard, scale_mlp, shift_mlp, self.dtype)
+            h, x = ops.modulate(h, layer.out(heard), gate_heard, scale_mlp, shift_mlp, self.dtype)
             added, gate = layer.back(ops.gelu(layer.wide(x))), gate_mlp
         return h, added, gate
 
     def velocity(self, h: Tensor, added: Tensor, gate: Tensor, outputs: Tensor) -> Tensor:
         """-> [n, 2, frames, mel]."""
         scale, shift = outputs.unbind(1)
-        _, out = self.ops.modulated(h, added, gate, scale, shift, torch.float32)
+        _, out = self.ops.modulate(h, added, gate, scale, shift, torch.float32)
         proj = self.flow.dit.proj_out
         return F.linear(out, proj.weight, proj.bias).unflatten(0, (-1, BRANCHES))

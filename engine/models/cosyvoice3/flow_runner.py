@@ -40,19 +40,19 @@ class FlowRunner:
     """Knows nothing of who is heard when; ``pages`` and places are lent out by its owner."""
 
     def __init__(
-        self, flow: Flow, pages: FlowPageStore, ops: FlowOps, max_cells: int, num_places: int, graphs: bool
+        self, flow: Flow, pages: FlowPageStore, ops: FlowOps, max_cells: int, num_workspaces: int, graphs: bool
     ) -> None:
         self.flow, self.pages, self.device = flow, pages, flow.device
         config = flow.config
         tokens = config.dit.block_frames // config.token_mel_ratio
         self.shape = BlockShape(tokens, config.pre_lookahead_tokens, config.token_mel_ratio, config.ode_steps)
-        self.program = FlowProgram(flow, pages, ops, max_cells, num_places, pages.num_pages + 1)
+        self.program = FlowProgram(flow, pages, ops, max_cells, num_workspaces, pages.num_pages + 1)
         self.graphs = GraphSet(self.program.run, flow.device, enabled=graphs)
         self.cell_sizes = up_to(CELL_BUCKETS, max_cells)
         self.table_sizes = ops.table_sizes(pages.num_pages + 1)
         self.pads_tables = flow.device.type == "cuda"
 
-    def record(self) -> None:
+    def capture_graphs(self) -> None:
         """A graph for each number of cells, over nobody's; of tables padded to many widths none is known beforehand."""
         self.program.stage([], self.cell_sizes[-1])
         if len(self.table_sizes) == 1:
@@ -72,7 +72,7 @@ class FlowRunner:
         voices = [prompt_of(cell.row) for cell in cells]
         cond = torch.stack([self.cond(voice, cell.block) for voice, cell in zip(voices, cells, strict=True)])
         speakers = torch.stack([voice.speaker for voice in voices])[:, None].expand(-1, mu.shape[1], -1)
-        places = to_device([cell.place for cell in cells], torch.int64, self.device)
+        places = to_device([cell.workspace for cell in cells], torch.int64, self.device)
         blocks = to_device([cell.block for cell in cells], torch.int64, self.device)
         self.program.open(places, blocks, torch.cat((cond, mu, speakers), -1))
 
@@ -81,7 +81,7 @@ class FlowRunner:
         size, back = self.shape.tokens, LOOK_BACK_TOKENS
         starts = [cell.block * size for cell in cells]
         windows = [
-            cell.row.window(start - back, start + size + self.shape.ahead)
+            cell.row.window(start - back, start + size + self.shape.lookahead)
             for cell, start in zip(cells, starts, strict=True)
         ]
         tokens = [[token or 0 for token in window] for window in windows]
@@ -114,4 +114,4 @@ class FlowRunner:
 
     def mel(self, cell: FlowBlockTask, first_frame: int) -> Tensor:
         """Of a cell that is through: frames from ``first_frame`` on, [n, 80]."""
-        return self.program.x[cell.place, first_frame : cell.num_frames].clone()
+        return self.program.x[cell.workspace, first_frame : cell.num_frames].clone()

@@ -28,7 +28,7 @@ class TritonFlowOps(FlowOps):
         """One: a row reads the pages that it sees, however wide its table is."""
         return [max_blocks]
 
-    def modulated(
+    def modulate(
         self, h: Tensor, added: Tensor | None, gate: Tensor | None, scale: Tensor, shift: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         dim, num_rows = h.shape[-1], h.numel() // h.shape[-1]
@@ -66,7 +66,7 @@ class TritonFlowOps(FlowOps):
         width = triton.next_power_of_2(max(frames, MIN_TILE))
         tile = min(width, QUERY_TILES[rows * heads >= MANY_PROGRAMS])
         block_attention_kernel[(rows, heads, triton.cdiv(frames, tile))](
-            qkv, keys, values, call.seen, call.num_seen, out, size**-0.5, call.seen.stride(0),
+            qkv, keys, values, call.visible, call.num_visible, out, size**-0.5, call.visible.stride(0),
             FRAMES=frames, HEADS=heads, D=size, BLOCK_M=tile, BLOCK_N=width, EXACT=qkv.dtype == torch.float32,
             num_warps=4, num_stages=2,
         )  # fmt: skip

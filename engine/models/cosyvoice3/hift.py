@@ -106,20 +106,20 @@ class Hift(nn.Module):
         """The first ``LEAD_FRAMES`` of an utterance, mel [bins, LEAD_FRAMES], into a zeroed row."""
         self.past.mel.of(state.values)[row, :, -LEAD_FRAMES:] = mel
 
-    def one_pass(self, mel: Tensor) -> Tensor:
+    def forward_offline(self, mel: Tensor) -> Tensor:
         """A whole mel [B, bins, F] -> PCM [B, F * frame_samples]."""
         pitch = self.f0_predictor(mel)
         start = torch.zeros(len(mel), dtype=torch.long, device=mel.device)
         phase = torch.zeros(len(mel), self.m_source.num_harmonics, dtype=torch.float64, device=mel.device)
         excitation, _ = self.m_source(pitch, phase, start)
-        spectrum = self.spectra.whole(excitation.flatten(1))
+        spectrum = self.spectra.stft(excitation.flatten(1))
         x = self.conv_pre(F.pad(mel, (0, self.config.look_right_frames)))
         for stage, down in enumerate(self.source_downs):
             x = self.upsample(stage, x, None)
             if stage == len(self.ups) - 1:
                 x = F.pad(x, (1, 0), mode="reflect")
             x = self.mix(stage, x, down(F.pad(spectrum, (down.num_past, 0))), None)
-        return self.limit(self.spectra.whole_inverse(*self.polar(x, None)))
+        return self.limit(self.spectra.istft(*self.polar(x, None)))
 
     def forward(self, mel: Tensor, state: HiftState, end: Tensor) -> Tensor:
         """The next n frames of B rows: mel [B, bins, n] -> PCM [B, n * frame_samples], ``WITHHELD_FRAMES`` behind.
@@ -128,21 +128,21 @@ class Hift(nn.Module):
         out for them, as what comes out before the first sample, is to be dropped.
         """
         num_new, first = mel.shape[-1], state.num_frames.clone()
-        window = self.past.mel.with_past(mel, state.values)
+        window = self.past.mel.concat_state(mel, state.values)
         spectrum = self.excite(window, first, end, state)
         ahead = window[..., f0.PAST_FRAMES : f0.PAST_FRAMES + num_new + self.config.look_right_frames]
         x = self.conv_pre(ahead)
         for stage, down in enumerate(self.source_downs):
             x = self.upsample(stage, x, state.values)
             if stage == len(self.ups) - 1:
-                x = self.one_later(x, first, state.values)
+                x = self.delay_by_one(x, first, state.values)
             spare = self.source_downs[0].num_past - down.num_past
             num_spectra = x.shape[-1] * down.rate
             source = down(spectrum[..., spare : spare + down.num_past + num_spectra + (down.rate > 1)])
             x = self.mix(stage, x, source, state.values)
         magnitude, angle = self.polar(x, state.values)
         state.num_frames += num_new
-        return self.limit(self.sound(magnitude, angle, first, end, state.values))
+        return self.limit(self.synthesize(magnitude, angle, first, end, state.values))
 
     def excite(self, window: Tensor, first: Tensor, end: Tensor, state: HiftState) -> Tensor:
         """mel [B, bins, 8 + n + 7] around the frames -> spectra of the source, with those that the first stage looks
@@ -173,7 +173,7 @@ class Hift(nn.Module):
     def upsample(self, stage: int, x: Tensor, state: Tensor | None) -> Tensor:
         return self.ups[stage](F.leaky_relu(x, self.config.lrelu_slope), state)
 
-    def one_later(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+    def delay_by_one(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
         """Position t reads x at t - 1; at the very start, where there is none, x at 1."""
         last = self.past.shifted.of(state)
         before = torch.where((first == 0)[:, None, None], x[..., 1:2], last)
@@ -193,7 +193,7 @@ class Hift(nn.Module):
         magnitude, angle = x.chunk(2, dim=1)
         return magnitude.exp().clamp(max=MAX_MAGNITUDE), angle.sin()
 
-    def sound(self, magnitude: Tensor, angle: Tensor, first: Tensor, end: Tensor, state: Tensor) -> Tensor:
+    def synthesize(self, magnitude: Tensor, angle: Tensor, first: Tensor, end: Tensor, state: Tensor) -> Tensor:
         """Spectra of n frames -> the samples that are ready by then and were not given out yet."""
         number = self.hops(first)[:, None] + torch.arange(magnitude.shape[-1], device=first.device)
         exists = number <= self.hops(end)[:, None]

@@ -37,7 +37,7 @@ class HiftGraphs(HiftBatch):
         )
         self.pcm[:num_rows, : pcm.shape[1]] = pcm
 
-    def record(self) -> None:
+    def capture_graphs(self) -> None:
         """All graphs, largest first; while nobody is there."""
         for num_frames, sizes in sorted(self.sizes.items(), reverse=True):
             for rows in reversed(sizes):

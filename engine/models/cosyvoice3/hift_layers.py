@@ -21,7 +21,7 @@ class LeftConv(StatefulLayer):
         self.bias = nn.Parameter(torch.empty(channels_out))
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
-        return F.conv1d(self.with_past(x, state), self.weight, self.bias, dilation=self.dilation)
+        return F.conv1d(self.concat_state(x, state), self.weight, self.bias, dilation=self.dilation)
 
 
 class RepeatConv(StatefulLayer):
@@ -34,7 +34,7 @@ class RepeatConv(StatefulLayer):
         self.bias = nn.Parameter(torch.empty(channels_out))
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
-        repeated = self.with_past(x, state).repeat_interleave(self.rate, dim=-1)
+        repeated = self.concat_state(x, state).repeat_interleave(self.rate, dim=-1)
         spare = self.context * self.rate - (self.kernel - 1)
         return F.conv1d(repeated[..., spare:], self.weight, self.bias)
 

@@ -27,7 +27,7 @@ class HiftUtterance:
 
     early: Tensor | None
     num_frames: int = 0
-    num_worked: int = 0
+    num_processed: int = 0
     """Frames past the first ``LEAD_FRAMES`` that went through, silence behind the end included."""
     num_out: int = 0
     """Samples."""
@@ -86,7 +86,7 @@ class HiftBatch:
         works = [HiftWork(slot, mel[:0], []) for slot, mel in zip(slots, mels, strict=True)]
         for work, mel, is_final in zip(works, mels, final, strict=True):
             try:
-                work.frames = self._enter(work.slot, mel, is_final)
+                work.frames = self._enqueue_frames(work.slot, mel, is_final)
             except Exception as error:
                 work.fail(error)
         open_works = [work for work in works if len(work.frames)]
@@ -102,7 +102,7 @@ class HiftBatch:
     def _isolate(self, works: Sequence[HiftWork], num_frames: int) -> None:
         """One call; when that raises, each alone: its state is written last."""
         try:
-            self._move_on(works, num_frames)
+            self._advance(works, num_frames)
         except Exception as error:
             if len(works) == 1:
                 works[0].fail(error)
@@ -110,7 +110,7 @@ class HiftBatch:
             for work in works:
                 self._isolate([work], num_frames)
 
-    def _enter(self, slot: int, mel: Tensor, is_final: bool) -> Tensor:
+    def _enqueue_frames(self, slot: int, mel: Tensor, is_final: bool) -> Tensor:
         """What can be worked on now; the very first frames only enter the state."""
         utterance = self.utterances[slot]
         if utterance.is_over:
@@ -131,13 +131,13 @@ class HiftBatch:
         self.hift.fill(self.state, slot, frames[:LEAD_FRAMES].t())
         return frames[LEAD_FRAMES:]
 
-    def _move_on(self, works: Sequence[HiftWork], num_frames: int) -> None:
+    def _advance(self, works: Sequence[HiftWork], num_frames: int) -> None:
         mel = torch.stack([work.frames[:num_frames] for work in works]).transpose(1, 2)
         ends = [self._end(work.slot) for work in works]
         pcm = self.decode([work.slot for work in works], mel, ends)
         for work, samples in zip(works, pcm, strict=True):
             work.frames = work.frames[num_frames:]
-            work.pcm.append(self._take(self.utterances[work.slot], samples, num_frames))
+            work.pcm.append(self._collect(self.utterances[work.slot], samples, num_frames))
 
     def _end(self, slot: int) -> int:
         utterance = self.utterances[slot]
@@ -148,11 +148,11 @@ class HiftBatch:
         index, end = (to_device(values, torch.long, self.device) for values in (slots, ends))
         return run_rows(self.hift, self.state, index, mel, end)
 
-    def _take(self, utterance: HiftUtterance, samples: Tensor, num_frames: int) -> Tensor:
+    def _collect(self, utterance: HiftUtterance, samples: Tensor, num_frames: int) -> Tensor:
         """Without what lies before the first sample and behind the last."""
         size = self.hift.frame_samples
-        begin = size if utterance.num_worked == 0 else 0
-        utterance.num_worked += num_frames
+        begin = size if utterance.num_processed == 0 else 0
+        utterance.num_processed += num_frames
         wanted = size * utterance.num_frames - utterance.num_out
         taken = samples[begin : begin + wanted]
         utterance.num_out += len(taken)

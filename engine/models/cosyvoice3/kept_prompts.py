@@ -10,8 +10,8 @@ from engine.models.cosyvoice3.flow_blocks import PromptSequence
 class PromptCache:
     """Those in use, and the ``max_kept`` most recently used others; ``let_go`` gives back what one holds."""
 
-    def __init__(self, max_kept: int, let_go: Callable[[PromptSequence], None]) -> None:
-        self.max_kept, self.let_go = max_kept, let_go
+    def __init__(self, max_cached: int, on_evict: Callable[[PromptSequence], None]) -> None:
+        self.max_cached, self.on_evict = max_cached, on_evict
         self._rows: dict[Hashable, PromptSequence] = {}
         """By when they were last used."""
 
@@ -27,16 +27,16 @@ class PromptCache:
             self._rows[key] = row
         return row
 
-    def keep(self, key: Hashable, row: PromptSequence) -> None:
+    def put(self, key: Hashable, row: PromptSequence) -> None:
         self._rows[key] = row
 
-    def leave(self, row: PromptSequence) -> None:
+    def release(self, row: PromptSequence) -> None:
         """One user less. What nobody finds any more, or is not worked off, goes with its last user."""
         row.num_users -= 1
         is_found = any(known is row for known in self._rows.values())
         if row.num_users == 0 and not (is_found and row.is_done):
             self._drop(row)
-        while self._num_idle > self.max_kept:
+        while self._num_idle > self.max_cached:
             self.evict()
 
     def evict(self) -> bool:
@@ -47,18 +47,18 @@ class PromptCache:
                 return True
         return False
 
-    def forget(self, row: PromptSequence) -> None:
+    def remove(self, row: PromptSequence) -> None:
         """Nobody finds it any more; its users still hold it."""
         for key in [key for key, known in self._rows.items() if known is row]:
             del self._rows[key]
 
     def _drop(self, row: PromptSequence) -> None:
-        self.forget(row)
-        self.let_go(row)
+        self.remove(row)
+        self.on_evict(row)
 
     @property
     def num_idle_pages(self) -> int:
-        return sum(len(row.pages) + len(row.spare) for row in self._rows.values() if row.num_users == 0)
+        return sum(len(row.pages) + len(row.reserved_pages) for row in self._rows.values() if row.num_users == 0)
 
     @property
     def _num_idle(self) -> int:

@@ -99,7 +99,7 @@ class CosyVoice3:
         return tuple(VoiceInfo(name, self.languages) for name in self.named)
 
     @property
-    def abilities(self) -> ModelCapabilities:
+    def capabilities(self) -> ModelCapabilities:
         flow = self.config.flow
         return ModelCapabilities(
             task="base",
@@ -120,7 +120,7 @@ class CosyVoice3:
     def max_positions(self) -> int:
         return self.config.talker.max_positions
 
-    def new_row(self, request: SpeechRequest, seed: int) -> CosySequence:
+    def new_sequence(self, request: SpeechRequest, seed: int) -> CosySequence:
         voice = self._voice(request.voice)
         sentence = known_sentence(request.instruct, self.settings.any_instruct)
         row = CosySequence(
@@ -128,24 +128,26 @@ class CosyVoice3:
             settings=self.settings,
             voice=voice,
             reference=VoiceReference(voice.key, (), voice) if voice else None,
-            most_asked=request.max_frames,
-            least_asked=request.sampling.min_new_tokens,
+            max_tokens_limit=request.max_frames,
+            min_tokens_limit=request.sampling.min_new_tokens,
             ras=self._ras(request),
             seed=seed,
             segment=request.segment,
         )
         if voice is not None and voice.has_transcript and not sentence:
             row.transcript, row.speech = list(voice.transcript_ids), list(voice.speech_ids)
-        self._lay_out(row, self.prompts.head(self.tokenizer.instruct_ids(sentence)), self._knows_all(request))
+        self._build_prefix(
+            row, self.prompts.head(self.tokenizer.instruct_ids(sentence)), self._uses_full_layout(request)
+        )
         return row
 
     @staticmethod
-    def _knows_all(request: SpeechRequest) -> bool:
+    def _uses_full_layout(request: SpeechRequest) -> bool:
         if request.layout is TextLayout.AUTO:
             return request.text_closed
         return request.layout is TextLayout.FULL
 
-    def _lay_out(self, row: CosySequence, head: list[int], knows_all: bool) -> None:
+    def _build_prefix(self, row: CosySequence, head: list[int], knows_all: bool) -> None:
         """What of the prompt waits for no text, and so is shared by all requests of a voice."""
         if knows_all:
             row.prefix = (*head, *row.transcript)
@@ -158,7 +160,7 @@ class CosyVoice3:
 
     def _voice(self, voice: str | ClonedVoice | None) -> VoicePrompt | None:
         if isinstance(voice, ClonedVoice):
-            return self.voice_shelf.take(voice)
+            return self.voice_shelf.get(voice)
         if voice is None:
             return next(iter(self.named.values()), None)
         if voice.lower() not in self.named:
@@ -192,10 +194,10 @@ class CosyVoice3:
         if row.prompted:
             assert row.unfed is not None
             return TalkerInputs([self.prompts.speech(row.unfed)])
-        return self._whole_text(row) if row.text.closed else AwaitText()
+        return self._next_whole_text_input(row) if row.text.closed else AwaitText()
 
-    def _whole_text(self, row: CosySequence) -> TalkerInputs:
-        ids, row.prompted = row.text.take(row.text.num_waiting), True
+    def _next_whole_text_input(self, row: CosySequence) -> TalkerInputs:
+        ids, row.prompted = row.text.pop_many(row.text.num_waiting), True
         if not ids:
             raise InvalidRequest("text holds nothing that can be spoken", "text")
         return TalkerInputs(self.prompts.tail(ids, row.speech))
@@ -231,9 +233,9 @@ class CosyVoice3:
             return ControlOutcome()
         if token >= ids.num_codes:
             return StopOutcome()
-        row.remember(token)
+        row.record_token(token)
         if row.phase is SamplingPhase.BLOCK:
-            self.bistream.take(row, token)
+            self.bistream.record_token(row, token)
         else:
             row.unfed = token
-        return ControlOutcome() if row.keeps_silent(token) else FrameOutcome((token,))
+        return ControlOutcome() if row.record_silence(token) else FrameOutcome((token,))

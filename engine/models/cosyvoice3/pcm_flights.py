@@ -53,10 +53,10 @@ class PcmTransfers:
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return host.copy_(values, non_blocking=True)
 
-    def landed(self) -> Iterator[CompletedTransfer]:
+    def collect(self) -> Iterator[CompletedTransfer]:
         """What has passed, in order, up to a row that comes again."""
         seen: set[int] = set()
-        while self.flights and self.flights[0].done.passed:
+        while self.flights and self.flights[0].done.is_done:
             slots = {row.slot for row in self.flights[0].rows}
             if seen & slots:
                 return

@@ -17,7 +17,7 @@ class RasTensors(NamedTuple):
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
-    least_heard: Tensor
+    min_repeats: Tensor
     history: Tensor
     seed: Tensor
     place: Tensor
@@ -31,7 +31,7 @@ def sample_rows(logits: Tensor, rows: RasTensors, max_top_k: int, ops: Reference
     picked = sample_nucleus(scaled, rows, max_top_k, ops)
     heard = (rows.history == picked[:, None]).sum(-1)
     others = scaled.scatter(-1, picked[:, None], -torch.inf)
-    again = (heard >= rows.least_heard) & ~others.isneginf().all(-1)
+    again = (heard >= rows.min_repeats) & ~others.isneginf().all(-1)
     ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
     noise = ops.exponential(rows.seed, rows.place | WHOLE, rows.frame, ids)
     another = (others.softmax(-1) / noise).argmax(-1)

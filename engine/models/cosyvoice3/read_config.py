@@ -89,9 +89,9 @@ def _talker(llm: ConfigSection, backbone: ConfigSection) -> CosyTalkerConfig:
 
 
 def _transformer(backbone: ConfigSection) -> TransformerConfig:
-    backbone.fixed("model_type", "qwen2")
-    backbone.fixed("hidden_act", "silu")
-    backbone.fixed("use_sliding_window", False)
+    backbone.require_one_of("model_type", "qwen2")
+    backbone.require_one_of("hidden_act", "silu")
+    backbone.require_one_of("use_sliding_window", False)
     heads, width = backbone.count("num_attention_heads"), backbone.positive("hidden_size")
     groups = backbone.count("num_key_value_heads")
     if width % heads or heads % groups or width // heads % 2:
@@ -117,8 +117,8 @@ def _flow(flow: ConfigSection) -> FlowConfig:
     decoder = flow.section("decoder")
     ahead = flow.section("pre_lookahead_layer")
     cfm = decoder.section("cfm_params").section("content")
-    cfm.fixed("solver", "euler")
-    cfm.fixed("t_scheduler", "cosine")
+    cfm.require_one_of("solver", "euler")
+    cfm.require_one_of("t_scheduler", "cosine")
     return FlowConfig(
         input_size=flow.positive("input_size"),
         vocab_size=flow.positive("vocab_size"),
@@ -134,7 +134,7 @@ def _flow(flow: ConfigSection) -> FlowConfig:
 def _dit(dit: ConfigSection) -> DitConfig:
     bins = dit.positive("mel_dim")
     for key in ("mu_dim", "spk_dim", "out_channels"):
-        dit.fixed(key, bins)
+        dit.require_one_of(key, bins)
     return DitConfig(
         dim=dit.positive("dim"),
         depth=dit.count("depth"),
@@ -148,7 +148,7 @@ def _dit(dit: ConfigSection) -> DitConfig:
 
 def _hift(hift: ConfigSection) -> HiftConfig:
     istft, f0 = hift.section("istft_params"), hift.section("f0_predictor")
-    f0.fixed("num_class", 1)
+    f0.require_one_of("num_class", 1)
     return HiftConfig(
         mel_bins=hift.positive("in_channels"),
         base_channels=hift.positive("base_channels"),

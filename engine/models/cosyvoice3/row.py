@@ -46,9 +46,9 @@ class CosySequence(SequenceState):
     num_drawn: int = 0
     num_generated: int = 0
     num_silent: int = 0
-    most_asked: int | None = None
+    max_tokens_limit: int | None = None
     """Speech ids the request allows."""
-    least_asked: int | None = None
+    min_tokens_limit: int | None = None
     ras: RasParams = RasParams()
     seed: int = 0
     segment: int = 0
@@ -62,8 +62,8 @@ class CosySequence(SequenceState):
     def max_tokens(self) -> int:
         """Speech ids that this text may take, unless the request says how many (spec 2.4, 8.14); live text goes on from
         a transcript, which counts there."""
-        if self.most_asked is not None:
-            return min(self.most_asked, self.settings.max_tokens)
+        if self.max_tokens_limit is not None:
+            return min(self.max_tokens_limit, self.settings.max_tokens)
         told = 0 if self.phase is SamplingPhase.WHOLE or self.voice is None else len(self.voice.transcript_ids)
         by_text = int(self.settings.max_tokens_per_text_token * (self.num_text + told))
         return max(1, min(by_text, self.settings.max_tokens))
@@ -72,9 +72,9 @@ class CosySequence(SequenceState):
     def min_tokens(self) -> int:
         """Speech ids before which it may not end; live text, which nobody can count ahead, has none (spec 3.2)."""
         if self.phase is not SamplingPhase.WHOLE:
-            return 0 if self.least_asked is None else self.least_asked
+            return 0 if self.min_tokens_limit is None else self.min_tokens_limit
         by_text = max(1, int(self.settings.min_tokens_per_text_token * self.num_text))
-        return min(self.max_tokens, by_text if self.least_asked is None else self.least_asked)
+        return min(self.max_tokens, by_text if self.min_tokens_limit is None else self.min_tokens_limit)
 
     def frame_cap(self) -> int | None:
         return self.max_tokens
@@ -83,13 +83,13 @@ class CosySequence(SequenceState):
     def draw_key(self) -> SampleKey:
         return SampleKey(self.seed, self.segment, self.num_drawn)
 
-    def remember(self, token: int) -> None:
+    def record_token(self, token: int) -> None:
         """One more id that counts as drawn."""
         self.history.append(token)
         del self.history[: -self.ras.window]
         self.num_drawn += 1
 
-    def keeps_silent(self, token: int) -> bool:
+    def record_silence(self, token: int) -> bool:
         """Count one more speech id; true when it is one silent id too many in a row to be spoken (spec 2.7)."""
         self.num_generated += 1
         self.num_silent = self.num_silent + 1 if token in SILENT_IDS else 0

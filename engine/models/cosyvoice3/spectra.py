@@ -49,13 +49,13 @@ class MatrixStft(nn.Module):
         spectrum = torch.cat((magnitude * angle.cos(), magnitude * angle.sin()), dim=1).transpose(1, 2)
         waves = torch.where(exists[..., None], spectrum @ self.synthesis, 0.0)
         weights = exists[..., None] * self.window.square()
-        both = self.overlapped(torch.stack((waves, weights), dim=1))
+        both = self.overlap_add(torch.stack((waves, weights), dim=1))
         both[..., : tail.shape[-1]] += tail
         num_ready = magnitude.shape[-1] * self.hop
         ready = both[..., :num_ready]
         return ready[:, 0] / ready[:, 1].clamp(min=1e-8), both[..., num_ready:]
 
-    def overlapped(self, windows: Tensor) -> Tensor:
+    def overlap_add(self, windows: Tensor) -> Tensor:
         """[B, 2, T, n_fft], each a hop after the last -> their sum [B, 2, T * hop + n_fft - hop]."""
         num_parts, num_windows = self.n_fft // self.hop, windows.shape[2]
         parts = windows.unflatten(-1, (num_parts, self.hop))
@@ -64,11 +64,11 @@ class MatrixStft(nn.Module):
             blocks[:, :, place : place + num_windows] += parts[..., place, :]
         return blocks.flatten(2)
 
-    def whole(self, samples: Tensor) -> Tensor:
+    def stft(self, samples: Tensor) -> Tensor:
         """torch's own: [B, N] -> [B, n_fft + 2, N / hop + 1]."""
         found = torch.stft(samples, self.n_fft, self.hop, self.n_fft, self.window, return_complex=True)
         return torch.cat((found.real, found.imag), dim=1)
 
-    def whole_inverse(self, magnitude: Tensor, angle: Tensor) -> Tensor:
+    def istft(self, magnitude: Tensor, angle: Tensor) -> Tensor:
         spectrum = torch.polar(magnitude, angle)
         return torch.istft(spectrum, self.n_fft, self.hop, self.n_fft, self.window)

@@ -33,7 +33,7 @@ SCALARS: dict[str, torch.dtype] = {
     "temperature": torch.float32,
     "top_p": torch.float32,
     "top_k": torch.int64,
-    "least_heard": torch.float32,
+    "min_repeats": torch.float32,
     "seed": torch.int64,
     "place": torch.int64,
     "frame": torch.int64,
@@ -98,14 +98,14 @@ class TalkerProgram:
         for index, layer in enumerate(self.backbone.layers):
             attention, norm, mlp = layer.self_attn, layer.input_layernorm, layer.mlp
             qkv = ops.norm_linear(residual, norm.weight, norm.eps, attention.qkv_proj.weight) + attention.qkv_proj.bias
-            attended = ops.attend_paged(
+            attended = ops.paged_attention(
                 qkv, None, norm.eps, self.rope, self.kv.data[index], tables, positions, together
             )
             ops.add_linear(residual, attended, attention.o_proj.weight)
             after = layer.post_attention_layernorm
             gated = ops.norm_swiglu(residual, after.weight, after.eps, mlp.gate_up_proj.weight)
             ops.add_linear(residual, gated, mlp.down_proj.weight)
-        return ops.normed(residual, self.backbone.norm.weight, self.backbone.norm.eps)
+        return ops.add_rms_norm(residual, self.backbone.norm.weight, self.backbone.norm.eps)
 
     # -- how rows fill it ----------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class TalkerProgram:
             "temperature": ras.temperature,
             "top_p": ras.top_p,
             "top_k": ras.top_k,
-            "least_heard": ras.window * ras.tau,
+            "min_repeats": ras.window * ras.tau,
             "seed": (row.seed & (2 * SIGN_BIT - 1) ^ SIGN_BIT) - SIGN_BIT,
             "place": row.segment << 8,
         }

@@ -99,18 +99,18 @@ class ControlTokenEncoder:
         text = self._held + text
         open_chars = _open_chars(text)
         self._held = text[len(text) - open_chars :]
-        return self._take(text[: len(text) - open_chars])
+        return self._consume(text[: len(text) - open_chars])
 
-    def close(self) -> list[int]:
+    def finish(self) -> list[int]:
         """Returns the remaining ids; nothing may be pushed afterwards."""
         rest, self._held = self._held, ""
-        return [*self._take(rest), *self._words.close()]
+        return [*self._consume(rest), *self._words.finish()]
 
-    def _take(self, text: str) -> list[int]:
+    def _consume(self, text: str) -> list[int]:
         ids: list[int] = []
         for part in split_controls(text):
             if part in _CONTROLS:
-                ids += [*self._words.close(), self._tokenizer.special_ids[part]]
+                ids += [*self._words.finish(), self._tokenizer.special_ids[part]]
                 self._words = IncrementalTokenizer(self._tokenizer, keeps_start=True)
             else:
                 ids += self._words.push(part)

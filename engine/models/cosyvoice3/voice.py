@@ -74,7 +74,7 @@ class CosyVoiceCache:
     def __len__(self) -> int:
         return len(self._voices)
 
-    def take(self, voice: ClonedVoice) -> VoicePrompt:
+    def get(self, voice: ClonedVoice) -> VoicePrompt:
         key = voice_key(voice)
         prompt = self._voices.get(key) or self._prepare(key, voice)
         self._voices[key] = prompt

@@ -62,7 +62,7 @@ class CodePredictor(nn.Module):
         self.model.fuse()
         self.input_tables = [self.small_to_mtp_projection(table.weight) for table in self.model.codec_embedding]
 
-    def look_up(self) -> None:
+    def build_lookup(self) -> None:
         """Compute ahead what depends on the codes alone; without effect on a stack of several layers."""
         if LookupCodePredictor.fits(self):
             self.looked_up = LookupCodePredictor(self)

@@ -60,23 +60,25 @@ class CodecLayerWeights(NamedTuple):
 
 
 def conv_product(layer: CausalConv1d, dtype: torch.dtype) -> ConvParams:
-    return ConvParams.of(layer.conv.weight.permute(2, 1, 0), layer.conv.bias, dtype, layer.conv.dilation[0])
+    return ConvParams.from_tensors(layer.conv.weight.permute(2, 1, 0), layer.conv.bias, dtype, layer.conv.dilation[0])
 
 
 def transpose_product(layer: CausalConvTranspose1d, dtype: torch.dtype) -> ConvParams:
     """Inputs (one step earlier, now) to ``stride`` outputs side by side; kernel = stride has no earlier one."""
     taps = layer.conv.weight.unflatten(-1, (-1, layer.stride)).permute(2, 0, 3, 1).flip(0)
-    return ConvParams.of(taps.flatten(2), layer.conv.bias.repeat(layer.stride), dtype)
+    return ConvParams.from_tensors(taps.flatten(2), layer.conv.bias.repeat(layer.stride), dtype)
 
 
 def linear_product(linear: nn.Linear, dtype: torch.dtype) -> ConvParams:
-    return ConvParams.of(linear.weight.t()[None], linear.bias, dtype)
+    return ConvParams.from_tensors(linear.weight.t()[None], linear.bias, dtype)
 
 
 def fuse_convs(first: ConvParams, second: ConvParams, dtype: torch.dtype) -> ConvParams:
     """``second`` (one tap) after ``first``, as one."""
     after = second.weight[0].float()
-    return ConvParams.of(first.weight.float() @ after, first.bias @ after + second.bias, dtype, first.dilation)
+    return ConvParams.from_tensors(
+        first.weight.float() @ after, first.bias @ after + second.bias, dtype, first.dilation
+    )
 
 
 def snake_params(snake: Snake, repeat: int = 1) -> SnakeParams:
@@ -116,7 +118,7 @@ class CodecProgram:
         stages = [self._next(*stage) for stage in codec.upsample]
         out = linear_product(stack.output_proj, fp32)
         first = stages[0].upsample
-        wide = ConvParams.of(first.weight, first.bias, fp32)
+        wide = ConvParams.from_tensors(first.weight, first.bias, fp32)
         stages[0] = stages[0]._replace(upsample=fuse_convs(out, wide, dtype))
         self.stages = stages
         self._fold_waves()
@@ -142,7 +144,7 @@ class CodecProgram:
             depthwise=ConvParams(depthwise.weight[:, 0].t().float().contiguous(), depthwise.bias.float()),
             norm=(block.norm.weight.float(), block.norm.bias.float()),
             wide=linear_product(block.pwconv1, self.dtype),
-            back=ConvParams.of(back.weight * gamma, back.bias * gamma, self.dtype),
+            back=ConvParams.from_tensors(back.weight * gamma, back.bias * gamma, self.dtype),
         )
 
     def _fold_waves(self) -> None:
@@ -240,7 +242,7 @@ class CodecProgram:
         """
         slots, first = self.slots[:num_rows], self.first[:num_rows]
         plan = self.plan(num_rows, num_frames)
-        self.ops.load_pasts(plan, self.state, slots, first == 0)
+        self.ops.load_conv_state(plan, self.state, slots, first == 0)
         pads = iter(plan.layers)
         places = (self.starts[:num_rows, None] + torch.arange(num_frames, device=self.device)) % self.ring.shape[1]
         codes = self.ring[self.sources[:num_rows, None], places] + self.offsets
@@ -250,9 +252,9 @@ class CodecProgram:
         pad = self.run_upsampling(x, pads)
         pad = self.run_blocks(pad, pads)
         pcm = self.pcm[: num_rows * num_frames * self.frame_samples].view(num_rows, -1)
-        self.ops.tail(pad.buffer, self.tail_weight, self.tail_bias, pcm)
+        self.ops.output_conv(pad.buffer, self.tail_weight, self.tail_bias, pcm)
         self.finite[:num_rows] = torch.isfinite(pcm).all(-1)
-        self.ops.keep_pasts(plan, self.state, slots)
+        self.ops.store_conv_state(plan, self.state, slots)
 
     def run_stack(self, pad: PaddedBuffer, slots: Tensor, first: Tensor, num_rows: int, num_frames: int) -> Tensor:
         """The transformer: normed states [B, T, size]."""
@@ -262,11 +264,11 @@ class CodecProgram:
         residual = ResidualStream(x.flatten(0, 1))
         for layer, past in zip(self.layers, self.past, strict=True):
             qkv = ops.norm_linear(residual, layer.norm, eps, layer.qkv)
-            attended = ops.attend_ring(qkv, self.rope, past, slots, first, num_frames, self.window)
+            attended = ops.ring_attention(qkv, self.rope, past, slots, first, num_frames, self.window)
             ops.add_linear(residual, attended, layer.out)
             gated = ops.norm_swiglu(residual, layer.after, eps, layer.gate_up)
             ops.add_linear(residual, gated, layer.down)
-        return ops.normed(residual, self.codec.pre_transformer.norm.weight, eps).view_as(x)
+        return ops.add_rms_norm(residual, self.codec.pre_transformer.norm.weight, eps).view_as(x)
 
     def run_upsampling(self, x: Tensor, pads: Iterator[PaddedBuffer]) -> PaddedBuffer:
         """Two times twice as many positions -> the buffer of the wave decoder's head."""

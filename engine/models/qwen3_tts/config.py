@@ -26,7 +26,7 @@ NUM_CONTROL_IDS = 1024
 
 def read_transformer(section: ConfigSection, **extra: bool) -> TransformerConfig:
     for key, known in FIXED_VALUES.items():
-        section.fixed(key, *known)
+        section.require_one_of(key, *known)
     heads, kv_heads = section.count("num_attention_heads"), section.count("num_key_value_heads")
     if heads % kv_heads:
         raise CheckpointError(f"{section.where}: {heads} heads cannot share {kv_heads} key-value heads")
@@ -331,8 +331,8 @@ def read_config(folder: Path) -> Qwen3TTSConfig:
     codec_file.where = "speech_tokenizer/config.json"
     _check_family(codec_file, CODEC_MODEL_TYPE)
     file.get("tts_model_type", str)
-    file.fixed("tts_model_type", *TASKS)
-    file.fixed("tokenizer_type", CODEC_MODEL_TYPE)
+    file.require_one_of("tts_model_type", *TASKS)
+    file.require_one_of("tokenizer_type", CODEC_MODEL_TYPE)
     talker = read_talker(file.section("talker_config"))
     config = Qwen3TTSConfig(
         task=file.get("tts_model_type", str),

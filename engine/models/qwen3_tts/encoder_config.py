@@ -114,7 +114,7 @@ def read_codec_encoder(file: ConfigSection) -> CodecEncoderConfig:
     }
     section = ConfigSection({**defaults, **given.values}, given.where)
     for key in MIMI_FIXED:
-        section.fixed(key, MIMI[key])
+        section.require_one_of(key, MIMI[key])
     config = CodecEncoderConfig(
         hidden_size=section.positive("hidden_size"),
         num_filters=section.positive("num_filters"),

@@ -143,11 +143,11 @@ class FrameProgram:
         for index, layer in enumerate(model.layers):
             attention, norms, eps = layer.self_attn, head_norms(layer), layer.input_layernorm.eps
             qkv = ops.norm_linear(residual, layer.input_layernorm.weight, eps, attention.qkv_proj.weight)
-            attended = ops.attend_paged(
+            attended = ops.paged_attention(
                 qkv, norms, eps, self.talker_rope, self.kv.data[index], tables, positions, together
             )
             self.finish_layer(layer, residual, attended)
-        return ops.normed(residual, model.norm.weight, model.norm.eps)
+        return ops.add_rms_norm(residual, model.norm.weight, model.norm.eps)
 
     def finish_layer(self, layer: DecoderLayer, residual: ResidualStream, attended: Tensor) -> None:
         ops, after, mlp = self.ops, layer.post_attention_layernorm, layer.mlp
@@ -158,7 +158,7 @@ class FrameProgram:
 
     def first_code(self, hidden: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         talker = self.config.talker
-        return self.ops.draw_first(
+        return self.ops.sample_first(
             F.linear(hidden, self.talker.codec_head.weight),
             self.draw_settings(hidden.shape[0], ""),
             self.seen,
@@ -184,9 +184,9 @@ class FrameProgram:
             norm = predictor.model.norm
             logits = self.ops.norm_linear(out, norm.weight, norm.eps, predictor.lm_head[codebook - 1].weight)
             if codebook == self.num_books - 1:
-                codes.append(self.ops.draw(logits, settings, codebook))
+                codes.append(self.ops.sample(logits, settings, codebook))
             else:
-                code, x = self.ops.draw_next(logits, settings, codebook, self.code_tables[codebook - 1])
+                code, x = self.ops.sample_next(logits, settings, codebook, self.code_tables[codebook - 1])
                 codes.append(code)
         return torch.stack(codes, dim=1)
 
@@ -196,13 +196,13 @@ class FrameProgram:
         for index, layer in enumerate(self.talker.code_predictor.model.layers):
             norm = layer.input_layernorm
             qkv = ops.norm_linear(residual, norm.weight, norm.eps, layer.self_attn.qkv_proj.weight)
-            attended = ops.attend_frame(
+            attended = ops.predictor_attention(
                 qkv, head_norms(layer), norm.eps, self.predictor_rope, cache[index], start, num_tokens
             )
             self.finish_layer(layer, residual, attended)
         if num_tokens == 1:
             return residual
-        return ResidualStream(ops.settled(residual)[num_tokens - 1 :: num_tokens].contiguous())
+        return ResidualStream(ops.flush_residual(residual)[num_tokens - 1 :: num_tokens].contiguous())
 
 
 def head_norms(layer: DecoderLayer) -> tuple[Tensor, Tensor]:

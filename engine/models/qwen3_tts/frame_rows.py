@@ -36,7 +36,7 @@ class FrameInputs(FrameProgram):
         self.book_offsets: list[int] = self.offsets.tolist()
         self.eos = model.config.talker.control.eos
         self.nothing = [self.no_codec] * self.num_books
-        self.spoken = [FrameOutcome((code,)) for code in range(self.config.talker.vocab_size)]
+        self.frame_outcomes = [FrameOutcome((code,)) for code in range(self.config.talker.vocab_size)]
 
     @staticmethod
     def constants(row: SequenceState) -> dict[str, float]:
@@ -69,12 +69,12 @@ class FrameInputs(FrameProgram):
         inputs["forget"][start:end] = NO_ID
         for index, (row, item) in enumerate(zip(speech, items, strict=True), start):
             if row.repetition_window is not None:
-                inputs["forget"][index] = self.leaves_window(row)
+                inputs["forget"][index] = self.id_leaving_window(row)
             if item.frame == NO_TOKEN:
                 inputs["ids"][index] = self.ids_of(row, item)
 
     @staticmethod
-    def leaves_window(row: QwenSequence) -> int:
+    def id_leaving_window(row: QwenSequence) -> int:
         """The code 0 that is no longer among the last ``repetition_window``, if it is not there twice."""
         window, codes = row.repetition_window, row.codes
         if window is None or len(codes) <= window:
@@ -115,5 +115,5 @@ class FrameInputs(FrameProgram):
                 found.append(STOP)
             else:
                 self.log_of(row).add_bytes(frames[index * size : (index + 1) * size])
-                found.append(self.spoken[first[index]])
+                found.append(self.frame_outcomes[first[index]])
         return found

@@ -22,9 +22,9 @@ from engine.weights.loader import check_weights, config_errors_of
 class CheckpointPart(NamedTuple):
     name: str
     module: nn.Module
-    room: str
+    subfolder: str
     prefix: str
-    passed_over: str | None = None
+    ignored: str | None = None
 
 
 def inspect(folder: Path) -> CheckpointReport:
@@ -35,7 +35,7 @@ def inspect(folder: Path) -> CheckpointReport:
         found = parts(config)
     megabytes = {}
     for part in found:
-        num_bytes = check_weights(part.module, folder / part.room, part.prefix, part.passed_over)
+        num_bytes = check_weights(part.module, folder / part.subfolder, part.prefix, part.ignored)
         megabytes[part.name] = round(num_bytes / 1e6, 1)
     talker = config.talker
     languages = tuple(name for name in talker.languages if "dialect" not in name)

@@ -40,7 +40,7 @@ def load_stages(
             enable_matmul_conv(codec)
             codec.pack()
         pack_linears(model.talker)
-        model.talker.code_predictor.look_up()
+        model.talker.code_predictor.build_lookup()
     encode_voice = None
     if config.voice_encoders and model.config.encoders is not None:
         encode_voice = load_encoders(folder, model.config.encoders, device)

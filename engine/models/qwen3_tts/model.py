@@ -89,7 +89,7 @@ class Qwen3TTS:
         return tuple(VoiceInfo(name, self.languages) for name in self.config.talker.speakers)
 
     @property
-    def abilities(self) -> ModelCapabilities:
+    def capabilities(self) -> ModelCapabilities:
         config = self.config
         clones = config.task == "base"
         return ModelCapabilities(
@@ -105,9 +105,9 @@ class Qwen3TTS:
     def max_positions(self) -> int:
         return self.config.talker.max_position_embeddings
 
-    def new_row(self, request: SpeechRequest, seed: int) -> QwenSequence:
+    def new_sequence(self, request: SpeechRequest, seed: int) -> QwenSequence:
         sampling, defaults = request.sampling, self.config.generation
-        voice = self.voice_shelf.take(request.voice) if isinstance(request.voice, ClonedVoice) else None
+        voice = self.voice_shelf.get(request.voice) if isinstance(request.voice, ClonedVoice) else None
         layout = self._layout(request)
         prefix = self._prefix(request, voice, layout)
         given = sampling.repetition_penalty
@@ -156,7 +156,7 @@ class Qwen3TTS:
     def next_input(self, row: SequenceState) -> AwaitText | TalkerInputs:
         assert isinstance(row, QwenSequence)
         if row.prompted:
-            text = row.next_text(self.config.text)
+            text = row.next_text_inputs(self.config.text)
             return AwaitText() if text is None else TalkerInputs((self._frame_row(text, len(row.codes) - 1),))
         if not row.inputs:
             return TalkerInputs(row.prefix, sample=False)
@@ -174,7 +174,7 @@ class Qwen3TTS:
         return self.padding[frame]
 
     def _full_tail(self, row: QwenSequence) -> list[PromptRow]:
-        ids, row.eos_fed = row.text.take(row.text.num_waiting), True
+        ids, row.eos_fed = row.text.pop_many(row.text.num_waiting), True
         if row.reference is None or row.voice is None:
             return self.prompts.full_tail(ids)
         return self.prompts.full_reference_tail(ids, row.voice.num_code_rows)
@@ -183,9 +183,9 @@ class Qwen3TTS:
         if not row.text.num_waiting:
             raise InvalidRequest("text holds nothing that can be spoken", "text")
         if row.reference is None or row.voice is None:
-            return self.prompts.streaming_tail(row.text.take()[0])
+            return self.prompts.streaming_tail(row.text.pop_many()[0])
         start = row.num_transcript_fed
-        ids = [row.next_text(self.config.text) for _ in range(start, row.voice.num_code_rows)]
+        ids = [row.next_text_inputs(self.config.text) for _ in range(start, row.voice.num_code_rows)]
         return self.prompts.reference_rows([i for i in ids if i is not None], start)
 
     def forward(
@@ -216,7 +216,7 @@ class Qwen3TTS:
         keys = [row.draw_key for row in speech]
         code0 = sample(
             self._code0_logits(speech, hidden),
-            SamplingBatch.of([row.code0 for row in speech], self.device),
+            SamplingBatch.from_params([row.code0 for row in speech], self.device),
             keys,
             0,
             self.noise,
@@ -230,7 +230,7 @@ class Qwen3TTS:
             return FailedOutcome("the talker's output is not finite")
         if codes[0] == self.config.talker.control.eos:
             return StopOutcome()
-        row.remember(codes)
+        row.record_frame(codes)
         return FrameOutcome(codes)
 
     def _code0_logits(self, rows: Sequence[QwenSequence], hidden: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ class Qwen3TTS:
 
     def _frames(self, rows: Sequence[QwenSequence], hidden: Tensor, code0: Tensor, keys: list[SampleKey]) -> Tensor:
         """Whole frames [N, K]; rows that stopped keep their place, so that the shape does not depend on them."""
-        batch = SamplingBatch.of([row.residual for row in rows], self.device)
+        batch = SamplingBatch.from_params([row.residual for row in rows], self.device)
         num_padding = hidden.shape[0] - len(rows)
 
         def pad(ids: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class QwenSequence(SequenceState):
             return self.voice.codes[item.reference]
         return self.codes[item.frame]
 
-    def remember(self, codes: list[int]) -> None:
+    def record_frame(self, codes: list[int]) -> None:
         """One more frame: its code 0 is penalized from now on, or as long as it is in the window."""
         self.codes.append(codes)
         self.seen[codes[0]] = True
@@ -57,13 +57,13 @@ class QwenSequence(SequenceState):
             gone = self.codes[-window - 1][0]
             self.seen[gone] = any(frame[0] == gone for frame in self.codes[-window:])
 
-    def next_text(self, ids: TextIds) -> int | None:
+    def next_text_inputs(self, ids: TextIds) -> int | None:
         """The rest of a transcript, text, then one end-of-text row, then padding; never padding while text is open
         (spec 3.7)."""
         if self.voice is not None and self.num_transcript_fed < len(self.voice.transcript_ids):
             self.num_transcript_fed += 1
             return self.voice.transcript_ids[self.num_transcript_fed - 1]
-        waiting = self.text.take_one()
+        waiting = self.text.pop()
         if waiting is not None or not self.text.closed:
             return waiting
         text = ids.tts_pad if self.eos_fed else ids.tts_eos

@@ -64,7 +64,7 @@ class QwenVoiceCache:
     def __len__(self) -> int:
         return len(self._voices)
 
-    def take(self, voice: ClonedVoice) -> PreparedVoice:
+    def get(self, voice: ClonedVoice) -> PreparedVoice:
         key = voice_key(voice)
         prepared = self._voices.get(key) or self._prepare(key, voice)
         self._voices[key] = prepared

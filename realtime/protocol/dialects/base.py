@@ -43,7 +43,7 @@ class SpeechOptions:
     speed: float = 1.0
     instruct: str = ""
     word_times: bool = False
-    at_once: bool = False
+    burst: bool = False
     """As fast as it is made, for a client that gets it whole; else with a lead, on sockets."""
     lead_ms: int | None = None
     """Another lead than that of all vendors' wires."""
@@ -98,8 +98,8 @@ class OpenContext:
     """
 
     context: str
-    wish: SpeechOptions
-    line: str | None = None
+    options: SpeechOptions
+    track: str | None = None
     """Contexts of one line are spoken one after the other, in the order they were opened."""
 
 
@@ -291,12 +291,12 @@ class Dialect(ABC):
     context_timeout_s: float | None = None
     forgiving = False
     """A message that breaks the wire is answered by ``fail`` and costs no connection."""
-    tells_heard = False
+    reports_heard_text = False
     """Whether the client learns what was heard of a context; otherwise it need not be found."""
     media_type = "application/octet-stream"
     """HTTP: of the body; read with its first piece."""
 
-    wish: SpeechOptions | None = None
+    options: SpeechOptions | None = None
     """What the handshake tells of it: refused there if it cannot be served, warned of in the answer's headers."""
 
     def __init__(self, handshake: ClientHandshake) -> None:
@@ -306,24 +306,24 @@ class Dialect(ABC):
         """Of the answer to the handshake or request."""
         return {}
 
-    def begin(self) -> Iterable[DialectCommand]:
+    def start(self) -> Iterable[DialectCommand]:
         """The handshake has succeeded."""
         return ()
 
     @abstractmethod
-    def receive(self, message: Message) -> Iterable[DialectCommand]:
+    def receive_message(self, message: Message) -> Iterable[DialectCommand]:
         """A message of the client; on HTTP the body, once."""
 
     @abstractmethod
-    def tell(self, event: DialectEvent) -> Iterable[DialectCommand]:
+    def send_event(self, event: DialectEvent) -> Iterable[DialectCommand]:
         """What became of a context."""
 
     @abstractmethod
-    def fail(self, error: ErrorBody, close: int | None) -> Iterable[DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterable[DialectCommand]:
         """The connection fails, or a message did: tell the client. With ``close`` the connection ends with that code
         afterwards, whatever is given here."""
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         """Body and headers of an HTTP answer with this ``status``, in the vendor's shape."""
         return {"error": {"message": error.message, "code": error.code}}, {}

@@ -37,7 +37,7 @@ class CartesiaDialect(on.Dialect):
         self._contexts: dict[str, CartesiaContext] = {}
         self._unnamed = itertools.count()
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         asked = parse_json(text_only(message), GenerationRequest)
         context = require_context_id(asked.context_id or f"{self.handshake.request_id}-{next(self._unnamed)}")
         if asked.cancel:
@@ -45,7 +45,7 @@ class CartesiaDialect(on.Dialect):
         else:
             yield from self._generate(context, asked)
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio() if event.context in self._contexts:
                 data = base64.b64encode(event.data).decode()
@@ -63,19 +63,19 @@ class CartesiaDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         told = error_fields(error, self.handshake.request_id)
         yield on.SendMessage(dump(type="error", context_id=None, done=True, **told))
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_fields(error, ""), {}
 
     def _generate(self, context: str, asked: GenerationRequest) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None:
             try:
-                wish = asked.wish(("raw",))
+                wish = asked.to_options(("raw",))
             except RemoteProtocolError as error:
                 error_body = ErrorBody(code=error.code, message=str(error), param=error.param)
                 yield replace(self._error(context, error_body), is_refusal=True)

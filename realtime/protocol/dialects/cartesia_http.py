@@ -18,17 +18,17 @@ MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", 
 class CartesiaBytes(HttpDialect):
     containers: tuple[str, ...] = ("raw", "wav", "mp3")
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         asked = parse_json(message, GenerationRequest)
-        wish = asked.wish(self.containers)
+        wish = asked.to_options(self.containers)
         self._prepare(asked, wish)
-        yield from self.speak(wish, asked.transcript or "", "transcript")
+        yield from self.start_response(wish, asked.transcript or "", "transcript")
 
     def _prepare(self, asked: GenerationRequest, wish: on.SpeechOptions) -> None:
         self.media_type = MEDIA_TYPES.get(wish.format.encoding, "audio/pcm")
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_fields(error, ""), {}
 
 
@@ -42,7 +42,7 @@ class CartesiaSse(CartesiaBytes):
         self._context_id = asked.context_id
         self._normalized = bool(asked.use_normalized_timestamps)
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 data = base64.b64encode(event.data).decode()
@@ -57,7 +57,7 @@ class CartesiaSse(CartesiaBytes):
                 yield self._event("error", done=True, **error_fields(error, self.handshake.request_id))
                 yield on.CloseConnection()
             case _:
-                yield from super().tell(event)
+                yield from super().send_event(event)
 
     def _event(self, kind: str, **fields: Any) -> on.SendMessage:
         self._begun = True

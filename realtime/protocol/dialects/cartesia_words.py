@@ -51,7 +51,7 @@ class GenerationRequest(Struct):
     add_timestamps: bool | None = None
     use_normalized_timestamps: bool | None = None
 
-    def wish(self, containers: tuple[str, ...]) -> SpeechOptions:
+    def to_options(self, containers: tuple[str, ...]) -> SpeechOptions:
         """Raises ``RemoteProtocolError``."""
         config = self.generation_config
         return SpeechOptions(

@@ -39,7 +39,7 @@ class DeepgramDialect(on.Dialect):
 
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = parse_options(handshake.query, socket_format(handshake.query))
+        self.options = parse_options(handshake.query, socket_format(handshake.query))
         self._model = handshake.query.get("model") or "default"
         self._turns: dict[str, DeepgramTurn] = {}
         self._num_turns = 0
@@ -48,7 +48,7 @@ class DeepgramDialect(on.Dialect):
     def headers(self) -> dict[str, str]:
         return {"dg-request-id": self.handshake.request_id}
 
-    def begin(self) -> Iterator[on.DialectCommand]:
+    def start(self) -> Iterator[on.DialectCommand]:
         yield self._send(
             "Metadata",
             request_id=self.handshake.request_id,
@@ -57,11 +57,11 @@ class DeepgramDialect(on.Dialect):
             model_uuid=MODEL_UUID,
         )
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), DeepgramMessage)
         match said.type:
             case "Speak":
-                yield from self._speak(said.text or "")
+                yield from self._append(said.text or "")
             case "Flush":
                 yield from self._flush()
             case "Clear":
@@ -74,7 +74,7 @@ class DeepgramDialect(on.Dialect):
                 message = f"type must be Speak, Flush, Clear or Close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield on.SendMessage(event.data)
@@ -83,7 +83,7 @@ class DeepgramDialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._error(error)
         if close is not None:
             yield on.CloseConnection(
@@ -91,10 +91,10 @@ class DeepgramDialect(on.Dialect):
             )
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return refusal(error)
 
-    def _speak(self, text: str) -> Iterator[on.DialectCommand]:
+    def _append(self, text: str) -> Iterator[on.DialectCommand]:
         context = self._open_turn
         if context is None:
             if not text.strip():
@@ -132,8 +132,8 @@ class DeepgramDialect(on.Dialect):
         context = str(self._num_turns)
         self._num_turns += 1
         self._turns[context] = DeepgramTurn()
-        assert self.wish is not None
-        yield on.OpenContext(context, self.wish)
+        assert self.options is not None
+        yield on.OpenContext(context, self.options)
         return context
 
     def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:

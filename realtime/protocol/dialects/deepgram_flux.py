@@ -65,13 +65,13 @@ class FluxTurn:
 class DeepgramFluxDialect(on.Dialect):
     """Each turn is a context; they are spoken one after the other."""
 
-    tells_heard = True
+    reports_heard_text = True
 
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         if not handshake.query.get("model"):
             raise RemoteProtocolError("invalid_request", "model is missing", "model")
-        self.wish = parse_options(handshake.query, socket_format(handshake.query))
+        self.options = parse_options(handshake.query, socket_format(handshake.query))
         self._turns: dict[str, FluxTurn] = {}
         self._last: tuple[str, FluxTurn] | None = None
         """The last that ended; the listener may still hear it."""
@@ -79,12 +79,12 @@ class DeepgramFluxDialect(on.Dialect):
         self._num_chars = 0
         self._played_ms = 0.0
         """Where the next turn begins."""
-        self._least_offset_ms = 0.0
+        self._min_offset_ms = 0.0
 
     def headers(self) -> dict[str, str]:
         return {"dg-request-id": self.handshake.request_id}
 
-    def begin(self) -> Iterator[on.DialectCommand]:
+    def start(self) -> Iterator[on.DialectCommand]:
         yield self._send(
             "Connected",
             request_id=self.handshake.request_id,
@@ -93,11 +93,11 @@ class DeepgramFluxDialect(on.Dialect):
             model_uuids=[MODEL_UUID],
         )
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), FluxMessage)
         match said.type:
             case "Speak":
-                yield from self._speak(said.text or "")
+                yield from self._append(said.text or "")
             case "Flush":
                 yield from self._flush()
             case "Interrupt":
@@ -110,7 +110,7 @@ class DeepgramFluxDialect(on.Dialect):
                 message = f"type must be Speak, Flush, Interrupt, Configure or Close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 self._turns[event.context].audio_ms = event.end_ms
@@ -128,7 +128,7 @@ class DeepgramFluxDialect(on.Dialect):
                 )
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._error(error)
         if close is not None:
             yield on.CloseConnection(
@@ -136,7 +136,7 @@ class DeepgramFluxDialect(on.Dialect):
             )
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return refusal(error)
 
     @property
@@ -145,7 +145,7 @@ class DeepgramFluxDialect(on.Dialect):
         context, turn = next(reversed(self._turns.items()), (None, None))
         return None if turn is None or turn.flushed or turn.dropped else context
 
-    def _speak(self, text: str) -> Iterator[on.DialectCommand]:
+    def _append(self, text: str) -> Iterator[on.DialectCommand]:
         context = self._open_turn
         if context is None:
             if not text:
@@ -153,8 +153,8 @@ class DeepgramFluxDialect(on.Dialect):
             context = str(self._num_turns)
             self._num_turns += 1
             self._turns[context] = FluxTurn(f"dg_sp_{self.handshake.request_id[:8]}{self._num_turns:04x}")
-            assert self.wish is not None
-            yield on.OpenContext(context, self.wish)
+            assert self.options is not None
+            yield on.OpenContext(context, self.options)
             yield from self._announce()
         if context in self._turns:
             self._turns[context].num_chars += len(text)
@@ -193,29 +193,29 @@ class DeepgramFluxDialect(on.Dialect):
             told = {"code": "SPEED_OUT_OF_RANGE", "field": "speed", "value": speed, "description": description}
             yield self._send("ConfigureFailure", **told)
             return
-        assert self.wish is not None
+        assert self.options is not None
         if speed is not None:
-            self.wish = replace(self.wish, speed=speed)
-        yield self._send("ConfigureSuccess", applied={"speed": self.wish.speed})
+            self.options = replace(self.options, speed=speed)
+        yield self._send("ConfigureSuccess", applied={"speed": self.options.speed})
 
     def _interrupt(self, offset: FluxOffset | None) -> Iterator[on.DialectCommand]:
         if any(turn.interrupted for turn in self._turns.values()):
             yield self._warn("INTERRUPT_IN_PROGRESS", "an interruption is at work")
         elif not self._turns and self._last is None:
             yield self._warn("NO_AUDIO_GENERATED", "nothing was spoken yet")
-        elif offset is not None and not offset.value >= self._least_offset_ms:  # nor NaN, which is below nothing
-            description = f"playback_offset must be at least {self._least_offset_ms:.0f}, is {offset.value:.0f}"
+        elif offset is not None and not offset.value >= self._min_offset_ms:  # nor NaN, which is below nothing
+            description = f"playback_offset must be at least {self._min_offset_ms:.0f}, is {offset.value:.0f}"
             yield self._warn("INVALID_INTERRUPT_OFFSET", description)
         else:
             # A player's clock runs ahead of the audio when it counts its own buffer or silence.
-            yield from self._cut(None if offset is None else min(offset.value, self._sent_ms))
+            yield from self._truncate(None if offset is None else min(offset.value, self._sent_ms))
 
     @property
     def _sent_ms(self) -> float:
         """All the audio that can have been played."""
         return self._played_ms + sum(turn.audio_ms for turn in self._turns.values())
 
-    def _cut(self, offset_ms: float | None) -> Iterator[on.DialectCommand]:
+    def _truncate(self, offset_ms: float | None) -> Iterator[on.DialectCommand]:
         if self._turns:
             (context, turn), *waiting = self._turns.items()
             turn.interrupted, turn.offset_ms = True, offset_ms
@@ -237,14 +237,14 @@ class DeepgramFluxDialect(on.Dialect):
             return
         turn.audio_ms = event.audio_ms
         if turn.interrupted:
-            yield from self._tell_interrupted(turn, event.heard, event.remaining)
+            yield from self._send_interrupted(turn, event.heard, event.remaining)
         else:
             self._played_ms += event.audio_ms
             self._last = (event.context, turn) if event.audio_ms else self._last
-            yield from self._tell_end(turn, event.error)
+            yield from self._send_turn_end(turn, event.error)
         yield from self._announce()
 
-    def _tell_end(self, turn: FluxTurn, error: ErrorBody | None) -> Iterator[on.DialectCommand]:
+    def _send_turn_end(self, turn: FluxTurn, error: ErrorBody | None) -> Iterator[on.DialectCommand]:
         if error is not None and error.code != "text_timeout":
             yield self._error(error)
         elif not turn.audio_ms:
@@ -259,13 +259,13 @@ class DeepgramFluxDialect(on.Dialect):
             yield self._warn("NO_ACTIVE_SPEECH", "everything was played")
         else:
             self._played_ms = turn.start_ms
-            yield from self._tell_interrupted(turn, event.heard, event.remaining)
+            yield from self._send_interrupted(turn, event.heard, event.remaining)
 
-    def _tell_interrupted(self, turn: FluxTurn, heard: str, remaining: str) -> Iterator[on.DialectCommand]:
+    def _send_interrupted(self, turn: FluxTurn, heard: str, remaining: str) -> Iterator[on.DialectCommand]:
         """Without an offset, what was sent counts as played."""
         told_ms = turn.start_ms + turn.audio_ms if turn.offset_ms is None else turn.offset_ms
         texts = {} if turn.offset_ms is None else {"text_spoken": heard, "text_remaining": remaining}
-        self._played_ms = self._least_offset_ms = told_ms
+        self._played_ms = self._min_offset_ms = told_ms
         self._last = None
         yield self._send("SpeechInterrupted", audio_played_ms=round(told_ms), **texts, metadata=turn.metadata)
 

@@ -34,20 +34,20 @@ class DeepgramBody(Struct):
 class DeepgramHttp(HttpDialect):
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = parse_options(handshake.query, file_format(handshake.query))
-        self.media_type = MEDIA_TYPES[self.wish.format.encoding]
+        self.options = parse_options(handshake.query, file_format(handshake.query))
+        self.media_type = MEDIA_TYPES[self.options.format.encoding]
 
     def headers(self) -> dict[str, str]:
         model = self.handshake.query.get("model") or "default"
         return {"dg-request-id": self.handshake.request_id, "dg-model-name": model}
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         body = parse_json(message, DeepgramBody)
-        assert self.wish is not None
-        yield from self.speak(self.wish, body.text)
+        assert self.options is not None
+        yield from self.start_response(self.options, body.text)
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return refusal(error)
 
 

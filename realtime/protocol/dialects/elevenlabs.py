@@ -25,7 +25,7 @@ class ElevenLabsTextContext(ElevenLabsContext):
 class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = parse_options(handshake.query, handshake.path.get("voice_id"))
+        self.options = parse_options(handshake.query, handshake.path.get("voice_id"))
         self.context_timeout_s = inactivity_s(handshake.query, DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S)
         self._spaces = is_true(handshake.query.get("auto_mode"))
         """Clients send whole sentences, which need a space between them."""
@@ -36,9 +36,9 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
         return bool(said.text)
 
     def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsTextContext, on.OpenContext]:
-        assert self.wish is not None
+        assert self.options is not None
         speed = said.voice_settings.speed if said.voice_settings else None
-        wish = self.wish if speed is None else replace(self.wish, speed=speed)
+        wish = self.options if speed is None else replace(self.options, speed=speed)
         return ElevenLabsTextContext(name=name), on.OpenContext(name, wish)
 
     def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
@@ -50,10 +50,10 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
         apart = spoken.last_text[-1:].isspace() or text[:1].isspace()
         return f" {text}" if self._spaces and text and spoken.last_text and not apart else text
 
-    def _tell_audio(self, spoken: ElevenLabsTextContext, audio: on.ContextAudio) -> on.SendMessage:
+    def _send_audio(self, spoken: ElevenLabsTextContext, audio: on.ContextAudio) -> on.SendMessage:
         return self._send(spoken, base64.b64encode(audio.data).decode())
 
-    def _tell_words(self, spoken: ElevenLabsTextContext) -> on.SendMessage:
+    def _send_words(self, spoken: ElevenLabsTextContext) -> on.SendMessage:
         return self._send(spoken, None)
 
     def _send(self, spoken: ElevenLabsTextContext, audio: str | None) -> on.SendMessage:

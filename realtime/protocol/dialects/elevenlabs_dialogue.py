@@ -29,7 +29,7 @@ IDLE_S = 20.0
 
 @dataclass(slots=True, kw_only=True)
 class ElevenLabsDialogueContext(ElevenLabsContext):
-    wish: on.SpeechOptions
+    options: on.SpeechOptions
     parts: list[str] = field(default_factory=list)
     """That have not ended. The last one is written, the first one spoken."""
     unflushed: bool = False
@@ -51,8 +51,8 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
 
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = parse_options(handshake.query, None)
-        if self.wish.format.encoding == "wav":
+        self.options = parse_options(handshake.query, None)
+        if self.options.format.encoding == "wav":
             raise RemoteProtocolError("unsupported_format", "a WAV file has an end, this socket none", "output_format")
         self._fills = is_true(handshake.query.get("sync_alignment"))
         """Each message tells times for just its audio: clients add these up."""
@@ -62,17 +62,17 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         return bool(said.voices or said.inputs)
 
     def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsDialogueContext, on.OpenContext]:
-        assert self.wish is not None
+        assert self.options is not None
         named = [*(line.voice_id for line in said.inputs or () if line.voice_id), *(said.voices or ())]
         speed = said.voice_settings.speed if said.voice_settings else None
-        wish = replace(self.wish, voice=named[0] if named else None, speed=speed or self.wish.speed)
-        spoken = ElevenLabsDialogueContext(name=name, wish=wish)
+        wish = replace(self.options, voice=named[0] if named else None, speed=speed or self.options.speed)
+        spoken = ElevenLabsDialogueContext(name=name, options=wish)
         return spoken, self._begin_part(spoken)
 
     def _begin_part(self, spoken: ElevenLabsDialogueContext) -> on.OpenContext:
         part = f"{next(self._numbers)}:{spoken.name}"
         spoken.parts.append(part)
-        return on.OpenContext(part, spoken.wish, line=spoken.name)
+        return on.OpenContext(part, spoken.options, track=spoken.name)
 
     def _append(self, spoken: ElevenLabsDialogueContext, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
         for line in said.inputs or ():
@@ -82,18 +82,18 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
 
     def _append_line(self, spoken: ElevenLabsDialogueContext, line: DialogueLine) -> Iterator[on.DialectCommand]:
         if line.text.strip():
-            if line.voice_id not in (None, spoken.wish.voice):
-                yield from self._pass_on(spoken, line.voice_id)
+            if line.voice_id not in (None, spoken.options.voice):
+                yield from self._forward(spoken, line.voice_id)
             elif line.new_turn:
                 yield from self._end_turn(spoken)
             spoken.unflushed = True
         yield on.AppendText(self._part(spoken), _with_space(spoken, line.text))
 
-    def _pass_on(self, spoken: ElevenLabsDialogueContext, voice: str | None) -> Iterator[on.DialectCommand]:
+    def _forward(self, spoken: ElevenLabsDialogueContext, voice: str | None) -> Iterator[on.DialectCommand]:
         """Another takes over."""
         yield from self._end_turn(spoken)
         yield on.EndContext(self._part(spoken))
-        spoken.wish = replace(spoken.wish, voice=voice)
+        spoken.options = replace(spoken.options, voice=voice)
         spoken.last_text = ""
         yield self._begin_part(spoken)
 
@@ -117,31 +117,31 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         spoken = self._contexts.get(part.partition(":")[2])
         return spoken if spoken is not None and part in spoken.parts else None
 
-    def _tell_of(self, spoken: ElevenLabsDialogueContext, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def _dispatch_event(self, spoken: ElevenLabsDialogueContext, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.ContextOpened) and spoken.failure is not None:
             yield on.CancelContext(event.context)
-        yield from super()._tell_of(spoken, event)
+        yield from super()._dispatch_event(spoken, event)
 
-    def _take_words(self, spoken: ElevenLabsDialogueContext, words: tuple[on.TimedWord, ...]) -> None:
+    def _add_words(self, spoken: ElevenLabsDialogueContext, words: tuple[on.TimedWord, ...]) -> None:
         spoken.words += (shift_word(word, spoken.offset_ms) for word in words)
 
-    def _tell_audio(self, spoken: ElevenLabsDialogueContext, audio: on.ContextAudio) -> on.SendMessage:
+    def _send_audio(self, spoken: ElevenLabsDialogueContext, audio: on.ContextAudio) -> on.SendMessage:
         return self._send(spoken, audio.data, spoken.offset_ms + audio.start_ms, spoken.offset_ms + audio.end_ms)
 
-    def _tell_words(self, spoken: ElevenLabsDialogueContext) -> on.SendMessage:
+    def _send_words(self, spoken: ElevenLabsDialogueContext) -> on.SendMessage:
         return self._send(spoken, b"", spoken.audio_end_ms, spoken.audio_end_ms)
 
-    def _tell_flushed(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
-        yield from super()._tell_flushed(spoken)
+    def _send_flushed(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
+        yield from super()._send_flushed(spoken)
         yield on.SendMessage(dump(is_final_audio_for_turn=True, **self._named_if_many(spoken)))
 
-    def _tell_end(self, spoken: ElevenLabsDialogueContext, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _send_end(self, spoken: ElevenLabsDialogueContext, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         """Of a part; the last one's is the context's."""
         spoken.parts.remove(event.context)
         spoken.offset_ms = spoken.audio_end_ms
         spoken.failure = spoken.failure or event.error
         if not spoken.parts:
-            yield from super()._tell_end(spoken, replace(event, error=spoken.failure))
+            yield from super()._send_end(spoken, replace(event, error=spoken.failure))
         elif spoken.failure is not None:
             spoken.closed = True
             yield from self._cancel(spoken)

@@ -42,25 +42,27 @@ class ElevenLabsStream(HttpDialect):
 
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = replace(parse_options(handshake.query, handshake.path.get("voice_id")), word_times=self.has_times)
-        self.media_type = MEDIA_TYPES[self.wish.format.encoding]
+        self.options = replace(
+            parse_options(handshake.query, handshake.path.get("voice_id")), word_times=self.has_times
+        )
+        self.media_type = MEDIA_TYPES[self.options.format.encoding]
 
     def headers(self) -> dict[str, str]:
         return {"request-id": self.handshake.request_id}
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         body = parse_json(message, ElevenLabsBody)
-        yield from self.speak(self._wish(body), body.text)
+        yield from self.start_response(self._build_options(body), body.text)
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_answer(error), {}
 
-    def _wish(self, body: ElevenLabsBody) -> on.SpeechOptions:
-        assert self.wish is not None
+    def _build_options(self, body: ElevenLabsBody) -> on.SpeechOptions:
+        assert self.options is not None
         given = {"language": body.language_code, "seed": body.seed}
         given["speed"] = body.voice_settings.speed if body.voice_settings else None  # type: ignore[assignment]
-        return replace(self.wish, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return replace(self.options, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 class ElevenLabsDialogueInput(Struct):
@@ -79,26 +81,26 @@ class ElevenLabsDialogueStream(ElevenLabsStream):
 
     _num_left = 0
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
-        assert self.wish is not None
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+        assert self.options is not None
         body = parse_json(message, ElevenLabsDialogueBody)
         parts = list(_by_voice(body.inputs))
         if not parts:
             raise RemoteProtocolError("invalid_request", "inputs hold no text", "inputs")
-        if len(parts) > 1 and self.wish.format.encoding == "wav":
+        if len(parts) > 1 and self.options.format.encoding == "wav":
             raise RemoteProtocolError("unsupported_format", "a WAV file holds one voice only", "output_format")
         self._num_left = len(parts)
-        wish = replace(self.wish, language=body.language_code or self.wish.language, seed=body.seed)
+        wish = replace(self.options, language=body.language_code or self.options.language, seed=body.seed)
         for number, (voice, text) in enumerate(parts):
             yield on.OpenContext(str(number), replace(wish, voice=voice))
             yield on.AppendText(str(number), text, last=True)
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.ContextEnded) and event.error is None:
             self._num_left -= 1
             if self._num_left:
                 return
-        yield from super().tell(event)
+        yield from super().send_event(event)
 
 
 def _by_voice(inputs: Iterable[ElevenLabsDialogueInput]) -> Iterator[tuple[str | None, str]]:
@@ -117,7 +119,7 @@ class ElevenLabsTimestampStream(ElevenLabsStream):
         self.media_type = "application/x-ndjson"
         self._words: list[on.TimedWord] = []
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextWords():
                 self._words += event.words
@@ -126,7 +128,7 @@ class ElevenLabsTimestampStream(ElevenLabsStream):
             case _:
                 if isinstance(event, on.ContextEnded) and event.error is None and self._words:
                     yield self._line(b"")
-                yield from super().tell(event)
+                yield from super().send_event(event)
 
     def _line(self, audio: bytes) -> on.SendMessage:
         line = dump(audio_base64=base64.b64encode(audio).decode(), **self._pop_times())
@@ -150,12 +152,12 @@ class WithTimestamps(ElevenLabsTimestampStream):
         self._remainder = b""
         # Bytes that do not fill three, of which base64 makes four characters.
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.ContextEnded) and event.error is None:
             last = base64.b64encode(self._remainder).decode()
             times = dump(**self._pop_times()).removeprefix("{")
             yield on.SendMessage(f'{self._pop_head()}{last}",{times}')
-        yield from super().tell(event)
+        yield from super().send_event(event)
 
     def _line(self, audio: bytes) -> on.SendMessage:
         audio = self._remainder + audio

@@ -73,7 +73,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         super().__init__(handshake)
         self._contexts: dict[str, S] = {}
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), ElevenLabsMessage)
         if said.key:
             yield on.AuthenticateKey(said.key)
@@ -86,20 +86,20 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         else:
             yield from self._write(require_context_id(name), said)
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.AllContextsEnded):
             yield on.CloseConnection()
         elif (spoken := self._of(event.context)) is not None:
-            yield from self._tell_of(spoken, event)
+            yield from self._dispatch_event(spoken, event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         code = CLOSES.get(close, close) if close is not None else 1008
         yield on.SendMessage(dump(**error_fields(error, code)))
         if close is not None:
             yield on.CloseConnection(code, reason(error.message))
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_answer(error), {}
 
     # --- what a client says
@@ -171,10 +171,10 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         return self._contexts.get(part)
 
     @abstractmethod
-    def _tell_audio(self, spoken: S, audio: on.ContextAudio) -> on.SendMessage: ...
+    def _send_audio(self, spoken: S, audio: on.ContextAudio) -> on.SendMessage: ...
 
     @abstractmethod
-    def _tell_words(self, spoken: S) -> on.SendMessage:
+    def _send_words(self, spoken: S) -> on.SendMessage:
         """Those that came after their audio."""
 
     @abstractmethod
@@ -185,28 +185,28 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
     def _named(self, spoken: S) -> dict[str, str]:
         """The id of a context, as it stands in messages."""
 
-    def _take_words(self, spoken: S, words: tuple[on.TimedWord, ...]) -> None:
+    def _add_words(self, spoken: S, words: tuple[on.TimedWord, ...]) -> None:
         spoken.words += words
 
-    def _tell_of(self, spoken: S, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def _dispatch_event(self, spoken: S, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextWords():
-                self._take_words(spoken, event.words)
+                self._add_words(spoken, event.words)
             case on.ContextAudio():
-                yield self._tell_audio(spoken, event)
+                yield self._send_audio(spoken, event)
             case on.ContextFlushed():
-                yield from self._tell_flushed(spoken)
+                yield from self._send_flushed(spoken)
             case on.ContextIdle():
                 yield from self._expire(spoken)
             case on.ContextEnded():
-                yield from self._tell_end(spoken, event)
+                yield from self._send_end(spoken, event)
 
-    def _tell_flushed(self, spoken: S) -> Iterator[on.DialectCommand]:
+    def _send_flushed(self, spoken: S) -> Iterator[on.DialectCommand]:
         yield from self._late_words(spoken)
 
     def _late_words(self, spoken: S) -> Iterator[on.DialectCommand]:
         if spoken.words:
-            yield self._tell_words(spoken)
+            yield self._send_words(spoken)
 
     def _expire(self, spoken: S) -> Iterator[on.DialectCommand]:
         if self.single and not spoken.closed:
@@ -214,7 +214,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         else:
             yield from self._end_text(spoken)
 
-    def _tell_end(self, spoken: S, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _send_end(self, spoken: S, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         error = event.error
         timed_out = error is not None and error.code == "text_timeout"
         if timed_out and self.single:

@@ -50,7 +50,7 @@ class InworldCreate(Struct, rename="camel"):
     timestamp_type: str = ""
 
     @property
-    def wish(self) -> on.SpeechOptions:
+    def to_options(self) -> on.SpeechOptions:
         audio = self.audio_config
         encoding = ENCODINGS.get(audio.audio_encoding.upper())
         if encoding is None:
@@ -98,7 +98,7 @@ class InworldDialect(on.Dialect):
         super().__init__(handshake)
         self._contexts: dict[str, InworldContext] = {}
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), InworldMessage)
         context = require_context_id(said.context_id or "")
         if said.create is not None:
@@ -112,7 +112,7 @@ class InworldDialect(on.Dialect):
         if said.cancel_context is not None and context in self._contexts:
             yield on.CancelContext(context)
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 self._contexts[event.context].sounds = True
@@ -129,11 +129,11 @@ class InworldDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.SendMessage(dump(error=status_of(error)))
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return {"error": status_of(error), **status_of(error)}, {}
 
     def _create(self, context: str, create: InworldCreate) -> Iterator[on.DialectCommand]:
@@ -141,7 +141,7 @@ class InworldDialect(on.Dialect):
             yield self._failed(context, 6, f"Context {context[:40]!r} exists already")
             return
         try:
-            wish = create.wish
+            wish = create.to_options
         except RemoteProtocolError as error:
             yield self._failed(context, 3, str(error))
             return
@@ -236,22 +236,22 @@ class InworldStream(HttpDialect):
         super().__init__(handshake)
         self._by_character = False
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         body = parse_json(message, InworldBody)
         self._by_character = body.timestamp_type == "CHARACTER"
-        yield from self.speak(body.wish, body.text)
+        yield from self.start_response(body.to_options, body.text)
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield self._line(audioContent=base64.b64encode(event.data).decode())
             case on.ContextWords():
                 yield self._line(timestampInfo=timestamp_info(event.words, 0.0, self._by_character))
             case _:
-                yield from super().tell(event)
+                yield from super().send_event(event)
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return status_of(error), {}
 
     def _line(self, **result: Any) -> on.SendMessage:

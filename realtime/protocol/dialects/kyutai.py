@@ -42,38 +42,38 @@ class KyutaiDialect(on.Dialect):
         self._is_pcm = FORMATS[kind] == "pcm_f32le"
         self._held = b""
         self._ended = False
-        self.wish = on.SpeechOptions(
+        self.options = on.SpeechOptions(
             voice=handshake.query.get("voice"),
             format=on.RequestedFormat(FORMATS[kind], SAMPLE_RATE),
             seed=integer(handshake.query, "seed"),
             word_times=self._packed,
         )
 
-    def begin(self) -> Iterator[on.DialectCommand]:
-        assert self.wish is not None
+    def start(self) -> Iterator[on.DialectCommand]:
+        assert self.options is not None
         if self._packed:
             yield self._pack("Ready")
-        yield on.OpenContext(CONTEXT, self.wish)
+        yield on.OpenContext(CONTEXT, self.options)
 
-    def receive(self, message: on.Message) -> Iterable[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterable[on.DialectCommand]:
         if isinstance(message, str):
-            return self._speak(message)
+            return self._append(message)
         if message == END_OF_TEXT:
             return self._end()
         said = _unpacked(message)
         match said.type:
             case "Text":
-                return self._speak(said.text)
+                return self._append(said.text)
             case "Eos":
                 return self._end()
             case "Voice":
                 return ()
         raise RemoteProtocolError("unknown_event", f"type must be Text, Voice or Eos, is {said.type[:40]!r}", "type")
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
-                yield from self._sound(event.data)
+                yield from self._send_audio(event.data)
             case on.ContextWords() if self._packed:
                 for word in event.words:
                     times = {"start_s": word.start_ms / 1000, "stop_s": word.end_ms / 1000}
@@ -81,14 +81,14 @@ class KyutaiDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._rest()
                 if event.error is not None and event.error.code != "text_timeout":
-                    yield from self.fail(event.error, None)
+                    yield from self.send_error(event.error, None)
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         if self._packed:
             yield self._pack("Error", message="no free channels" if error.code in NO_CAPACITY else error.message)
 
-    def _speak(self, text: str) -> Iterator[on.DialectCommand]:
+    def _append(self, text: str) -> Iterator[on.DialectCommand]:
         if text and not self._ended:
             yield on.AppendText(CONTEXT, text if text[-1].isspace() else text + " ")
 
@@ -96,7 +96,7 @@ class KyutaiDialect(on.Dialect):
         self._ended = True
         yield on.EndContext(CONTEXT)
 
-    def _sound(self, data: bytes) -> Iterator[on.DialectCommand]:
+    def _send_audio(self, data: bytes) -> Iterator[on.DialectCommand]:
         if not self._is_pcm:
             yield self._pack("OggOpus", data=data) if self._packed else on.SendMessage(data)
             return
@@ -139,8 +139,8 @@ class KyutaiHttp(HttpDialect):
 
     media_type = "audio/wav"
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         body = parse_json(message, KyutaiBody)
         voice = body.voice if isinstance(body.voice, str) else next(iter(body.voice or ()), None)
         wish = on.SpeechOptions(voice=voice, format=on.RequestedFormat("wav", SAMPLE_RATE), seed=body.seed)
-        yield from self.speak(wish, body.text)
+        yield from self.start_response(wish, body.text)

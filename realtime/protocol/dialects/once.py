@@ -12,14 +12,14 @@ CONTEXT = ""
 
 
 class HttpDialect(on.Dialect):
-    def speak(self, wish: on.SpeechOptions, text: str, param: str = "text") -> Iterator[on.DialectCommand]:
+    def start_response(self, wish: on.SpeechOptions, text: str, param: str = "text") -> Iterator[on.DialectCommand]:
         """Raises ``RemoteProtocolError`` where there is no text; ``param`` is what the vendor calls it."""
         if not text.strip():
             raise RemoteProtocolError("invalid_request", f"{param} is empty", param)
         yield on.OpenContext(CONTEXT, wish)
         yield on.AppendText(CONTEXT, text, last=True)
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield on.SendMessage(event.data)
@@ -28,5 +28,5 @@ class HttpDialect(on.Dialect):
             case on.ContextEnded(error=ErrorBody() as error):
                 yield on.AbortRequest(error)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.AbortRequest(error)

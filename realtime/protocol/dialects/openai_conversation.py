@@ -26,7 +26,7 @@ class OpenAIResponse:
     in_conversation: bool
     metadata: dict[str, Any] | None = None
     text: str = ""
-    told_chars: int = 0
+    num_sent_chars: int = 0
     takes_text: bool = False
 
     def item(self, status: str) -> dict[str, Any]:
@@ -41,7 +41,9 @@ class OpenAIResponse:
             "content": content,
         }
 
-    def told(self, status: str, item: dict[str, Any] | None = None, error: ErrorBody | None = None) -> dict[str, Any]:
+    def to_object(
+        self, status: str, item: dict[str, Any] | None = None, error: ErrorBody | None = None
+    ) -> dict[str, Any]:
         details: dict[str, Any] | None = None
         if status == "cancelled":
             details = {"type": "cancelled", "reason": "client_cancelled"}
@@ -140,7 +142,7 @@ class OpenAIConversation:
         check_parts(item, "item.content")
         content = [{"type": part.type, "text": part.text} for part in item.content]
         about = {"id": item_id, "object": "realtime.item", "type": item.type, "status": "completed"}
-        before = self._keep(item_id, {**about, "role": item.role, "content": content})
+        before = self._evict_old_items(item_id, {**about, "role": item.role, "content": content})
         if item.role == "user" and item.type == "message":
             self._unspoken[item_id] = item
         told = {None: before, "root": None}
@@ -158,7 +160,7 @@ class OpenAIConversation:
         self._unspoken.pop(item_id, None)
         self._contexts.pop(item_id, None)
 
-    def unspoken(self, take: bool) -> list[OpenAIItem]:
+    def pending_text(self, take: bool) -> list[OpenAIItem]:
         items = list(self._unspoken.values())
         if take:
             self._unspoken.clear()
@@ -172,7 +174,7 @@ class OpenAIConversation:
 
     def add_reply(self, reply: OpenAIResponse) -> str | None:
         self._contexts[reply.item_id] = reply.context
-        return self._keep(reply.item_id, reply.item("in_progress"))
+        return self._evict_old_items(reply.item_id, reply.item("in_progress"))
 
     def end(self, reply: OpenAIResponse) -> None:
         del self._replies[reply.context]
@@ -184,13 +186,13 @@ class OpenAIConversation:
     def context_of(self, item_id: str) -> str | None:
         return self._contexts.get(item_id)
 
-    def note_heard(self, context: str, heard: str) -> None:
+    def record_heard(self, context: str, heard: str) -> None:
         for item_id, other in self._contexts.items():
             if other == context and item_id in self._items:
                 content = [{"type": "output_audio", "transcript": heard}]
                 self._store(item_id, {**self._items[item_id], "content": content})
 
-    def _keep(self, item_id: str, item: dict[str, Any]) -> str | None:
+    def _evict_old_items(self, item_id: str, item: dict[str, Any]) -> str | None:
         before = next(reversed(self._items), None)
         self._store(item_id, item)
         while len(self._items) > MAX_ITEMS or (len(self._items) > 1 and self._total.is_too_large):

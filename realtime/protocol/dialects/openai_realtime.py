@@ -33,7 +33,7 @@ AUDIO_PART = {"type": "audio", "transcript": ""}
 
 
 class OpenAIRealtimeDialect(on.Dialect):
-    tells_heard = True
+    reports_heard_text = True
     forgiving = True
 
     def __init__(self, handshake: on.ClientHandshake) -> None:
@@ -45,10 +45,10 @@ class OpenAIRealtimeDialect(on.Dialect):
         self._num_events = 0
         self._client_event: str | None = None
 
-    def begin(self) -> Iterator[on.DialectCommand]:
+    def start(self) -> Iterator[on.DialectCommand]:
         yield self._send("session.created", session=self._session)
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         self._client_event = None
         said = parse_json(text_only(message), OpenAIClientEvent)
         self._client_event = (said.event_id or "")[:MAX_EVENT_ID_CHARS] or None
@@ -72,9 +72,9 @@ class OpenAIRealtimeDialect(on.Dialect):
             case kind if kind not in IGNORED:
                 raise RemoteProtocolError("unknown_event", f"type {kind[:60]!r} is unknown here", "type")
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.HeardReported):
-            self._conversation.note_heard(event.context, event.heard)
+            self._conversation.record_heard(event.context, event.heard)
             return
         if isinstance(event, on.AllContextsEnded) or (reply := self._conversation.reply(event.context)) is None:
             return
@@ -83,15 +83,15 @@ class OpenAIRealtimeDialect(on.Dialect):
                 yield self._delta(reply, "response.output_audio.delta", base64.b64encode(event.data).decode())
             case on.ContextWords():
                 last = event.words[-1]
-                yield from self._tell_text(reply, last.raw_start + len(last.text))
+                yield from self._send_text_delta(reply, last.raw_start + len(last.text))
             case on.ContextEnded():
                 yield from self._end(reply, event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._send("error", error=error_fields(error, self._client_event))
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         fields = error_fields(error)
         return {"error": {name: fields[name] for name in ("message", "type", "param", "code")}}, {}
 
@@ -107,9 +107,9 @@ class OpenAIRealtimeDialect(on.Dialect):
         if said.item.id is not None:
             require_context_id(said.item.id)
         item_id, before = self._conversation.add(said.item, said.previous_item_id)
-        yield from self._tell_item(self._conversation.item(item_id), before)
+        yield from self._send_item(self._conversation.item(item_id), before)
 
-    def _tell_item(self, item: dict[str, Any], before: str | None) -> Iterator[on.DialectCommand]:
+    def _send_item(self, item: dict[str, Any], before: str | None) -> Iterator[on.DialectCommand]:
         for kind in ("conversation.item.added", "conversation.item.done"):
             yield self._send(kind, previous_item_id=before, item=item)
 
@@ -142,7 +142,7 @@ class OpenAIRealtimeDialect(on.Dialect):
             raise RemoteProtocolError("conversation_already_has_active_response", message)
         wish = parse_options(self._session, asked)
         check_items(asked.input or [], "response.input")
-        items = asked.input if asked.input is not None else self._conversation.unspoken(take=in_conversation)
+        items = asked.input if asked.input is not None else self._conversation.pending_text(take=in_conversation)
         text = " ".join(stripped for item in items if (stripped := item.text.strip()))
         if not text:
             raise self._no_text(asked)
@@ -188,7 +188,7 @@ class OpenAIRealtimeDialect(on.Dialect):
             yield on.CancelContext(reply.context)
 
     def _begin(self, reply: OpenAIResponse, wish: on.SpeechOptions) -> Iterator[on.DialectCommand]:
-        yield self._send("response.created", response=reply.told("in_progress"))
+        yield self._send("response.created", response=reply.to_object("in_progress"))
         item = reply.item("in_progress")
         place = {"response_id": reply.response_id, "output_index": 0}
         yield self._send("response.output_item.added", **place, item=item)
@@ -198,16 +198,16 @@ class OpenAIRealtimeDialect(on.Dialect):
         yield self._send("response.content_part.added", **self._place(reply), part=AUDIO_PART)
         yield on.OpenContext(reply.context, wish)
 
-    def _tell_text(self, reply: OpenAIResponse, end: int) -> Iterator[on.DialectCommand]:
+    def _send_text_delta(self, reply: OpenAIResponse, end: int) -> Iterator[on.DialectCommand]:
         """The transcript goes on to a place in the text."""
-        if delta := reply.text[reply.told_chars : end]:
-            reply.told_chars = end
+        if delta := reply.text[reply.num_sent_chars : end]:
+            reply.num_sent_chars = end
             yield self._delta(reply, "response.output_audio_transcript.delta", delta)
 
     def _end(self, reply: OpenAIResponse, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         self._conversation.end(reply)
         if event.status == "completed":
-            yield from self._tell_text(reply, len(reply.text))
+            yield from self._send_text_delta(reply, len(reply.text))
         else:
             reply.text = event.heard
         place, part = self._place(reply), {**AUDIO_PART, "transcript": reply.text}
@@ -220,7 +220,7 @@ class OpenAIRealtimeDialect(on.Dialect):
         if reply.in_conversation:
             self._conversation.update(reply, item)
             yield self._send("conversation.item.done", previous_item_id=None, item=item)
-        yield self._send("response.done", response=reply.told(event.status, item, event.error))
+        yield self._send("response.done", response=reply.to_object(event.status, item, event.error))
 
     def _place(self, reply: OpenAIResponse) -> dict[str, Any]:
         return {"response_id": reply.response_id, "item_id": reply.item_id, "output_index": 0, "content_index": 0}

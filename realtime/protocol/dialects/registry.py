@@ -26,7 +26,7 @@ from realtime.protocol.dialects.base import Dialect
 class DialectRoute(NamedTuple):
     path: str
     dialect: type[Dialect]
-    carrier: Literal["socket", "http"] = "socket"
+    transport: Literal["socket", "http"] = "socket"
     """``http``: POST, one body in, one streamed body out."""
     serial: bool = False
     """Contexts are spoken one after the other; else at once, told apart by their ids."""

@@ -62,7 +62,7 @@ class RimeWs3Dialect(on.Dialect):
             raise RemoteProtocolError("unsupported_format", f"audioFormat must be {', '.join(FORMATS)}", "audioFormat")
         encoding, rate = FORMATS[kind]
         self._absolute = "segment" in query
-        self.wish = on.SpeechOptions(
+        self.options = on.SpeechOptions(
             voice=query.get("speaker"),
             language=query.get("lang", "")[:2] or None,
             format=on.RequestedFormat(encoding, integer(query, "samplingRate") or rate),
@@ -71,12 +71,12 @@ class RimeWs3Dialect(on.Dialect):
         self._lines: dict[str, RimeGeneration] = {}
         self._num_lines = 0
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), RimeMessage)
         if said.context_id is not None:
             require_context_id(said.context_id)
         if said.text or (said.text is not None and said.context_id):
-            yield from self._speak(said.text, said.context_id)
+            yield from self._append(said.text, said.context_id)
         match said.operation:
             case "flush":
                 yield from self._flush(said.context_id)
@@ -86,7 +86,7 @@ class RimeWs3Dialect(on.Dialect):
                 yield from self._flush(None)
                 yield on.FinishContexts()
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield self._send("chunk", event.context, data=base64.b64encode(event.data).decode())
@@ -97,11 +97,11 @@ class RimeWs3Dialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.SendMessage(dump(type="error", message=error.message, contextId=None))
 
     @classmethod
-    def refuse(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return {"type": "error", "message": error.message}, {}
 
     def _open(self, context_id: str | None) -> list[str]:
@@ -109,14 +109,14 @@ class RimeWs3Dialect(on.Dialect):
         lines = self._lines.items()
         return [name for name, line in lines if not line.ended and context_id in (None, line.context_id)]
 
-    def _speak(self, text: str, context_id: str | None) -> Iterator[on.DialectCommand]:
+    def _append(self, text: str, context_id: str | None) -> Iterator[on.DialectCommand]:
         lines = [name for name in self._open(None) if self._lines[name].context_id == context_id]
         name = lines[-1] if lines else str(self._num_lines)
         if not lines:
             self._num_lines += 1
             self._lines[name] = RimeGeneration(context_id)
-            assert self.wish is not None
-            yield on.OpenContext(name, self.wish)
+            assert self.options is not None
+            yield on.OpenContext(name, self.options)
         yield on.AppendText(name, text)
 
     def _flush(self, context_id: str | None) -> Iterator[on.DialectCommand]:

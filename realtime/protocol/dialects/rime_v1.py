@@ -69,14 +69,14 @@ class RimeV1Dialect(on.Dialect):
         self._contexts: dict[str, RimeV1Context] = {}
         self._num_started = 0
 
-    def begin(self) -> Iterator[on.DialectCommand]:
+    def start(self) -> Iterator[on.DialectCommand]:
         yield self._send("", ready={"protocol": PROTOCOL, "languages": ["en"], "default_language": "en"})
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         try:
             asked = read(message, self._binary)
         except RemoteProtocolError as error:
-            yield from self._break_off(error)
+            yield from self._abort(error)
             return
         context = require_context_id(asked.get("context_id") or DEFAULT_CONTEXT)
         if "config" in asked:
@@ -92,7 +92,7 @@ class RimeV1Dialect(on.Dialect):
         else:
             raise RemoteProtocolError("invalid_event", "a message holds config, start, text, end or cancel")
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield self._send(event.context, audio=event.data)
@@ -103,10 +103,10 @@ class RimeV1Dialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(event)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._error("", error)
 
-    def _break_off(self, error: RemoteProtocolError) -> Iterator[on.DialectCommand]:
+    def _abort(self, error: RemoteProtocolError) -> Iterator[on.DialectCommand]:
         """What cannot be read cannot be told apart from what follows."""
         yield self._error("", ErrorBody(code=error.code, message=str(error)))
         yield on.CloseConnection(1007, "invalid_input")

@@ -68,7 +68,7 @@ class VllmOmniConfig:
     speed: float = 1.0
     seed: int | None = None
 
-    def changed(self, said: VllmOmniMessage) -> VllmOmniConfig:
+    def updated(self, said: VllmOmniMessage) -> VllmOmniConfig:
         known = {name: getattr(said, name) for name in self.__slots__}
         given = {name: value for name, value in known.items() if value is not None}
         changed = VllmOmniConfig(**{name: given.get(name, getattr(self, name)) for name in self.__slots__})
@@ -85,7 +85,7 @@ class VllmOmniConfig:
         return self.stream_audio and self.split_granularity != "none"
 
     @property
-    def wish(self) -> on.SpeechOptions:
+    def to_options(self) -> on.SpeechOptions:
         return on.SpeechOptions(
             voice=self.voice,
             language=None if self.language in (None, "Auto", "auto") else self.language,
@@ -94,7 +94,7 @@ class VllmOmniConfig:
             speed=self.speed,
             instruct=self.instructions,
             word_times=self.word_timestamps,
-            at_once=not self.stream_audio,
+            burst=not self.stream_audio,
         )
 
 
@@ -122,7 +122,7 @@ class VllmOmniDialect(on.Dialect):
         self._writing: str | None = None
         self._num_utterances = 0
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         said = parse_json(text_only(message), VllmOmniMessage)
         match said.type:
             case "session.config":
@@ -139,10 +139,10 @@ class VllmOmniDialect(on.Dialect):
                 message = f"type must be session.config, input.text, input.done or session.close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
-                yield from self._sound(event)
+                yield from self._send_audio(event)
             case on.ContextWords():
                 told = self._utterances[event.context].words
                 told += [{"word": word.text, "start_ms": word.start_ms, "end_ms": word.end_ms} for word in event.words]
@@ -151,7 +151,7 @@ class VllmOmniDialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection()
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._send("error", message=error.message)
 
     def _configure(self, said: VllmOmniMessage) -> None:
@@ -159,14 +159,14 @@ class VllmOmniDialect(on.Dialect):
             said.voice = said.speaker
         if self._writing is not None:
             raise RemoteProtocolError("invalid_event", "session.config within an utterance", "type")
-        self._config = self._config.changed(said)
+        self._config = self._config.updated(said)
 
     def _write(self, text: str) -> Iterator[on.DialectCommand]:
         if self._writing is None:
             self._writing = str(self._num_utterances)
             self._num_utterances += 1
             self._utterances[self._writing] = VllmOmniUtterance(self._config)
-            yield on.OpenContext(self._writing, self._config.wish)
+            yield on.OpenContext(self._writing, self._config.to_options)
         utterance = self._utterances.get(self._writing)
         if utterance is None:
             return
@@ -189,7 +189,7 @@ class VllmOmniDialect(on.Dialect):
         else:
             yield on.EndContext(context)
 
-    def _sound(self, event: on.ContextAudio) -> Iterator[on.DialectCommand]:
+    def _send_audio(self, event: on.ContextAudio) -> Iterator[on.DialectCommand]:
         utterance = self._utterances[event.context]
         utterance.num_bytes += len(event.data)
         if not utterance.config.stream_audio:

@@ -27,11 +27,11 @@ class AudioHeader(NamedTuple):
 
 class MqttAudioMessage(NamedTuple):
     head: AudioHeader
-    sound: bytes
+    data: bytes
 
 
 def pack(part: MqttAudioMessage) -> bytes:
-    return HEAD.pack(*part.head) + part.sound
+    return HEAD.pack(*part.head) + part.data
 
 
 def unpack(message: bytes) -> MqttAudioMessage:

@@ -14,13 +14,13 @@ from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, pack
 class MqttSessionDialect(on.Dialect):
     """Text messages go to the topic of events, binary ones (``audio.pack``) to that of audio."""
 
-    tells_heard = True
+    reports_heard_text = True
 
     forgiving = True
 
-    def __init__(self, sid: str, wish: on.SpeechOptions) -> None:
+    def __init__(self, sid: str, options: on.SpeechOptions) -> None:
         super().__init__(on.ClientHandshake(path={}, query={}, headers={}, request_id=sid))
-        self.wish = wish
+        self.options = options
         self._num_replies = 0
         self._writing: str | None = None
         """The reply that text goes to."""
@@ -32,12 +32,12 @@ class MqttSessionDialect(on.Dialect):
         self._last: str | None = None
         """The reply that ended last."""
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         event = say.parse_client_message(message)
         if event.seq is not None and event.seq < self._next_seq:
             return
         if event.seq is not None and event.seq > self._next_seq:
-            yield from self._tear(event.seq)
+            yield from self._abort(event.seq)
         if event.seq is not None:
             self._next_seq = event.seq + 1
         yield from self._act(event)
@@ -70,11 +70,11 @@ class MqttSessionDialect(on.Dialect):
         yield on.AppendText(self._writing, text)
 
     def _begin(self) -> Iterator[on.DialectCommand]:
-        assert self.wish is not None
+        assert self.options is not None
         self._writing = str(self._num_replies)
         self._lines[self._writing] = ReplyCounters(self._num_replies)
         self._num_replies += 1
-        yield on.OpenContext(self._writing, self.wish)
+        yield on.OpenContext(self._writing, self.options)
 
     def _end(self) -> Iterator[on.DialectCommand]:
         """Also of a reply without text, which then has an end as any other."""
@@ -95,14 +95,14 @@ class MqttSessionDialect(on.Dialect):
         for context in reversed(list(self._lines)):  # those that wait first: none begins because another was stopped
             yield on.CancelContext(context, played_ms if context == speaking else None)
 
-    def _tear(self, seq: int) -> Iterator[on.DialectCommand]:
+    def _abort(self, seq: int) -> Iterator[on.DialectCommand]:
         lost = f"seq is {seq}, expected {self._next_seq}: messages were lost"
         yield _send(say.MqttFailed(error=ErrorBody(code="invalid_event", message=lost, param="seq")))
         if self._writing is not None:
             yield on.CancelContext(self._writing)
             self._writing, self._torn = None, True
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextOpened():
                 yield _send(say.MqttStarted(reply=int(event.context), warnings=event.warnings))
@@ -128,7 +128,7 @@ class MqttSessionDialect(on.Dialect):
         yield on.SendMessage(line.last(event.audio_ms))
         yield _send(done(event))
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield _send(say.MqttFailed(error=error))
 
 
@@ -162,26 +162,26 @@ class ReplyCounters:
 class MqttOneShotDialect(on.Dialect):
     """A text that came whole. Binary messages are audio, the one text message is the last of all."""
 
-    tells_heard = True
+    reports_heard_text = True
 
-    def __init__(self, sid: str, wish: on.SpeechOptions, text: str) -> None:
+    def __init__(self, sid: str, options: on.SpeechOptions, text: str) -> None:
         super().__init__(on.ClientHandshake(path={}, query={}, headers={}, request_id=sid))
-        self.wish = wish
+        self.options = options
         self._text = text
         self._line = ReplyCounters(0)
         self._over = False
         """The last message was sent."""
 
-    def begin(self) -> Iterator[on.DialectCommand]:
-        assert self.wish is not None
-        yield on.OpenContext("0", self.wish)
+    def start(self) -> Iterator[on.DialectCommand]:
+        assert self.options is not None
+        yield on.OpenContext("0", self.options)
         yield on.AppendText("0", self._text, last=True)
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         """It has no topic where anybody could write."""
         return iter(())
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio() if not self._over:
                 yield from map(on.SendMessage, self._line.audio(event))
@@ -189,7 +189,7 @@ class MqttOneShotDialect(on.Dialect):
                 yield from self._finish(done(event))
                 yield on.CloseConnection(1000, "done")
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         """The text is broken off; what is told of its end afterwards is no second answer."""
         yield from self._finish(failed(error))
 

@@ -52,7 +52,7 @@ class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     word_times: bool = False
     format: MqttFormat = MqttFormat()
 
-    def wish(self, default_lead_ms: int) -> SpeechOptions:
+    def to_options(self, default_lead_ms: int) -> SpeechOptions:
         audio = self.format
         lead_ms = default_lead_ms if self.lead_ms is None else self.lead_ms
         return SpeechOptions(
@@ -63,7 +63,7 @@ class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             speed=self.speed,
             instruct=self.instruct,
             word_times=self.word_times,
-            at_once=lead_ms == 0,
+            burst=lead_ms == 0,
             lead_ms=lead_ms,
         )
 

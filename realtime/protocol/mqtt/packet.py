@@ -61,7 +61,7 @@ def parse_publish(packet: MqttPacket) -> PublishPacket:
     found = PublishPacket(fields.text(), retained=bool(packet.flags & RETAIN))
     if packet.flags >> 1 & 3:
         found.packet_id = fields.number(2)
-    _read_properties(FieldReader(fields.take(fields.varint())), found)
+    _read_properties(FieldReader(fields.read_bytes(fields.varint())), found)
     found.payload = fields.rest()
     return found
 

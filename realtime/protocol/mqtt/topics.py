@@ -40,15 +40,15 @@ class Topics:
         return f"$share/{self.group}/{topic}"
 
     @property
-    def all_gone(self) -> str:
+    def all_wills(self) -> str:
         """The filter for ``gone`` of every client."""
         return f"{self.root}/c/+/gone"
 
-    def gone(self, client: str) -> str:
+    def will(self, client: str) -> str:
         """Whatever comes here ends all that the client has open: the place for its will."""
         return f"{self.root}/c/{client}/gone"
 
-    def answers(self, client: str, name: str = "rsp") -> str:
+    def responses(self, client: str, name: str = "rsp") -> str:
         return f"{self.root}/c/{client}/{name}"
 
     def session(self, client: str, sid: str) -> SessionTopics:
@@ -64,7 +64,7 @@ class Topics:
     def call_events(self, worker: str, call_id: str) -> str:
         return f"{self.root}/calls/{worker}/{call_id}/ev"
 
-    def client_of_gone(self, topic: str) -> str:
+    def client_of_will(self, topic: str) -> str:
         return topic.removeprefix(f"{self.root}/c/").removesuffix("/gone")
 
     def call_of_command(self, worker: str, topic: str) -> str:
@@ -78,7 +78,7 @@ class Topics:
         """
         client, slash, name = (response_topic or "").removeprefix(f"{self.root}/c/").partition("/")
         named = slash and LEVEL.match(client) and LEVEL.match(name) and name != WILL_LEVEL
-        if not named or response_topic != self.answers(client, name):
+        if not named or response_topic != self.responses(client, name):
             wanted = f"{self.root}/c/CLIENT/NAME"
             raise RemoteProtocolError("invalid_event", f"the response topic must be {wanted}", "response_topic")
         return client

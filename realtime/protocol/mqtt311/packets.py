@@ -151,10 +151,10 @@ class FieldReader:
         return self._at >= len(self._body)
 
     def number(self, num_bytes: int) -> int:
-        return int.from_bytes(self.take(num_bytes), "big")
+        return int.from_bytes(self.read_bytes(num_bytes), "big")
 
     def data(self) -> bytes:
-        return self.take(self.number(2))
+        return self.read_bytes(self.number(2))
 
     def varint(self) -> int:
         """Seven bits a byte, the lowest first."""
@@ -173,9 +173,9 @@ class FieldReader:
             raise _broken("a text that is no UTF-8") from None
 
     def rest(self) -> bytes:
-        return self.take(len(self._body) - self._at)
+        return self.read_bytes(len(self._body) - self._at)
 
-    def take(self, num_bytes: int) -> bytes:
+    def read_bytes(self, num_bytes: int) -> bytes:
         end = self._at + num_bytes
         if end > len(self._body):
             raise _broken("a packet ends within a field")

@@ -36,12 +36,12 @@ class AsteriskMessage(Struct):
 
 class AsteriskDialect(base.TelephonyDialect):
     name = "asterisk"
-    lines = frozenset(FORMATS.values())
+    formats = frozenset(FORMATS.values())
     subprotocol = "media"
 
-    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         if isinstance(message, bytes):
-            return [self.heard(message)]
+            return [self.caller_audio(message)]
         if not message.lstrip().startswith("{"):
             raise RemoteProtocolError("malformed_json", "control messages must be JSON: dial with f(json)")
         told = parse_json(message, AsteriskMessage)
@@ -61,14 +61,14 @@ class AsteriskDialect(base.TelephonyDialect):
         variables = reading.parameters((told.channel_variables or {}) | {"channel": told.channel})
         return self.start(told.channel_id or told.connection_id, line, variables)
 
-    def audio(self, data: bytes) -> bytes:
+    def send_audio(self, data: bytes) -> bytes:
         return data
 
-    def mark(self, name: str) -> str:
+    def send_mark(self, name: str) -> str:
         return dump(command="MARK_MEDIA", correlation_id=name)
 
-    def clear(self) -> str:
+    def send_clear(self) -> str:
         return dump(command="FLUSH_MEDIA")
 
-    def hang_up(self) -> str:
+    def send_hang_up(self) -> str:
         return dump(command="HANGUP")

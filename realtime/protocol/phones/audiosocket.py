@@ -25,13 +25,13 @@ class AudioSocketDialect(base.TelephonyDialect):
     """Its messages are whole frames."""
 
     name = "audiosocket"
-    lines = frozenset(base.TelephonyFormat("pcm_s16le", rate) for rate in KINDS)
-    max_ahead_ms = 40
-    clocked = True
+    formats = frozenset(base.TelephonyFormat("pcm_s16le", rate) for rate in KINDS)
+    max_buffer_ms = 40
+    is_paced = True
     has_marks = False
     _call_id = ""
 
-    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         kind, payload = frame_parts(message)
         if kind == UUID:
             self._call_id = self._read_uuid(payload)
@@ -42,15 +42,15 @@ class AudioSocketDialect(base.TelephonyDialect):
             case 0x00:
                 return [base.StreamEnded()]
             case 0x03:
-                return [base.DtmfReceived(reading.digit(payload.decode("ascii", "replace")))] if self.line else []
+                return [base.DtmfReceived(reading.digit(payload.decode("ascii", "replace")))] if self.format else []
             case 0xFF:
                 return [base.StreamEnded("asterisk_error")]
-        return self._sound(kind, payload) if kind in RATES or kind in UNSUPPORTED_RATES else []
+        return self._read_audio(kind, payload) if kind in RATES or kind in UNSUPPORTED_RATES else []
 
-    def audio(self, data: bytes) -> bytes:
+    def send_audio(self, data: bytes) -> bytes:
         return frame(KINDS[self.require_start("audio").sample_rate], data)
 
-    def hang_up(self) -> bytes:
+    def send_hang_up(self) -> bytes:
         return frame(HANG_UP, b"")
 
     def _read_uuid(self, payload: bytes) -> str:
@@ -60,14 +60,14 @@ class AudioSocketDialect(base.TelephonyDialect):
             raise RemoteProtocolError("invalid_event", f"a UUID has 16 bytes, this one {len(payload)}", "uuid")
         return str(uuid.UUID(bytes=payload))
 
-    def _sound(self, kind: int, payload: bytes) -> list[base.TelephonyEvent]:
+    def _read_audio(self, kind: int, payload: bytes) -> list[base.TelephonyEvent]:
         rate = RATES.get(kind) or UNSUPPORTED_RATES[kind]
-        if self.line is None:
-            return [self.start(self._call_id, base.TelephonyFormat("pcm_s16le", rate), {}), self.heard(payload)]
-        if rate != self.line.sample_rate:
-            found = f"the call began at {self.line.sample_rate} Hz and goes on at {rate}"
+        if self.format is None:
+            return [self.start(self._call_id, base.TelephonyFormat("pcm_s16le", rate), {}), self.caller_audio(payload)]
+        if rate != self.format.sample_rate:
+            found = f"the call began at {self.format.sample_rate} Hz and goes on at {rate}"
             raise RemoteProtocolError("unsupported_format", found, "kind")
-        return [self.heard(payload)]
+        return [self.caller_audio(payload)]
 
 
 def frame(kind: int, payload: bytes) -> bytes:

@@ -101,46 +101,46 @@ class TelephonyDialect(ABC):
     is passed over. The others give the message that says so, or ``None`` where the provider has none."""
 
     name: ClassVar[str]
-    lines: ClassVar[frozenset[TelephonyFormat]]
+    formats: ClassVar[frozenset[TelephonyFormat]]
     """What may come."""
-    max_ahead_ms: ClassVar[int] = 10_000
+    max_buffer_ms: ClassVar[int] = 10_000
     """The far side holds no more than that."""
-    clocked: ClassVar[bool] = False
+    is_paced: ClassVar[bool] = False
     """The far side plays what comes when it comes: a frame each 20 ms, silence too."""
     has_marks: ClassVar[bool] = True
     subprotocol: ClassVar[str | None] = None
 
-    line: TelephonyFormat | None = None
+    format: TelephonyFormat | None = None
     """Once started."""
 
     @abstractmethod
-    def receive(self, message: Message) -> Sequence[TelephonyEvent]: ...
+    def receive_message(self, message: Message) -> Sequence[TelephonyEvent]: ...
 
     @abstractmethod
-    def audio(self, data: bytes) -> Message:
+    def send_audio(self, data: bytes) -> Message:
         """A frame of 20 ms."""
 
-    def greeting(self) -> Message | None:
+    def send_greeting(self) -> Message | None:
         """The answer to the start."""
         return None
 
-    def mark(self, name: str) -> Message | None:
+    def send_mark(self, name: str) -> Message | None:
         return None
 
-    def clear(self) -> Message | None:
+    def send_clear(self) -> Message | None:
         """Throw away what was not played; marks in it come back at once."""
         return None
 
-    def hang_up(self) -> Message | None:
+    def send_hang_up(self) -> Message | None:
         """Said before the connection is closed."""
         return None
 
     def start(self, call_id: str, line: TelephonyFormat, parameters: Mapping[str, str]) -> StreamStarted:
         """Raises ``RemoteProtocolError`` for a second start, an unknown format, or names without end."""
-        if self.line is not None:
+        if self.format is not None:
             raise RemoteProtocolError("invalid_event", "the call has started already", "start")
-        if line not in self.lines:
-            known = ", ".join(sorted(f"{one.encoding} at {one.sample_rate}" for one in self.lines))
+        if line not in self.formats:
+            known = ", ".join(sorted(f"{one.encoding} at {one.sample_rate}" for one in self.formats))
             asked = f"{line.encoding[:40]} at {line.sample_rate}"
             raise RemoteProtocolError("unsupported_format", f"{self.name} may send {known}, not {asked}", "encoding")
         if not 0 < len(call_id) <= MAX_NAME_CHARS:
@@ -149,10 +149,10 @@ class TelephonyDialect(ABC):
         if len(parameters) > MAX_PARAMETERS:
             found = f"a call has at most {MAX_PARAMETERS} parameters, this one {len(parameters)}"
             raise RemoteProtocolError("invalid_event", found, "parameters")
-        self.line = line
+        self.format = line
         return StreamStarted(call_id, line, parameters)
 
-    def heard(self, data: bytes, number: int | None = None) -> CallerAudioReceived:
+    def caller_audio(self, data: bytes, number: int | None = None) -> CallerAudioReceived:
         """Raises ``RemoteProtocolError`` before the start, and for half samples."""
         line = self.require_start("media")
         if len(data) % line.sample_bytes:
@@ -164,6 +164,6 @@ class TelephonyDialect(ABC):
         return CallerAudioReceived(data, number)
 
     def require_start(self, what: str) -> TelephonyFormat:
-        if self.line is None:
+        if self.format is None:
             raise RemoteProtocolError("invalid_event", f"{what} came before the start of the call", what)
-        return self.line
+        return self.format

@@ -48,14 +48,14 @@ class JsonStreamDialect(base.TelephonyDialect):
     _audio: tuple[str, str] | None = None
     """A message of audio, without its payload: what comes before it, and behind."""
 
-    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         told = parse_json(text_only(message), self.messages)
         match told.event:
             case "start":
                 return [self.begin(told)]
             case "media":
                 media = reading.required(told.media, "media")
-                audio = self.heard(reading.payload(media.payload), media.chunk)
+                audio = self.caller_audio(reading.payload(media.payload), media.chunk)
                 return [audio] if media.track == INBOUND else []
             case "dtmf":
                 return [base.DtmfReceived(reading.digit(reading.required(told.dtmf, "dtmf").digit))]
@@ -77,7 +77,7 @@ class JsonStreamDialect(base.TelephonyDialect):
     def media(self) -> dict[str, Any]:
         """A message of audio whose ``payload``, its last text, is empty; it is the same throughout a call."""
 
-    def audio(self, data: bytes) -> str:
+    def send_audio(self, data: bytes) -> str:
         if self._audio is None:
             self.require_start("audio")
             before, _, behind = dump(**self.media()).rpartition(PAYLOAD + '""')

@@ -31,7 +31,7 @@ class PlivoMessage(JsonStreamMessage, rename={"stream_id": "streamId"}):
 
 class PlivoDialect(JsonStreamDialect):
     name = "plivo"
-    lines = frozenset(
+    formats = frozenset(
         {
             base.TelephonyFormat("mulaw", 8_000),
             base.TelephonyFormat("pcm_s16le", 8_000),
@@ -59,8 +59,8 @@ class PlivoDialect(JsonStreamDialect):
         media = {"contentType": CONTENT_TYPES[line.encoding], "sampleRate": line.sample_rate, "payload": ""}
         return {"event": "playAudio", "streamId": self._stream_id, "media": media}
 
-    def mark(self, name: str) -> str:
+    def send_mark(self, name: str) -> str:
         return dump(event="checkpoint", streamId=self._stream_id, name=name)
 
-    def clear(self) -> str:
+    def send_clear(self) -> str:
         return dump(event="clearAudio", streamId=self._stream_id)

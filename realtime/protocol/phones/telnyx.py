@@ -40,7 +40,7 @@ class TelnyxMessage(JsonStreamMessage):
 
 class TelnyxDialect(JsonStreamDialect):
     name = "telnyx"
-    lines = frozenset({base.TelephonyFormat("mulaw"), base.TelephonyFormat("alaw")})
+    formats = frozenset({base.TelephonyFormat("mulaw"), base.TelephonyFormat("alaw")})
     messages = TelnyxMessage
 
     def begin(self, told: TelnyxMessage) -> base.StreamStarted:
@@ -58,8 +58,8 @@ class TelnyxDialect(JsonStreamDialect):
     def media(self) -> dict[str, Any]:
         return {"event": "media", "media": {"payload": ""}}
 
-    def mark(self, name: str) -> str:
+    def send_mark(self, name: str) -> str:
         return dump(event="mark", mark={"name": name})
 
-    def clear(self) -> str:
+    def send_clear(self) -> str:
         return dump(event="clear")

@@ -33,7 +33,7 @@ class TwilioMessage(JsonStreamMessage, rename="camel"):
 
 class TwilioDialect(JsonStreamDialect):
     name = "twilio"
-    lines = frozenset({base.TelephonyFormat()})
+    formats = frozenset({base.TelephonyFormat()})
     messages = TwilioMessage
     _stream_sid = ""
 
@@ -49,8 +49,8 @@ class TwilioDialect(JsonStreamDialect):
     def media(self) -> dict[str, Any]:
         return {"event": "media", "streamSid": self._stream_sid, "media": {"payload": ""}}
 
-    def mark(self, name: str) -> str:
+    def send_mark(self, name: str) -> str:
         return dump(event="mark", streamSid=self._stream_sid, mark={"name": name})
 
-    def clear(self) -> str:
+    def send_clear(self) -> str:
         return dump(event="clear", streamSid=self._stream_sid)

@@ -32,15 +32,15 @@ class VonageMessage(Struct):
 
 class VonageDialect(base.TelephonyDialect):
     name = "vonage"
-    lines = frozenset(base.TelephonyFormat("pcm_s16le", rate) for rate in (8_000, 16_000, 24_000))
+    formats = frozenset(base.TelephonyFormat("pcm_s16le", rate) for rate in (8_000, 16_000, 24_000))
 
     def __init__(self, call_id: str) -> None:
         """The call's id is among the headers that the application chose, or else this one."""
         self._call_id = call_id
 
-    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         if isinstance(message, bytes):
-            return [self.heard(message)]
+            return [self.caller_audio(message)]
         told = parse_json(message, VonageMessage)
         match told.event:
             case "websocket:connected":
@@ -60,11 +60,11 @@ class VonageDialect(base.TelephonyDialect):
         call_id = headers.get("uuid") or headers.get("call_uuid") or self._call_id
         return self.start(call_id, base.TelephonyFormat("pcm_s16le", int(found[1])), headers)
 
-    def audio(self, data: bytes) -> bytes:
+    def send_audio(self, data: bytes) -> bytes:
         return data
 
-    def mark(self, name: str) -> str:
+    def send_mark(self, name: str) -> str:
         return dump(action="notify", payload={"mark": name})
 
-    def clear(self) -> str:
+    def send_clear(self) -> str:
         return dump(action="clear")

@@ -37,8 +37,8 @@ class XiaozhiDialect(base.TelephonyDialect):
     """Its messages are text, and PCM in place of the packets."""
 
     name = "xiaozhi"
-    lines = frozenset({LINE})
-    max_ahead_ms = MAX_BUFFER_MS
+    formats = frozenset({LINE})
+    max_buffer_ms = MAX_BUFFER_MS
     has_marks = False
 
     def __init__(
@@ -50,9 +50,9 @@ class XiaozhiDialect(base.TelephonyDialect):
         self._offer = offer
         """What stands in our hello besides."""
 
-    def receive(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         if isinstance(message, bytes):
-            return [self.heard(message)]
+            return [self.caller_audio(message)]
         found = _read(message)
         match found.get("type"):
             case "hello":
@@ -66,28 +66,28 @@ class XiaozhiDialect(base.TelephonyDialect):
                 return [base.StreamEnded()]
         return []
 
-    def greeting(self) -> str:
+    def send_greeting(self) -> str:
         audio = {"format": "opus", "sample_rate": SAMPLE_RATE, "channels": 1, "frame_duration": PACKET_MS}
-        return self._say("hello", transport=self._transport, audio_params=audio, **self._offer)
+        return self._send_json("hello", transport=self._transport, audio_params=audio, **self._offer)
 
-    def audio(self, data: bytes) -> bytes:
+    def send_audio(self, data: bytes) -> bytes:
         return data
 
-    def mark(self, name: str) -> bytes:
+    def send_mark(self, name: str) -> bytes:
         """Nothing comes back for it; the sound before it must not wait for more."""
         return FLUSH
 
-    def clear(self) -> str:
+    def send_clear(self) -> str:
         return self.stop()
 
     def start_speech(self) -> str:
-        return self._say("tts", state="start")
+        return self._send_json("tts", state="start")
 
     def stop(self) -> str:
-        return self._say("tts", state="stop")
+        return self._send_json("tts", state="stop")
 
-    def hang_up(self) -> str:
-        return self._say("goodbye")
+    def send_hang_up(self) -> str:
+        return self._send_json("goodbye")
 
     def _hello(self, hello: Mapping[str, Any]) -> base.StreamStarted:
         if hello.get("transport", self._transport) != self._transport:
@@ -105,7 +105,7 @@ class XiaozhiDialect(base.TelephonyDialect):
             raise RemoteProtocolError("invalid_event", f"text has at most {MAX_TEXT_CHARS} characters", "text")
         return [base.TextReceived(text)]
 
-    def _say(self, kind: str, **more: object) -> str:
+    def _send_json(self, kind: str, **more: object) -> str:
         return msgspec.json.encode({"type": kind, "session_id": self.session_id, **more}).decode()
 
 

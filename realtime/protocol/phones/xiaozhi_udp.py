@@ -46,12 +46,12 @@ class EncryptedAudioStream:
         """What the device makes its headers from."""
         return HEADER.pack(SOUND, 0, 0, self.stream, 0, 0)
 
-    def seal(self, packet: bytes, time_ms: int) -> bytes:
+    def encrypt(self, packet: bytes, time_ms: int) -> bytes:
         self._sent += 1
         header = HEADER.pack(SOUND, FROM_US, len(packet), self.stream, time_ms % 2**32, self._sent % 2**32)
         return header + self._crypt(header, packet)
 
-    def open(self, datagram: bytes) -> bytes | None:
+    def decrypt(self, datagram: bytes) -> bytes | None:
         """The packet in it; ``None`` for what is not of this stream, doubled, or older than what came before."""
         if stream_id_of(datagram) != self.stream:
             return None

@@ -33,7 +33,7 @@ class WyomingDialect(on.Dialect):
         """Those whose audio has started."""
         self._broken = False
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         piece = message if isinstance(message, bytes) else message.encode()
         events = self._reader.push(piece)
         while not self._broken:
@@ -41,18 +41,18 @@ class WyomingDialect(on.Dialect):
                 event = next(events, None)
             except RemoteProtocolError as error:
                 self._broken = True  # where the next event begins cannot be known
-                yield from self.fail(_body(error), None)
+                yield from self.send_error(_body(error), None)
                 yield on.CloseConnection(1002, error.code)
                 return
             if event is None:
                 return
-            yield from self._forgiven(event)
+            yield from self._is_ignorable(event)
 
-    def _forgiven(self, event: WyomingEvent) -> Iterator[on.DialectCommand]:
+    def _is_ignorable(self, event: WyomingEvent) -> Iterator[on.DialectCommand]:
         try:
             yield from self._act(event)
         except RemoteProtocolError as error:
-            yield from self.fail(_body(error), None)
+            yield from self.send_error(_body(error), None)
 
     def _act(self, event: WyomingEvent) -> Iterator[on.DialectCommand]:
         """What is not known is passed over."""
@@ -92,7 +92,7 @@ class WyomingDialect(on.Dialect):
             voice=_name(voice, "name"),
             language=_name(voice, "language"),
             format=on.RequestedFormat("pcm_s16le", self._format["rate"]),
-            at_once=True,
+            burst=True,
         )
         self._num_texts += 1
         yield on.OpenContext(self._last, wish)
@@ -102,7 +102,7 @@ class WyomingDialect(on.Dialect):
             raise RemoteProtocolError("invalid_event", f"{kind} came before synthesize-start", kind)
         return self._arriving
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield from self._start(event.context)
@@ -128,7 +128,7 @@ class WyomingDialect(on.Dialect):
             self._streamed.discard(event.context)
             yield _send("synthesize-stopped", {})
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield _send("error", {"text": error.message, "code": error.code})
 
 

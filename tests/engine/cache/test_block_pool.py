@@ -40,14 +40,14 @@ class BlockPoolLaws(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        self.pool.settle()
+        self.pool.release_quarantined()
         self.in_flight = set()
 
     @invariant()
     def the_account_balances(self) -> None:
         if not hasattr(self, "pool"):
             return
-        self.pool.check()
+        self.pool.check_invariants()
         lent = [block for blocks in self.owned for block in blocks]
         assert len(lent) == len(set(lent))
         assert self.pool.num_free + len(lent) + len(self.in_flight) == self.pool.num_blocks
@@ -72,4 +72,4 @@ def test_a_pool_that_lost_a_block_says_so() -> None:
     pool = BlockPool(4)
     pool._free.pop()
     with pytest.raises(AssertionError, match="3 free \\+ 0 held != 4"):
-        pool.check()
+        pool.check_invariants()

@@ -44,7 +44,7 @@ class ExactDecodeLaws(RuleBasedStateMachine):
 
     @initialize(gather_slack_s=st.sampled_from([0.0, 0.4]))
     def begin(self, gather_slack_s: float) -> None:
-        self.stage = StreamingDecodeStage(self.codec, NUM_SLOTS, gather_slack_s, max_kept_references=2)
+        self.stage = StreamingDecodeStage(self.codec, NUM_SLOTS, gather_slack_s, max_cached_references=2)
         self.references: dict[int, list[Sequence[int]]] = {}
         self.fed: dict[int, list[list[int]]] = {}
         self.heard: dict[int, list[Pcm]] = {}
@@ -122,7 +122,7 @@ class ExactDecodeLaws(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        self.stage.settle()
+        self.stage.release_quarantined()
         self.num_quarantined = 0
 
     def compare(self, slot: int) -> None:
@@ -140,7 +140,7 @@ class ExactDecodeLaws(RuleBasedStateMachine):
         for slot, frames in self.fed.items():
             num_heard = sum(map(len, self.heard[slot]))
             assert num_heard == self.stage.frame_samples * (len(frames) - self.stage.num_pending(slot))
-        assert self.stage.primer.num_kept <= 2
+        assert self.stage.primer.num_cached <= 2
         has_frames = any(self.stage.num_pending(slot) for slot in self.fed)
         assert self.stage.busy == (has_frames or self.stage.primer.busy)
 
@@ -193,7 +193,7 @@ def test_a_slot_that_was_used_starts_from_silence_again(codec: CodecDecoder) -> 
         stage.finalize(slot)
         said.append(np.concatenate([chunk.pcm for _ in range(3) for chunk in stage.step({})]))
         stage.release(slot)
-        stage.settle()
+        stage.release_quarantined()
     np.testing.assert_array_equal(said[0], said[1])
 
 
@@ -273,9 +273,9 @@ def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(c
     stage.prime(slot, VoiceReference("endless", [[1] * TINY["books"]] * 100))
     stage.step({})
     stage.release(slot)
-    stage.settle()
+    stage.release_quarantined()
     assert not stage.busy
-    assert (stage.num_free, stage.primer.num_kept) == (1, 0)
+    assert (stage.num_free, stage.primer.num_cached) == (1, 0)
 
 
 def test_warming_up_leaves_no_trace(codec: CodecDecoder) -> None:

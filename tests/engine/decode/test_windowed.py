@@ -73,7 +73,7 @@ def decode(stage: DecodeStage, frames: list[list[int]], pieces: list[int]) -> li
         chunks += stage.step({slot: 0.0})
     assert not stage.busy
     stage.release(slot)
-    stage.settle()
+    stage.release_quarantined()
     return chunks
 
 
@@ -175,7 +175,7 @@ def test_slots_balance_over_cancels(codec: CodecDecoder) -> None:
         stage.release(first)
         stage.release(second)
         assert stage.num_free == 0
-        stage.settle()
+        stage.release_quarantined()
         assert stage.num_free == stage.num_slots == 2
         assert not stage.busy
 

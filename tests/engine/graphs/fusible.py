@@ -91,7 +91,7 @@ class Busy:
         self.ticket.wait()
 
     @property
-    def passed(self) -> bool:
+    def is_done(self) -> bool:
         return self.passes()
 
 

@@ -67,7 +67,7 @@ class Stage:
         for slot in slots:
             frame = int(self.decode.use.num_fed[slot])
             self.program.ring[slot, frame % RING_FRAMES] = frame
-        self.decode.feed_all(slots)
+        self.decode.feed_batch(slots)
         for chunk in self.decode.collect(self.decode.launch(slack_s, wanted)):
             self.heard[chunk.slot] += chunk.pcm.astype(int).tolist()
 
@@ -83,7 +83,7 @@ def test_a_slot_that_many_go_before_is_not_put_off_until_its_codes_are_overwritt
             stage.step([patient, *crowd], slack_s, wanted)
         for slot in crowd:
             stage.decode.release(slot)
-        stage.decode.settle()
+        stage.decode.release_quarantined()
     assert len(stage.heard[patient]) > 300
     assert stage.heard[patient] == list(range(len(stage.heard[patient])))
 

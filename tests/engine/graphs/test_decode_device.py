@@ -95,7 +95,7 @@ def test_a_voice_that_a_thread_cannot_hear_costs_its_own_request(tmp_path: Path,
     embedding, codes = np.ones(48, np.float32).tobytes(), np.ones((11, 4), np.int16).tobytes()
     voice = ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog")
     bench = make_apart(write_checkpoint(tmp_path, TINY, task="base"))
-    hear, num_heard = stage_of(bench)._hear, 0
+    hear, num_heard = stage_of(bench)._prime_frames, 0
 
     def fail_once(*args: Any) -> None:
         nonlocal num_heard
@@ -104,7 +104,7 @@ def test_a_voice_that_a_thread_cannot_hear_costs_its_own_request(tmp_path: Path,
             raise RuntimeError("no more memory")
         hear(*args)
 
-    stage_of(bench)._hear = fail_once
+    stage_of(bench)._prime_frames = fail_once
     sampling = SamplingParams(seed=1, min_new_tokens=9)
     rows = [bench.submit(voice=voice, text=TEXT[:30], text_closed=True, sampling=sampling) for _ in range(2)]
     bench.run()

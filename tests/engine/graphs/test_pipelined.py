@@ -201,7 +201,7 @@ def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
     bench = make_bench(tiny_folder, True, admission_share=0.9)
     first = bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)
     for _ in range(100):
-        bench.engine.step_model.note(1, 0.08)
+        bench.engine.step_model.observe(1, 0.08)
     second = bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)
     bench.run()
     assert bench.heard[first].reason is not FinishReason.ERROR
@@ -246,7 +246,7 @@ def test_a_later_segment_of_a_reply_that_speaks_is_no_stream_more(tiny_folder: P
     bench = make_bench(tiny_folder, True, admission_share=0.9)
     rows = [bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)]
     for _ in range(100):
-        bench.engine.step_model.note(1, 0.08)
+        bench.engine.step_model.observe(1, 0.08)
     rows.append(bench.submit(text=TEXT, text_closed=True, lead_ms=2_000, segment=1))
     bench.run()
     assert all(bench.heard[row].reason is not FinishReason.ERROR for row in rows)

@@ -53,7 +53,7 @@ def program_of(config: FlowConfig, dtype: torch.dtype, ops: FlowOps) -> FlowProg
     pages.values.view(len(pages.values), 8, -1)[:, 6] = float("nan")
     program = FlowProgram(flow, pages, ops, 4, 4, 6)
     program.x.copy_(torch.randn(program.x.shape, generator=generator))
-    program.told.copy_(torch.randn(program.told.shape, generator=generator))
+    program.conditions.copy_(torch.randn(program.conditions.shape, generator=generator))
     return program
 
 
@@ -114,7 +114,7 @@ def test_paged_attention_of_heads_without_norms() -> None:
     angles = torch.arange(64.0, device=DEVICE)[:, None] * torch.rand(size // 2, device=DEVICE)
     args = None, 1e-6, (angles.cos(), angles.sin())
     for together in (False, True):
-        found = TritonOps().attend_paged(qkv, *args, caches[0], tables, positions, together)
-        wanted = ReferenceOps().attend_paged(qkv, *args, caches[1], tables, positions, together)
+        found = TritonOps().paged_attention(qkv, *args, caches[0], tables, positions, together)
+        wanted = ReferenceOps().paged_attention(qkv, *args, caches[1], tables, positions, together)
         check(found, wanted, torch.float32)
         check(caches[0], caches[1], torch.float32)

@@ -77,7 +77,7 @@ def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, 
                 if added:
                     ops.add_linear(residual, y, back)
                 found = getattr(ops, product)(residual, norm, EPS, weight if product == "norm_linear" else both)
-                results.append((found, ops.settled(residual)))
+                results.append((found, ops.flush_residual(residual)))
             for one, other in zip(*results, strict=True):
                 check(one, other, dtype)
 
@@ -90,7 +90,7 @@ def test_what_was_added_twice_is_all_there(fused: Any, dtype: torch.dtype, rows:
         residual = ResidualStream(x.clone())
         ops.add_linear(residual, y, back)
         ops.add_linear(residual, y, back)
-        results.append(ops.settled(residual))
+        results.append(ops.flush_residual(residual))
     check(*results, dtype)
 
 
@@ -105,7 +105,7 @@ def test_a_product_is_shared_out_among_multiprocessors(size: int, num_out: int, 
 
 def test_norm_and_swiglu_alone(fused: Any, dtype: torch.dtype) -> None:
     x, weight = random(7, 96, dtype=dtype), random(96, dtype=dtype)
-    check(fused.norm(x, weight, EPS), PLAIN.norm(x, weight, EPS), dtype)
+    check(fused.norm(x, weight, EPS), PLAIN.rms_norm(x, weight, EPS), dtype)
     check(fused.swiglu(x), PLAIN.swiglu(x), dtype)
 
 
@@ -128,8 +128,8 @@ def test_paged_attention_and_what_it_writes(fused: Any, dtype: torch.dtype, toge
         positions = torch.tensor([0, 1, 63, 64, 150], device=DEVICE, dtype=torch.int32)
     caches = cache.clone(), cache.clone()
     args = norms, EPS, rope(160, size)
-    found = fused.attend_paged(qkv, *args, caches[0], tables, positions, together)
-    wanted = PLAIN.attend_paged(qkv, *args, caches[1], tables, positions, together)
+    found = fused.paged_attention(qkv, *args, caches[0], tables, positions, together)
+    wanted = PLAIN.paged_attention(qkv, *args, caches[1], tables, positions, together)
     check(found, wanted, dtype)
     check(caches[0], caches[1], dtype)
 
@@ -142,7 +142,7 @@ def test_paged_attention_never_reads_beyond_its_position(fused: Any) -> None:
     tables = torch.tensor([[1, 2]], device=DEVICE, dtype=torch.int32)
     position = torch.tensor([3], device=DEVICE, dtype=torch.int32)
     norms = torch.ones(size, device=DEVICE), torch.ones(size, device=DEVICE)
-    assert torch.isfinite(fused.attend_paged(qkv, norms, EPS, rope(32, size), cache, tables, position, False)).all()
+    assert torch.isfinite(fused.paged_attention(qkv, norms, EPS, rope(32, size), cache, tables, position, False)).all()
 
 
 @pytest.mark.parametrize(("start", "tokens"), [(0, 2), (2, 1), (6, 1), (14, 1), (3, 3)])
@@ -154,8 +154,8 @@ def test_attention_within_a_frame(fused: Any, dtype: torch.dtype, start: int, to
     cache[:, :, start:] = float("nan")
     caches = cache.clone(), cache.clone()
     args = norms, EPS, rope(15, size)
-    found = fused.attend_frame(qkv, *args, caches[0], start, tokens)
-    check(found, PLAIN.attend_frame(qkv, *args, caches[1], start, tokens), dtype)
+    found = fused.predictor_attention(qkv, *args, caches[0], start, tokens)
+    check(found, PLAIN.predictor_attention(qkv, *args, caches[1], start, tokens), dtype)
     end = start + tokens
     check(caches[0][:, :, :end], caches[1][:, :, :end], dtype)
 
@@ -169,8 +169,8 @@ def test_attention_over_a_ring(fused: Any, dtype: torch.dtype, tokens: int) -> N
     qkv = random(3 * tokens, 3 * heads * size, dtype=dtype)
     rings = ring.clone(), ring.clone()
     args = rope(50, size)
-    found = fused.attend_ring(qkv, args, rings[0], slots, first, tokens, window)
-    check(found, PLAIN.attend_ring(qkv, args, rings[1], slots, first, tokens, window), dtype)
+    found = fused.ring_attention(qkv, args, rings[0], slots, first, tokens, window)
+    check(found, PLAIN.ring_attention(qkv, args, rings[1], slots, first, tokens, window), dtype)
     check(rings[0], rings[1], dtype)
 
 
@@ -194,13 +194,13 @@ def test_draws_are_those_of_the_reference(fused: Any, dtype: torch.dtype, width:
     logits = random(rows, width, dtype=dtype, scale=3.0)
     settings = settings_for(rows)
     for codebook in (1, 15):
-        same = fused.draw(logits, settings, codebook) == PLAIN.draw(logits, settings, codebook)
+        same = fused.draw(logits, settings, codebook) == PLAIN.sample(logits, settings, codebook)
         assert same.float().mean() >= 1 - 1 / rows  # two candidates may be as near as their rounding
 
 
 def test_a_draw_brings_what_is_fed_next(fused: Any, dtype: torch.dtype) -> None:
     logits, table = random(5, 64, dtype=dtype, scale=3.0), random(64, 48, dtype=dtype)
-    codes, following = fused.draw_next(logits, settings_for(5), 2, table)
+    codes, following = fused.sample_next(logits, settings_for(5), 2, table)
     assert torch.equal(codes, fused.draw(logits, settings_for(5), 2))
     assert torch.equal(following, table[codes])
 
@@ -218,8 +218,8 @@ def test_first_draws_penalise_ban_and_remember(fused: Any) -> None:
     seens = seen.clone(), seen.clone()
     forget = torch.arange(rows, device=DEVICE) - 1
     args = slots, penalty, forget, banned, num_codes, eos
-    found, finite = fused.draw_first(logits, settings, seens[0], *args)
-    wanted, expected = PLAIN.draw_first(logits, settings, seens[1], *args)
+    found, finite = fused.sample_first(logits, settings, seens[0], *args)
+    wanted, expected = PLAIN.sample_first(logits, settings, seens[1], *args)
     good = torch.arange(rows, device=DEVICE) != 7
     assert torch.equal(finite, expected)
     assert torch.equal(finite, good)
@@ -284,7 +284,7 @@ def test_depthwise_norm_and_tail(fused: Any, dtype: torch.dtype) -> None:
     found, wanted = (torch.full((3, 10), float("nan"), device=DEVICE) for _ in range(2))
     one = torch.zeros(1, device=DEVICE)
     fused.tail(x, weight * 0.05, one, found)
-    PLAIN.tail(x, weight * 0.05, one, wanted)
+    PLAIN.output_conv(x, weight * 0.05, one, wanted)
     check(found, wanted, dtype)
 
 
@@ -299,8 +299,8 @@ def test_pasts_are_loaded_and_kept(fused: Any, dtype: torch.dtype) -> None:
         plan = PaddedBufferPlan(specs, 2, 2, torch.zeros(200_000, dtype=dtype, device=DEVICE))
         state = random(4, plan.num_state_values, dtype=dtype)
         plan.flat.copy_(random(plan.flat.numel(), dtype=dtype))
-        ops.load_pasts(plan, state, slots, fresh)
-        ops.keep_pasts(plan, state, slots)
+        ops.load_conv_state(plan, state, slots, fresh)
+        ops.store_conv_state(plan, state, slots)
         results.append((plan.flat, state))
     for found, wanted in zip(*results, strict=True):
         assert torch.equal(found, wanted)

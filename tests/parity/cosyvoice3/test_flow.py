@@ -37,13 +37,13 @@ def given(vectors: dict[str, Tensor], case: Flow) -> dict[str, Tensor]:
 def test_mel_in_one_pass(
     golden: Golden, vectors: dict[str, Tensor], case: Flow, mask: Literal["chunk", "full"]
 ) -> None:
-    mel = golden.flow.one_pass(**given(vectors, case), final=True, mask=mask)
+    mel = golden.flow.forward_offline(**given(vectors, case), final=True, mask=mask)
     close(mel, vectors[f"{case.name}/{mask} final"])
 
 
 @pytest.mark.parametrize("case", [case for case in FLOWS if case.num_tokens > 3], ids=lambda case: case.name)
 def test_mel_that_is_not_the_last(golden: Golden, vectors: dict[str, Tensor], case: Flow) -> None:
-    mel = golden.flow.one_pass(**given(vectors, case), final=False, mask="chunk")
+    mel = golden.flow.forward_offline(**given(vectors, case), final=False, mask="chunk")
     close(mel, vectors[f"{case.name}/chunk open"])
 
 
@@ -56,14 +56,14 @@ def test_the_masks_are_told_apart(vectors: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("final", [True, False])
 def test_what_tokens_become(golden: Golden, vectors: dict[str, Tensor], final: bool) -> None:
     parts = given(vectors, FIRST)
-    mu = golden.flow.whole_token_path(torch.cat((parts["prompt_tokens"], parts["tokens"])), final)
+    mu = golden.flow.offline_token_path(torch.cat((parts["prompt_tokens"], parts["tokens"])), final)
     close(mu, vectors[f"{FIRST.name}/chunk {'final' if final else 'open'}/mu"], 1e-5)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_the_estimator_at_the_first_moment(golden: Golden, vectors: dict[str, Tensor], mask: str) -> None:
     flow, parts = golden.flow, given(vectors, FIRST)
-    mu = flow.whole_token_path(torch.cat((parts["prompt_tokens"], parts["tokens"])), True)
+    mu = flow.offline_token_path(torch.cat((parts["prompt_tokens"], parts["tokens"])), True)
     inputs = flow.inputs(mu, parts["prompt_mel"], flow.speaker(parts["embedding"]))
     x = positional_noise(80)[: len(inputs)].expand(2, -1, -1)
     blocks, outputs = flow.modulations()

@@ -58,7 +58,7 @@ def new_row(model: CosyVoice3, speech: Tensor, has_transcript: bool, text_closed
     spoken = tuple(speech.tolist()) if has_transcript else ()
     voice = VoicePrompt(b"v", speech, torch.zeros(0, 80), torch.zeros(192), transcript, spoken)
     with patch.dict(model.named, {"v": voice}), instructed(model):
-        row = model.new_row(SpeechRequest(request_id="r", voice="v", text_closed=text_closed), 0)
+        row = model.new_sequence(SpeechRequest(request_id="r", voice="v", text_closed=text_closed), 0)
     row.text.ids, row.text.closed = list(TEXT), text_closed
     return row
 
@@ -90,7 +90,7 @@ def test_text_ids(golden: Golden, place: int) -> None:
     pieces = tokenizer.incremental()
     assert front + tokenizer.encode_text(text) == golden.about["text_ids"][place]
     assert (
-        front + [i for letter in text for i in pieces.push(letter)] + pieces.close() == golden.about["text_ids"][place]
+        front + [i for letter in text for i in pieces.push(letter)] + pieces.finish() == golden.about["text_ids"][place]
     )
 
 

@@ -54,7 +54,7 @@ def test_bursts_have_a_factor_and_no_continuity() -> None:
     [(OUTCOMES[:1], True), (OUTCOMES[:2], False), (OUTCOMES[::3], False), (OUTCOMES[::2], True)],
 )
 def test_an_error_or_a_gap_fails_the_check(outcomes: list[ResponseResult], passed: bool) -> None:
-    assert summarise(outcomes, 1, burst=False, server_rss_mb=None).passed is passed
+    assert summarise(outcomes, 1, burst=False, server_rss_mb=None).is_success is passed
 
 
 def test_nothing_at_all_can_be_told_too() -> None:

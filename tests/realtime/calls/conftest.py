@@ -63,7 +63,7 @@ class Phone:
 
     async def command(self, command: on.Command) -> on.CallEvent | None:
         live = self.board.calls(LOCAL.name)[0]
-        return await self.board.call(LOCAL.name, live.call_id).obey(command)
+        return await self.board.call(LOCAL.name, live.call_id).handle_command(command)
 
     async def event(self, kind: type[on.EventBase]) -> on.CallEvent:
         """The next of this kind; all are kept in ``heard``."""
@@ -87,8 +87,8 @@ async def phone(
     await server.start()
     board, link = CallRegistry(1_000), QueueLink()
     connection = CallConnection(server, board, dialect or TwilioDialect(), LOCAL, link)
-    with board.listening(LOCAL.name) as agent:
-        conversing = asyncio.create_task(connection.converse())
+    with board.subscribe(LOCAL.name) as agent:
+        conversing = asyncio.create_task(connection.run())
         try:
             yield Phone(conversing, link, agent, board)
         finally:

@@ -62,7 +62,7 @@ async def live_through(seed: int) -> None:
                     call.say_to_server(message)
                 case command:
                     with suppress(*COMMAND_ERRORS):
-                        answer = await call.board.call(LOCAL.name, call_id).obey(command)
+                        answer = await call.board.call(LOCAL.name, call_id).handle_command(command)
                         if isinstance(answer, on.CallReplyAccepted):
                             accepted[answer.reply_id] += 1
         call.link.writable.set()

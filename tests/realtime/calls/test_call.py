@@ -51,13 +51,13 @@ async def test_a_reply_is_played_in_frames_at_the_callers_pace() -> None:
 async def test_our_own_voice_comes_back_for_a_moment_only(is_cleared: bool) -> None:
     line, loud = began_line(), bytes(160 * 50)
     for _ in range(2):
-        assert line.echo_db() == SILENCE_DB
+        assert line.playout_level_db() == SILENCE_DB
         await line.play(loud, lambda: True)
-        assert line.echo_db() > -10
+        assert line.playout_level_db() > -10
         if is_cleared:
-            line.cleared()
+            line.on_cleared()
         await asyncio.sleep(0.5)
-        assert line.echo_db() > -10
+        assert line.playout_level_db() > -10
         await asyncio.sleep(0.4)
 
 
@@ -69,8 +69,8 @@ def began_line(sent_s: list[float] | None = None) -> CallPlayout:
             sent_s.append(now_s())
 
     dialect = TwilioDialect()
-    dialect.receive(far_side.connected())
-    dialect.receive(far_side.start())
+    dialect.receive_message(far_side.connected())
+    dialect.receive_message(far_side.start())
     return CallPlayout(dialect, TelephonyFormat(), write, PlayoutSettings(lead_ms=100))
 
 
@@ -82,7 +82,7 @@ async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:
     playing = asyncio.create_task(line.play(bytes(160 * 50), lambda: True))
     while not playing.done():
         await asyncio.sleep(0.0007)
-        line.tick()
+        line.on_tick()
     await playing
     paced_s = [moment_s for moment_s in sent_s if moment_s > sent_s[0] + 0.02]
     assert len(paced_s) > 40

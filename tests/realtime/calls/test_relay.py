@@ -56,10 +56,10 @@ async def call(gateway: Gateway, call_id: str = "c1") -> AsyncIterator[Registere
             case on.SayCommand(text="again"):
                 raise DuplicateResponse("it exists already", "reply_id")
             case on.SayCommand():
-                asyncio.get_running_loop().call_soon(gateway.board.tell, live, played(call_id))
+                asyncio.get_running_loop().call_soon(gateway.board.publish, live, played(call_id))
                 return on.CallReplyAccepted(call_id=call_id, reply_id="r")
             case on.HangUpCommand():
-                gateway.board.tell(live, on.CallEnded(call_id=call_id, reason="agent"))
+                gateway.board.publish(live, on.CallEnded(call_id=call_id, reason="agent"))
         return None
 
     live = RegisteredCall(KEY, connected(call_id), obey)
@@ -83,20 +83,20 @@ async def heard(agent: AgentSubscription) -> on.CallEvent | None:
 
 async def test_a_call_is_known_spoken_into_and_ended_from_everywhere(fleet: Fleet) -> None:
     here, there = await fleet.gateway(), await fleet.gateway()
-    with there.board.listening(KEY) as agent, there.board.listening("other") as stranger:
+    with there.board.subscribe(KEY) as agent, there.board.subscribe("other") as stranger:
         async with call(here) as live:
             assert await heard(agent) == live.connected
             assert there.board.calls(KEY) == [live.connected]
-            assert there.board.calls_here() == []
-            answer = await there.board.call(KEY, "c1").obey(on.SayCommand(text="Hi\nthere"))
+            assert there.board.local_calls() == []
+            answer = await there.board.call(KEY, "c1").handle_command(on.SayCommand(text="Hi\nthere"))
             assert answer == on.CallReplyAccepted(call_id="c1", reply_id="r")
             assert await heard(agent) == played("c1")
             with pytest.raises(RequestRefused, match="exists already") as refused:
-                await there.board.call(KEY, "c1").obey(on.SayCommand(text="again"))
+                await there.board.call(KEY, "c1").handle_command(on.SayCommand(text="again"))
             assert (refused.value.code, refused.value.param) == ("duplicate_response", "reply_id")
-            with there.board.listening(KEY, "c1") as only:
+            with there.board.subscribe(KEY, "c1") as only:
                 with pytest.raises(RequestRefused, match="has ended"):
-                    await there.board.call(KEY, "c1").obey(on.HangUpCommand())
+                    await there.board.call(KEY, "c1").handle_command(on.HangUpCommand())
                 ended = on.CallEnded(call_id="c1", reason="agent")
                 assert [await heard(only) for _ in range(3)] == [live.connected, ended, None]
             assert await heard(agent) == ended
@@ -110,7 +110,7 @@ async def test_who_joins_later_hears_of_the_calls_that_are_there(fleet: Fleet) -
         late = await fleet.gateway()
         await until(lambda: len(late.board.calls(KEY)) == 2)
         assert {one.call_id for one in late.board.calls(KEY)} == {first.connected.call_id, second.connected.call_id}
-        with here.board.listening(KEY) as agent, here.board.listening(KEY, only_here=True) as own:
+        with here.board.subscribe(KEY) as agent, here.board.subscribe(KEY, only_here=True) as own:
             assert {(await heard(agent)).call_id for _ in range(2)} == {"c1", "c2"}  # type: ignore[union-attr]
             assert await heard(own) == first.connected
             assert (agent.events.qsize(), own.events.qsize()) == (0, 0), "nothing is told twice"
@@ -123,9 +123,9 @@ async def test_a_gateway_that_goes_takes_its_calls_along(fleet: Fleet) -> None:
     async def obey(_: on.Command) -> None:
         await never.wait()
 
-    with there.board.listening(KEY) as agent, here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
+    with there.board.subscribe(KEY) as agent, here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
         await heard(agent)
-        asking = asyncio.create_task(there.board.call(KEY, "c1").obey(on.InterruptCommand()))  # type: ignore[arg-type]
+        asking = asyncio.create_task(there.board.call(KEY, "c1").handle_command(on.InterruptCommand()))  # type: ignore[arg-type]
         await asyncio.sleep(0.05)
         await here.leave()
         assert await heard(agent) == on.CallEnded(call_id="c1", reason="internal_error")
@@ -144,7 +144,7 @@ async def test_a_gateway_that_hangs_holds_no_agent_for_ever(fleet: Fleet) -> Non
     with here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
         await until(lambda: bool(there.board.calls(KEY)))
         with pytest.raises(RequestRefused, match="does not answer"):
-            await there.board.call(KEY, "c1").obey(on.InterruptCommand())
+            await there.board.call(KEY, "c1").handle_command(on.InterruptCommand())
 
 
 async def test_an_answer_that_comes_behind_the_end_of_its_call_breaks_no_line(fleet: Fleet) -> None:
@@ -153,27 +153,31 @@ async def test_an_answer_that_comes_behind_the_end_of_its_call_breaks_no_line(fl
     async with call(here) as first, call(here, "c2") as second:
 
         async def obey(_: on.Command) -> None:
-            here.board.tell(first, on.CallEnded(call_id="c1", reason="caller"))
+            here.board.publish(first, on.CallEnded(call_id="c1", reason="caller"))
 
-        first.obey = obey
+        first.handle_command = obey
         await until(lambda: len(there.board.calls(KEY)) == 2)
-        with there.board.listening(KEY, "c2") as agent:
+        with there.board.subscribe(KEY, "c2") as agent:
             with pytest.raises(RequestRefused, match="has ended"):
-                await there.board.call(KEY, "c1").obey(on.InterruptCommand())
-            assert isinstance(await there.board.call(KEY, "c2").obey(on.SayCommand(text="x")), on.CallReplyAccepted)
+                await there.board.call(KEY, "c1").handle_command(on.InterruptCommand())
+            assert isinstance(
+                await there.board.call(KEY, "c2").handle_command(on.SayCommand(text="x")), on.CallReplyAccepted
+            )
             assert [await heard(agent), await heard(agent)] == [second.connected, played("c2")]
 
 
 async def test_a_line_to_the_exchange_that_breaks_is_made_anew(fleet: Fleet) -> None:
     here, there = await fleet.gateway(), await fleet.gateway()
-    with there.board.listening(KEY) as agent:
+    with there.board.subscribe(KEY) as agent:
         async with call(here) as live:
             assert await heard(agent) == live.connected
             assert here.relay._writer is not None
             here.relay._writer.transport.abort()
             assert isinstance(await heard(agent), on.CallEnded)
             assert await heard(agent) == live.connected
-            assert isinstance(await there.board.call(KEY, "c1").obey(on.SayCommand(text="x")), on.CallReplyAccepted)
+            assert isinstance(
+                await there.board.call(KEY, "c1").handle_command(on.SayCommand(text="x")), on.CallReplyAccepted
+            )
 
 
 async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,10 +186,10 @@ async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, capl
     async def obey(_: on.Command) -> None:
         raise AssertionError
 
-    with there.board.listening(KEY) as agent, here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
+    with there.board.subscribe(KEY) as agent, here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
         await heard(agent)
         with pytest.raises(RequestRefused, match="has ended"):
-            await there.board.call(KEY, "c1").obey(on.InterruptCommand())
+            await there.board.call(KEY, "c1").handle_command(on.InterruptCommand())
         assert isinstance(await heard(agent), on.CallEnded)
         assert await heard(agent) == connected("c1"), "it is told again"
     assert "met a fault" in caplog.text

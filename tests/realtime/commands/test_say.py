@@ -51,7 +51,7 @@ def test_a_text_is_spoken_into_a_file(fake_engine, wav, capsys):
     assert f"completed: {len(samples) / SAMPLE_RATE:.2f} s spoken" in summary
     assert "first audio after" in summary
     assert "seed 5" in summary
-    assert not fake_engine.alive
+    assert not fake_engine.is_alive
 
 
 def test_without_a_seed_one_is_drawn_and_told(fake_engine, wav, capsys):

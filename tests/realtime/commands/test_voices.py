@@ -50,7 +50,7 @@ def test_every_voice_has_its_line(engine: FakeSpeechEngine, folder: Path, capsys
     for command in (["voices"], ["voices", "list"]):
         assert main(command) == 0
         assert capsys.readouterr().out.splitlines() == ["ada  en      a low hum", "ben  en, de  a higher hum"]
-    assert not engine.alive
+    assert not engine.is_alive
     assert not folder.exists()
 
 

@@ -143,12 +143,12 @@ async def test_every_address_of_a_host_takes_sound(monkeypatch: pytest.MonkeyPat
                 udp.bind(("127.0.0.1", 0))
                 udp.settimeout(WAIT_S)
                 stream.send(b"hello")
-                header = HEADER.pack(SOUND, 0, 5, stream.sound.stream, 0, 1)
-                udp.sendto(header + stream.sound._crypt(header, b"sound"), (address, port.port))
+                header = HEADER.pack(SOUND, 0, 5, stream.crypto.stream, 0, 1)
+                udp.sendto(header + stream.crypto._crypt(header, b"sound"), (address, port.port))
                 await until(lambda heard=heard: heard == [b"sound"])
                 datagram, sender = udp.recvfrom(2_000)
                 assert sender == (address, port.port)
-                assert stream.sound._crypt(datagram[: HEADER.size], datagram[HEADER.size :]) == b"hello"
+                assert stream.crypto._crypt(datagram[: HEADER.size], datagram[HEADER.size :]) == b"hello"
 
 
 async def test_an_abort_and_another_hello() -> None:
@@ -186,13 +186,13 @@ async def test_sound_of_strangers_and_floods_is_dropped(live: Live) -> None:
             header = HEADER.pack(1, 0, 1, firmware.sound.stream, 0, 50)
             stranger.send(header + b"x")
         await until(lambda: stream._answer is not None)
-        assert stream.sound._heard == 9
+        assert stream.crypto._heard == 9
         for number in range(10, 500):
             firmware.speak(number=number)
         await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": "Hi."}))
         await firmware.told("tts", state="stop")
         assert stream._answer.address[0] == "127.0.0.1"
-        assert stream.sound._heard < 250, "so many a second, and no more"
+        assert stream.crypto._heard < 250, "so many a second, and no more"
 
 
 async def test_who_is_let_in() -> None:

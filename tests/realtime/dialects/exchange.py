@@ -63,13 +63,13 @@ def call(dialect: base.Dialect, step: dict[str, Any]) -> dict[str, Any]:
 def _intents(dialect: base.Dialect, step: dict[str, Any]) -> Iterable[base.DialectCommand]:
     match step:
         case {"begin": _}:
-            return dialect.begin()
+            return dialect.start()
         case {"receive": message}:
-            return dialect.receive(decode_message(message))
+            return dialect.receive_message(decode_message(message))
         case {"event": event}:
-            return dialect.tell(decode_event(event))
+            return dialect.send_event(decode_event(event))
         case {"fail": error, "close": close}:
-            return dialect.fail(msgspec.convert(error, type=ErrorBody), close)
+            return dialect.send_error(msgspec.convert(error, type=ErrorBody), close)
     raise ValueError(f"no step has the keys {sorted(step)}")
 
 
@@ -78,7 +78,7 @@ def _input_of(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def wire_of(head: dict[str, Any]) -> DialectRoute:
-    return next(wire for wire in DIALECT_ROUTES if (wire.path, wire.carrier) == (head["wire"], head["carrier"]))
+    return next(wire for wire in DIALECT_ROUTES if (wire.path, wire.transport) == (head["wire"], head["carrier"]))
 
 
 Exchange = list[dict[str, Any]]
@@ -108,7 +108,7 @@ class RecordingDialect:
     def __init__(self, dialect: base.Dialect, wire: DialectRoute, path: Path) -> None:
         self._dialect = dialect
         handshake = clean(dialect.handshake)
-        self._lines = [json.dumps({"wire": wire.path, "carrier": wire.carrier, "handshake": handshake})]
+        self._lines = [json.dumps({"wire": wire.path, "carrier": wire.transport, "handshake": handshake})]
         self._num_chars = 0
         self._is_full = False
         self._path = path
@@ -116,18 +116,18 @@ class RecordingDialect:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dialect, name)
 
-    def begin(self) -> list[base.DialectCommand]:
-        return self._record({"begin": True}, self._dialect.begin)
+    def start(self) -> list[base.DialectCommand]:
+        return self._record({"begin": True}, self._dialect.start)
 
-    def receive(self, message: base.Message) -> list[base.DialectCommand]:
-        return self._record({"receive": encode(message)}, lambda: self._dialect.receive(message))
+    def receive_message(self, message: base.Message) -> list[base.DialectCommand]:
+        return self._record({"receive": encode(message)}, lambda: self._dialect.receive_message(message))
 
-    def tell(self, event: base.DialectEvent) -> list[base.DialectCommand]:
-        return self._record({"event": encode(event)}, lambda: self._dialect.tell(event))
+    def send_event(self, event: base.DialectEvent) -> list[base.DialectCommand]:
+        return self._record({"event": encode(event)}, lambda: self._dialect.send_event(event))
 
-    def fail(self, error: ErrorBody, close: int | None) -> list[base.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> list[base.DialectCommand]:
         step = {"fail": msgspec.to_builtins(error), "close": close}
-        return self._record(step, lambda: self._dialect.fail(error, close))
+        return self._record(step, lambda: self._dialect.send_error(error, close))
 
     def _record(self, step: dict[str, Any], carry_out: Any) -> list[base.DialectCommand]:
         try:

@@ -21,19 +21,19 @@ class Play:
 
     def __init__(self, dialect: on.Dialect) -> None:
         self.dialect = dialect
-        self.beginning = self._read(dialect.begin())
+        self.beginning = self._read(dialect.start())
 
     def say(self, message: str | bytes | None = None, **fields: Any) -> list[Any]:
-        return self._read(self.dialect.receive(json.dumps(fields) if message is None else message))
+        return self._read(self.dialect.receive_message(json.dumps(fields) if message is None else message))
 
     def tell(self, event: on.DialectEvent) -> list[Any]:
-        return self._read(self.dialect.tell(event))
+        return self._read(self.dialect.send_event(event))
 
     def audio(self, context: str, data: bytes = b"\0\0", start_ms: float = 0.0, end_ms: float = 80.0) -> list[Any]:
         return self.tell(on.ContextAudio(context, data, start_ms, end_ms))
 
     def fail(self, code: str, close: int | None = None) -> list[Any]:
-        return self._read(self.dialect.fail(ErrorBody(code=code, message="what happened"), close))
+        return self._read(self.dialect.send_error(ErrorBody(code=code, message="what happened"), close))
 
     @staticmethod
     def _read(intents: Any) -> list[Any]:

@@ -30,15 +30,15 @@ def test_every_dialect_has_an_exchange_with_audio() -> None:
     assert with_audio == {wire.dialect for wire in DIALECT_ROUTES}
 
 
-@pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=lambda wire: f"{wire.path} {wire.carrier}")
+@pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=lambda wire: f"{wire.path} {wire.transport}")
 def test_changed_dialect_does_not_replay_equal(wire: DialectRoute, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dialect that leaves out the first message of every event is caught by its vectors."""
-    event_handler = wire.dialect.tell
+    event_handler = wire.dialect.send_event
 
     def leave_out(self: Dialect, event: DialectEvent) -> list[DialectCommand]:
         return list(event_handler(self, event))[1:]
 
-    monkeypatch.setattr(wire.dialect, "tell", leave_out)
+    monkeypatch.setattr(wire.dialect, "send_event", leave_out)
     exchanges = [exchange for path in RECORDINGS for exchange in read_exchanges(path)]
     exchanges = [exchange for exchange in exchanges if wire_of(exchange[0]).dialect is wire.dialect]
     assert any(replayed != recorded for exchange in exchanges for recorded, replayed in replay(exchange))

@@ -37,7 +37,7 @@ class Shell:
             match intent:
                 case on.SendMessage(message=message):
                     assert isinstance(message, str | bytes)
-                case on.OpenContext(context=context, wish=wish):
+                case on.OpenContext(context=context, options=wish):
                     assert context not in self.open
                     assert isinstance(wish, on.SpeechOptions)
                     self.open[context] = 0.0
@@ -54,7 +54,7 @@ class Shell:
                     self.num_closed += 1
 
     def tell(self, event: on.DialectEvent) -> None:
-        self.carry_out(list(self.dialect.tell(event)))
+        self.carry_out(list(self.dialect.send_event(event)))
 
     def live(self) -> None:
         """Something becomes of a context."""
@@ -88,7 +88,7 @@ def play(wire: DialectRoute, seed: int, num_messages: int) -> None:
     query = {"model": "flux-zoe-en", "sync_alignment": rng.choice(("true", "false"))}
     shell: Shell | None = None
     for _ in range(num_messages):
-        if shell is None or shell.num_closed or wire.carrier == "http":
+        if shell is None or shell.num_closed or wire.transport == "http":
             offered = SUBPROTOCOLS.get(wire.path, ())
             greeting = replace(
                 handshake({"voice_id": "zoe"}, **query, format=rng.choice(("Pcm", "PcmMessagePack", "OggOpus"))),
@@ -96,13 +96,13 @@ def play(wire: DialectRoute, seed: int, num_messages: int) -> None:
                 headers=rng.choice(({}, {"openai-beta": "realtime=v1"})),
             )
             shell = Shell(wire.dialect(greeting), rng)
-            shell.carry_out(list(shell.dialect.begin()))
+            shell.carry_out(list(shell.dialect.start()))
         message = client.message()
         try:
-            shell.carry_out(list(shell.dialect.receive(message)))
+            shell.carry_out(list(shell.dialect.receive_message(message)))
         except RemoteProtocolError as error:
             told = ErrorBody(code=error.code, message=str(error))
-            shell.carry_out(list(shell.dialect.fail(told, None if shell.dialect.forgiving else 1008)))
+            shell.carry_out(list(shell.dialect.send_error(told, None if shell.dialect.forgiving else 1008)))
         shell.live()
         check_nothing_is_kept(shell)
 

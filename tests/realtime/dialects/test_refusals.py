@@ -95,4 +95,4 @@ def test_second_key_is_refused() -> None:
 def test_refused_handshake_has_a_status() -> None:
     error = failed("c", "internal_error").error
     assert error is not None
-    assert InworldDialect.refuse(error, 500)[0]["code"] == 13
+    assert InworldDialect.reject_handshake(error, 500)[0]["code"] == 13

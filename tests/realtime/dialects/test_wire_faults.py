@@ -234,7 +234,7 @@ CHAOS_MESSAGES = 300
 
 
 @pytest.mark.parametrize(
-    "wire", [wire for wire in DIALECT_ROUTES if wire.carrier == "socket"], ids=lambda wire: wire.path
+    "wire", [wire for wire in DIALECT_ROUTES if wire.transport == "socket"], ids=lambda wire: wire.path
 )
 async def test_nothing_is_left_of_a_client_that_says_anything(live: Live, wire: DialectRoute) -> None:
     rng = random.Random(7)

@@ -82,7 +82,7 @@ async def test_nobody_waits_for_words_that_nobody_is_told(
     """The next of a line begins when the one before has told its end."""
     kept: list[int] = []
     pushed: list[int] = []
-    heard, num_kept, push = ResponseTimeline.heard, ResponseTimeline.num_kept_bytes, SegmentTimeline.push
+    heard, num_kept, push = ResponseTimeline.heard_text, ResponseTimeline.num_pending_bytes, SegmentTimeline.push
 
     def count(segment: SegmentTimeline, pcm: Pcm) -> None:
         pushed.append(pcm.size)
@@ -92,7 +92,7 @@ async def test_nobody_waits_for_words_that_nobody_is_told(
         kept.append(num_kept(told, played_samples))
         return heard(told, played_samples, **how)
 
-    monkeypatch.setattr(ResponseTimeline, "heard", note)
+    monkeypatch.setattr(ResponseTimeline, "heard_text", note)
     monkeypatch.setattr(SegmentTimeline, "push", count)
     monkeypatch.setattr(response, "MAX_INLINE_ALIGN_BYTES", 10**9)  # nothing is looked through before it is needed
     if not client.cancel("t1"):
@@ -101,7 +101,7 @@ async def test_nobody_waits_for_words_that_nobody_is_told(
     async with listening as live, dial(live, client) as socket:
         await send(socket, client, client.say("t1", LONG) + client.end("t1"))
         await hear_first_audio(socket, client)
-        spare_moments = live.speech.registry._services.spare_moments
+        spare_moments = live.speech.registry._services.idle_backlog
         await until(lambda: sum(pushed) == STALL_FRAME * FRAME_SAMPLES and not spare_moments.num_bytes)
         await send(socket, client, client.cancel("t1"))
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:

@@ -13,13 +13,13 @@ from realtime.protocol.events import ErrorBody
 class Tiny(on.Dialect):
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.wish = on.SpeechOptions(
+        self.options = on.SpeechOptions(
             voice=handshake.query.get("voice"), format=on.RequestedFormat(handshake.query.get("encoding", "pcm_s16le"))
         )
         self._turn = 0
         self._open = False
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         text = text_only(message)
         context = str(self._turn)
         if text.startswith("key "):
@@ -31,13 +31,13 @@ class Tiny(on.Dialect):
         elif text:
             if not self._open:
                 self._open = True
-                yield on.OpenContext(context, self.wish, line=self.handshake.query.get("line"))
+                yield on.OpenContext(context, self.options, track=self.handshake.query.get("line"))
             yield on.AppendText(context, text + " ")
         else:
             yield on.EndContext(context)
             self._open, self._turn = False, self._turn + 1
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield on.SendMessage(event.data)
@@ -48,19 +48,19 @@ class Tiny(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection(1000)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.SendMessage(f"error {error.code}")
 
 
 class Pairs(Tiny):
     """Two messages for each piece of audio."""
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         if isinstance(event, on.ContextAudio):
             yield on.SendMessage(f"begin {event.context} {event.start_ms}")
             yield on.SendMessage(f"end {event.context} {event.start_ms}")
         else:
-            yield from super().tell(event)
+            yield from super().send_event(event)
 
 
 class TinyFile(on.Dialect):
@@ -68,12 +68,12 @@ class TinyFile(on.Dialect):
 
     media_type = "audio/pcm"
 
-    def receive(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         assert isinstance(message, bytes)
         yield on.OpenContext("", on.SpeechOptions(voice=self.handshake.query.get("voice")))
         yield on.AppendText("", message.decode(), last=True)
 
-    def tell(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
         match event:
             case on.ContextAudio():
                 yield on.SendMessage(event.data)
@@ -82,7 +82,7 @@ class TinyFile(on.Dialect):
             case on.ContextEnded():
                 yield on.AbortRequest(event.error)
 
-    def fail(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.AbortRequest(error)
 
 

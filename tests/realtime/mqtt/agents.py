@@ -143,4 +143,4 @@ async def bridged(broker: Mosquitto, engine: FakeSpeechEngine | None = None, **f
 
 async def ready(live: Live) -> None:
     """It stands at the broker, and hears."""
-    await until(lambda: (visit := bridge_of(live).visit) is not None and visit.ready)
+    await until(lambda: (visit := bridge_of(live).handler) is not None and visit.ready)

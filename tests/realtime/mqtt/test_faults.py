@@ -78,7 +78,7 @@ async def test_a_line_of_ours_that_breaks_while_the_broker_lives(tmp_path: Path)
 
 
 def cut_line(live: Live) -> None:
-    visit = bridge_of(live).visit
+    visit = bridge_of(live).handler
     assert visit is not None
     visit._line._client._client._sock.shutdown(2)  # type: ignore[union-attr]
 
@@ -96,7 +96,7 @@ async def test_a_broker_that_hangs_is_given_up(tmp_path: Path) -> None:
             async with speaking(broker, live) as (agent, sessions):
                 await sessions[0].say({"t": "flush"})  # its answer will be the first that is not acknowledged
                 broker.stop_answering()
-                await until(lambda: bridge_of(live).visit is None)
+                await until(lambda: bridge_of(live).handler is None)
                 await live.freed()
                 broker.kill()
                 await until(agent.client._disconnected.done)
@@ -200,9 +200,9 @@ async def test_a_session_that_may_not_be_told_anything_ends(
 
 
 def sessions_of(live: Live) -> int:
-    visit = bridge_of(live).visit
+    visit = bridge_of(live).handler
     assert visit is not None
-    return visit.desk.num_sessions
+    return visit.sessions.num_sessions
 
 
 async def test_a_broker_that_refuses_a_subscription(caplog: pytest.LogCaptureFixture) -> None:
@@ -286,8 +286,8 @@ async def test_a_fault_of_ours_in_one_session_ends_no_other(tmp_path: Path, monk
     monkeypatch.setattr("realtime.protocol.mqtt.messages.parse_say", broken)
     with running(tmp_path) as broker:
         async with bridged(broker) as live, client(broker) as agent:
-            session, visit = await agent.open(), bridge_of(live).visit
+            session, visit = await agent.open(), bridge_of(live).handler
             await agent.ask("voice/v1/say", {"text": "Hello."})
             await session.say({"t": "ping", "d": "still there?"})
             assert (await session.told("pong"))["d"] == "still there?"
-            assert bridge_of(live).visit is visit
+            assert bridge_of(live).handler is visit

@@ -62,8 +62,8 @@ async def test_who_writes_more_than_is_taken_waits(pair: Pair) -> None:
     said = bytes(range(256)) * (MAX_WAITING_BYTES * 32 // 256)
     pair.socket.send(said)
     await asyncio.sleep(0)
-    assert not pair.socket.has_room()
-    waiting = asyncio.create_task(pair.socket.room())
+    assert not pair.socket.has_capacity()
+    waiting = asyncio.create_task(pair.socket.free_bytes())
     heard = b""
     async with asyncio.timeout(WAIT_S):
         while len(heard) < len(said):
@@ -83,7 +83,7 @@ async def test_what_was_written_leaves_before_it_closes(pair: Pair) -> None:
 async def test_who_waits_for_room_is_released_when_it_closes(pair: Pair) -> None:
     pair.socket.send(bytes(64 * MAX_WAITING_BYTES))
     await asyncio.sleep(0)
-    waiting = asyncio.create_task(pair.socket.room())
+    waiting = asyncio.create_task(pair.socket.free_bytes())
     await asyncio.sleep(0)
     pair.socket.close()
     await asyncio.wait_for(waiting, WAIT_S)
@@ -134,8 +134,8 @@ async def test_what_is_posted_is_never_overtaken(broker: Mosquitto) -> None:
         await two.subscribe("row", qos=0)  # of those with more, Mosquitto itself lets some wait
         num = 3 * MAX_INFLIGHT
         for number in range(num):
-            await one.post(Publication(topic="row", payload=str(number), qos=number % 3 > 0))
-        heard = await next_of(two.arrivals(), num)
+            await one.publish_nowait(Publication(topic="row", payload=str(number), qos=number % 3 > 0))
+        heard = await next_of(two.messages(), num)
         assert [int(arrival.payload) for arrival in heard] == list(range(num))
 
 
@@ -153,7 +153,7 @@ async def test_what_a_message_carries(broker: Mosquitto) -> None:
             user=(("a", "1"), ("a", "2"), ("ü", "")),
         )
         await one.publish(said)
-        (heard,) = await next_of(two.arrivals(), 1)
+        (heard,) = await next_of(two.messages(), 1)
         assert heard == IncomingMessage(
             "all", ("é" * 40_000).encode(), False, "answers", b"\0\xff", "text/plain", said.user
         )
@@ -163,11 +163,11 @@ async def test_what_is_posted_and_not_taken_ends_the_line(tmp_path: Path) -> Non
     with running(tmp_path) as broker:
         async with lines(broker, timeout_s=0.3) as (one, _):
             broker.stop_answering()
-            await one.post(Publication(topic="nobody", qos=1))
+            await one.publish_nowait(Publication(topic="nobody", qos=1))
             with pytest.raises(BrokerDisconnected):
-                await asyncio.wait_for(one.watch(), WAIT_S)
+                await asyncio.wait_for(one.wait_disconnected(), WAIT_S)
             with pytest.raises(BrokerDisconnected):
-                await one.post(Publication(topic="nobody"))
+                await one.publish_nowait(Publication(topic="nobody"))
             broker.kill()
 
 
@@ -176,7 +176,7 @@ async def test_a_broker_that_dies_lets_nobody_wait(tmp_path: Path) -> None:
         async with lines(broker, timeout_s=10 * WAIT_S) as (one, two):
             broker.stop_answering()
             said = Publication(topic="nobody", qos=1)
-            posts = [one.post(said) for _ in range(MAX_INFLIGHT + 5)]
+            posts = [one.publish_nowait(said) for _ in range(MAX_INFLIGHT + 5)]
             work = [asyncio.create_task(asking) for asking in (*posts, one.subscribe("row"), two.publish(said))]
             await asyncio.sleep(0.1)
             broker.kill()
@@ -192,9 +192,9 @@ async def test_what_is_too_long_costs_itself_alone(tmp_path: Path, gathered: boo
             await two.subscribe("row")
             for qos in [0, *[1] * (MAX_INFLIGHT + 1)]:
                 with pytest.raises(LocalProtocolError, match="3000"):
-                    await one.post(Publication(topic="row", payload=bytes(3_000), qos=qos))
+                    await one.publish_nowait(Publication(topic="row", payload=bytes(3_000), qos=qos))
             await one.publish(Publication(topic="row", payload=b"short", qos=1))
-            (heard,) = await next_of(two.arrivals(), 1)
+            (heard,) = await next_of(two.messages(), 1)
             assert heard.payload == b"short"
 
 
@@ -209,23 +209,23 @@ async def test_what_the_broker_does_not_allow_is_no_success(tmp_path: Path, gath
                 await one.publish(Publication(topic="secret", qos=1))
             refused: list[str] = []
             for topic in ("row", "secret", "row"):
-                await one.post(Publication(topic=topic, qos=1), lambda topic=topic: refused.append(topic))  # type: ignore[misc]
+                await one.publish_nowait(Publication(topic=topic, qos=1), lambda topic=topic: refused.append(topic))  # type: ignore[misc]
             await one.publish(Publication(topic="row", payload=b"last", qos=1))
             assert refused == ["secret"]
-            assert [heard.payload for heard in await next_of(two.arrivals(), 3)] == [b"", b"", b"last"]
+            assert [heard.payload for heard in await next_of(two.messages(), 3)] == [b"", b"", b"last"]
 
 
 async def test_nothing_is_taken_once_nobody_listens(broker: Mosquitto) -> None:
     async with lines(broker) as (one, two):
         await one.subscribe("row")
         taken: list[IncomingMessage] = []
-        listening = asyncio.create_task(one.listen(taken.append))
+        listening = asyncio.create_task(one.set_handler(taken.append))
         await two.publish(Publication(topic="row", payload=b"heard", qos=1))
         await until(lambda: len(taken) == 1)
         listening.cancel()
         await asyncio.wait([listening])
         await two.publish(Publication(topic="row", payload=b"kept", qos=1))
-        assert (await next_of(one.arrivals(), 1))[0].payload == b"kept"
+        assert (await next_of(one.messages(), 1))[0].payload == b"kept"
         assert len(taken) == 1
 
 
@@ -252,7 +252,7 @@ async def test_nonsense_of_a_broker_ends_the_line(liar: tuple[socket.socket, int
     async with BrokerConnector(MqttSettings(host="127.0.0.1", port=port), "x").connected() as line:
         connected.set()
         with pytest.raises(BrokerDisconnected):
-            await next_of(line.arrivals(), 1)
+            await next_of(line.messages(), 1)
     await asyncio.wait_for(speaking, WAIT_S)
 
 
@@ -274,7 +274,9 @@ async def test_no_more_is_on_its_way_than_the_broker_takes(liar: tuple[socket.so
     speaking = asyncio.create_task(speak(server, three_at_once, connected, b""))
     settings = MqttSettings(host="127.0.0.1", port=port, timeout_s=0.3, gathered=gathered)
     async with BrokerConnector(settings, "x").connected() as line:
-        await asyncio.gather(*(line.post(Publication(topic="row", qos=1)) for _ in range(10)), return_exceptions=True)
+        await asyncio.gather(
+            *(line.publish_nowait(Publication(topic="row", qos=1)) for _ in range(10)), return_exceptions=True
+        )
         connected.set()
         heard = await asyncio.wait_for(speaking, WAIT_S)
         assert heard.count(b"\x00\x03row") == 3
@@ -289,12 +291,12 @@ async def test_who_says_much_holds_up_nobody(liar: tuple[socket.socket, int]) ->
 
         async def say_much() -> None:
             while True:
-                await line.post(Publication(topic="much", payload=bytes(4_000)))
+                await line.publish_nowait(Publication(topic="much", payload=bytes(4_000)))
 
         much = [asyncio.create_task(say_much()) for _ in range(3)]
-        await until(lambda: not line._socket.has_room())
+        await until(lambda: not line._socket.has_capacity())
         for _ in range(5):
-            await line.post(Publication(topic="little"))
+            await line.publish_nowait(Publication(topic="little"))
         for task in (*much, reading):
             task.cancel()
         await asyncio.wait([*much, reading])

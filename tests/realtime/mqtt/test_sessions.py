@@ -252,18 +252,18 @@ async def test_a_flood_of_messages_ends_the_session_and_no_other(broker: Mosquit
     async with bridged(broker, mqtt__max_waiting_per_session=16) as live, client(broker) as agent:
         calm = await agent.open()
         session = await agent.open()
-        bridge = bridge_of(live).visit
+        bridge = bridge_of(live).handler
         assert bridge is not None
-        link = bridge.desk.link(session.inbox)
+        link = bridge.sessions.find_transport(session.inbox)
         assert link is not None
         for _ in range(20):  # as they come from the broker in one go
-            link.arrived(b'{"t": "ping"}')
+            link.on_message(b'{"t": "ping"}')
         assert (await session.told("closed"))["reason"] == "limit_exceeded"
         heavy = await agent.open()
-        link = bridge.desk.link(heavy.inbox)
+        link = bridge.sessions.find_transport(heavy.inbox)
         assert link is not None
         for _ in range(5):
-            link.arrived(b" " * 262_144)
+            link.on_message(b" " * 262_144)
         assert (await heavy.told("closed"))["reason"] == "limit_exceeded"
         await calm.say(text("All is well."), END)
         assert (await calm.told("done"))["status"] == "completed"

@@ -51,7 +51,7 @@ STEPS = st.sampled_from(
 
 def code_of(conversation: SessionStateMachine, event: ClientEvent) -> str:
     with pytest.raises(RemoteProtocolError) as refusal:
-        conversation.receive(event)
+        conversation.apply_client_event(event)
     return refusal.value.code
 
 
@@ -64,63 +64,63 @@ def test_the_tables_say_something_about_every_event_in_every_state() -> None:
 
 def test_a_reply_from_beginning_to_end() -> None:
     conversation = SessionStateMachine(max_remembered=4)
-    assert conversation.receive(ResponseCreate(response_id="a"))
-    assert conversation.receive(TextAppend(response_id="a", text="x"))
-    assert conversation.receive(TextEnd(response_id="a"))
+    assert conversation.apply_client_event(ResponseCreate(response_id="a"))
+    assert conversation.apply_client_event(TextAppend(response_id="a", text="x"))
+    assert conversation.apply_client_event(TextEnd(response_id="a"))
     assert code_of(conversation, TextAppend(response_id="a", text="x")) == "text_closed"
     assert code_of(conversation, TextEnd(response_id="a")) == "text_closed"
-    conversation.done("a")
+    conversation.on_response_done("a")
     assert code_of(conversation, TextAppend(response_id="a", text="x")) == "response_done"
-    assert conversation.receive(ResponseCancel(response_id="a"))
+    assert conversation.apply_client_event(ResponseCancel(response_id="a"))
     assert code_of(conversation, ResponseCreate(response_id="a")) == "duplicate_response"
     with pytest.raises(LocalProtocolError):
-        conversation.done("a")
+        conversation.on_response_done("a")
 
 
 def test_a_cancelled_reply_takes_nothing_more() -> None:
     conversation = SessionStateMachine(max_remembered=4)
-    conversation.receive(ResponseCreate(response_id="a"))
-    assert conversation.receive(ResponseCancel(response_id="a"))
-    assert not conversation.receive(ResponseCancel(response_id="a"))
-    assert not conversation.receive(PlaybackReport(response_id="a", played_ms=1))
+    conversation.apply_client_event(ResponseCreate(response_id="a"))
+    assert conversation.apply_client_event(ResponseCancel(response_id="a"))
+    assert not conversation.apply_client_event(ResponseCancel(response_id="a"))
+    assert not conversation.apply_client_event(PlaybackReport(response_id="a", played_ms=1))
     assert code_of(conversation, TextFlush(response_id="a")) == "response_done"
 
 
 def test_text_on_its_way_to_a_refused_reply_is_passed_over() -> None:
     conversation = SessionStateMachine(max_remembered=4)
-    conversation.receive(ResponseCreate(response_id="a", end=True))
-    conversation.refused("a")
-    assert not conversation.receive(TextAppend(response_id="a", text="x"))
+    conversation.apply_client_event(ResponseCreate(response_id="a", end=True))
+    conversation.on_refused("a")
+    assert not conversation.apply_client_event(TextAppend(response_id="a", text="x"))
     assert conversation.num_live == 0
-    assert conversation.receive(ResponseCreate(response_id="a"))
+    assert conversation.apply_client_event(ResponseCreate(response_id="a"))
 
 
 def test_text_on_its_way_to_a_reply_that_failed_is_passed_over() -> None:
     conversation = SessionStateMachine(max_remembered=4)
-    conversation.receive(ResponseCreate(response_id="a"))
-    conversation.done("a")
+    conversation.apply_client_event(ResponseCreate(response_id="a"))
+    conversation.on_response_done("a")
     for event in (TextAppend(response_id="a", text="x"), TextFlush(response_id="a"), TextEnd(response_id="a")):
-        assert not conversation.receive(event)
-    assert conversation.receive(ResponseCancel(response_id="a"))
+        assert not conversation.apply_client_event(event)
+    assert conversation.apply_client_event(ResponseCancel(response_id="a"))
     assert code_of(conversation, ResponseCreate(response_id="a")) == "duplicate_response"
 
 
 def test_a_closing_session_takes_no_new_reply() -> None:
     conversation = SessionStateMachine(max_remembered=4)
-    conversation.receive(ResponseCreate(response_id="a"))
-    assert conversation.receive(SessionClose())
+    conversation.apply_client_event(ResponseCreate(response_id="a"))
+    assert conversation.apply_client_event(SessionClose())
     assert code_of(conversation, ResponseCreate(response_id="b")) == "session_closed"
     assert code_of(conversation, SessionClose()) == "session_closed"
-    assert conversation.receive(TextAppend(response_id="a", text="x"))
+    assert conversation.apply_client_event(TextAppend(response_id="a", text="x"))
 
 
 def test_only_the_last_replies_are_remembered() -> None:
     conversation = SessionStateMachine(max_remembered=1)
     for response_id in ("a", "b"):
-        conversation.receive(ResponseCreate(response_id=response_id))
-        conversation.done(response_id)
+        conversation.apply_client_event(ResponseCreate(response_id=response_id))
+        conversation.on_response_done(response_id)
     assert code_of(conversation, ResponseCancel(response_id="a")) == "unknown_response"
-    assert conversation.receive(ResponseCancel(response_id="b"))
+    assert conversation.apply_client_event(ResponseCancel(response_id="b"))
 
 
 @settings(max_examples=300)
@@ -132,11 +132,11 @@ def test_whatever_is_said_each_reply_ends_once(steps: list[ClientEvent | str]) -
         if isinstance(step, str):
             response_id = step.removeprefix("done ")
             if response_id in live:
-                conversation.done(response_id)
+                conversation.on_response_done(response_id)
                 live.remove(response_id)
             continue
         try:
-            acted = conversation.receive(step)
+            acted = conversation.apply_client_event(step)
         except RemoteProtocolError:
             continue
         if isinstance(step, ResponseCreate) and acted:

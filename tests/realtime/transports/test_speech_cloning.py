@@ -121,7 +121,7 @@ async def test_fetching_can_be_turned_off(tmp_path: Path) -> None:
 
 async def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
     async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_encodings=1) as live:
-        with live.speech.cloning.gate.inside():
+        with live.speech.cloning.gate.acquire():
             status, error = await speak(live, ref_audio=data_uri(WAV))
         assert (status, error["code"]) == (429, "overloaded")
         assert (await speak(live, ref_audio=data_uri(WAV)))[0] == 200

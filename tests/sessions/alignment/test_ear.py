@@ -13,7 +13,7 @@ from tests.sessions.audio.signals import speech_like
 
 
 def heard(pcm: np.ndarray, rate: int, cuts: list[int]) -> np.ndarray:
-    ear, at, blocks = AcousticModel(load_weights().ear, rate), 0, []
+    ear, at, blocks = AcousticModel(load_weights().acoustic, rate), 0, []
     for size in [*cuts, len(pcm)]:
         blocks += ear.push(pcm[at : at + size])
         at += size

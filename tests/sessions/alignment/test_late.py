@@ -73,7 +73,7 @@ def test_questions_at_any_moment_are_answered_as_if_all_had_been_looked_through_
         asked_late.finish()
         at_once.finish()
     else:
-        asked_late.stop()
+        asked_late.end_input()
     assert asked_late.estimate() == at_once.estimate()
     assert asked_late.bounds == at_once.estimate()
 
@@ -85,10 +85,10 @@ def test_nothing_is_made_until_somebody_asks_and_nothing_is_kept_after():
     aligner.push(PCM)
     aligner.finish()
     assert not made
-    assert backlog.num_bytes == aligner.num_kept_bytes == PCM.nbytes
+    assert backlog.num_bytes == aligner.num_pending_bytes == PCM.nbytes
     assert len(aligner.bounds) == len(TEXT) + 1
     assert len(made) == 1
-    assert backlog.num_bytes == aligner.num_kept_bytes == 0
+    assert backlog.num_bytes == aligner.num_pending_bytes == 0
 
 
 def test_beyond_the_limit_the_oldest_is_looked_through_as_more_comes():
@@ -99,7 +99,7 @@ def test_beyond_the_limit_the_oldest_is_looked_through_as_more_comes():
         for number in range(10):
             aligner.push(chunk(number))
             assert backlog.num_bytes <= backlog.max_bytes
-    assert (first.num_kept_bytes, second.num_kept_bytes) == (0, backlog.max_bytes)
+    assert (first.num_pending_bytes, second.num_pending_bytes) == (0, backlog.max_bytes)
 
 
 def test_without_a_limit_above_nothing_speech_is_looked_through_as_it_comes():
@@ -118,14 +118,14 @@ def test_one_that_is_gone_takes_no_room():
     gc.collect()
     for number in range(3):
         stays.push(chunk(number))
-    assert stays.num_kept_bytes == backlog.num_bytes == backlog.max_bytes
+    assert stays.num_pending_bytes == backlog.num_bytes == backlog.max_bytes
 
 
 def test_one_that_is_forgotten_keeps_nothing_and_takes_nothing():
     aligner, backlog = late()
     aligner.add_text(TEXT)
     aligner.push(PCM)
-    aligner.forget()
+    aligner.discard()
     aligner.push(PCM)
     assert backlog.num_bytes == 0
     assert aligner.bounds == []
@@ -136,7 +136,7 @@ def test_what_comes_while_a_thread_looks_is_looked_at_after_it():
     aligner, backlog = late(2 * CHUNK * 4, lambda: held)
     aligner.add_text("ab")
     aligner.push(chunk(0))
-    thread = threading.Thread(target=aligner.catch_up)
+    thread = threading.Thread(target=aligner.process_all)
     thread.start()
     held.begun.wait(10)
     for number in range(1, 4):
@@ -149,7 +149,7 @@ def test_what_comes_while_a_thread_looks_is_looked_at_after_it():
     assert backlog.num_bytes == 0
 
 
-@pytest.mark.parametrize("end", [LazyAligner.stop, LazyAligner.finish])
+@pytest.mark.parametrize("end", [LazyAligner.end_input, LazyAligner.finish])
 def test_after_the_end_nothing_changes(end):
     aligner, _ = late(make=lambda: UniformAligner(RATE))
     aligner.add_text("ab")
@@ -174,7 +174,7 @@ def test_who_forgets_waits_for_one_piece_at_most():
     aligner, backlog = late(make=lambda: Slow(RATE))
     for number in range(4):
         aligner.push(chunk(number))
-    looks, forgets = (threading.Thread(target=work) for work in (aligner.catch_up, aligner.forget))
+    looks, forgets = (threading.Thread(target=work) for work in (aligner.process_all, aligner.discard))
     looks.start()
     begun.wait(10)
     forgets.start()
@@ -195,4 +195,4 @@ def test_speech_that_cannot_be_looked_through_takes_no_room():
     aligner.push(chunk(0))
     with pytest.raises(ArithmeticError):
         aligner.push(chunk(1))
-    assert aligner.num_kept_bytes == backlog.num_bytes == CHUNK * 4
+    assert aligner.num_pending_bytes == backlog.num_bytes == CHUNK * 4

@@ -63,7 +63,7 @@ def test_what_is_settled_is_not_traced_again_and_the_rest_stays(seed, kept_steps
     whole = path.trace()
     behind = [(unit, end) for unit, end in whole if end <= 120 - kept_steps]
     if behind:
-        path.settle(behind[0][0] + 1, behind[0][1])
+        path.commit(behind[0][0] + 1, behind[0][1])
         assert path.trace() == whole[: whole.index(behind[0])]
 
 

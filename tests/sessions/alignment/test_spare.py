@@ -56,7 +56,7 @@ async def test_all_of_it_is_looked_through_though_nobody_asks() -> None:
     assert not made
     await asyncio.sleep(LONG_S)
     assert made
-    assert moments.num_bytes == aligner.num_kept_bytes == 0
+    assert moments.num_bytes == aligner.num_pending_bytes == 0
     assert aligner.bounds == at_once.bounds
     assert aligner.estimate() == at_once.estimate()
 
@@ -126,15 +126,15 @@ async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
     moments, held = IdleAlignmentBacklog(ENOUGH), Held()
     line = LazyAligner(lambda: held, moments)
     line.push(PCM[:CHUNK])
-    thread = threading.Thread(target=line.look_at_one)
+    thread = threading.Thread(target=line.process_next)
     thread.start()
     held.begun.wait(10)
     await asyncio.sleep(LONG_S)
-    assert line.num_kept_bytes == CHUNK * 4
+    assert line.num_pending_bytes == CHUNK * 4
     held.go_on.set()
     thread.join()
     await asyncio.sleep(LONG_S)
-    assert line.num_kept_bytes == 0
+    assert line.num_pending_bytes == 0
 
 
 async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
@@ -145,7 +145,7 @@ async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
     count = moments.add
 
     def count_late(*of: Any) -> None:
-        thread = threading.Thread(target=quick.catch_up)
+        thread = threading.Thread(target=quick.process_all)
         thread.start()
         thread.join()
         count(*of)
@@ -155,7 +155,7 @@ async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
     monkeypatch.undo()
     other.push(PCM[:CHUNK])
     await asyncio.sleep(LONG_S)
-    assert moments.num_bytes == other.num_kept_bytes == 0
+    assert moments.num_bytes == other.num_pending_bytes == 0
 
 
 async def test_one_that_is_gone_takes_no_room() -> None:

@@ -21,13 +21,13 @@ def words_of(raw: str, *texts: SpannedText) -> list[WordSpan]:
         words.add(text)
     while word := words.next_word(complete=True):
         found.append(word)
-        words.take(word)
+        words.consume(word)
     return found
 
 
 def normalized(raw: str) -> list[WordSpan]:
     normalizer = IncrementalNormalizer()
-    return words_of(raw, normalizer.push(raw), normalizer.close())
+    return words_of(raw, normalizer.push(raw), normalizer.finish())
 
 
 def said(words: list[WordSpan]) -> list[tuple[str, str]]:
@@ -36,7 +36,7 @@ def said(words: list[WordSpan]) -> list[tuple[str, str]]:
 
 def test_words_keep_their_marks():
     raw = 'Well, "this" (is it) - no?'
-    words = words_of(raw, SpannedText.of(raw, 0))
+    words = words_of(raw, SpannedText.from_raw(raw, 0))
     assert said(words) == [(word, word) for word in ["Well,", '"this"', "(is", "it)", "no?"]]
 
 
@@ -52,7 +52,7 @@ def test_what_was_written_out_belongs_to_the_word_it_stands_for():
 
 def test_each_chinese_character_is_a_word_with_its_marks():
     raw = "「你好」,Bob 世界。"
-    assert [word.text for word in words_of(raw, SpannedText.of(raw, 0))] == ["「你", "好」,", "Bob", "世", "界。"]
+    assert [word.text for word in words_of(raw, SpannedText.from_raw(raw, 0))] == ["「你", "好」,", "Bob", "世", "界。"]
 
 
 @given(st.text("ab 1$.,\n好*", max_size=60), places)
@@ -61,12 +61,12 @@ def test_any_cut_of_the_text_gives_the_same_words(raw, at_places):
     normalizer, words, found, at = IncrementalNormalizer(), WordSpanTracker(0, lambda: raw[:at]), [], 0
     for piece in [*pieces, None]:
         at += len(piece or "")
-        text = normalizer.close() if piece is None else normalizer.push(piece)
+        text = normalizer.finish() if piece is None else normalizer.push(piece)
         if text.text:
             words.add(text)
         while word := words.next_word(complete=piece is None):
             found.append(word)
-            words.take(word)
+            words.consume(word)
     assert found == normalized(raw)
 
 
@@ -80,7 +80,9 @@ def test_words_follow_each_other_and_cover_what_sounds(raw):
 
 def test_times_of_a_word_and_its_characters():
     raw = "a $5 x"
-    words = words_of(raw, SpannedText.of("a ", 0), SpannedText.of("five dollars", 2, 4), SpannedText.of(" x", 4))
+    words = words_of(
+        raw, SpannedText.from_raw("a ", 0), SpannedText.from_raw("five dollars", 2, 4), SpannedText.from_raw(" x", 4)
+    )
     bounds = [100 * number for number in range(len("a five dollars x") + 1)]
     word = to_word_time(words[1], bounds, segment=3, start_sample=1_000, sample_rate=1_000, floor_ms=0)
     assert (word.text, word.raw_start, word.raw_end, word.spoken) == ("$5", 2, 4, "five dollars")
@@ -92,7 +94,7 @@ def test_times_of_a_word_and_its_characters():
 
 def test_marks_take_no_time():
     raw = '"Hi!" '
-    word = to_word_time(words_of(raw, SpannedText.of(raw, 0))[0], [0, 10, 20, 30, 90, 95, 99], 0, 0, 1_000, 0)
+    word = to_word_time(words_of(raw, SpannedText.from_raw(raw, 0))[0], [0, 10, 20, 30, 90, 95, 99], 0, 0, 1_000, 0)
     assert [(char.start_ms, char.end_ms) for char in word.characters()] == [
         (10, 10),
         (10, 20),
@@ -125,9 +127,9 @@ def test_long_run_without_white_space_is_several_words():
     """What one event does of it stays bounded; signs without a sound are no words."""
     raw = "a" + "(" * 5_000 + " " + "b" * 500
     words = WordSpanTracker(0, lambda: raw)
-    words.add(SpannedText.of(raw, 0))
+    words.add(SpannedText.from_raw(raw, 0))
     found = []
     while word := words.next_word(complete=True):
-        words.take(word)
+        words.consume(word)
         found.append((len(word.text), word.text[:1]))
     assert found == [(200, "a"), (200, "b"), (200, "b"), (100, "b")]

@@ -34,7 +34,7 @@ def test_streaming_equals_joining_whole_segments(
         if index:
             out.append(joiner.next_segment())
         if early and index == len(segments) - 1:
-            out.append(joiner.last_segment())
+            out.append(joiner.end_segments())
         out.extend(joiner.push(piece) for piece in data.draw(pieces(segment)))
     out.append(joiner.finish())
     assert np.array_equal(np.concatenate(out), join_all(segments, overlap, fade))
@@ -80,7 +80,7 @@ def test_without_overlap_nothing_is_held_back() -> None:
 def test_in_the_last_segment_nothing_is_held_back() -> None:
     joiner = SegmentJoiner(4)
     assert joiner.push(noise(10)).size == 6
-    assert joiner.last_segment().size == 4
+    assert joiner.end_segments().size == 4
     assert joiner.push(noise(10)).size == 10
 
 

@@ -145,7 +145,7 @@ def decode_with_loss(packets: list[OpusPacket], settings: OpusSettings, use_fec:
         if index % 5 != 3 or index + 1 == len(packets):
             out.append(decoder.decode(packet.data))
         elif use_fec:
-            out.append(decoder.recover(packets[index + 1].data, packet.num_samples))
+            out.append(decoder.decode_fec(packets[index + 1].data, packet.num_samples))
         else:
             out.append(decoder.conceal(packet.num_samples))
     return np.concatenate(out)

@@ -45,7 +45,7 @@ def speech() -> Pcm:
 def noticed(ear: BargeInDetector, data: bytes, step: int, own_db: float = -120.0) -> list[int]:
     """How many bytes were heard when speech was noticed."""
     ends = range(step, len(data) + 1, step)
-    return [end for end in ends if ear.began_to_speak(data[end - step : end], own_db)]
+    return [end for end in ends if ear.detect(data[end - step : end], own_db)]
 
 
 def test_a_voice_is_noticed_soon_after_it_begins(speech: Pcm) -> None:
@@ -76,8 +76,8 @@ def test_our_own_voice_as_quiet_as_an_echo_is_not_noticed(speech: Pcm, delay: in
     data, began = pcm_to_mulaw(speech), 0
     echo = pcm_to_mulaw(np.concatenate([np.zeros(delay, np.float32), speech * np.float32(0.1)]))
     for end in range(PACKET, len(data) + 1, PACKET):
-        own.sent(end, data[end - PACKET : end])
-        began += ear.began_to_speak(echo[end - PACKET : end], own.level_db(end))
+        own.on_sent(end, data[end - PACKET : end])
+        began += ear.detect(echo[end - PACKET : end], own.level_db(end))
     assert began == 0
 
 
@@ -88,8 +88,8 @@ def test_an_echo_that_grows_is_taken_for_a_voice_once_at_most(speech: Pcm) -> No
     loss = np.repeat(np.array([0.01, 0.056], np.float32), line.size // 2)
     data, echo = pcm_to_mulaw(line), pcm_to_mulaw((line * loss).astype(np.float32))
     for end in range(PACKET, len(data) + 1, PACKET):
-        own.sent(end, data[end - PACKET : end])
-        began.append(ear.began_to_speak(echo[end - PACKET : end], own.level_db(end)))
+        own.on_sent(end, data[end - PACKET : end])
+        began.append(ear.detect(echo[end - PACKET : end], own.level_db(end)))
     assert sum(began[: len(began) // 2]) == 0
     assert sum(began) <= 1
 
@@ -189,15 +189,15 @@ def test_many_that_missed_much_are_caught_up_on_a_little_at_a_time(asked: list[b
     ears = [BargeInDetector("mulaw", RATE, BargeInSettings()) for _ in range(num)]
     for ear in ears:
         noticed(ear, hiss(2.048, 0.0001), 256)
-        ear.hear(hiss(0.032, 0.1))
-    tracks = [look.track for ear in ears for look in ear.waiting]
+        ear.push(hiss(0.032, 0.1))
+    tracks = [look.track for ear in ears for look in ear.pending]
     assert asked == []
     most = 0
-    while waiting := [ear for ear in ears if ear.waiting]:
-        run_detector(waiting, waiting[0].sound)
+    while waiting := [ear for ear in ears if ear.pending]:
+        run_detector(waiting, waiting[0].format)
         most, _ = max(most, len(asked)), asked.clear()
     assert most <= MAX_REPLAYED_WINDOWS + NUM_TRACKS * num
-    assert not any(track.missed for track in tracks)
+    assert not any(track.skipped for track in tracks)
 
 
 def test_what_was_missed_is_shown_before_what_is_louder(asked: list[bytes]) -> None:
@@ -217,16 +217,16 @@ def test_an_ear_that_rests_hears_anew(speech: Pcm) -> None:
     """After a voice was noticed, the next is: also when nobody listened to the silence between."""
     ear, data = BargeInDetector("mulaw", RATE, BargeInSettings()), pcm_to_mulaw(speech)
     first = noticed(ear, data[: 2 * RATE], PACKET)
-    ear.rest()
+    ear.reset()
     assert noticed(ear, data[: 2 * RATE], PACKET) == first != []
 
 
 def test_what_comes_faster_than_it_is_looked_at_is_passed_over() -> None:
     ear = BargeInDetector("mulaw", RATE, BargeInSettings())
     for _ in range(20):
-        ear.hear(bytes(RATE))
-    assert len(ear.waiting) == 125
-    tracks = [look.track for look in ear.waiting]
+        ear.push(bytes(RATE))
+    assert len(ear.pending) == 125
+    tracks = [look.track for look in ear.pending]
     assert all(one is not other for one, other in pairwise(tracks))
 
 

@@ -39,14 +39,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 async def test_each_is_told_what_it_is_told_alone(runs: list[tuple[int, int]]) -> None:
     data = [PACKETS[(7 * number) % 100] for number in range(60)] + [b"\xff" * 160] * 30 + PACKETS[:10]
     alone = BargeInDetector("mulaw", 8_000, SETTINGS)
-    expected = sum(alone.began_to_speak(packet) for packet in data)
+    expected = sum(alone.detect(packet) for packet in data)
     assert expected
     ears, began = VadScheduler(), Counter[int]()
     lines = [BargeInDetector("mulaw", 8_000, SETTINGS) for _ in range(10)]
     runs.clear()
     for packet in data:
         for number, ear in enumerate(lines):
-            ears.hear(ear, packet, lambda number=number: began.update([number]))  # type: ignore[misc]
+            ears.push(ear, packet, lambda number=number: began.update([number]))  # type: ignore[misc]
         await asyncio.sleep(0.02)
     assert began == dict.fromkeys(range(10), expected)
     assert {num for num, _ in runs} <= {10, 20}, "one run for all of them"
@@ -57,10 +57,10 @@ async def test_a_flood_is_looked_at_in_turns_and_all_of_it(runs: list[tuple[int,
     lines = [BargeInDetector("mulaw", rate, SETTINGS) for rate in (8_000,) * 50 + (16_000,) * 5]
     for ear in lines:
         for packet in PACKETS:
-            ears.hear(ear, packet, lambda: None)
+            ears.push(ear, packet, lambda: None)
     await asyncio.sleep(0.01)
     await asyncio.sleep(0.01)
-    assert not any(ear.waiting for ear in lines)
+    assert not any(ear.pending for ear in lines)
     assert max(num for num, _ in runs) <= MAX_BATCH_WINDOWS
     assert {rate for _, rate in runs} == {8_000, 16_000}
     assert sum(num for num, rate in runs if rate == 8_000) == 50 * 124
@@ -68,11 +68,11 @@ async def test_a_flood_is_looked_at_in_turns_and_all_of_it(runs: list[tuple[int,
 
 async def test_a_forgotten_ear_is_told_nothing(runs: list[tuple[int, int]]) -> None:
     ears, ear = VadScheduler(), BargeInDetector("mulaw", 8_000, SETTINGS)
-    ears.hear(ear, b"\xff" * 1_600, lambda: pytest.fail("it was told"))
-    ears.forget(ear)
+    ears.push(ear, b"\xff" * 1_600, lambda: pytest.fail("it was told"))
+    ears.remove(ear)
     await asyncio.sleep(0.1)
     assert runs == []
-    ears.hear(ear, b"\x00" * 1_600, lambda: pytest.fail("there was no speech"))
+    ears.push(ear, b"\x00" * 1_600, lambda: pytest.fail("there was no speech"))
     await asyncio.sleep(0.1)
     assert runs
 
@@ -87,6 +87,6 @@ async def test_what_cannot_be_looked_at_is_not_tried_for_ever(monkeypatch: pytes
     monkeypatch.setattr("sessions.hearing.caller.speech_probabilities", likelihoods)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.update([str(context["exception"])]))
     ears, ear = VadScheduler(), BargeInDetector("mulaw", 8_000, SETTINGS)
-    ears.hear(ear, PACKETS[0] * 10, lambda: pytest.fail("nothing was heard"))
+    ears.push(ear, PACKETS[0] * 10, lambda: pytest.fail("nothing was heard"))
     await asyncio.sleep(0.1)
     assert tried["run"] == faults["no network"] == 1

@@ -24,7 +24,7 @@ def test_the_loudest_that_may_come_back_counts() -> None:
     voice = PlayoutLevel("mulaw", 8_000)
     assert voice.level_db(0) == SILENCE_DB
     for number in range(100):
-        voice.sent((number + 1) * FRAME, LOUD if number == 50 else QUIET)
+        voice.on_sent((number + 1) * FRAME, LOUD if number == 50 else QUIET)
     loud_end = 51 * FRAME
     assert voice.level_db(loud_end - 1_601) < -50, "not played for another 200 ms"
     assert voice.level_db(loud_end - 1_600) == pytest.approx(-20.0, abs=0.3)
@@ -34,16 +34,16 @@ def test_the_loudest_that_may_come_back_counts() -> None:
 
 def test_what_is_cleared_is_not_played() -> None:
     voice = PlayoutLevel("mulaw", 8_000)
-    voice.sent(FRAME, QUIET)
-    voice.sent(2 * FRAME, LOUD)
-    voice.cut(FRAME)
+    voice.on_sent(FRAME, QUIET)
+    voice.on_sent(2 * FRAME, LOUD)
+    voice.truncate(FRAME)
     assert voice.level_db(FRAME) < -50
 
 
 def test_a_line_on_which_nobody_listens_keeps_no_more_and_more() -> None:
     voice = PlayoutLevel("mulaw", 8_000)
     for number in range(5_000):
-        voice.sent((number + 1) * FRAME, LOUD)
+        voice.on_sent((number + 1) * FRAME, LOUD)
     assert len(voice._frames) == MAX_FRAMES
     assert voice.level_db(5_000 * FRAME) == pytest.approx(-20.0, abs=0.3)
 
@@ -51,37 +51,39 @@ def test_a_line_on_which_nobody_listens_keeps_no_more_and_more() -> None:
 def learnt(echo: EchoThreshold, level_db: float, num: int = 1) -> None:
     """And as many windows more as it takes to be sure."""
     for level in [level_db] * num + [-90.0] * NUM_UNCONFIRMED_WINDOWS:
-        echo.learn(level, -10.0)
+        echo.update(level, -10.0)
 
 
 def test_a_line_has_to_show_that_it_brings_back_less() -> None:
     echo = EchoThreshold(20.0)
-    assert echo.db(-10.0) == -28.5
+    assert echo.threshold_db(-10.0) == -28.5
     learnt(echo, -50.0, NUM_WINDOWS - 1)
-    assert echo.db(-10.0) == -28.5
+    assert echo.threshold_db(-10.0) == -28.5
     learnt(echo, -50.0)
-    assert echo.db(-10.0) == -46.0
+    assert echo.threshold_db(-10.0) == -46.0
     learnt(echo, -40.0)
-    assert echo.db(-10.0) == -36.0, "it has brought back more"
-    assert (echo.db(-8.0), echo.db(-25.0)) == (-34.0, -43.5), "it brings back more of more, and less of less"
+    assert echo.threshold_db(-10.0) == -36.0, "it has brought back more"
+    assert (echo.threshold_db(-8.0), echo.threshold_db(-25.0)) == (-34.0, -43.5), (
+        "it brings back more of more, and less of less"
+    )
     learnt(echo, -20.0)
-    assert echo.db(-10.0) == -28.5, "no more than it was told"
+    assert echo.threshold_db(-10.0) == -28.5, "no more than it was told"
 
 
 def test_the_soft_beginning_of_a_voice_is_no_echo() -> None:
     echo = EchoThreshold(20.0)
     learnt(echo, -50.0, NUM_WINDOWS)
     for _ in range(NUM_UNCONFIRMED_WINDOWS):
-        echo.learn(-30.0, -10.0)
-    assert echo.db(-10.0) == -46.0
-    echo.was_somebody()
-    assert echo.db(-10.0) == -28.5, "if it was an echo after all, the next one is none again"
+        echo.update(-30.0, -10.0)
+    assert echo.threshold_db(-10.0) == -46.0
+    echo.on_speech_detected()
+    assert echo.threshold_db(-10.0) == -28.5, "if it was an echo after all, the next one is none again"
     learnt(echo, -50.0, NUM_WINDOWS)
-    assert echo.db(-10.0) == -46.0
+    assert echo.threshold_db(-10.0) == -46.0
 
 
 def test_nothing_is_learnt_while_we_are_silent() -> None:
     echo = EchoThreshold(20.0)
     for _ in range(2 * NUM_WINDOWS):
-        echo.learn(-90.0, -50.0)
-    assert echo.db(-10.0) == -28.5
+        echo.update(-90.0, -50.0)
+    assert echo.threshold_db(-10.0) == -28.5

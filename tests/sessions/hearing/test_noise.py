@@ -11,8 +11,8 @@ def heard(noise: NoiseFloor, levels: list[float], likely: float = 0.0) -> list[b
     """Which are noise and nothing else, each learnt as soon as it was told."""
     found = []
     for level in levels:
-        found.append(noise.covers(level))
-        noise.learn(level, None if found[-1] else likely)
+        found.append(noise.masks(level))
+        noise.update(level, None if found[-1] else likely)
     return found
 
 
@@ -26,8 +26,8 @@ def test_steady_noise_is_known_after_some_windows() -> None:
 def test_what_is_louder_by_the_margin_is_not_noise() -> None:
     noise = NoiseFloor(3.0)
     heard(noise, [-45.0] * 20)
-    assert noise.covers(-42.1)
-    assert not noise.covers(-42.0)
+    assert noise.masks(-42.1)
+    assert not noise.masks(-42.0)
 
 
 def test_what_was_not_looked_at_teaches_no_louder_noise() -> None:
@@ -35,16 +35,16 @@ def test_what_was_not_looked_at_teaches_no_louder_noise() -> None:
     noise = NoiseFloor(3.0)
     heard(noise, [-60.0] * 20)
     for _ in range(100):
-        noise.learn(-40.0, None)
-    assert not noise.covers(-40.0)
-    assert noise.covers(-60.0)
+        noise.update(-40.0, None)
+    assert not noise.masks(-40.0)
+    assert noise.masks(-60.0)
 
 
 def test_speech_teaches_nothing() -> None:
     noise = NoiseFloor(3.0)
     heard(noise, [-45.0] * 20)
     assert not any(heard(noise, [-20.0] * 100, likely=0.6))
-    assert noise.covers(-45.0)
+    assert noise.masks(-45.0)
 
 
 def test_noise_that_grows_is_learnt_and_noise_that_falls_at_once() -> None:
@@ -52,20 +52,20 @@ def test_noise_that_grows_is_learnt_and_noise_that_falls_at_once() -> None:
     heard(noise, [-45.0] * 20)
     assert heard(noise, [-30.0] * 20) == [False] * NUM_WINDOWS + [True] * (20 - NUM_WINDOWS)
     heard(noise, [-60.0])
-    assert not noise.covers(-35.0), "a quiet voice on a line that has just fallen silent"
+    assert not noise.masks(-35.0), "a quiet voice on a line that has just fallen silent"
 
 
 def test_between_bursts_the_line_is_as_quiet_as_it_is() -> None:
     noise = NoiseFloor(3.0)
     heard(noise, [-25.0, -25.0, -50.0, -25.0] * 20)
-    assert not noise.covers(-40.0)
+    assert not noise.masks(-40.0)
 
 
 def test_noise_that_fades_is_followed_down() -> None:
     noise = NoiseFloor(3.0)
     heard(noise, [-25.0] * 20)
     assert all(heard(noise, np.arange(-25.0, -45.0, -0.5).tolist()))
-    assert not noise.covers(-40.0)
+    assert not noise.masks(-40.0)
 
 
 def test_where_the_line_falls_at_once_it_is_learnt_anew() -> None:

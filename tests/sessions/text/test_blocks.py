@@ -34,7 +34,7 @@ def test_a_block_is_what_stands_at_its_place(text: str) -> None:
         if isinstance(part, TextBlock):
             assert text[part.raw_start : part.raw_end].split() == part.text.split(" ")
             begins_word = part.raw_start == 0 or text[part.raw_start - 1] in WHITE_SPACE
-            assert part.glued is not begins_word
+            assert part.no_space_before is not begins_word
         else:
             assert text[part.raw_start] == ("\n" if isinstance(part, LineBreak) else part.character)
 
@@ -44,7 +44,7 @@ def test_the_start_of_each_block_is_told_first(text: str) -> None:
     parts = [part for part in parts_of([text]) if not isinstance(part, LineBreak)]
     for before, part in pairwise(parts):
         if isinstance(part, TextBlock):
-            assert part.glued or before == BlockStart(part.text[0], part.raw_start)
+            assert part.no_space_before or before == BlockStart(part.text[0], part.raw_start)
         else:
             assert isinstance(before, TextBlock)
 

@@ -41,9 +41,9 @@ OPEN_NEXT = [
 
 @pytest.mark.parametrize(("text", "remaining_ms", "settings", "expected"), CLOSE_EARLY)
 def test_close_early(text: str, remaining_ms: float, settings: DeadAirSettings, expected: bool) -> None:
-    assert should_close_early(TextStats.of(text), remaining_ms, settings) is expected
+    assert should_close_early(TextStats.from_text(text), remaining_ms, settings) is expected
 
 
 @pytest.mark.parametrize(("text", "remaining_ms", "settings", "expected"), OPEN_NEXT)
 def test_open_next(text: str, remaining_ms: float, settings: DeadAirSettings, expected: bool) -> None:
-    assert should_open_next(TextStats.of(text), remaining_ms, settings) is expected
+    assert should_open_next(TextStats.from_text(text), remaining_ms, settings) is expected

@@ -35,7 +35,7 @@ TINY = NormalizerSettings(blocks=BlockLimits(max_word_chars=8, max_block_words=3
 def said(parts: list[str], settings: NormalizerSettings | None = None) -> SpannedText:
     normalizer = IncrementalNormalizer(settings)
     pieces = [normalizer.push(part) for part in parts]
-    return SpannedText.join([*pieces, normalizer.close()])
+    return SpannedText.join([*pieces, normalizer.finish()])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_spans_lead_back_to_the_raw_words() -> None:
 @given(words=st.lists(st.sampled_from("the quick fox don't jumps, over; a lazy Dog".split()), min_size=1))
 def test_plain_words_pass_as_they_are(words: list[str]) -> None:
     text = " ".join(words)
-    assert said([text]) == SpannedText.of(text, 0)
+    assert said([text]) == SpannedText.from_raw(text, 0)
 
 
 def test_normalised_text_stays_as_it_is() -> None:
@@ -149,19 +149,19 @@ def test_what_is_held_back_is_bounded(unit: str) -> None:
 def test_nothing_speakable(text: str) -> None:
     normalizer = IncrementalNormalizer()
     normalizer.push(text)
-    normalizer.close()
-    assert not normalizer.anything_speakable
+    normalizer.finish()
+    assert not normalizer.has_speakable_text
 
 
 @pytest.mark.parametrize("text", ["a", "5", "😀 ok", "é", "%"])
 def test_something_speakable(text: str) -> None:
     normalizer = IncrementalNormalizer()
     normalizer.push(text)
-    normalizer.close()
-    assert normalizer.anything_speakable
+    normalizer.finish()
+    assert normalizer.has_speakable_text
 
 
 def test_code_blocks_are_said_when_asked_for() -> None:
     text = "Look:\n```python\nx = 1\n```\nDone"
     assert normalize(text) == "Look: Done"
-    assert normalize(text, NormalizerSettings(say_code_blocks=True)) == "Look: x equals one Done"
+    assert normalize(text, NormalizerSettings(speak_code_blocks=True)) == "Look: x equals one Done"

@@ -20,7 +20,7 @@ def events_of(parts: list[str], settings: SegmenterSettings = TINY) -> list[Segm
     events: list[SegmentEvent] = []
     position = 0
     for part in parts:
-        events += segmenter.push(SpannedText.of(part, position))
+        events += segmenter.push(SpannedText.from_raw(part, position))
         position += len(part)
     return events + segmenter.flush()
 
@@ -159,24 +159,27 @@ def test_default_lengths() -> None:
 
 def test_text_is_passed_on_before_its_segment_ends() -> None:
     segmenter = Segmenter()
-    assert segmenter.push(SpannedText.of("Hello ", 0)) == [SegmentText(0, SpannedText.of("Hello ", 0))]
+    assert segmenter.push(SpannedText.from_raw("Hello ", 0)) == [SegmentText(0, SpannedText.from_raw("Hello ", 0))]
     assert segmenter.open_index == 0
 
 
 def test_a_mark_decides_when_the_next_visible_character_comes() -> None:
     segmenter = Segmenter(TINY)
-    segmenter.push(SpannedText.of("Some words.", 0))
-    assert segmenter.push(SpannedText.of("  ", 11)) == []
-    assert segmenter.push(SpannedText.of("Next", 13)) == [SegmentEnd(0), SegmentText(1, SpannedText.of("Next", 13))]
+    segmenter.push(SpannedText.from_raw("Some words.", 0))
+    assert segmenter.push(SpannedText.from_raw("  ", 11)) == []
+    assert segmenter.push(SpannedText.from_raw("Next", 13)) == [
+        SegmentEnd(0),
+        SegmentText(1, SpannedText.from_raw("Next", 13)),
+    ]
 
 
 def test_flush_ends_what_is_open_and_nothing_else() -> None:
     segmenter = Segmenter()
     assert segmenter.flush() == []
-    segmenter.push(SpannedText.of("Hi", 0))
+    segmenter.push(SpannedText.from_raw("Hi", 0))
     assert segmenter.flush() == [SegmentEnd(0)]
     assert segmenter.flush() == []
-    assert segmenter.push(SpannedText.of(" you", 2)) == [SegmentText(1, SpannedText.of("you", 3))]
+    assert segmenter.push(SpannedText.from_raw(" you", 2)) == [SegmentText(1, SpannedText.from_raw("you", 3))]
 
 
 def test_digits_count_as_what_they_take_to_say() -> None:

@@ -15,14 +15,14 @@ def rewritten(parts: list[tuple[str, int, int]]) -> SpannedText:
     position = 0
     for text, num_raw, num_skipped in parts:
         position += num_skipped
-        pieces.append(SpannedText.of(text, position, position + num_raw))
+        pieces.append(SpannedText.from_raw(text, position, position + num_raw))
         position += num_raw
     return SpannedText.join(pieces)
 
 
 def test_a_number_said_in_words_stands_for_its_digits() -> None:
     spoken = SpannedText.join(
-        [SpannedText.of("I have ", 0), SpannedText.of("twenty-one", 7, 9), SpannedText.of(" cats", 9)]
+        [SpannedText.from_raw("I have ", 0), SpannedText.from_raw("twenty-one", 7, 9), SpannedText.from_raw(" cats", 9)]
     )
     assert spoken.text == "I have twenty-one cats"
     assert spoken.spans == (SourceSpan(7, 0, 7), SourceSpan(10, 7, 9), SourceSpan(5, 9, 14))
@@ -30,12 +30,14 @@ def test_a_number_said_in_words_stands_for_its_digits() -> None:
 
 
 def test_verbatim_neighbours_become_one_span() -> None:
-    assert SpannedText.join([SpannedText.of("ab", 0), SpannedText.of("cd", 2)]) == SpannedText.of("abcd", 0)
-    assert len(SpannedText.join([SpannedText.of("ab", 0), SpannedText.of("cd", 3)]).spans) == 2
+    assert SpannedText.join([SpannedText.from_raw("ab", 0), SpannedText.from_raw("cd", 2)]) == SpannedText.from_raw(
+        "abcd", 0
+    )
+    assert len(SpannedText.join([SpannedText.from_raw("ab", 0), SpannedText.from_raw("cd", 3)]).spans) == 2
 
 
 def test_no_text_is_no_span() -> None:
-    assert SpannedText.of("", 5) == EMPTY
+    assert SpannedText.from_raw("", 5) == EMPTY
     assert SpannedText.join([]) == EMPTY
 
 

@@ -73,7 +73,7 @@ NOBODY = Voice(torch.zeros(0, dtype=torch.int64), torch.zeros(0, BINS), torch.ze
 
 def whole(tokens: Sequence[int], speaker: Voice, mask: Tensor | str = "chunk", flow: Flow | None = None) -> Tensor:
     """The mel of a whole utterance in one pass: the slow reference."""
-    mel: Tensor = (flow or small_flow()).one_pass(
+    mel: Tensor = (flow or small_flow()).forward_offline(
         torch.tensor(list(tokens), dtype=torch.int64), speaker.tokens, speaker.mel, speaker.embedding, True, mask
     )
     return mel

@@ -70,8 +70,8 @@ def take(bistream: Bistream, row: CosySequence, token: int | str, said: list[int
         bistream.end_block(row)
     else:
         said.append(token)
-        row.remember(token)
-        bistream.take(row, token)
+        row.record_token(token)
+        bistream.record_token(row, token)
 
 
 text_ids = st.lists(st.integers(100, 200), max_size=23)
@@ -122,9 +122,9 @@ def test_a_block_waits_for_five_ids_and_none_is_fed_to_get_a_wish() -> None:
     row.text.ids += [5, 6, 7, 8, 9]
     assert bistream.next_input(row) == TalkerInputs([1, 2, 3, 4, 5])
     for token in range(14):
-        bistream.take(row, token)
+        bistream.record_token(row, token)
         assert bistream.next_input(row) == TalkerInputs([CONFIG.text_vocab_size + token])
-    bistream.take(row, 14)
+    bistream.record_token(row, 14)
     assert row.history[-1] == IDS.fill
     assert isinstance(bistream.next_input(row), AwaitText)
     row.text.ids += [10]
@@ -149,7 +149,7 @@ def test_asking_early_ends_a_block() -> None:
     bistream, row = begun([], [])
     row.text.ids += list(range(10))
     bistream.next_input(row)
-    bistream.take(row, 3)
+    bistream.record_token(row, 3)
     bistream.next_input(row)
     bistream.end_block(row)
     assert bistream.next_input(row) == TalkerInputs([5, 6, 7, 8, 9]), "its last id was fed already"

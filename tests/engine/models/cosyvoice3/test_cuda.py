@@ -89,7 +89,7 @@ def speak(stage: CosyDecodeStage, voices: list[Voice], utterances: list[list[int
             break
     for slot in slots:
         stage.release(slot)
-    stage.settle()
+    stage.release_quarantined()
     return [np.concatenate(heard[slot]) for slot in slots]
 
 
@@ -106,7 +106,7 @@ def test_the_mel_of_many_rows_is_that_of_one_pass(dtype: torch.dtype, graphs: bo
     for _ in range(2):
         stage.vocoder = ClearVocoder(80)  # type: ignore[assignment]
         for pcm, voice, tokens in zip(speak(stage, voices, utterances, 9), voices, utterances, strict=True):
-            wanted = slow.one_pass(torch.tensor(tokens), voice.tokens, voice.mel, voice.embedding, True)
+            wanted = slow.forward_offline(torch.tensor(tokens), voice.tokens, voice.mel, voice.embedding, True)
             found = torch.from_numpy(pcm).view(-1, 480)[:, :80]
             assert found.shape == wanted.shape
             assert snr_db(found, wanted) > LEAST_SNR_DB[dtype]
@@ -134,7 +134,7 @@ def test_the_vocoder_of_many_rows_is_that_of_one_pass(graphs: bool) -> None:
     spoken = speak(stage, voices, utterances, 9)
     for pcm, pieces in zip(spoken, mels.values(), strict=True):
         with torch.inference_mode():
-            wanted = vocoder.one_pass(torch.cat(pieces).t()[None])[0].cpu()
+            wanted = vocoder.forward_offline(torch.cat(pieces).t()[None])[0].cpu()
         assert len(pcm) == len(wanted)
         assert snr_db(torch.from_numpy(pcm), wanted) > 40
 

@@ -89,13 +89,13 @@ def speak(
 def check_balance(stage: CosyDecodeStage) -> None:
     """Free + held = total, of pages, places and slots."""
     memory = stage.memory
-    memory.pool.check()
+    memory.pool.check_invariants()
     prompts = {*memory.prompts, *(row.prompt for row in stage.streams.values())}
     rows = [*stage.streams.values(), *prompts]
-    held = [page for row in rows for page in (*row.pages, *row.spare)]
+    held = [page for row in rows for page in (*row.pages, *row.reserved_pages)]
     assert len(held) == len(set(held))
     assert len(held) + memory.pool.num_free + memory.pool.num_quarantined == memory.pool.num_blocks
-    places = [*memory.places, *(cell.place for row in rows for cell in row.cells)]
+    places = [*memory.workspaces, *(cell.workspace for row in rows for cell in row.cells)]
     assert sorted(places) == list(range(1, len(places) + 1))
     assert len(places) == len(stage.runner.program.x) - 1
 
@@ -103,7 +103,7 @@ def check_balance(stage: CosyDecodeStage) -> None:
 def end(stage: CosyDecodeStage, *slots: int) -> None:
     for slot in slots:
         stage.release(slot)
-    stage.settle()
+    stage.release_quarantined()
     assert stage.num_free == stage.num_slots
     check_balance(stage)
 
@@ -273,7 +273,7 @@ class DecodeLaws(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        self.stage.settle()
+        self.stage.release_quarantined()
         self.num_quarantined = 0
 
     def compare(self, slot: int) -> None:
@@ -368,7 +368,7 @@ def test_a_voice_is_worked_off_once_for_all_its_rows(monkeypatch: pytest.MonkeyP
     assert found == {"prompt": 2, "stream": 6}
     stage.release(first)
     stage.release(second)
-    stage.settle()
+    stage.release_quarantined()
     third = start(stage, "two")
     assert not stage.busy
     end(stage, third)
@@ -491,12 +491,12 @@ def test_admission_asks_for_memory_and_idle_voices_give_way() -> None:
     assert len(stage.memory.prompts) == 1
     first, second = start(stage), stage.reserve()
     if second is None:
-        stage.settle()
+        stage.release_quarantined()
         second = stage.reserve()
     assert second is not None
     assert stage.reserve() is None, "slots there are, but no memory"
     stage.release(second)
-    stage.settle()
+    stage.release_quarantined()
     assert stage.reserve() is not None
 
 
@@ -553,7 +553,7 @@ def test_what_a_long_stream_holds(context: int | None) -> None:
         stage.feed(slot, [token])
         run_dry(stage)
         assert len(row.tokens) <= BLOCK_TOKENS + AHEAD + 2 + len(VOICES["two"].tokens)
-        held.append(len(row.pages) + len(row.spare))
+        held.append(len(row.pages) + len(row.reserved_pages))
         assert len(row.pages) == min(row.num_opened - 2, 4 if context else 1000)
     assert row.num_opened == (313 - AHEAD) // BLOCK_TOKENS
     assert held[-1] == (4 if context else row.num_opened - 2)
@@ -611,7 +611,7 @@ def test_what_is_not_finite_fails_its_row_alone_and_its_page_harms_nobody(where:
             opened(cells)
             for cell in cells:
                 if cell.row is stage.streams.get(bad):
-                    stage.runner.program.told[cell.place] = math.nan
+                    stage.runner.program.conditions[cell.workspace] = math.nan
 
         stage.runner.open = poison  # type: ignore[method-assign]
     else:

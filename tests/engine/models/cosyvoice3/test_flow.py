@@ -81,7 +81,7 @@ def test_what_more_tokens_say_later_changes_no_block_before(num_prompt: int) -> 
         if count <= 0:
             continue
         given_tokens = torch.tensor(TOKENS[: count + AHEAD])
-        part = flow.one_pass(given_tokens, speaker.tokens, speaker.mel, speaker.embedding, final=False)
+        part = flow.forward_offline(given_tokens, speaker.tokens, speaker.mel, speaker.embedding, final=False)
         assert len(part) == 2 * count
         torch.testing.assert_close(part, full[: 2 * count], atol=SAME, rtol=0)
 
@@ -90,7 +90,7 @@ def test_masks_and_ends_that_are_not_aligned_matter() -> None:
     speaker = voice(7)
     full = whole(TOKENS, speaker)
     assert (whole(TOKENS, speaker, "full") - full).abs().max() > 0.01
-    cut = small_flow().one_pass(torch.tensor(TOKENS[:13]), speaker.tokens, speaker.mel, speaker.embedding, False)
+    cut = small_flow().forward_offline(torch.tensor(TOKENS[:13]), speaker.tokens, speaker.mel, speaker.embedding, False)
     assert (cut - full[: len(cut)]).abs().max() > 0.01
 
 

@@ -15,7 +15,7 @@ from engine.models.cosyvoice3.flow_blocks import (
 )
 
 STEPS = 10
-SHAPE = BlockShape(tokens=25, ahead=3, ratio=2, steps=STEPS)
+SHAPE = BlockShape(tokens=25, lookahead=3, ratio=2, steps=STEPS)
 
 
 @st.composite

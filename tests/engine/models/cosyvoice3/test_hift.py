@@ -47,7 +47,7 @@ def tiny() -> Hift:
 def utterance(num_frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """A mel [F, bins] and its PCM in one pass."""
     mel = torch.randn(num_frames, 80, generator=torch.Generator().manual_seed(seed))
-    return mel, tiny().one_pass(mel.t()[None])[0]
+    return mel, tiny().forward_offline(mel.t()[None])[0]
 
 
 def spoken(rows: HiftBatch, slot: int, pieces: Sequence[Tensor]) -> Tensor:
@@ -171,7 +171,7 @@ def test_minutes_keep_one_size_of_state_and_end_as_one_pass_does(minutes: float)
     assert rows.utterances[0].early is None
     assert rows.state.phase.abs().max() < 1
     (end,) = rows.push([0], [mel[-50:]], [True])
-    whole = hift.one_pass(mel.t()[None])[0]
+    whole = hift.forward_offline(mel.t()[None])[0]
     close(end, whole[-len(end) :], 1e-4)
 
 
@@ -180,7 +180,7 @@ def test_later_frames_do_not_change_what_is_out() -> None:
     mel, pcm = utterance(MAX_FRAMES)
     other = mel.clone()
     other[25] += 1
-    changed = (tiny().one_pass(other.t()[None])[0] - pcm).abs() > 1e-7
+    changed = (tiny().forward_offline(other.t()[None])[0] - pcm).abs() > 1e-7
     first = int(changed.nonzero()[0])
     assert 480 * 20 <= first < 480 * 22
 

@@ -115,9 +115,9 @@ def one_pass(context_blocks: int | None) -> Pcm:
     voice = speaker()
     num_frames = 2 * (NUM_TOKENS + len(voice.tokens))
     mask = chunk_mask(num_frames, 2 * BLOCK_TOKENS, context_blocks, first_block=1)
-    mel = flow().one_pass(torch.tensor(tokens()), voice.tokens, voice.mel, voice.embedding, True, mask)
+    mel = flow().forward_offline(torch.tensor(tokens()), voice.tokens, voice.mel, voice.embedding, True, mask)
     with torch.inference_mode():
-        pcm: Pcm = hift().one_pass(mel.t()[None])[0].numpy()
+        pcm: Pcm = hift().forward_offline(mel.t()[None])[0].numpy()
     return pcm
 
 
@@ -146,9 +146,9 @@ def test_chunks_each_spoken_for_itself_are_heard() -> None:
     """A fresh vocoder for every block of the same mel."""
     voice, every = speaker(), []
     for seed in SEEDS:
-        mel = flow().one_pass(torch.tensor(tokens(seed)), voice.tokens, voice.mel, voice.embedding, True)
+        mel = flow().forward_offline(torch.tensor(tokens(seed)), voice.tokens, voice.mel, voice.embedding, True)
         with torch.inference_mode():
-            pieces = [hift().one_pass(piece.t()[None])[0].numpy() for piece in mel[4:].split(2 * BLOCK_TOKENS)]
+            pieces = [hift().forward_offline(piece.t()[None])[0].numpy() for piece in mel[4:].split(2 * BLOCK_TOKENS)]
         ends = np.cumsum([len(piece) for piece in pieces])[:-1].tolist()
         every.append(share_below(np.concatenate(pieces), ends))
     assert np.mean(every, 0).max() > LIKE_ANY_OTHER

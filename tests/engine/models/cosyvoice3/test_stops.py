@@ -82,9 +82,9 @@ def test_what_a_request_asks_for_overrides_most_and_caps_least() -> None:
 
 def test_of_silent_ids_in_a_row_five_are_spoken() -> None:
     found = row()
-    assert [found.keeps_silent(token) for token in [1, 2, 28, 29, 55, 248, 7, 1, 494]] == [False] * 5 + [True] + [
+    assert [found.record_silence(token) for token in [1, 2, 28, 29, 55, 248, 7, 1, 494]] == [False] * 5 + [True] + [
         False
     ] * 3
     assert found.num_generated == 9
     speaks_all = row(settings=TalkerSettings(max_silent_tokens=None))
-    assert not any(speaks_all.keeps_silent(1) for _ in range(50))
+    assert not any(speaks_all.record_silence(1) for _ in range(50))

@@ -105,7 +105,7 @@ def test_draws_are_those_of_the_plain_sampler() -> None:
             temperature=torch.tensor([p.temperature for p in params]),
             top_p=torch.tensor([p.top_p for p in params]),
             top_k=torch.tensor([p.top_k for p in params]),
-            least_heard=torch.tensor([p.window * p.tau for p in params]),
+            min_repeats=torch.tensor([p.window * p.tau for p in params]),
             history=torch.tensor(padded),
             seed=torch.tensor([key.seed for key in keys]),
             place=torch.tensor([key.segment << 8 for key in keys]),

@@ -80,7 +80,7 @@ def test_what_minutes_of_one_stream_hold(context_blocks: int | None, count: int)
     tracemalloc.start()
     for num_samples in minutes(stage, slot, count):
         total += num_samples
-        pages = len(row.pages) + len(row.spare)
+        pages = len(row.pages) + len(row.reserved_pages)
         held.append((pages, tensor_bytes(), tracemalloc.get_traced_memory()[0]))
         assert not row.cells
         assert len(row.tokens) < 2 * BLOCK_TOKENS
@@ -97,7 +97,7 @@ def test_what_minutes_of_one_stream_hold(context_blocks: int | None, count: int)
         total += sum(len(chunk.pcm) for chunk in stage.step({}))
     assert total == count * MINUTE * TOKEN_SAMPLES
     stage.release(slot)
-    stage.settle()
+    stage.release_quarantined()
 
 
 def row_pages(minute: int) -> int:

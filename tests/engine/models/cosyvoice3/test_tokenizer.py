@@ -67,7 +67,7 @@ def test_any_cutting_is_the_whole_text(tokenizer: CosyTokenizer, text: str, data
     for length in data.draw(cuts_of(len(text), 6)):
         ids += intake.push(text[start : start + length])
         start += length
-    assert ids + intake.close() == tokenizer.encode_text(text.lstrip(WHITE_SPACE))
+    assert ids + intake.finish() == tokenizer.encode_text(text.lstrip(WHITE_SPACE))
 
 
 @given(text=TEXTS)
@@ -81,7 +81,7 @@ def test_controls_can_be_mere_letters(folder: Path) -> None:
     plain = CosyTokenizer.from_folder(folder / "CosyVoice-BlankEN", TEXT_ROWS, reads_controls=False)
     assert plain.encode_text("[breath]") == plain.encode("[breath]")
     intake = plain.incremental()
-    assert intake.push("[breath]") + intake.close() == plain.encode("[breath]")
+    assert intake.push("[breath]") + intake.finish() == plain.encode("[breath]")
 
 
 def test_a_control_is_out_at_its_last_character(tokenizer: CosyTokenizer) -> None:

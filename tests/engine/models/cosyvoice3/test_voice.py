@@ -29,13 +29,13 @@ def shelf(max_voices: int = 2, trims: bool = True) -> CosyVoiceCache:
 
 def test_a_voice_is_made_ready_once_and_so_many_are_kept() -> None:
     kept = shelf()
-    first = kept.take(cloned(seed=1))
-    assert kept.take(cloned(seed=1)) is first
+    first = kept.get(cloned(seed=1))
+    assert kept.get(cloned(seed=1)) is first
     for seed in (2, 1, 3):
-        kept.take(cloned(seed=seed))
+        kept.get(cloned(seed=seed))
     assert len(kept) == 2
-    assert kept.take(cloned(seed=1)) is first, "it was used after the one that had to go"
-    assert shelf(max_voices=0).take(cloned()).tokens.shape == (40,)
+    assert kept.get(cloned(seed=1)) is first, "it was used after the one that had to go"
+    assert shelf(max_voices=0).get(cloned()).tokens.shape == (40,)
 
 
 def test_equal_keys_are_equal_voices() -> None:
@@ -47,7 +47,7 @@ def test_equal_keys_are_equal_voices() -> None:
         msgspec.structs.replace(voice, embedding=voice.embedding[::-1]),
     ]
     assert len({voice_key(one) for one in (voice, cloned(), *others)}) == 5
-    assert shelf(trims=True).take(voice).key != shelf(trims=False).take(voice).key, "what the flow hears differs"
+    assert shelf(trims=True).get(voice).key != shelf(trims=False).get(voice).key, "what the flow hears differs"
 
 
 @given(num_tokens=st.integers(0, 800))
@@ -62,29 +62,29 @@ def test_a_trimmed_recording_leaves_the_first_block_ten_tokens(num_tokens: int) 
 def test_the_beginning_is_cut_and_the_talker_is_told_all() -> None:
     voice = cloned(num_tokens=75)
     codes, mel = np.frombuffer(voice.codes, np.int16), np.frombuffer(voice.mel, np.float32).reshape(-1, 80)
-    prompt = shelf().take(voice)
+    prompt = shelf().get(voice)
     assert prompt.speech_ids == tuple(codes.tolist())
     assert prompt.tokens.tolist() == codes[10:].tolist()
     assert torch.equal(prompt.mel, torch.from_numpy(mel[20:].copy()))
-    whole = shelf(trims=False).take(voice)
+    whole = shelf(trims=False).get(voice)
     assert whole.tokens.tolist() == codes.tolist()
     assert len(whole.mel) == 150
 
 
 @pytest.mark.parametrize("num_tokens", [0, 40])
 def test_words_go_only_with_their_recording(num_tokens: int) -> None:
-    assert shelf().take(cloned(num_tokens=num_tokens)).has_transcript is bool(num_tokens)
+    assert shelf().get(cloned(num_tokens=num_tokens)).has_transcript is bool(num_tokens)
 
 
 def test_an_instruction_in_front_of_a_transcript_is_no_part_of_what_was_said() -> None:
     """The official code wants one there, and who comes from it brings one along."""
     wrapped = msgspec.structs.replace(cloned(), transcript="You are a helpful assistant.<|endofprompt|>hello you")
-    assert shelf().take(wrapped).transcript_ids == (5, 3)
+    assert shelf().get(wrapped).transcript_ids == (5, 3)
 
 
 def test_a_row_remembers_the_last_ids_in_order() -> None:
     row = CosySequence(text=TokenQueue(), ras=RasParams(window=3))
     for token in range(7):
-        row.remember(token)
+        row.record_token(token)
     assert row.history == [4, 5, 6]
     assert row.draw_key.frame == 7

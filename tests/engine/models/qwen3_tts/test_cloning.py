@@ -34,7 +34,7 @@ def voice(num_frames: int = 0, transcript: str = "", number: int = 0) -> ClonedV
 
 
 def new_row(model: Qwen3TTS, cloned: ClonedVoice, layout: TextLayout, **fields: object) -> QwenSequence:
-    return model.new_row(SpeechRequest(request_id="r", voice=cloned, layout=layout, **fields), 0)  # type: ignore[arg-type]
+    return model.new_sequence(SpeechRequest(request_id="r", voice=cloned, layout=layout, **fields), 0)  # type: ignore[arg-type]
 
 
 def fetch(model: Qwen3TTS, row: QwenSequence) -> TalkerInputs | None:
@@ -166,13 +166,13 @@ def test_the_shelf_keeps_the_voices_that_were_used_last() -> None:
 
     shelf = QwenVoiceCache(BOOKS, torch.bfloat16, torch.device("cpu"), encode, max_voices=2)
     one, two, three = (voice(2, "t", number) for number in range(3))
-    assert shelf.take(one).embedding.dtype is torch.bfloat16
-    shelf.take(two)
-    shelf.take(one)
-    shelf.take(three)
-    shelf.take(one)
+    assert shelf.get(one).embedding.dtype is torch.bfloat16
+    shelf.get(two)
+    shelf.get(one)
+    shelf.get(three)
+    shelf.get(one)
     assert (len(shelf), len(encoded)) == (2, 3)
-    shelf.take(two)
+    shelf.get(two)
     assert len(encoded) == 4
 
 
@@ -183,7 +183,7 @@ def test_the_shelf_keeps_the_voices_that_were_used_last() -> None:
 def test_the_penalty_looks_back_on_the_window_alone(codes: list[int], window: int | None) -> None:
     row = QwenSequence(text=None, seen=torch.zeros(8, dtype=torch.bool), repetition_window=window)  # type: ignore[arg-type]
     for code in codes:
-        row.remember([code, 0])
+        row.record_frame([code, 0])
     remembered = codes if window is None else codes[-window:]
     assert row.seen.nonzero().flatten().tolist() == sorted(set(remembered))
 

@@ -29,7 +29,7 @@ def model(load_model: LoadModel) -> Qwen3TTS:
 
 
 def new_row(model: Qwen3TTS, layout: TextLayout = TextLayout.STREAMING, **fields: Any) -> QwenSequence:
-    return model.new_row(SpeechRequest(request_id="r", layout=layout, **fields), SEED)
+    return model.new_sequence(SpeechRequest(request_id="r", layout=layout, **fields), SEED)
 
 
 def fetch(model: Qwen3TTS, row: QwenSequence) -> list[PromptPosition] | None:
@@ -288,7 +288,7 @@ def test_seed_segment_and_frame_key_the_noise(model: Qwen3TTS) -> None:
     hidden = torch.randn(1, model.talker.codec_head.in_features)
 
     def said(seed: int = SEED, segment: int = 0, skipped: int = 0) -> Outcome:
-        row = model.new_row(SpeechRequest(request_id="r", segment=segment), seed)
+        row = model.new_sequence(SpeechRequest(request_id="r", segment=segment), seed)
         row.codes += [[0] * 4] * skipped
         return model.sample([row], hidden)[0]
 

@@ -41,7 +41,7 @@ def generate(predictor: CodePredictor, hidden: Tensor, code0_row: Tensor) -> tup
 def test_looked_up_frames_are_those_of_the_layer(plain_talker: Talker) -> None:
     predictor = with_layers(plain_talker, 1)
     fast = deepcopy(predictor)
-    fast.look_up()
+    fast.build_lookup()
     assert fast.looked_up is not None
     hidden, row0 = torch.randn(2, ROWS, plain_talker.codec_head.in_features)
     codes, logits = generate(predictor, hidden, row0)
@@ -53,7 +53,7 @@ def test_looked_up_frames_are_those_of_the_layer(plain_talker: Talker) -> None:
 
 def test_a_deeper_stack_is_left_alone(plain_talker: Talker) -> None:
     predictor = with_layers(plain_talker, 2)
-    predictor.look_up()
+    predictor.build_lookup()
     assert predictor.looked_up is None
 
 

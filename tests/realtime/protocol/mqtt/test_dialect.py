@@ -47,9 +47,9 @@ def play(seed: int, num_messages: int) -> int:
         with suppress(RemoteProtocolError):
             say.parse_open(message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass"))
         try:
-            shell.carry_out(list(shell.dialect.receive(message)))
+            shell.carry_out(list(shell.dialect.receive_message(message)))
         except RemoteProtocolError as error:
-            shell.carry_out(list(shell.dialect.fail(ErrorBody(code=error.code, message=str(error)), None)))
+            shell.carry_out(list(shell.dialect.send_error(ErrorBody(code=error.code, message=str(error)), None)))
         shell.live()
         assert set(shell.dialect._lines) <= set(shell.open), f"message {number}"
     return num_sessions
@@ -107,7 +107,7 @@ def test_topics() -> None:
     assert TOPICS.client_of("voice/v1/c/kitchen/rsp") == "kitchen"
     assert TOPICS.shared(TOPICS.open) == "$share/tts/voice/v1/open"
     assert TOPICS.session("kitchen", "s1").inbox == "voice/v1/s/kitchen/s1/in"
-    assert TOPICS.client_of_gone("voice/v1/c/kitchen/gone") == "kitchen"
+    assert TOPICS.client_of_will("voice/v1/c/kitchen/gone") == "kitchen"
     assert TOPICS.call_of_command("w", "voice/v1/calls/w/call-1/in") == "call-1"
     for wrong in (
         None,
@@ -152,13 +152,13 @@ def test_events_go_there_and_back(event: msgspec.Struct) -> None:
 
 
 def carried_out(session: MqttSessionDialect, *messages: dict[str, object]) -> list[on.DialectCommand]:
-    return [intent for message in messages for intent in session.receive(msgspec.json.encode(message))]
+    return [intent for message in messages for intent in session.receive_message(msgspec.json.encode(message))]
 
 
 def test_text_of_a_reply_that_failed_goes_nowhere() -> None:
     session = MqttSessionDialect("s", on.SpeechOptions())
     carried_out(session, {"t": "text", "d": "One "})
-    list(session.tell(on.ContextEnded("0", "failed", error=ErrorBody(code="overloaded", message="full"))))
+    list(session.send_event(on.ContextEnded("0", "failed", error=ErrorBody(code="overloaded", message="full"))))
     assert carried_out(session, {"t": "text", "d": "two "}, {"t": "flush"}, {"t": "end"}) == []
     assert carried_out(session, {"t": "text", "d": "Three"}) == [
         on.OpenContext("1", on.SpeechOptions()),

@@ -14,18 +14,18 @@ BROKEN = ErrorBody(code="draining", message="the server is about to stop")
 
 
 def text() -> MqttOneShotDialect:
-    dialect = MqttOneShotDialect("say/1", MqttSay(text="Hello.").wish(0), "Hello.")
-    assert [type(intent) for intent in dialect.begin()] == [on.OpenContext, on.AppendText]
+    dialect = MqttOneShotDialect("say/1", MqttSay(text="Hello.").to_options(0), "Hello.")
+    assert [type(intent) for intent in dialect.start()] == [on.OpenContext, on.AppendText]
     return dialect
 
 
 def ends(dialect: MqttOneShotDialect, *, broken_first: bool, broken_last: bool) -> list[on.DialectCommand]:
-    told = [*dialect.tell(AUDIO)]
+    told = [*dialect.send_event(AUDIO)]
     if broken_first:
-        told += dialect.fail(BROKEN, 1012)
-    told += [*dialect.tell(AUDIO), *dialect.tell(on.ContextEnded("0", "cancelled"))]
+        told += dialect.send_error(BROKEN, 1012)
+    told += [*dialect.send_event(AUDIO), *dialect.send_event(on.ContextEnded("0", "cancelled"))]
     if broken_last:
-        told += dialect.fail(BROKEN, 1012)
+        told += dialect.send_error(BROKEN, 1012)
     return told
 
 

@@ -42,13 +42,16 @@ def check(make: object, name: str, num_messages: int) -> None:
         if number % 50 == 0:
             dialect = make("line")  # type: ignore[operator]
         try:
-            events = dialect.receive(mangled(rng.choice(CORPORA[name]), rng))
+            events = dialect.receive_message(mangled(rng.choice(CORPORA[name]), rng))
         except RemoteProtocolError:
             num_refused += 1
             continue
         num_heard += len(events)
-        if dialect.line is not None:
-            assert all(isinstance(message, str | bytes) for message in (dialect.audio(b"\0\0"), dialect.clear() or ""))
+        if dialect.format is not None:
+            assert all(
+                isinstance(message, str | bytes)
+                for message in (dialect.send_audio(b"\0\0"), dialect.send_clear() or "")
+            )
         else:
             assert not any(isinstance(event, CallerAudioReceived) for event in events)
     assert num_heard > num_messages / 20

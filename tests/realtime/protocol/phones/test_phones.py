@@ -124,7 +124,7 @@ EXCHANGES = {"twilio": (TwilioDialect, TWILIO), "telnyx": (TelnyxDialect, TELNYX
 
 def hear(dialect: TelephonyDialect, exchange: list[tuple[str | bytes, list[TelephonyEvent]]]) -> None:
     for message, events in exchange:
-        assert list(dialect.receive(message)) == events
+        assert list(dialect.receive_message(message)) == events
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
@@ -140,28 +140,28 @@ def test_vonage_says_control_in_text_and_sound_in_bytes() -> None:
 def test_asterisk_says_control_in_json_and_sound_in_bytes() -> None:
     line = AsteriskDialect()
     hear(line, ASTERISK)
-    assert line.audio(AUDIO) == AUDIO
-    said = [json.loads(message) for message in (line.mark("m"), line.clear(), line.hang_up())]
+    assert line.send_audio(AUDIO) == AUDIO
+    said = [json.loads(message) for message in (line.send_mark("m"), line.send_clear(), line.send_hang_up())]
     assert said == [
         {"command": "MARK_MEDIA", "correlation_id": "m"},
         {"command": "FLUSH_MEDIA"},
         {"command": "HANGUP"},
     ]
     with pytest.raises(RemoteProtocolError, match=r"f\(json\)"):
-        AsteriskDialect().receive("MEDIA_START connection_id:W1 format:ulaw")
+        AsteriskDialect().receive_message("MEDIA_START connection_id:W1 format:ulaw")
 
 
 def test_audiosocket_says_all_in_frames() -> None:
     line = AudioSocketDialect()
     hear(line, AUDIOSOCKET)
-    assert line.audio(SOUND) == b"\x10\x01\x40" + SOUND
-    assert (line.mark("m"), line.clear(), line.hang_up()) == (None, None, b"\x00\x00\x00")
+    assert line.send_audio(SOUND) == b"\x10\x01\x40" + SOUND
+    assert (line.send_mark("m"), line.send_clear(), line.send_hang_up()) == (None, None, b"\x00\x00\x00")
     wide = AudioSocketDialect()
     hear(wide, AUDIOSOCKET[:1])
-    wide.receive(frame(0x12, bytes(640)))
-    assert wide.audio(bytes(640))[:3] == b"\x12\x02\x80"
+    wide.receive_message(frame(0x12, bytes(640)))
+    assert wide.send_audio(bytes(640))[:3] == b"\x12\x02\x80"
     with pytest.raises(RemoteProtocolError, match="16000 Hz and goes on at 8000"):
-        wide.receive(frame(0x10, SOUND))
+        wide.receive_message(frame(0x10, SOUND))
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ def test_audiosocket_says_all_in_frames() -> None:
 def test_broken_frames_are_named(frames: list[str | bytes], words: str) -> None:
     line = AudioSocketDialect()
     for one in frames[:-1]:
-        line.receive(one)
+        line.receive_message(one)
     with pytest.raises(RemoteProtocolError, match=words):
-        line.receive(frames[-1])
+        line.receive_message(frames[-1])
 
 
 def test_what_we_say_is_what_each_expects() -> None:
@@ -190,7 +190,9 @@ def test_what_we_say_is_what_each_expects() -> None:
     for name, (make, exchange) in EXCHANGES.items():
         dialect = make()
         hear(dialect, exchange)
-        said[name] = [json.loads(message) for message in (dialect.audio(AUDIO), dialect.mark("m"), dialect.clear())]
+        said[name] = [
+            json.loads(message) for message in (dialect.send_audio(AUDIO), dialect.send_mark("m"), dialect.send_clear())
+        ]
     assert said == {
         "twilio": [
             {"event": "media", "streamSid": "MZ1", "media": {"payload": PAYLOAD}},
@@ -213,9 +215,9 @@ def test_what_we_say_is_what_each_expects() -> None:
         ],
     }
     vonage = VonageDialect("line-1")
-    assert vonage.audio(AUDIO) == AUDIO
-    assert json.loads(vonage.mark("m")) == {"action": "notify", "payload": {"mark": "m"}}
-    assert json.loads(vonage.clear()) == {"action": "clear"}
+    assert vonage.send_audio(AUDIO) == AUDIO
+    assert json.loads(vonage.send_mark("m")) == {"action": "notify", "payload": {"mark": "m"}}
+    assert json.loads(vonage.send_clear()) == {"action": "clear"}
 
 
 @pytest.mark.parametrize(
@@ -236,36 +238,36 @@ def test_what_we_say_is_what_each_expects() -> None:
 )
 def test_what_cannot_be_served_is_named(dialect: TelephonyDialect, message: str | bytes, param: str) -> None:
     with pytest.raises(RemoteProtocolError) as refused:
-        dialect.receive(message)
+        dialect.receive_message(message)
     assert refused.value.param == param
 
 
 def test_half_a_sample_is_refused() -> None:
     dialect = VonageDialect("c")
-    dialect.receive(VONAGE[0][0])
+    dialect.receive_message(VONAGE[0][0])
     with pytest.raises(RemoteProtocolError, match="641 bytes"):
-        dialect.receive(b"\0" * 641)
+        dialect.receive_message(b"\0" * 641)
 
 
 def test_a_message_holds_no_flood_of_audio() -> None:
     dialect = VonageDialect("c")
-    dialect.receive(VONAGE[0][0])
+    dialect.receive_message(VONAGE[0][0])
     with pytest.raises(RemoteProtocolError, match="at most 2 s"):
-        dialect.receive(bytes(64_002))
+        dialect.receive_message(bytes(64_002))
 
 
 def test_an_error_that_telnyx_reports_ends_the_line() -> None:
     dialect = TelnyxDialect()
     with pytest.raises(RemoteProtocolError, match="100003: invalid_media"):
-        dialect.receive('{"event":"error","payload":{"code":100003,"title":"invalid_media"},"stream_id":"S1"}')
+        dialect.receive_message('{"event":"error","payload":{"code":100003,"title":"invalid_media"},"stream_id":"S1"}')
 
 
 def test_a_message_of_audio_is_json_whatever_the_far_side_calls_its_stream() -> None:
     stream = '"payload":"" \\ \u2028'
     line = TwilioDialect()
-    line.receive(TWILIO[1][0].replace('"streamSid":"MZ1"', f'"streamSid":{json.dumps(stream)}'))
+    line.receive_message(TWILIO[1][0].replace('"streamSid":"MZ1"', f'"streamSid":{json.dumps(stream)}'))
     for data in (b"", AUDIO, bytes(160)):
-        told = json.loads(line.audio(data))
+        told = json.loads(line.send_audio(data))
         assert told == {
             "event": "media",
             "streamSid": stream,
@@ -276,16 +278,16 @@ def test_a_message_of_audio_is_json_whatever_the_far_side_calls_its_stream() -> 
 @pytest.mark.parametrize("dialect", [TwilioDialect(), TelnyxDialect(), PlivoDialect()])
 def test_nothing_is_said_before_the_start(dialect: TelephonyDialect) -> None:
     with pytest.raises(RemoteProtocolError, match="before the start"):
-        dialect.audio(AUDIO)
+        dialect.send_audio(AUDIO)
 
 
 def test_no_parameters_at_all_are_none() -> None:
     line = TwilioDialect()
-    [started] = line.receive(TWILIO[1][0].replace('{"name":"Ann"}', "null"))
+    [started] = line.receive_message(TWILIO[1][0].replace('{"name":"Ann"}', "null"))
     assert started.parameters == {}
 
 
 def test_vonages_keys_are_read_where_older_versions_have_them() -> None:
     line = VonageDialect("c")
-    line.receive(VONAGE[0][0])
-    assert line.receive('{"event":"websocket:dtmf","dtmf":{"digit":"4"}}') == [DtmfReceived("4")]
+    line.receive_message(VONAGE[0][0])
+    assert line.receive_message('{"event":"websocket:dtmf","dtmf":{"digit":"4"}}') == [DtmfReceived("4")]

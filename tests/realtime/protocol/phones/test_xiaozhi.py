@@ -36,7 +36,7 @@ def play(seed: int, num_messages: int) -> int:
     for _ in range(num_messages):
         message = client.message()
         try:
-            events = device.receive(message)
+            events = device.receive_message(message)
             assert all(isinstance(event, base.TelephonyEvent) for event in events)
             ended = any(isinstance(event, base.StreamEnded) for event in events)
         except RemoteProtocolError:
@@ -84,30 +84,34 @@ def test_the_cipher_is_the_one_of_the_book() -> None:
 @given(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=6))
 def test_sound_goes_there_and_back(packets: list[bytes]) -> None:
     ours = EncryptedAudioStream(KEY, 7)
-    sealed = [ours.seal(packet, 60 * number) for number, packet in enumerate(packets)]
+    sealed = [ours.encrypt(packet, 60 * number) for number, packet in enumerate(packets)]
     for number, (datagram, packet) in enumerate(zip(sealed, packets, strict=True)):
         kind, flags, length, stream, time_ms, count = HEADER.unpack_from(datagram)
         assert (kind, flags, length, stream) == (1, FROM_US, len(packet), 7)
         assert (time_ms, count) == (60 * number, number + 1)
         assert EncryptedAudioStream(KEY, 7)._crypt(datagram[:16], datagram[16:]) == packet
-    assert [EncryptedAudioStream(KEY, 7).open(device_seals(1, packet)) for packet in packets] == packets
+    assert [EncryptedAudioStream(KEY, 7).decrypt(device_seals(1, packet)) for packet in packets] == packets
 
 
 def test_doubled_late_and_foreign_packets_are_dropped() -> None:
     ours = EncryptedAudioStream(KEY, 7)
-    assert ours.open(device_seals(5, b"five")) == b"five"
-    assert ours.open(device_seals(5, b"five")) is None
-    assert ours.open(device_seals(4, b"four")) is None
-    assert ours.open(device_seals(9, b"nine")) == b"nine"
-    assert ours.open(device_seals(10, b"ten", stream=8)) is None
-    assert ours.open(EncryptedAudioStream(KEY, 7).seal(b"of our own", 0)) is None, "nobody sends us back what we said"
+    assert ours.decrypt(device_seals(5, b"five")) == b"five"
+    assert ours.decrypt(device_seals(5, b"five")) is None
+    assert ours.decrypt(device_seals(4, b"four")) is None
+    assert ours.decrypt(device_seals(9, b"nine")) == b"nine"
+    assert ours.decrypt(device_seals(10, b"ten", stream=8)) is None
+    assert ours.decrypt(EncryptedAudioStream(KEY, 7).encrypt(b"of our own", 0)) is None, (
+        "nobody sends us back what we said"
+    )
     ours._heard = 2**32 - 1
-    assert ours.open(device_seals(0, b"around")) == b"around"
+    assert ours.decrypt(device_seals(0, b"around")) == b"around"
 
 
 def test_no_nonce_serves_twice() -> None:
     ours = EncryptedAudioStream(KEY, 7)
-    nonces = {ours.seal(b"same", 0)[:16] for _ in range(100)} | {device_seals(n, b"same")[:16] for n in range(1, 101)}
+    nonces = {ours.encrypt(b"same", 0)[:16] for _ in range(100)} | {
+        device_seals(n, b"same")[:16] for n in range(1, 101)
+    }
     assert len(nonces) == 200
 
 
@@ -124,7 +128,7 @@ def shake(seed: int, num_datagrams: int) -> int:
         datagram = bytearray(device_seals(number, rng.randbytes(rng.randint(1, 60))))
         for _ in range(rng.choice((0, 0, 1, 4))):
             datagram[rng.randrange(len(datagram))] = rng.randrange(256)
-        num_opened += ours.open(bytes(datagram[: rng.choice((None, None, 10))])) is not None
+        num_opened += ours.decrypt(bytes(datagram[: rng.choice((None, None, 10))])) is not None
         ours._heard = number
     return num_opened
 

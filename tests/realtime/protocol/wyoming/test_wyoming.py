@@ -38,7 +38,7 @@ def dialect() -> WyomingDialect:
 
 
 def said(session: WyomingDialect, *events: WyomingEvent) -> list[on.DialectCommand]:
-    return [intent for event in events for intent in session.receive(serialize(event))]
+    return [intent for event in events for intent in session.receive_message(serialize(event))]
 
 
 def told(intents: list[on.DialectCommand]) -> list[WyomingEvent]:
@@ -67,7 +67,7 @@ def play(seed: int, num_messages: int) -> int:
         piece = message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass") + b"\n"
         cut = rng.randint(0, len(piece))
         for part in (piece[:cut], piece[cut:]):
-            shell.carry_out(list(shell.dialect.receive(part)))
+            shell.carry_out(list(shell.dialect.receive_message(part)))
         shell.live()
         assert shell.dialect._sounding | shell.dialect._streamed <= set(shell.open) | {None}
     return num_connections
@@ -97,10 +97,10 @@ def test_nothing_breaks_a_connection_at_length() -> None:
 )
 def test_a_broken_stream_is_told_and_closed(stream: bytes, code: str) -> None:
     session = dialect()
-    intents = list(session.receive(stream))
+    intents = list(session.receive_message(stream))
     assert [event.data["code"] for event in told(intents)] == [code]
     assert intents[-1] == on.CloseConnection(1002, code)
-    assert list(session.receive(serialize(WyomingEvent("ping")))) == []
+    assert list(session.receive_message(serialize(WyomingEvent("ping")))) == []
 
 
 @pytest.mark.parametrize(
@@ -138,5 +138,5 @@ def test_the_whole_text_again_is_for_those_who_know_no_chunks() -> None:
     )
     appended = [intent.text for intent in intents if isinstance(intent, on.AppendText)]
     assert appended == ["Hello ", "there."]
-    told_at_end = told(list(session.tell(on.ContextEnded("1"))))
+    told_at_end = told(list(session.send_event(on.ContextEnded("1"))))
     assert [event.type for event in told_at_end] == ["audio-start", "audio-stop", "synthesize-stopped"]
