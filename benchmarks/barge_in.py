@@ -16,15 +16,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from benchmarks.spoken import TEACHERS
+from benchmarks.speech_sources import TEACHERS
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
-from sessions.hearing.caller import BargeInDetector, BargeInSettings
-from sessions.hearing.echo import PlayoutLevel
-from sessions.hearing.levels import level_db
+from sessions.vad.barge_in import BargeInDetector, BargeInSettings
+from sessions.vad.echo_suppression import PlayoutLevel
+from sessions.vad.levels import level_db
 from training.flite import SAMPLE_RATE_HZ, synthesize
-from training.heldout import read_sentences
+from training.held_out import read_sentences
 
 RATE = 8_000
 PACKET = 160

@@ -22,7 +22,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from realtime.memory import resident_bytes
-from tests.realtime.processes import Server, server
+from tests.realtime.server_process import ServerProcess, server
 
 # The bound that memory is to be back within.
 SETTLED_S = 5.0
@@ -74,11 +74,11 @@ async def until_added(line: ClientConnection, num_items: int) -> None:
         num_items -= event["type"] == "conversation.item.done"
 
 
-def resident_mb(running: Server) -> float:
+def resident_mb(running: ServerProcess) -> float:
     return round(resident_bytes(running.process.pid) / MB, 1)
 
 
-async def one_round(running: Server, load: Load) -> Round:
+async def one_round(running: ServerProcess, load: Load) -> Round:
     before_mb = resident_mb(running)
     async with AsyncExitStack() as lines:
         opened = [

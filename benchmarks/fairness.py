@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from realtime.bench.deltas import CORPUS, endless, read_corpus
-from realtime.bench.light import CountedAudio, PacketCountingClient, open_packet_client
+from realtime.bench.packet_client import CountedAudio, PacketCountingClient, open_packet_client
 from realtime.protocol import events as ev
 
 TREE = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 
 import httpx2 as httpx
 
-from tests.realtime.processes import server
+from tests.realtime.server_process import server
 
 SCRIPT = {"ms_per_char": 60.0, "first_chunk_s": 0.02, "real_time_factor": 0.25}
 TEXT = "Hello there, how are you today?"

@@ -36,7 +36,7 @@ import torch
 from benchmarks import random_model
 from benchmarks.gpu_plot import plot
 from benchmarks.gpu_stages import numbers
-from benchmarks.gpu_watch import GpuWatch
+from benchmarks.gpu_utilization import GpuWatch
 from benchmarks.roofline import Roofline
 from engine.api import (
     RequestFinished,
@@ -47,11 +47,11 @@ from engine.api import (
     SpeechRequest,
     TextLayout,
 )
-from engine.client import create_engine
-from engine.collector import freeze_gc
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.load import load_engine
+from engine.gc_control import freeze_gc
+from engine.loader import load_engine
+from engine.local_engine import create_engine
 
 FRAME_S = 0.08
 NO_END = 1_000
@@ -146,7 +146,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 @dataclass
-class Listener:
+class SimulatedListener:
     """One stream as its listener has it: what arrived when, and whether playback ever ran dry."""
 
     asked_s: float = 0.0
@@ -175,7 +175,7 @@ class Listener:
 
 
 async def listen(
-    engine: SpeechEngine, listener: Listener, spec: SpeechRequest, pieces: list[str], pace_s: float
+    engine: SpeechEngine, listener: SimulatedListener, spec: SpeechRequest, pieces: list[str], pace_s: float
 ) -> None:
     """``asked_s`` is when the second word was sent: it makes the first final."""
     listener.asked_s = time.perf_counter()
@@ -202,7 +202,7 @@ async def feed(stream: Any, pieces: list[str], pace_s: float) -> None:
     stream.end_input()
 
 
-def report(listeners: list[Listener], took_s: float) -> dict[str, Any]:
+def report(listeners: list[SimulatedListener], took_s: float) -> dict[str, Any]:
     heard = [one for one in listeners if one.first_s is not None and not one.failed]
     first_s = [one.first_s - one.asked_s for one in heard if one.first_s is not None]
     leads = [one.least_lead_s for one in heard]
@@ -219,10 +219,10 @@ def report(listeners: list[Listener], took_s: float) -> dict[str, Any]:
     }
 
 
-async def crowd(args: argparse.Namespace, engine: SpeechEngine, size: int) -> dict[str, Any]:
+async def run_concurrency(args: argparse.Namespace, engine: SpeechEngine, size: int) -> dict[str, Any]:
     """``size`` listeners that come within ``--ramp`` seconds and hear ``--seconds`` of speech each, beside ``--burst``
     requests without a deadline."""
-    listeners, tasks = [Listener() for _ in range(size)], []
+    listeners, tasks = [SimulatedListener() for _ in range(size)], []
     bulk = [asyncio.create_task(keep_bursting(args, engine, number)) for number in range(args.burst)]
     await asyncio.sleep(BURST_AHEAD_S if bulk else 0.0)
     BURST_SAMPLES.clear()
@@ -272,10 +272,10 @@ async def keep_bursting(args: argparse.Namespace, engine: SpeechEngine, number: 
             stream.cancel()
 
 
-async def load(args: argparse.Namespace, engine: SpeechEngine, rate: float) -> dict[str, Any]:
+async def run_arrivals(args: argparse.Namespace, engine: SpeechEngine, rate: float) -> dict[str, Any]:
     """Arrivals at ``rate`` a second; texts of 30 to 400 characters, a word piece every 20 ms."""
     chance = random.Random(1)
-    listeners: list[Listener] = []
+    listeners: list[SimulatedListener] = []
     tasks = []
     start = time.perf_counter()
     while time.perf_counter() - start < args.seconds:
@@ -290,7 +290,7 @@ async def load(args: argparse.Namespace, engine: SpeechEngine, rate: float) -> d
             max_frames=max(12, len(text)),
             lead_ms=args.lead_ms,
         )
-        listeners.append(Listener())
+        listeners.append(SimulatedListener())
         tasks.append(asyncio.create_task(listen(engine, listeners[-1], spec, pieces, 0.02)))
     _, speaking = await asyncio.wait(tasks, timeout=args.linger)
     for task in speaking:
@@ -302,7 +302,7 @@ async def load(args: argparse.Namespace, engine: SpeechEngine, rate: float) -> d
     return report(listeners, time.perf_counter() - start) | {"rate": rate}
 
 
-async def at_the_door(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+async def run_engine_only(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rows = max(args.batch)
     engine = create_engine(folder, device=args.device, process=not args.thread, **settings_of(args, rows))
     start = time.perf_counter()
@@ -312,7 +312,7 @@ async def at_the_door(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     freeze_gc()
     try:
         for size in args.batch if args.part == "crowd" else args.rates:
-            run = crowd if args.part == "crowd" else load
+            run = run_concurrency if args.part == "crowd" else run_arrivals
             before = resource.getrusage(resource.RUSAGE_SELF)
             with GpuWatch() as watch:
                 found = await run(args, engine, size)
@@ -373,7 +373,7 @@ def main() -> None:
             random_model.write(folder, args.shape, torch.device(args.device))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        result = run_steps(args, folder) if args.part == "steps" else asyncio.run(at_the_door(args, folder))
+        result = run_steps(args, folder) if args.part == "steps" else asyncio.run(run_engine_only(args, folder))
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     if args.plot:
         load_name = "streams" if args.part == "crowd" else "rate"

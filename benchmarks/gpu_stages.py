@@ -28,9 +28,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import random_model
 from benchmarks.roofline import Roofline
 from engine.config import EngineConfig
-from engine.graphs.engine import PipelinedEngine
+from engine.graphs.pipelined_engine import PipelinedEngine
 from engine.models.qwen3_tts.codec_program import CodecProgram
-from engine.models.qwen3_tts.frame_rows import FrameInputs
+from engine.models.qwen3_tts.frame_inputs import FrameInputs
 from engine.models.qwen3_tts.pipelined import make_graphs
 
 BLOCK = 16

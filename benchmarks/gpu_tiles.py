@@ -1,4 +1,4 @@
-"""How the launch shapes in ``engine.kernels.fused`` were found: every candidate, timed for every layer.
+"""How the launch shapes in ``engine.kernels.triton_ops`` were found: every candidate, timed for every layer.
 
     python -m benchmarks.gpu_tiles [--rows 1,64,256,1024] [--layers 0,5,7] [--tiles 128x256x8x3,64x64x4x3]
 
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_stages import milliseconds, numbers
-from engine.kernels import fused
-from engine.kernels.fused import TritonOps
-from engine.kernels.settings import ConvParams, ResidualStream, SnakeParams
+from engine.kernels import triton_ops
+from engine.kernels.params import ConvParams, ResidualStream, SnakeParams
+from engine.kernels.triton_ops import TritonOps
 
 DEVICE = torch.device("cuda")
 CONV = [  # taps, dilation, in, out, positions a frame
@@ -102,13 +102,13 @@ def compare(
     name: str, candidates: Iterator[Shape], rule: str, run: Callable[[], None], work: float, moved: float
 ) -> None:
     """Times under the rule and under each candidate in its place."""
-    own: Any = getattr(fused, rule)
+    own: Any = getattr(triton_ops, rule)
     now = timed(run)
     found = []
     for shape in candidates:
-        setattr(fused, rule, lambda *_, chosen=shape: chosen)
+        setattr(triton_ops, rule, lambda *_, chosen=shape: chosen)
         found.append((timed(run), shape))
-    setattr(fused, rule, own)
+    setattr(triton_ops, rule, own)
     best = sorted(found)[:3]
     rates = f"{work / best[0][0] / 1e6:.0f} TF/s {moved / best[0][0] / 1e3:.0f} GB/s"
     listed = "  ".join(f"{us:.1f} {shape}" for us, shape in best)

@@ -17,9 +17,9 @@ from engine.layers.streaming import Snake
 from engine.layers.transformer import LayerScale
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder, ConvNeXtBlock
 from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
+from engine.models.qwen3_tts.load_weights import _restore_buffers
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.talker import Talker
-from engine.models.qwen3_tts.weights import _restore_buffers
 from engine.tokenizer import TextTokenizer
 from engine.weights.loader import uninitialized
 from tests.fakes import checkpoints

@@ -28,9 +28,9 @@ from engine.commands import (
     RequestReleased,
     SubmitRequest,
 )
-from engine.remote import read_message
-from engine.room import QueueLimits
-from engine.wire import PROGRESS, READY, HelloMessage, StatsMessage, decode_command, encode, pack_events
+from engine.ipc import PROGRESS, READY, HelloMessage, StatsMessage, decode_command, encode, pack_events
+from engine.queue_limits import QueueLimits
+from engine.remote_engine import read_message
 from sessions.audio.resampler import Resampler
 
 SAMPLE_RATE = 24_000

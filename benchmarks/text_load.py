@@ -27,10 +27,10 @@ from multiprocessing.connection import Connection
 
 from msgspec.structs import replace
 
+from realtime.app import create_app, serve
 from realtime.client import NativeClient, open_session
 from realtime.config import load_config
 from realtime.protocol import events as ev
-from realtime.serve import create_app, serve
 from realtime.transports.listener import Ports
 from tests.fakes.engine import FAKE_INFO, SAMPLE_RATE, FakeScript, FakeSpeechEngine
 from tests.sessions.text.kinds import KINDS, text_of

@@ -3,9 +3,10 @@
     python -m benchmarks.voice_quality                          the embedded voice through the engine
     python -m benchmarks.voice_quality --model FOLDER           another checkpoint of the embedded kind
     python -m benchmarks.voice_quality --encoder FILE           adds the codec's copies of the teacher (training/state)
-    python -m benchmarks.voice_quality --listener FILE          adds the second listener (training/listener.py)
-    python -m benchmarks.voice_quality --mos                    adds DNSMOS (training/mos.py)
-    python -m benchmarks.voice_quality --recordings FOLDER      speech made elsewhere (benchmarks/spoken.py)
+    python -m benchmarks.voice_quality --listener FILE          adds the second listener
+    (training/phoneme_recognizer.py) python -m benchmarks.voice_quality --mos                    adds DNSMOS
+    (training/mos.py) python -m benchmarks.voice_quality --recordings FOLDER      speech made elsewhere
+    (benchmarks/speech_sources.py)
 
 Needs flite (Debian's libflite1) and the dependency group ``training``. The last line is JSON.
 """
@@ -23,11 +24,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.copies import CodecCopies
-from benchmarks.spoken import TEACHERS, EngineSpeaks, Recordings, Setting, Speaks, Task, Teacher
-from benchmarks.voice_rows import Ears, Gate, Measured, Row, gates_of, measure, read_tasks, row_of
+from benchmarks.codec_roundtrip import CodecCopies
+from benchmarks.speech_sources import TEACHERS, EngineSource, Recordings, Setting, SpeechSource, Task, TeacherSource
+from benchmarks.voice_metrics import Gate, Recognizers, Row, SentenceMetrics, gates_of, measure, read_tasks, row_of
 from training.acoustics import Signal, VoicePrint
-from training.judge import to_16k
+from training.asr_judge import to_16k
 
 COLUMNS = {
     "words_wrong_bigram": "wrong%",
@@ -63,7 +64,7 @@ def table_line(row: Row) -> str:
 class Table:
     """Speaks and measures in ``jobs`` processes, and prints the rows in order."""
 
-    def __init__(self, tasks: Sequence[Task], ears: Ears, jobs: int) -> None:
+    def __init__(self, tasks: Sequence[Task], ears: Recognizers, jobs: int) -> None:
         self._tasks, self._ears = tasks, ears
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,))
@@ -71,10 +72,10 @@ class Table:
         self._prints: dict[str, list[VoicePrint]] = {}
         self.rows: list[Row] = []
 
-    def run(self, speakers: Sequence[tuple[str, Speaks, Setting]]) -> None:
+    def run(self, speakers: Sequence[tuple[str, SpeechSource, Setting]]) -> None:
         """The teacher's rows come first, then those of ``speakers``."""
         with self._pool:
-            teaching = [("teacher", Teacher(), Setting(voice)) for voice in TEACHERS]
+            teaching = [("teacher", TeacherSource(), Setting(voice)) for voice in TEACHERS]
             speeches = [self._pool.submit(speak, who, self._tasks, setting) for _, who, setting in teaching]
             speeches += [self._pool.submit(speak, who, self._tasks, setting) for _, who, setting in speakers]
             self._taught = dict(zip(TEACHERS, (speech.result()[1] for speech in speeches[:2]), strict=True))
@@ -91,7 +92,7 @@ class Table:
 
     def _measure(
         self, name: str, setting: Setting, speech: Future[tuple[list[Task], list[Signal]]]
-    ) -> tuple[list[Task], list[Future[Measured]]]:
+    ) -> tuple[list[Task], list[Future[SentenceMetrics]]]:
         tasks, signals = speech.result()
         taught = dict(zip((task.number for task in self._tasks), self._taught[setting.voice], strict=True))
         return tasks, [
@@ -99,7 +100,7 @@ class Table:
             for task, signal in zip(tasks, signals, strict=True)
         ]
 
-    def _finish(self, name: str, setting: Setting, tasks: list[Task], found: list[Future[Measured]]) -> None:
+    def _finish(self, name: str, setting: Setting, tasks: list[Task], found: list[Future[SentenceMetrics]]) -> None:
         row = row_of(name, setting, tasks, [one.result() for one in found], self._prints)
         self.rows.append(row)
         print(table_line(row), flush=True)
@@ -109,21 +110,21 @@ class Table:
         return [(row, gate) for row in self.rows for gate in gates_of(row, teachers[row.setting.split(" ")[0]])]
 
 
-def speak(who: Speaks, tasks: Sequence[Task], setting: Setting) -> tuple[list[Task], list[Signal]]:
+def speak(who: SpeechSource, tasks: Sequence[Task], setting: Setting) -> tuple[list[Task], list[Signal]]:
     """Those of ``tasks`` that ``who`` has, at 16 kHz."""
     numbers = who.numbers(setting)
     chosen = [task for task in tasks if numbers is None or task.number in numbers]
     return chosen, [to_16k(pcm, who.rate_hz) for pcm in who(chosen, setting)]
 
 
-def speakers(options: argparse.Namespace) -> Iterator[tuple[str, Speaks, Setting]]:
-    found: list[tuple[str, Recordings | EngineSpeaks | CodecCopies]] = []
+def speakers(options: argparse.Namespace) -> Iterator[tuple[str, SpeechSource, Setting]]:
+    found: list[tuple[str, Recordings | EngineSource | CodecCopies]] = []
     if options.encoder:
         found.append(("codec", CodecCopies(options.model, options.encoder)))
     if options.recordings:
         found.append(("model", Recordings(options.recordings)))
     elif not options.no_model:
-        found.append(("model", EngineSpeaks(options.model, options.device)))
+        found.append(("model", EngineSource(options.model, options.device)))
     for name, who in found:
         for setting in who.settings:
             if not setting.batch or setting.batch in options.batch:
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes, of one thread each")
     options = parser.parse_args(arguments)
     tasks, _ = read_tasks(options.every)
-    table = Table(tasks, Ears(not options.no_stock, options.listener, options.mos), options.jobs)
+    table = Table(tasks, Recognizers(not options.no_stock, options.listener, options.mos), options.jobs)
     table.run(list(speakers(options)))
     report(tasks, table)
 

@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
-from benchmarks.spoken import TEACHERS, EngineSpeaks, Setting, Task
+from benchmarks.speech_sources import TEACHERS, EngineSource, Setting, Task
 from sessions.alignment.aligner import Aligner, AlignerFactory, ForcedAligner
-from sessions.alignment.even import UniformAligner
+from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.alignment.weights import AlignerWeights, load_weights
 from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, Word, spoken_words, synthesize
-from training.heldout import read_sentences
+from training.held_out import read_sentences
 
 SILENCE = PHONEME_IDS["pau"]
 TEXT_AHEAD_S = 0.4
@@ -41,7 +41,7 @@ Times = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Spoken:
+class TimedUtterance:
     text: str
     pcm: Pcm
     rate_hz: int
@@ -59,7 +59,7 @@ def times_of(words: Sequence[Word], sounds: Times) -> Times:
     return [(sounds[end - len(word.phonemes)][0], sounds[end - 1][1]) for word, end in zip(words, ends, strict=True)]
 
 
-def by_teacher(text: str, voice: str) -> Spoken | None:
+def by_teacher(text: str, voice: str) -> TimedUtterance | None:
     """``None`` where flite's words are not those of the text."""
     words, speech = spoken_words(text), synthesize(text, voice)
     starts = np.append(0, speech.end_samples[:-1]) / SAMPLE_RATE_HZ
@@ -70,10 +70,10 @@ def by_teacher(text: str, voice: str) -> Spoken | None:
     ]
     fits = len(words) == len(written_words(text)) and sum(len(word.phonemes) for word in words) == len(sounds)
     pcm = speech.pcm.astype(np.float32) / 32768
-    return Spoken(text, pcm, SAMPLE_RATE_HZ, times_of(words, sounds)) if fits else None
+    return TimedUtterance(text, pcm, SAMPLE_RATE_HZ, times_of(words, sounds)) if fits else None
 
 
-def found(aligner: Aligner, spoken: Spoken) -> Times:
+def found(aligner: Aligner, spoken: TimedUtterance) -> Times:
     """What the aligner tells of it."""
     text, places = spoken.text, written_words(spoken.text)
     cuts = [start for start, _ in places[1:]]  # the white space behind a word comes with it: it tells that it is whole
@@ -107,22 +107,23 @@ def summary(errors: Sequence[float]) -> dict[str, float]:
     }
 
 
-def measure(spoken: Sequence[Spoken], make: AlignerFactory) -> dict[str, float]:
+def measure(spoken: Sequence[TimedUtterance], make: AlignerFactory) -> dict[str, float]:
     return summary([error for one in spoken for error in errors_ms(found(make(one.rate_hz), one), one.times)])
 
 
-def by_engine(texts: Sequence[str], voice: str, align: Callable[[str, Pcm, int], Times | None]) -> list[Spoken]:
-    engine = EngineSpeaks(None)
+def by_engine(texts: Sequence[str], voice: str, align: Callable[[str, Pcm, int], Times | None]) -> list[TimedUtterance]:
+    engine = EngineSource(None)
     pieces = engine([Task(number, text) for number, text in enumerate(texts)], Setting(voice, "streaming", 1))
     spoken = []
     for text, pcm in zip(texts, pieces, strict=True):
         times = align(text, np.asarray(pcm, np.float32), engine.rate_hz)
-        spoken += [Spoken(text, np.asarray(pcm, np.float32), engine.rate_hz, times)] if times else []
+        spoken += [TimedUtterance(text, np.asarray(pcm, np.float32), engine.rate_hz, times)] if times else []
     return spoken
 
 
-def measure_engine(listener: Path, texts: list[str], teachers: list[Spoken], make: AlignerFactory) -> dict[str, object]:
-    from benchmarks.forced import ForcedAligner
+def measure_engine(
+    listener: Path, texts: list[str], teachers: list[TimedUtterance], make: AlignerFactory
+) -> dict[str, object]:
 
     forced = ForcedAligner(listener)
 
@@ -142,7 +143,9 @@ def measure_engine(listener: Path, texts: list[str], teachers: list[Spoken], mak
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, help="of another aligner of the same kind")
-    parser.add_argument("--listener", type=Path, help="weights of training.listener: also measure the engine's speech")
+    parser.add_argument(
+        "--listener", type=Path, help="weights of training.phoneme_recognizer: also measure the engine's speech"
+    )
     parser.add_argument("--engine-sentences", type=int, default=40)
     arguments = parser.parse_args()
     weights = AlignerWeights.from_tensors(load_file(arguments.weights)) if arguments.weights else load_weights()

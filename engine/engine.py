@@ -18,13 +18,12 @@ from engine.api import EngineStats, FinishReason, SpeechChunk, SpeechRequest
 from engine.batch import ScheduledWork, StepBatch
 from engine.cache.block_pool import BlockPool
 from engine.cache.kv_cache import PagedKV
-from engine.cache.prefix import PrefixCache
+from engine.cache.prefix_cache import PrefixCache
 from engine.commands import RequestReleased
 from engine.config import EngineConfig
-from engine.decode.batcher import CALL_FRAMES, CALL_ROWS
+from engine.decode.call_planner import CALL_FRAMES, CALL_ROWS
 from engine.errors import EngineError
 from engine.fairness import DEADLINE_S
-from engine.intake import RequestManager
 from engine.model_runner import ModelRunner, Result
 from engine.models.base import (
     AwaitText,
@@ -37,6 +36,7 @@ from engine.models.base import (
     StopOutcome,
 )
 from engine.request import Request, RequestPhase
+from engine.request_manager import RequestManager
 from engine.stats import StepTimings
 
 STALL_RETRY_S = 0.01

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from engine.admission import StepModel
 from engine.request import Request
+from engine.step_model import StepModel
 
 BURST_STEP_S = 0.045
 BURST_STEP_RATIO = 2.0

@@ -1,8 +1,9 @@
 """The engine in a process of its own: one loop, and a Unix socket on which gateways send commands and get events.
 
-Run as ``python -m engine.host`` by ``engine.remote``; settings arrive as JSON on the command line, and the process
-ends when its standard input closes, so that it never outlives whoever started it. PCM travels behind the messages: a
-socket moves the 7.7 kB of a frame in tens of microseconds, and nothing has to be freed when either side dies.
+Run as ``python -m engine.host`` by ``engine.remote_engine``; settings arrive as JSON on the command line, and the
+process ends when its standard input closes, so that it never outlives whoever started it. PCM travels behind the
+messages: a socket moves the 7.7 kB of a frame in tens of microseconds, and nothing has to be freed when either side
+dies.
 """
 
 from __future__ import annotations
@@ -40,12 +41,8 @@ from engine.commands import (
     VoiceEncoded,
 )
 from engine.config import EngineConfig
-from engine.encoding import VoiceEncodingThread
 from engine.errors import EngineError, EngineOverloaded, InvalidRequest
-from engine.loop import EngineLoop
-from engine.room import QueueLimits
-from engine.validation import check_request, check_sample
-from engine.wire import (
+from engine.ipc import (
     LENGTH,
     MAX_MESSAGE_BYTES,
     PROGRESS,
@@ -57,6 +54,10 @@ from engine.wire import (
     encode,
     pack_events,
 )
+from engine.loop import EngineLoop
+from engine.queue_limits import QueueLimits
+from engine.validation import check_request, check_sample
+from engine.voice_encoding import VoiceEncodingThread
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -343,7 +344,7 @@ def main() -> None:
     os.nice(config.niceness)  # before there is a second thread: it is of this one, and of those that it makes
     threading.Thread(target=exit_with_parent, name="voicewire-parent-watch", daemon=True).start()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from engine.load import load_engine
+    from engine.loader import load_engine
 
     try:
         loaded = load_engine(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from engine.allocator import trim_heap
 from engine.api import EngineStats, SpeechRequest
-from engine.collector import collect_young, unfreeze_gc
 from engine.commands import (
     CancelRequest,
     Command,
@@ -22,6 +21,7 @@ from engine.commands import (
     ReportRequestPlayback,
     SubmitRequest,
 )
+from engine.gc_control import collect_young, unfreeze_gc
 
 if TYPE_CHECKING:
     from engine.engine import Engine

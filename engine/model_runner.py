@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.batch import ScheduledWork, StepBatch
 from engine.cache.kv_cache import PagedContext, PagedKV
-from engine.cache.prefix import PrefixCache
+from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
 from engine.models.base import FailedOutcome, Outcome, SpeechModel
 from engine.request import Request

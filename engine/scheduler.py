@@ -10,15 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from engine.admission import StepModel
 from engine.batch import ScheduledWork, StepBatch
 from engine.cache.block_pool import BlockPool
-from engine.cache.prefix import PrefixCache
+from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
 from engine.fairness import DEADLINE_S, FairShares, StepBudget
 from engine.models.base import AwaitText, DecodeStage, SpeechModel
+from engine.queue_limits import burst_share
 from engine.request import Request, RequestPhase, ShareKey
-from engine.room import burst_share
+from engine.step_model import StepModel
 from engine.waiting import WaitingQueue
 
 ROUNDING_S = 1e-9

@@ -12,9 +12,9 @@ from pathlib import Path
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
+from engine.incremental_bpe import BpeVocab, IncrementalBpe, byte_level
 from engine.models.base import IncrementalEncoder
 from engine.nfc import WHITE_SPACE, NfcStream, compose
-from engine.open_word import BpeVocab, IncrementalBpe, byte_level
 from engine.tokenizer_files import TokenizerFiles
 
 PRE_TOKEN_PATTERN = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.open_word import BYTE_CHARACTERS
+from engine.incremental_bpe import BYTE_CHARACTERS
 
 _TOKENIZER_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 _SPECIAL_CONTENT = {

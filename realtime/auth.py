@@ -22,10 +22,10 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import HTTPConnection
 
+from realtime.browser_tokens import TokenScope, issue, parse, signing_key
 from realtime.config import AuthSettings, ConfigError, DialectSettings
 from realtime.errors import RequestRefused
 from realtime.token_secret import load_token_secret
-from realtime.tokens import TokenScope, issue, parse, signing_key
 
 MIN_KEY_CHARS = 16
 KEY_SUBPROTOCOL = "voicewire.key."

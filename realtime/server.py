@@ -10,18 +10,18 @@ from typing import ParamSpec, Protocol
 
 from engine.api import EngineError, EngineStats, SpeechEngine
 from realtime.auth import Authenticator, Principal
-from realtime.cloning import VoiceCloner
 from realtime.config import ServerConfig
 from realtime.errors import RequestRefused
 from realtime.heap_trimmer import HeapTrimmer
 from realtime.metrics import ServerMetrics
-from realtime.settings import default_settings
+from realtime.setting_mapping import default_settings
+from realtime.voice_cloner import VoiceCloner
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
-from sessions.alignment.even import UniformAligner
+from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.registry import SessionRegistry
 from sessions.session import Session
-from sessions.tally import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
+from sessions.usage_counters import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
 from sessions.voices.folder import voices_folder
 from sessions.voices.store import VoiceLimits, VoiceStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sessions.alignment.times import WordTime
+from sessions.alignment.word_times import WordTime
 from sessions.errors import ErrorInfo
 
 

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.api import SpeechChunk, SpeechEngine
-from sessions.admission import ResponseLimiter
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
-from sessions.alignment.late import AlignmentBacklog
-from sessions.alignment.spare import IdleAlignmentBacklog
+from sessions.alignment.idle_backlog import IdleAlignmentBacklog
+from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.audio.formats.codecs import warm_up_codecs
 from sessions.audio.opus_library import OpusUnavailable
+from sessions.audio_chain import AudioChain
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
-from sessions.encoders import EncoderPool
+from sessions.encoder_pool import EncoderPool
 from sessions.errors import LimitExceeded
 from sessions.metrics import Metrics, NoMetrics
-from sessions.services import SessionServices
+from sessions.response_limiter import ResponseLimiter
 from sessions.session import Session
-from sessions.tally import SESSIONS, LocalUsageCounters, UsageCounters
+from sessions.session_services import SessionServices
+from sessions.usage_counters import SESSIONS, LocalUsageCounters, UsageCounters
 from sessions.voices.store import VoiceStore
-from sessions.voicing import AudioChain
 
 logger = logging.getLogger(__name__)
 

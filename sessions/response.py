@@ -8,22 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.api import RequestTooLong
-from sessions.alignment.even import UniformAligner
-from sessions.alignment.late import AlignmentBacklog
-from sessions.audio.formats.encoders import opus_settings
+from sessions.alignment.lazy_aligner import AlignmentBacklog
+from sessions.alignment.uniform_aligner import UniformAligner
+from sessions.audio.formats.registry import opus_settings
 from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun
+from sessions.audio_producer import AudioProducer
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import LimitExceeded, TextInputClosed, error_info
 from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
-from sessions.heard import ResponseTimeline
-from sessions.outbox import SendQueue
-from sessions.patience import StallDetector, StallSource
-from sessions.script import TextPipeline
-from sessions.services import SessionServices
-from sessions.speaker import AudioProducer
+from sessions.send_queue import SendQueue
+from sessions.session_services import SessionServices
+from sessions.stall_detector import StallDetector, StallSource
 from sessions.text.segmenter import SegmenterSettings
 from sessions.text_budget import TextQueue
+from sessions.text_pipeline import TextPipeline
+from sessions.timeline import ResponseTimeline
 from sessions.weak import weak_method
 
 MAX_INLINE_ALIGN_BYTES = 96_000

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.realtime.processes import wire_address
+from tests.realtime.server_process import wire_address
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("engine", "realtime", "sessions", "web_client", "pyproject.toml", "README.md", "LICENSE", "NOTICE")

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from training.adversarial_finetune import AdversarialTrainer
+from training.checkpoints import say
 from training.codec import Codec, CodecTrainer, save_codec
 from training.pipeline import wait_for_speech
 from training.settings import FRAME_SAMPLES, FULL_BAND, SAMPLE_RATE, TOY, CodecTraining, Sizes
-from training.sharpen import Sharpener
-from training.weights import say
 
 BASE = FULL_BAND.sizes
 VARIANTS: dict[str, Sizes] = {
@@ -47,7 +47,7 @@ def train(sizes: Sizes, cfg: CodecTraining, folder: Path, out: Path, *, quantize
         trainer.autoencode(cfg.autoencode_s + cfg.quantise_s)
     save_codec(codec, out)
     if cfg.adversarial_s > 0 and quantize:
-        Sharpener(codec, speech, cfg, out).run()
+        AdversarialTrainer(codec, speech, cfg, out).run()
     return codec.eval()
 
 

@@ -22,15 +22,22 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sessions.alignment.acoustic_model import CONTEXT_FRAMES, FRAMES_PER_STEP, NUM_BANDS, STEP_MS, BandEnergies
 from sessions.alignment.aligner import EDGE
-from sessions.alignment.ear import CONTEXT_FRAMES, FRAMES_PER_STEP, NUM_BANDS, STEP_MS, BandEnergies
-from sessions.alignment.letters import CHARACTERS, CONTEXT_CHARS, MAX_STEPS, AlignmentUnits, context_window, split_runs
-from sessions.alignment.path import ViterbiPath as Way
+from sessions.alignment.letter_model import (
+    CHARACTERS,
+    CONTEXT_CHARS,
+    MAX_STEPS,
+    AlignmentUnits,
+    context_window,
+    split_runs,
+)
+from sessions.alignment.viterbi import ViterbiPath as Way
 from sessions.alignment.weights import AlignerWeights
-from training.clock import warm_cosine
+from training.checkpoints import say
 from training.flite import PHONEMES, SAMPLE_RATE_HZ
+from training.schedule import warm_cosine
 from training.shards import SpeechStore, Utterance, frame_phonemes
-from training.weights import say
 
 Floats = npt.NDArray[np.float32]
 Guess = Callable[[npt.NDArray[np.int64]], AlignmentUnits]

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
-from training.clock import Every, until, warm_cosine
+from training.checkpoints import load, save, say
 from training.encoder import Encoder
 from training.flite import PHONEMES
 from training.layout import codec_config
 from training.quantizer import Quantised, TrainingQuantizer, books, phone_targets
+from training.schedule import Every, until, warm_cosine
 from training.settings import LABELS_PER_FRAME, CodecTraining, Sizes
 from training.spectral import spectral_loss
 from training.speech import Speech
-from training.weights import load, save, say
 
 CODES_FIXED = "codes.fixed"
 """This file says that encoder and codebooks are at their end: the talker may start."""

@@ -14,7 +14,7 @@ PERIODS = (2, 3, 5, 7, 11)
 WINDOWS = (512, 1024, 2048)
 
 
-class PeriodCritic(nn.Module):
+class PeriodDiscriminator(nn.Module):
     """The waveform folded into rows of ``period`` samples, judged by strided convolutions along time."""
 
     def __init__(self, period: int, channels: int) -> None:
@@ -30,7 +30,7 @@ class PeriodCritic(nn.Module):
         return _judge(self.layers, self.last, folded)
 
 
-class SpectrumCritic(nn.Module):
+class SpectrumDiscriminator(nn.Module):
     """The complex spectrum as a two-channel picture."""
 
     def __init__(self, window: int, channels: int) -> None:
@@ -58,11 +58,11 @@ def _judge(layers: nn.ModuleList, last: nn.Module, x: Tensor) -> Judgement:
     return last(x), features
 
 
-class Critics(nn.Module):
+class Discriminators(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.critics = nn.ModuleList([PeriodCritic(period, channels) for period in PERIODS])
-        self.critics.extend(SpectrumCritic(window, channels) for window in WINDOWS)
+        self.critics = nn.ModuleList([PeriodDiscriminator(period, channels) for period in PERIODS])
+        self.critics.extend(SpectrumDiscriminator(window, channels) for window in WINDOWS)
 
     def forward(self, audio: Tensor) -> list[Judgement]:
         return [critic(audio) for critic in self.critics]

@@ -22,21 +22,21 @@ from engine.models.qwen3_tts.config import Qwen3TTSConfig
 from engine.models.qwen3_tts.config import TextIds as PromptIds
 from engine.models.qwen3_tts.prompt import PromptBuilder
 from engine.models.qwen3_tts.talker import Talker
+from training.adversarial_finetune import AdversarialTrainer
+from training.checkpoints import load, say
 from training.codec import CODES_FIXED, Codec, CodecTrainer, load_codec
 from training.encode import EncodedSpeech
 from training.export import export
-from training.heldout import read_sentences
+from training.held_out import read_sentences
 from training.layout import TextIds, codec_config, talker_config
-from training.rows import Prefixes
+from training.prompt_batches import Prefixes
+from training.reference_inference import Speaker, SpokenLine
 from training.settings import TOY, Sampling, Settings
-from training.sharpen import Sharpener
-from training.speak import Line, Speaker
 from training.speech import Speech
 from training.synthesis import SynthesisPool, SynthesisSettings
 from training.talker import Batches, TalkerInTraining, TalkerTrainer
 from training.text import TextSettings
 from training.tokenizer import load_tokenizer, read_ids
-from training.weights import load, say
 
 NUM_HELD_OUT = 256
 ENDLESS = 10**9
@@ -90,7 +90,7 @@ def train_codec(run: Run) -> None:
     say("codec", hours=round(speech.hours, 2), adversarial_s=round(cfg.adversarial_s))
     codec = Codec(run.settings.sizes).to(run.device)
     CodecTrainer(codec, speech, cfg, run.out).run(run.resume)
-    Sharpener(codec, speech, cfg, run.out).run()
+    AdversarialTrainer(codec, speech, cfg, run.out).run()
     say("codec", done=True)
 
 
@@ -143,7 +143,7 @@ def listen(run: Run, speaker: Speaker, tokenizer: Tokenizer) -> None:
     sentences = [tokenizer.encode(text, add_special_tokens=False).ids for text in read_sentences()]
     sentences = sentences[: run.settings.talker.listen_sentences]
     for layout in ("streaming", "full"):
-        lines = [Line(ids, names[i % len(names)], layout == "full") for i, ids in enumerate(sentences)]
+        lines = [SpokenLine(ids, names[i % len(names)], layout == "full") for i, ids in enumerate(sentences)]
         for temperature in TEMPERATURES:
             if run.left_s < 0:
                 break

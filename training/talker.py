@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from engine.layers.transformer import CausalContext, DecoderLayer
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
 from engine.models.qwen3_tts.talker import Talker
-from training.clock import Every, until, warm_cosine
+from training.checkpoints import Average, save, say
 from training.encode import EncodedSpeech
 from training.flite import PHONEMES
-from training.rows import END, IGNORED, Prefixes, Rows, build_rows, num_positions
+from training.prompt_batches import END, IGNORED, Prefixes, Rows, build_rows, num_positions
+from training.schedule import Every, until, warm_cosine
 from training.settings import TalkerTraining
-from training.weights import Average, save, say
 
 AHEAD = ((0, 1), (0, 3), (0, 5), (0, 7), (1, 4), (2, 4), (4, 4))
 """(frames ahead, label in that frame) whose phoneme the hidden state must tell, in training only."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from training.characters import MAX_CHARACTERS, is_speakable
 from training.grammar import Grammar
-from training.heldout import HeldOut, read_sentences
+from training.held_out import HeldOut, read_sentences
 from training.lexicon import CORPUS, SLOT_TAGS, default_lexicon
 from training.numerals import Numerals
+from training.text_filter import MAX_CHARACTERS, is_speakable
 
 KIND_WEIGHTS = {
     "reply": 16,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.cache.block_pool import BlockPool
-from engine.decode.batcher import NO_PREFERENCE, plan_calls
-from engine.decode.slots import PendingFrames, decode_isolated, to_decoded
+from engine.decode.call_planner import NO_PREFERENCE, plan_calls
+from engine.decode.streaming import PendingFrames, decode_isolated, to_decoded
 from engine.models.base import DecodedAudio, VoiceReference
 
 

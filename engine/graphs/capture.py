@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from engine.recording import CAPTURE_LOCK
+from engine.capture_lock import CAPTURE_LOCK
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536)
 """Rows of a step are padded to the next of these; larger ones are an eighth apart."""

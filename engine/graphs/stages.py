@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engine.cache.kv_cache import PagedKV
-from engine.cache.prefix import PrefixCache
+from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
-from engine.graphs.decode import GraphDecodeStage
-from engine.graphs.runner import GraphRunner
+from engine.graphs.decode_stage import GraphDecodeStage
+from engine.graphs.graph_runner import GraphRunner
 from engine.models.base import SpeechModel
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.cache.kv_cache import PagedKV
-    from engine.cache.prefix import PrefixCache
+    from engine.cache.prefix_cache import PrefixCache
     from engine.config import EngineConfig
-    from engine.graphs.runner import GraphRunner
+    from engine.graphs.graph_runner import GraphRunner
     from engine.graphs.stages import GraphStageFactories
     from engine.layers.transformer import AttentionContext
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
+from realtime.bench.client import now_s, run_client
 from realtime.bench.deltas import endless, read_corpus
 from realtime.bench.plan import LoadPlan, ResponseResult
-from realtime.bench.talk import now_s, run_client
 
 READY = "ready"
 

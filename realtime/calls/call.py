@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from engine.api import EngineError
-from realtime.calls.line import CallPlayout
-from realtime.calls.reply import CallReply
+from realtime.calls.call_reply import CallReply
+from realtime.calls.playout import CallPlayout
 from realtime.errors import RequestRefused, describe, error_body
-from realtime.protocol import calls as on
+from realtime.protocol import call_events as on
 from realtime.protocol.events import ErrorBody, HeardBody
-from realtime.protocol.phones.base import Message
+from realtime.protocol.telephony.base import Message
 from sessions.config import SpeechSettings
 from sessions.errors import (
     DuplicateResponse,

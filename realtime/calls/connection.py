@@ -12,22 +12,22 @@ from dataclasses import replace
 from engine.api import EngineError
 from realtime.auth import Principal
 from realtime.calls.call import Call, CallLimits
-from realtime.calls.line import CallPlayout, PlayoutSettings
-from realtime.calls.switchboard import CallRegistry, RegisteredCall
+from realtime.calls.call_registry import CallRegistry, RegisteredCall
+from realtime.calls.playout import CallPlayout, PlayoutSettings
 from realtime.errors import RequestRefused, describe, rule_for
-from realtime.protocol import calls as on
+from realtime.protocol import call_events as on
 from realtime.protocol.close import CloseCode
 from realtime.protocol.errors import ProtocolError, RemoteProtocolError
-from realtime.protocol.phones import base
+from realtime.protocol.telephony import base
 from realtime.server import SpeechServer
-from realtime.transports.link import MessageTransport
-from realtime.transports.reading import MessageReader, check_size
+from realtime.transports.message_reader import MessageReader, check_size
+from realtime.transports.transport import MessageTransport
 from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding
 from sessions.errors import SessionError
-from sessions.hearing.caller import BargeInDetector, BargeInSettings
-from sessions.hearing.silero import load_model
 from sessions.session import Session
+from sessions.vad.barge_in import BargeInDetector, BargeInSettings
+from sessions.vad.silero import load_model
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.call")

@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from engine.api import CheckpointError, CheckpointReport
 from realtime.commands.output import PLAYERS, find_player
-from realtime.local_engine import add_model_argument, inspect_checkpoint
+from realtime.engine_factory import add_model_argument, inspect_checkpoint
 from sessions.audio.opus_library import OpusUnavailable, describe
 
 INDEX = "model.safetensors.index.json"

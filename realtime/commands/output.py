@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from sessions.audio.formats.encoders import stream_encoder
-from sessions.audio.formats.whole import finalize_file
+from sessions.audio.formats.finalize import finalize_file
+from sessions.audio.formats.registry import stream_encoder
 from sessions.audio.pcm import s16le_to_pcm
 from sessions.audio.wav import BYTES_PER_SAMPLE, HEADER_BYTES
 from sessions.config import AudioFormat, Encoding

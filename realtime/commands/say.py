@@ -17,7 +17,7 @@ from engine.api import SamplingParams, SpeechEngine
 from realtime.commands.input import arriving_text
 from realtime.commands.output import FORMATS, PLAYERS, Output, find_player, open_output, output_path
 from realtime.config import ConfigError, load_config
-from realtime.local_engine import add_model_argument, running_engine
+from realtime.engine_factory import add_model_argument, running_engine
 from realtime.protocol.events import ResponseDone as WireResponseDone
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus

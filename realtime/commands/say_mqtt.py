@@ -14,7 +14,7 @@ from realtime.commands.output import Output, open_output
 from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, SpeechProgress
 from realtime.commands.say_remote import BYTES_PER_SAMPLE, SAMPLE_RATE, ServerError
 from realtime.mqtt.client import MqttAudio, MqttClientSession, open_session, settings_of
-from realtime.mqtt.line import BrokerDisconnected
+from realtime.mqtt.connection import BrokerDisconnected
 from realtime.protocol.events import ResponseDone
 from realtime.protocol.mqtt import messages as wire
 from sessions.events import ResponseStatus

@@ -11,10 +11,10 @@ import threading
 import time
 from pathlib import Path
 
+from realtime.app import serve
 from realtime.config import ConfigError, ServerConfig, allowed, load_config, settings
-from realtime.gateways import serve_with_gateways
+from realtime.gateway_supervisor import serve_with_gateways
 from realtime.logs import configure_logs
-from realtime.serve import serve
 from realtime.transports.listener import Ports
 from realtime.transports.page import page_folder
 

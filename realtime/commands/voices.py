@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
-from realtime.cloning import VoiceCloner, check_transcript
 from realtime.config import ConfigError, ServerConfig, load_config
-from realtime.local_engine import add_model_argument, running_engine
+from realtime.engine_factory import add_model_argument, running_engine
 from realtime.server import voice_limits
+from realtime.voice_cloner import VoiceCloner, check_transcript
 from sessions.voices.blend import blend
 from sessions.voices.folder import voices_folder
-from sessions.voices.naming import resembles_built_in
+from sessions.voices.lookup import resembles_built_in
 from sessions.voices.store import VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
 

@@ -9,17 +9,17 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from realtime.calls.switchboard import CallRegistry
+from realtime.calls.call_registry import CallRegistry
 from realtime.errors import RequestRefused
-from realtime.mqtt.broker import BrokerConnector
-from realtime.mqtt.line import MqttConnection, Publication
-from realtime.mqtt.status import offline
-from realtime.mqtt.visit import MqttConnectionHandler
+from realtime.mqtt.broker_connector import BrokerConnector
+from realtime.mqtt.connection import MqttConnection, Publication
+from realtime.mqtt.connection_handler import MqttConnectionHandler
+from realtime.mqtt.status_publisher import offline
 from realtime.protocol.errors import LocalProtocolError
 from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
-from realtime.transports.tcp_port import resolve_owner
+from realtime.transports.tcp_server import resolve_owner
 
 DISCONNECTED_CODE = "broker_lost"
 SESSION_END_EXPIRY_S = 60

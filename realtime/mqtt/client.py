@@ -13,10 +13,10 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from realtime.config import environment_name
-from realtime.device_config import MqttSettings
 from realtime.errors import RequestRefused
-from realtime.mqtt.broker import BrokerConnector
-from realtime.mqtt.line import IncomingMessage, MqttConnection, Publication
+from realtime.integration_config import MqttSettings
+from realtime.mqtt.broker_connector import BrokerConnector
+from realtime.mqtt.connection import IncomingMessage, MqttConnection, Publication
 from realtime.protocol.mqtt import messages as say
 from realtime.protocol.mqtt.audio import AudioHeader, parse_header
 from realtime.protocol.mqtt.topics import Topics

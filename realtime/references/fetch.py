@@ -21,7 +21,7 @@ from urllib.parse import urljoin
 import h11
 
 from engine.api import InvalidRequest
-from realtime.crumbs import ChunkLimitedConnection
+from realtime.h11_limits import ChunkLimitedConnection
 from realtime.references.addresses import Address, FetchTarget, Network, check_addresses, parse_url, refuse_address
 from realtime.version import VERSION
 

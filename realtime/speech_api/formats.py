@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from realtime.errors import RequestRefused
-from realtime.speech_api.body import SpeechRequestBody
+from realtime.speech_api.request_body import SpeechRequestBody
 from sessions.config import AudioFormat, Encoding
 
 FILE_RATE = 24_000

@@ -8,12 +8,12 @@ from typing import Any
 
 from realtime.auth import Principal
 from realtime.server import SpeechServer
-from realtime.speech_api.body import body_of
-from realtime.speech_api.order import map_error_params
+from realtime.speech_api.request_body import body_of
 from realtime.speech_api.settings import build_settings
-from realtime.speech_api.voice import check_reference, check_task, select_voice
-from sessions.checks import check_settings
+from realtime.speech_api.speech_job import map_error_params
+from realtime.speech_api.voice_selection import check_reference, check_task, select_voice
 from sessions.config import SpeechSettings
+from sessions.validation import check_settings
 
 # A message that names any of these says anew where the voice comes from.
 VOICE_SOURCES = ("voice", "ref_audio", "speaker_embedding")

@@ -10,10 +10,10 @@ import msgspec
 
 from engine.api import CHUNK_FRAMES, InvalidRequest, SamplingParams, TextLayout, UnknownLanguage
 from realtime.server import SpeechServer
-from realtime.speech_api.body import SpeechRequestBody
 from realtime.speech_api.formats import audio_format
 from realtime.speech_api.instructions import supported_instructions
 from realtime.speech_api.languages import known_language
+from realtime.speech_api.request_body import SpeechRequestBody
 from sessions.config import SpeechSettings
 
 OFFICIAL_NAMES = {

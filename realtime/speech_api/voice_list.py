@@ -11,7 +11,7 @@ from engine.api import EngineInfo
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
 from realtime.speech_api.languages import CODES, NAMES
-from sessions.voices.naming import voices_for
+from sessions.voices.lookup import voices_for
 from sessions.voices.store import VoiceStore
 
 MAX_SHOWN_CHARS = 40

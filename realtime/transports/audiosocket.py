@@ -11,14 +11,14 @@ from msgspec import structs
 
 from engine.api import EngineError
 from realtime.auth import Principal
+from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
-from realtime.calls.switchboard import CallRegistry
 from realtime.config import ConfigError
 from realtime.errors import RequestRefused, describe
-from realtime.protocol.phones.audiosocket import HEADER, AudioSocketDialect
+from realtime.protocol.telephony.audiosocket import HEADER, AudioSocketDialect
 from realtime.server import SpeechServer
-from realtime.transports.link import WRITE_GRACE_S
 from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
+from realtime.transports.transport import WRITE_GRACE_S
 from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.call")

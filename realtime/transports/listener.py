@@ -23,11 +23,11 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 from realtime.config import ConfigError, LimitSettings, ListenSettings
-from realtime.crumbs import ChunkLimitedConnection
+from realtime.h11_limits import ChunkLimitedConnection
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
-from realtime.transports.frames import FIN, OPCODE, WHOLE, FrameSplitter, payload
-from realtime.transports.link import EXTENSION, WRITE_GRACE_S, SocketControls
+from realtime.transports.transport import EXTENSION, WRITE_GRACE_S, SocketControls
+from realtime.transports.websocket_frames import FIN, OPCODE, WHOLE, FrameSplitter, payload
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.listener")

@@ -12,7 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from realtime.errors import RequestRefused
-from realtime.transports.staying import client_disconnected
+from realtime.transports.disconnect import client_disconnected
 
 MAX_FIELDS = 16
 MAX_FIELD_BYTES = 262_144

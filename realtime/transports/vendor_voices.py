@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from realtime.speech_api.voice_list import ListedVoice, listed_voices, one_of, position, whole_number
-from realtime.transports.http import server_of
+from realtime.transports.http_routes import server_of
 
 OPEN_WEBUI = "/open-webui"
 DEFAULT_PAGE, MAX_PAGE = 10, 100

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sessions.alignment.ear import AcousticModel, step_samples
-from sessions.alignment.letters import is_coarticulated, predict_units
-from sessions.alignment.path import ViterbiPath
+from sessions.alignment.acoustic_model import AcousticModel, step_samples
+from sessions.alignment.letter_model import is_coarticulated, predict_units
+from sessions.alignment.viterbi import ViterbiPath
 from sessions.alignment.weights import AlignerWeights, load_weights
 
 Pcm = npt.NDArray[np.float32]

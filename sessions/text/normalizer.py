@@ -1,7 +1,8 @@
 """Any text as English words that a voice trained on words alone can say.
 
 The output holds letters (A to Z, both cases), single spaces, and the marks ``. , ? ! ; : ' -``; docs/design/text.md
-lists what becomes of what. Blocks (sessions/text/blocks.py) make the output independent of how the input is cut.
+lists what becomes of what. Blocks (sessions/text/block_splitter.py) make the output independent of how the input is
+cut.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sessions.text.binding import needs_next_word
-from sessions.text.blocks import BlockEvent, BlockLimits, BlockSplitter, BlockStart, TextBlock
-from sessions.text.joiner import WordJoiner
+from sessions.text.block_splitter import BlockEvent, BlockLimits, BlockSplitter, BlockStart, TextBlock
+from sessions.text.lookahead import needs_next_word
 from sessions.text.markup import LineKind, closes_fence, line_kind
-from sessions.text.saying import verbalize
 from sessions.text.spans import SpannedText
+from sessions.text.verbalizer import verbalize
+from sessions.text.word_joiner import WordJoiner
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
-from sessions.text.blocks import WHITE_SPACE
-from sessions.text.endings import Boundary, BoundaryDetector
+from sessions.text.block_splitter import WHITE_SPACE
+from sessions.text.boundaries import Boundary, BoundaryDetector
 from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
 

@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 from engine.api import InvalidRequest
 from sessions.errors import LimitExceeded
-from sessions.voices.file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
 from sessions.voices.voice import NAME, StoredVoice, VoiceManifest
+from sessions.voices.voice_file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
 
 log = logging.getLogger("voicewire.voices")
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.engine.families import FAMILIES, Family
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
-from tests.fakes.shaped import Shape
+from tests.fakes.checksum_model import ChecksumFamily
 
 SHAPES = tuple(shape for family in FAMILIES for shape in family.shapes)
 
@@ -24,8 +24,8 @@ def one_torch_thread() -> Iterator[None]:
 
 
 @pytest.fixture(params=SHAPES, ids=lambda shape: shape.name)
-def shape(request: pytest.FixtureRequest) -> Shape:
-    found: Shape = request.param
+def shape(request: pytest.FixtureRequest) -> ChecksumFamily:
+    found: ChecksumFamily = request.param
     return found
 
 

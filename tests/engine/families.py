@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.fakes.checkpoints import TINY, write_checkpoint
+from tests.fakes.checksum_model import ChecksumFamily
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
-from tests.fakes.cosyvoice3_shaped import CosyVoice3Shape
+from tests.fakes.cosyvoice3_checksum import CosyVoice3Family
 from tests.fakes.cosyvoice3_voices import write_saved_voices
-from tests.fakes.cosyvoice_shaped import CosyVoiceShape
-from tests.fakes.qwen_shaped import QwenShape, WindowedQwenShape
-from tests.fakes.shaped import Shape
+from tests.fakes.cosyvoice_checksum import CosyVoiceChecksumFamily
+from tests.fakes.qwen_checksum import QwenChecksumFamily, WindowedQwenFamily
 
 
 class Family(NamedTuple):
     name: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[ChecksumFamily, ...]
     """Fakes of its shape: a talker whose codes are a function of its inputs, and a decode stage."""
     write: Callable[[Path], Path]
     """A tiny checkpoint in the released layout, with random weights."""
@@ -34,7 +34,7 @@ def write_with_voice(folder: Path) -> Path:
 FAMILIES = (
     Family(
         "qwen3_tts",
-        (QwenShape(), WindowedQwenShape()),
+        (QwenChecksumFamily(), WindowedQwenFamily()),
         lambda folder: write_checkpoint(folder, TINY),
         (
             *("config.json", "model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"),
@@ -44,7 +44,7 @@ FAMILIES = (
     ),
     Family(
         "cosyvoice3",
-        (CosyVoiceShape(), CosyVoice3Shape()),
+        (CosyVoiceChecksumFamily(), CosyVoice3Family()),
         write_with_voice,
         (
             "llm.pt",

@@ -22,12 +22,12 @@ from engine.api import (
     SpeechRequest,
     TextLayout,
 )
-from engine.client import create_engine
 from engine.config import EngineConfig
-from engine.load import load_engine
-from engine.remote import RemoteEngine
-from tests.engine.listening import listen
-from tests.engine.recorder import Recorder
+from engine.loader import load_engine
+from engine.local_engine import create_engine
+from engine.remote_engine import RemoteEngine
+from tests.engine.engine_harness import EngineHarness
+from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 RATE = 24_000
@@ -135,9 +135,9 @@ async def test_an_engine_process_that_dies_fails_the_recordings_under_way(folder
 # -- in the engine itself ------------------------------------------------------------------------------------------
 
 
-def bench_of(folder: Path, **settings: object) -> Recorder:
+def bench_of(folder: Path, **settings: object) -> EngineHarness:
     config = EngineConfig(**(dict(kv_memory_mb=8, max_requests=4, max_batch=4, fast_start=True) | settings))  # type: ignore[arg-type]
-    return Recorder(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+    return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
 
 
 def voice_of(num_frames: int, transcript: str = TRANSCRIPT) -> ClonedVoice:

@@ -13,9 +13,9 @@ from engine.api import FinishReason, SamplingParams, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.layers.transformer import CausalContext
-from engine.load import load_engine
+from engine.loader import load_engine
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.weights import load_codec, load_talker
+from engine.models.qwen3_tts.load_weights import load_codec, load_talker
 from engine.noise import PhiloxNoise, SampleKey
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 

@@ -20,10 +20,10 @@ from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request, RequestPhase
-from tests.engine.recorder import Heard, Recorder
-from tests.fakes.cosyvoice_shaped import CosyVoiceShape
-from tests.fakes.qwen_shaped import QwenShape, WindowedQwenShape
-from tests.fakes.shaped import Shape, reference_codes
+from tests.engine.engine_harness import EngineHarness, RecordedRequest
+from tests.fakes.checksum_model import ChecksumFamily, reference_codes
+from tests.fakes.cosyvoice_checksum import CosyVoiceChecksumFamily
+from tests.fakes.qwen_checksum import QwenChecksumFamily, WindowedQwenFamily
 
 MAX_TEXT = 24
 LIMITS: dict[str, Any] = dict(min_frame_cap=30, frames_per_text_token=6, max_frames=60)
@@ -37,12 +37,14 @@ def small_config(**settings: Any) -> EngineConfig:
     return EngineConfig(**(LIMITS | usual | settings))
 
 
-def recorder(shape: Shape, **settings: Any) -> Recorder:
+def recorder(shape: ChecksumFamily, **settings: Any) -> EngineHarness:
     config = small_config(**settings)
-    return Recorder(Engine(shape.make_model(), shape.make_stage(config), config))
+    return EngineHarness(Engine(shape.make_model(), shape.make_stage(config), config))
 
 
-def check_says(shape: Shape, heard: Heard, text: str, max_frames: int = LIMITS["max_frames"]) -> None:
+def check_says(
+    shape: ChecksumFamily, heard: RecordedRequest, text: str, max_frames: int = LIMITS["max_frames"]
+) -> None:
     """All of what it says alone, as near as its shape is; a part from the start of it when it was cut from outside."""
     cap = heard.spec.max_frames
     codes, reason = reference_codes(shape.make_model(), heard.spec, text, lambda n: min(cap or 30 + 6 * n, max_frames))
@@ -57,7 +59,7 @@ def check_says(shape: Shape, heard: Heard, text: str, max_frames: int = LIMITS["
 class EngineLaws(RuleBasedStateMachine):
     """Random orders from many clients, against an engine short of everything."""
 
-    shape: Shape
+    shape: ChecksumFamily
 
     @initialize(
         num_positions=st.integers(NEEDED_POSITIONS, 2 * NEEDED_POSITIONS),
@@ -204,15 +206,15 @@ class EngineLaws(RuleBasedStateMachine):
 
 
 class QwenLaws(EngineLaws):
-    shape = QwenShape()
+    shape = QwenChecksumFamily()
 
 
 class WindowedLaws(EngineLaws):
-    shape = WindowedQwenShape()
+    shape = WindowedQwenFamily()
 
 
 class CosyVoiceLaws(EngineLaws):
-    shape = CosyVoiceShape()
+    shape = CosyVoiceChecksumFamily()
 
 
 LAW_SETTINGS = settings(max_examples=25, stateful_step_count=40)
@@ -231,7 +233,7 @@ TEXTS = ["abcdefghijklmnop", "hello there", "xy", "one two three four", "q"]
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "decode@2"])
-def test_a_fault_ends_its_own_request_alone(shape: Shape, fault: str) -> None:
+def test_a_fault_ends_its_own_request_alone(shape: ChecksumFamily, fault: str) -> None:
     bench = recorder(shape)
     for index, text in enumerate(TEXTS):
         instruct = fault if index == 1 else ""
@@ -249,7 +251,7 @@ def test_a_fault_ends_its_own_request_alone(shape: Shape, fault: str) -> None:
             check_says(shape, heard, text)
 
 
-def test_a_request_that_cannot_even_begin_ends_alone(shape: Shape) -> None:
+def test_a_request_that_cannot_even_begin_ends_alone(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     first = bench.submit(text="hello", text_closed=True, sampling=SamplingParams(seed=1))
     for spec in (dict(instruct="new_row@0"), dict(voice="nobody"), dict(sampling=SamplingParams(top_p=3.0))):
@@ -263,7 +265,7 @@ def test_a_request_that_cannot_even_begin_ends_alone(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("max_requests", [1, 64])
-def test_however_few_requests_there_may_be_a_long_one_finds_room(shape: Shape, max_requests: int) -> None:
+def test_however_few_requests_there_may_be_a_long_one_finds_room(shape: ChecksumFamily, max_requests: int) -> None:
     """The pool is sized by the number of requests, but one of them may be as long as the model and memory allow."""
     config = EngineConfig(max_requests=max_requests)
     engine = Engine(shape.make_model(), shape.make_stage(config), config)
@@ -273,7 +275,7 @@ def test_however_few_requests_there_may_be_a_long_one_finds_room(shape: Shape, m
     assert pool.num_blocks * 16 * 64 <= 2**20
 
 
-def test_a_fault_of_the_whole_stage_is_not_hidden(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_whole_stage_is_not_hidden(shape: ChecksumFamily, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = recorder(shape)
     bench.submit(text="hello", text_closed=True)
 
@@ -285,7 +287,7 @@ def test_a_fault_of_the_whole_stage_is_not_hidden(shape: Shape, monkeypatch: pyt
         bench.run()
 
 
-def test_an_idle_engine_that_holds_something_says_so(shape: Shape) -> None:
+def test_an_idle_engine_that_holds_something_says_so(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     bench.engine.pool.allocate(1)
     with pytest.raises(AssertionError, match="1 blocks and 0 slots are held"):
@@ -295,7 +297,7 @@ def test_an_idle_engine_that_holds_something_says_so(shape: Shape) -> None:
 # -- many requests -----------------------------------------------------------------------------------------------
 
 
-def random_client(bench: Recorder, chance: random.Random) -> int:
+def random_client(bench: EngineHarness, chance: random.Random) -> int:
     """Submit one request of a random kind; texts that stay open are closed or cancelled by ``tend``."""
     return bench.submit(
         text="".join(chance.choices("abcdefgh ", k=chance.randint(1, 20))) + "a",
@@ -308,7 +310,7 @@ def random_client(bench: Recorder, chance: random.Random) -> int:
     )
 
 
-def tend(bench: Recorder, chance: random.Random) -> None:
+def tend(bench: EngineHarness, chance: random.Random) -> None:
     """A moment in the life of the clients of all running requests."""
     for epoch in list(bench.engine.requests):
         action = chance.random()
@@ -320,7 +322,7 @@ def tend(bench: Recorder, chance: random.Random) -> None:
             bench.end_input(epoch)
 
 
-def soak(bench: Recorder, num_requests: int, chance: random.Random) -> None:
+def soak(bench: EngineHarness, num_requests: int, chance: random.Random) -> None:
     for _ in range(num_requests):
         while len(bench.engine.requests) >= 12:
             tend(bench, chance)
@@ -335,7 +337,7 @@ def soak(bench: Recorder, num_requests: int, chance: random.Random) -> None:
     bench.check_idle()
 
 
-def check_soak(shape: Shape, num_requests: int) -> None:
+def check_soak(shape: ChecksumFamily, num_requests: int) -> None:
     """Neither objects nor resident memory grow after the first tenth of the requests."""
     bench, chance, process = recorder(shape, max_prefixes=2), random.Random(7), psutil.Process()
     soak(bench, num_requests // 10, chance)
@@ -347,11 +349,11 @@ def check_soak(shape: Shape, num_requests: int) -> None:
     assert process.memory_info().rss - resident < 20 * 2**20
 
 
-def test_memory_stays_flat_over_500_requests(shape: Shape) -> None:
+def test_memory_stays_flat_over_500_requests(shape: ChecksumFamily) -> None:
     check_soak(shape, 100 if shape.name == "cosyvoice3" else 500)  # whose flow takes ten times as long
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_memory_stays_flat_over_10_000_requests(shape: Shape) -> None:
+def test_memory_stays_flat_over_10_000_requests(shape: ChecksumFamily) -> None:
     check_soak(shape, 10_000)

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.admission import StepModel
 from engine.api import EngineOverloaded, SamplingParams, SpeechRequest
 from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS
 from engine.fairness import FairShares, StepBudget
-from engine.load import load_engine
-from engine.room import QueueLimits, RequestCounts
-from tests.engine.recorder import Recorder
+from engine.loader import load_engine
+from engine.queue_limits import QueueLimits, RequestCounts
+from engine.step_model import StepModel
+from tests.engine.engine_harness import EngineHarness
 from tests.engine.test_engine import recorder as shaped_recorder
-from tests.fakes.qwen_shaped import QwenShape
+from tests.fakes.qwen_checksum import QwenChecksumFamily
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 BASE_S, ROW_S, POSITION_S = 0.010, 0.002, 0.0003
@@ -25,7 +25,7 @@ BASE_S, ROW_S, POSITION_S = 0.010, 0.002, 0.0003
 MAX_GAP_S = 0.05
 
 
-class SimulatedEngine(Recorder):
+class SimulatedEngine(EngineHarness):
     """An engine whose steps take virtual time by what they compute; listeners play in the same time."""
 
     def __init__(self, folder: Path, graphs: bool) -> None:
@@ -123,7 +123,7 @@ def test_groups_get_equal_shares_whatever_they_ask_for(engine: SimulatedEngine) 
 
 
 def test_newcomer_gets_a_slot_before_waiting_burst_requests() -> None:
-    bench = shaped_recorder(QwenShape(), max_requests=4)
+    bench = shaped_recorder(QwenChecksumFamily(), max_requests=4)
     bursts = [bench.submit(text="abc", text_closed=True) for _ in range(8)]
     bench.step()
     paced = bench.submit(text="abc", text_closed=True, lead_ms=2_000)
@@ -138,7 +138,10 @@ def test_newcomer_gets_a_slot_before_waiting_burst_requests() -> None:
 def test_burst_requests_leave_a_quarter_of_the_slots_and_at_least_one_of_two(
     max_requests: int, num_reserved: int, tiny_folder: Path
 ) -> None:
-    for engine in (shaped_recorder(QwenShape(), max_requests=max_requests), graph_recorder(tiny_folder, max_requests)):
+    for engine in (
+        shaped_recorder(QwenChecksumFamily(), max_requests=max_requests),
+        graph_recorder(tiny_folder, max_requests),
+    ):
         for _ in range(2 * max_requests):
             engine.submit(text="abc", text_closed=True)
         engine.step()
@@ -150,16 +153,16 @@ def test_burst_requests_leave_a_quarter_of_the_slots_and_at_least_one_of_two(
         assert all(engine.request(newcomer) in running for newcomer in newcomers)
 
 
-def graph_recorder(folder: Path, max_requests: int) -> Recorder:
+def graph_recorder(folder: Path, max_requests: int) -> EngineHarness:
     config = EngineConfig(
         num_blocks=200, block_size=8, max_batch=8, max_requests=max_requests, max_waiting=16, watermark_blocks=0,
         fast_start=True, graphs=True, admission_share=1e3,
     )  # fmt: skip
-    return Recorder(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+    return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
 
 
 def test_slots_go_to_the_group_that_holds_fewest() -> None:
-    bench = shaped_recorder(QwenShape(), max_requests=4)
+    bench = shaped_recorder(QwenChecksumFamily(), max_requests=4)
     many = [bench.submit(text="abc" * 9, text_closed=True, group="many") for _ in range(6)]
     few = bench.submit(text="abc", text_closed=True, group="few")
     bench.step()
@@ -167,7 +170,7 @@ def test_slots_go_to_the_group_that_holds_fewest() -> None:
 
 
 def test_paced_rows_do_not_wait_for_blocks_of_burst_rows() -> None:
-    bench = shaped_recorder(QwenShape(), num_blocks=20, watermark_blocks=18)
+    bench = shaped_recorder(QwenChecksumFamily(), num_blocks=20, watermark_blocks=18)
     for _ in range(2):
         bench.submit(text="abcdefgh" * 3, text_closed=True)
     bench.step()
@@ -223,7 +226,7 @@ def test_budget_counts_prompts_and_lets_one_row_pass_within_the_slack() -> None:
 
 
 def test_shares_of_a_new_group_begin_where_the_others_are() -> None:
-    bench = shaped_recorder(QwenShape(), max_requests=8)
+    bench = shaped_recorder(QwenChecksumFamily(), max_requests=8)
     rows = {name: bench.submit(text="abc", text_closed=True, group=name) for name in "abc"}
     requests = {name: bench.request(row) for name, row in rows.items()}
     shares = FairShares()

@@ -13,34 +13,34 @@ import torch
 from engine.api import FinishReason, SamplingParams, SpeechRequest, TextLayout
 from engine.config import EngineConfig
 from engine.errors import EngineOverloaded, RequestTooLong
-from engine.load import load_engine
+from engine.loader import load_engine
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.tokenizer import TextTokenizer
 from engine.validation import check_request
-from tests.engine.recorder import Heard, Recorder
+from tests.engine.engine_harness import EngineHarness, RecordedRequest
 
-MakeBench = Callable[..., Recorder]
+MakeBench = Callable[..., EngineHarness]
 FRAME = 1920
 
 
 @pytest.fixture
 def make_bench(tiny_folder: Path) -> MakeBench:
-    def make(**settings: Any) -> Recorder:
+    def make(**settings: Any) -> EngineHarness:
         usual = dict(num_blocks=64, max_batch=4, max_requests=4, max_frames=60, fast_start=True)
         plain = dict(cpu_kernels=False)  # modules whose weights can be set
         config = EngineConfig(**(usual | plain | settings))
-        return Recorder(load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False).make_engine())
+        return EngineHarness(load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False).make_engine())
 
     return make
 
 
-def model_of(bench: Recorder) -> Qwen3TTS:
+def model_of(bench: EngineHarness) -> Qwen3TTS:
     model = bench.engine.model
     assert isinstance(model, Qwen3TTS)
     return model
 
 
-def say(bench: Recorder, text: str = "hello world", **fields: Any) -> Heard:
+def say(bench: EngineHarness, text: str = "hello world", **fields: Any) -> RecordedRequest:
     usual = dict(text=text, text_closed=True, sampling=SamplingParams(seed=1))
     epoch = bench.submit(**(usual | fields))
     bench.run()
@@ -48,13 +48,13 @@ def say(bench: Recorder, text: str = "hello world", **fields: Any) -> Heard:
     return bench.heard[epoch]
 
 
-def never_ending(bench: Recorder) -> Recorder:
+def never_ending(bench: EngineHarness) -> EngineHarness:
     model = model_of(bench)
     model.never[model.config.talker.control.eos] = True
     return bench
 
 
-def num_tokens(bench: Recorder, text: str) -> int:
+def num_tokens(bench: EngineHarness, text: str) -> int:
     return len(model_of(bench).tokenizer.encode(text))
 
 
@@ -107,7 +107,7 @@ def test_a_loop_of_one_code_is_cut(make_bench: MakeBench) -> None:
     assert heard.num_samples == 12 * FRAME, "what was sampled is still heard"
 
 
-def silent(bench: Recorder) -> Recorder:
+def silent(bench: EngineHarness) -> EngineHarness:
     last = bench.engine.stage.codec.decoder[-1].conv  # type: ignore[attr-defined]
     last.weight.zero_()
     last.bias.zero_()
@@ -206,7 +206,7 @@ def test_the_engine_itself_holds_no_more_than_it_says_whoever_asks(make_bench: M
     assert say_along(bench).reason is not FinishReason.ERROR, "there is room again"
 
 
-def say_along(bench: Recorder) -> Heard:
+def say_along(bench: EngineHarness) -> RecordedRequest:
     epoch = bench.submit(text="hello world", text_closed=True, sampling=SamplingParams(seed=1))
     bench.run()
     return bench.heard[epoch]

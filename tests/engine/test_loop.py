@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.loop import EngineLoop
 from tests.engine.test_engine import LIMITS
-from tests.fakes.shaped import Shape
+from tests.fakes.checksum_model import ChecksumFamily
 
 WAIT_S = 20.0
 
@@ -47,7 +47,7 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def make_engine(shape: Shape) -> Callable[[], Engine]:
+def make_engine(shape: ChecksumFamily) -> Callable[[], Engine]:
     config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_requests=4, max_batch=4)))
     return lambda: Engine(shape.make_model(), shape.make_stage(config), config)
 

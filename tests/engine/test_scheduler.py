@@ -9,44 +9,44 @@ import pytest
 
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.models.base import AwaitText, SequenceState, TalkerInputs
-from tests.engine.recorder import Heard, Recorder
+from tests.engine.engine_harness import EngineHarness, RecordedRequest
 from tests.engine.test_engine import check_says as check_says_within
 from tests.engine.test_engine import recorder as usual_recorder
-from tests.fakes.shaped import Shape
+from tests.fakes.checksum_model import ChecksumFamily
 
 LONG = "abcdefgh" * 3
 FIRST_WORDS = "abcdefghij" * 2
 
 
-def recorder(shape: Shape, **settings: Any) -> Recorder:
+def recorder(shape: ChecksumFamily, **settings: Any) -> EngineHarness:
     return usual_recorder(shape, **({"max_frames": 100} | settings))
 
 
-def check_says(shape: Shape, heard: Heard, text: str) -> None:
+def check_says(shape: ChecksumFamily, heard: RecordedRequest, text: str) -> None:
     check_says_within(shape, heard, text, max_frames=100)
 
 
-def speak(bench: Recorder, text: str = LONG, **spec: Any) -> int:
+def speak(bench: EngineHarness, text: str = LONG, **spec: Any) -> int:
     """Closed text, and 90 frames of speech."""
     spec = {"text_closed": True, "instruct": "stop@90", "sampling": SamplingParams(seed=len(bench.heard))} | spec
     return bench.submit(text=text, **spec)
 
 
-def works_of_next_step(bench: Recorder) -> list[int]:
+def works_of_next_step(bench: EngineHarness) -> list[int]:
     """Epochs in the batch, in the order of urgency they were picked in."""
     bench.keep_batches, bench.batches = True, []
     bench.step()
     return [work.request.epoch for work in bench.batches[0].items]
 
 
-def run_until_heard(bench: Recorder, epoch: int, num_samples: int = 1) -> None:
+def run_until_heard(bench: EngineHarness, epoch: int, num_samples: int = 1) -> None:
     bench.run(until=lambda: bench.heard[epoch].num_samples >= num_samples)
 
 
 # -- urgency -----------------------------------------------------------------------------------------------------
 
 
-def test_first_audio_comes_before_every_deadline(shape: Shape) -> None:
+def test_first_audio_comes_before_every_deadline(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_batch=1, max_requests=3)
     heard_already = speak(bench)
     run_until_heard(bench, heard_already)
@@ -55,7 +55,7 @@ def test_first_audio_comes_before_every_deadline(shape: Shape) -> None:
     assert works_of_next_step(bench) == [newcomer]
 
 
-def test_among_rows_that_are_heard_the_one_that_runs_dry_first_steps_first(shape: Shape) -> None:
+def test_among_rows_that_are_heard_the_one_that_runs_dry_first_steps_first(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_batch=2, max_requests=4)
     rows = [speak(bench) for _ in range(3)]
     for row in rows:
@@ -66,7 +66,7 @@ def test_among_rows_that_are_heard_the_one_that_runs_dry_first_steps_first(shape
     assert works_of_next_step(bench) == [rows[1], rows[2]]
 
 
-def test_a_playback_report_changes_who_is_urgent(shape: Shape) -> None:
+def test_a_playback_report_changes_who_is_urgent(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_batch=1, max_requests=3)
     ahead, behind = speak(bench), speak(bench)
     for row in (ahead, behind):
@@ -76,7 +76,7 @@ def test_a_playback_report_changes_who_is_urgent(shape: Shape) -> None:
     assert works_of_next_step(bench) == [ahead]
 
 
-def test_a_report_before_the_first_chunk_costs_no_urgency(shape: Shape) -> None:
+def test_a_report_before_the_first_chunk_costs_no_urgency(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_batch=1, max_requests=3)
     first, second = speak(bench), speak(bench)
     bench.engine.report_playback(first, 0)
@@ -89,7 +89,7 @@ def test_a_report_before_the_first_chunk_costs_no_urgency(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("lead_ms", [0, 40, 500, 2000])
-def test_a_row_never_passes_its_lead_and_one_chunk(shape: Shape, lead_ms: int) -> None:
+def test_a_row_never_passes_its_lead_and_one_chunk(shape: ChecksumFamily, lead_ms: int) -> None:
     bench = recorder(shape)
     row = speak(bench, lead_ms=lead_ms)
     scheduler = bench.engine.scheduler
@@ -105,7 +105,7 @@ def test_a_row_never_passes_its_lead_and_one_chunk(shape: Shape, lead_ms: int) -
     check_says(shape, bench.heard[row], LONG)
 
 
-def test_a_row_at_its_lead_asks_for_no_step_until_its_time_comes(shape: Shape) -> None:
+def test_a_row_at_its_lead_asks_for_no_step_until_its_time_comes(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     row = speak(bench, lead_ms=100)
     bench.run(until=lambda: bench.heard[row].num_samples > 0)
@@ -121,13 +121,13 @@ def test_a_row_at_its_lead_asks_for_no_step_until_its_time_comes(shape: Shape) -
 LEAD_MS = 1_000
 
 
-def test_rows_at_their_leads_step_together(shape: Shape) -> None:
+def test_rows_at_their_leads_step_together(shape: ChecksumFamily) -> None:
     """A tick as long as a frame."""
     frame_s = recorder(shape).engine.scheduler.frame_s
     assert rows_of_steps(shape, frame_s) > 1.5 * rows_of_steps(shape, 0.0)
 
 
-def rows_of_steps(shape: Shape, lead_tick_s: float) -> float:
+def rows_of_steps(shape: ChecksumFamily, lead_tick_s: float) -> float:
     """In the mean, of four rows that began one after the other."""
     bench = recorder(shape, lead_tick_s=lead_tick_s)
     frame_s, rows = bench.engine.scheduler.frame_s, []
@@ -144,7 +144,7 @@ def rows_of_steps(shape: Shape, lead_tick_s: float) -> float:
     return sum(works) / len(works)
 
 
-def test_a_listener_with_a_short_lead_waits_for_no_tick(shape: Shape) -> None:
+def test_a_listener_with_a_short_lead_waits_for_no_tick(shape: ChecksumFamily) -> None:
     benches = [recorder(shape, lead_tick_s=tick_s) for tick_s in (0.0, 0.08)]
     for bench in benches:
         row = speak(bench, lead_ms=300)
@@ -152,7 +152,7 @@ def test_a_listener_with_a_short_lead_waits_for_no_tick(shape: Shape) -> None:
     assert benches[0].now_s == benches[1].now_s
 
 
-def test_burst_waits_for_nobody(shape: Shape) -> None:
+def test_burst_waits_for_nobody(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     row = speak(bench, lead_ms=None)
     started_s = bench.now_s
@@ -164,7 +164,7 @@ def test_burst_waits_for_nobody(shape: Shape) -> None:
 # -- parking -----------------------------------------------------------------------------------------------------
 
 
-def parked(shape: Shape, **settings: Any) -> tuple[Recorder, int]:
+def parked(shape: ChecksumFamily, **settings: Any) -> tuple[EngineHarness, int]:
     """A row that has spoken and has run out of text."""
     bench = recorder(shape, **settings)
     row = bench.submit(text=FIRST_WORDS, sampling=SamplingParams(seed=5))
@@ -173,7 +173,7 @@ def parked(shape: Shape, **settings: Any) -> tuple[Recorder, int]:
     return bench, row
 
 
-def test_starved_is_said_once_a_park_and_tells_the_lead(shape: Shape) -> None:
+def test_starved_is_said_once_a_park_and_tells_the_lead(shape: ChecksumFamily) -> None:
     bench, row = parked(shape)
     [starved] = bench.heard[row].starved
     request = bench.request(row)
@@ -184,9 +184,9 @@ def test_starved_is_said_once_a_park_and_tells_the_lead(shape: Shape) -> None:
 
 
 def test_text_too_short_to_go_on_with_starves_nobody_again() -> None:
-    from tests.fakes.cosyvoice_shaped import CosyVoiceShape
+    from tests.fakes.cosyvoice_checksum import CosyVoiceChecksumFamily
 
-    bench, row = parked(CosyVoiceShape())
+    bench, row = parked(CosyVoiceChecksumFamily())
     for letter in "klmn":
         bench.push_text(row, letter)
         bench.run()
@@ -196,7 +196,7 @@ def test_text_too_short_to_go_on_with_starves_nobody_again() -> None:
     assert len(bench.heard[row].starved) == 2
 
 
-def test_a_parked_row_is_not_asked_stepped_or_padded(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parked_row_is_not_asked_stepped_or_padded(shape: ChecksumFamily, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, row = parked(shape)
     inputs = list(bench.request(row).row.inputs)
     asked: list[SequenceState] = []
@@ -214,14 +214,14 @@ def test_a_parked_row_is_not_asked_stepped_or_padded(shape: Shape, monkeypatch: 
     assert bench.request(row).row.inputs == inputs
 
 
-def test_a_parked_engine_has_no_work_and_wakes_for_nothing(shape: Shape) -> None:
+def test_a_parked_engine_has_no_work_and_wakes_for_nothing(shape: ChecksumFamily) -> None:
     bench, _ = parked(shape)
     bench.now_s += 10.0
     assert not bench.engine.has_work
     assert bench.engine.next_wake_s() is None
 
 
-def test_a_row_that_sat_out_goes_on_as_if_it_had_not(shape: Shape) -> None:
+def test_a_row_that_sat_out_goes_on_as_if_it_had_not(shape: ChecksumFamily) -> None:
     bench, row = parked(shape)
     for _ in range(3):
         speak(bench)
@@ -233,7 +233,7 @@ def test_a_row_that_sat_out_goes_on_as_if_it_had_not(shape: Shape) -> None:
     check_says(shape, bench.heard[row], FIRST_WORDS + "klmno")
 
 
-def test_nothing_is_starved_before_its_first_audio(shape: Shape) -> None:
+def test_nothing_is_starved_before_its_first_audio(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     row = bench.submit()
     bench.run()
@@ -244,14 +244,14 @@ def test_nothing_is_starved_before_its_first_audio(shape: Shape) -> None:
 # -- admission ---------------------------------------------------------------------------------------------------
 
 
-def test_admission_is_first_come_first_served(shape: Shape) -> None:
+def test_admission_is_first_come_first_served(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_requests=3)
     rows = [speak(bench, "abc" * (7 - n)) for n in range(6)]
     bench.run()
     assert bench.admitted == rows
 
 
-def test_a_full_house_waits_for_a_slot(shape: Shape) -> None:
+def test_a_full_house_waits_for_a_slot(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_requests=3)
     rows = [speak(bench) for _ in range(3)]
     bench.step()
@@ -263,7 +263,7 @@ def test_a_full_house_waits_for_a_slot(shape: Shape) -> None:
     assert bench.request(rows[2]).slot is not None
 
 
-def test_who_waits_for_the_next_step_alone_does_not_wait_for_room(shape: Shape) -> None:
+def test_who_waits_for_the_next_step_alone_does_not_wait_for_room(shape: ChecksumFamily) -> None:
     """A server that is asked again and again between two steps is not full."""
     bench = recorder(shape, max_requests=3)
     rows = [speak(bench)]
@@ -277,7 +277,7 @@ def test_who_waits_for_the_next_step_alone_does_not_wait_for_room(shape: Shape) 
     assert bench.engine.stats().num_waiting == 0
 
 
-def test_nobody_is_admitted_below_the_watermark(shape: Shape) -> None:
+def test_nobody_is_admitted_below_the_watermark(shape: ChecksumFamily) -> None:
     bench = recorder(shape, num_blocks=20, watermark_blocks=18)
     first, second = speak(bench), speak(bench)
     bench.step()
@@ -292,7 +292,7 @@ def test_nobody_is_admitted_below_the_watermark(shape: Shape) -> None:
     check_says(shape, bench.heard[third], LONG)
 
 
-def test_a_watermark_above_all_blocks_stops_nobody_alone(shape: Shape) -> None:
+def test_a_watermark_above_all_blocks_stops_nobody_alone(shape: ChecksumFamily) -> None:
     bench = recorder(shape, num_blocks=20, watermark_blocks=100)
     rows = [speak(bench) for _ in range(3)]
     bench.run()
@@ -301,7 +301,7 @@ def test_a_watermark_above_all_blocks_stops_nobody_alone(shape: Shape) -> None:
 
 
 def test_a_stage_without_memory_for_a_slot_keeps_requests_waiting(
-    shape: Shape, monkeypatch: pytest.MonkeyPatch
+    shape: ChecksumFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = recorder(shape)
     reserve = bench.engine.stage.reserve
@@ -317,12 +317,12 @@ def test_a_stage_without_memory_for_a_slot_keeps_requests_waiting(
 # -- memory pressure ---------------------------------------------------------------------------------------------
 
 
-def short_of_memory(shape: Shape, **settings: Any) -> Recorder:
+def short_of_memory(shape: ChecksumFamily, **settings: Any) -> EngineHarness:
     """Room for about one row and a half."""
     return recorder(shape, **({"num_blocks": 18, "watermark_blocks": 0, "preempt_margin_s": 0.2} | settings))
 
 
-def test_preempted_rows_finish_and_say_the_same(shape: Shape) -> None:
+def test_preempted_rows_finish_and_say_the_same(shape: ChecksumFamily) -> None:
     bench = short_of_memory(shape)
     rows = [speak(bench, lead_ms=lead) for lead in (None, 300, 0, None)]
     bench.run()
@@ -333,7 +333,7 @@ def test_preempted_rows_finish_and_say_the_same(shape: Shape) -> None:
         check_says(shape, bench.heard[row], LONG)
 
 
-def test_a_waiting_row_gives_way_and_is_computed_again_only_for_text(shape: Shape) -> None:
+def test_a_waiting_row_gives_way_and_is_computed_again_only_for_text(shape: ChecksumFamily) -> None:
     bench, row = parked(shape, num_blocks=17, watermark_blocks=0)
     other = speak(bench)
     bench.run(until=lambda: not bench.request(row).block_table)
@@ -349,7 +349,7 @@ def test_a_waiting_row_gives_way_and_is_computed_again_only_for_text(shape: Shap
     check_says(shape, bench.heard[row], FIRST_WORDS + "klmno")
 
 
-def test_a_row_preempted_at_its_lead_samples_no_frame_twice(shape: Shape) -> None:
+def test_a_row_preempted_at_its_lead_samples_no_frame_twice(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     row = speak(bench, lead_ms=200)
     run_until_heard(bench, row)
@@ -362,7 +362,7 @@ def test_a_row_preempted_at_its_lead_samples_no_frame_twice(shape: Shape) -> Non
     check_says(shape, bench.heard[row], LONG)
 
 
-def test_the_row_furthest_ahead_gives_way(shape: Shape) -> None:
+def test_the_row_furthest_ahead_gives_way(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_requests=4)
     near, far, urgent = (speak(bench) for _ in range(3))
     for row in (near, far, urgent):
@@ -381,7 +381,7 @@ def test_the_row_furthest_ahead_gives_way(shape: Shape) -> None:
     assert bench.request(near).block_table
 
 
-def test_a_row_is_not_preempted_for_one_that_is_hardly_more_urgent(shape: Shape) -> None:
+def test_a_row_is_not_preempted_for_one_that_is_hardly_more_urgent(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_requests=3, preempt_margin_s=1.0)
     first, second = speak(bench), speak(bench)
     for row in (first, second):
@@ -402,7 +402,7 @@ def test_a_row_is_not_preempted_for_one_that_is_hardly_more_urgent(shape: Shape)
 
 
 @pytest.mark.parametrize("max_prefill_positions", [2, 3, 7, 64])
-def test_a_prefill_in_pieces_says_the_same(shape: Shape, max_prefill_positions: int) -> None:
+def test_a_prefill_in_pieces_says_the_same(shape: ChecksumFamily, max_prefill_positions: int) -> None:
     bench = recorder(shape, max_prefill_positions=max_prefill_positions)
     rows = [speak(bench, layout=TextLayout.FULL) for _ in range(4)]
     bench.run()
@@ -410,7 +410,7 @@ def test_a_prefill_in_pieces_says_the_same(shape: Shape, max_prefill_positions: 
         check_says(shape, bench.heard[row], LONG)
 
 
-def test_running_rows_step_beside_a_long_prefill(shape: Shape) -> None:
+def test_running_rows_step_beside_a_long_prefill(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_prefill_positions=4)
     running = bench.submit(text=LONG, sampling=SamplingParams(seed=1))
     run_until_heard(bench, running)
@@ -423,7 +423,7 @@ def test_running_rows_step_beside_a_long_prefill(shape: Shape) -> None:
     assert bench.request(running).num_frames > frames
 
 
-def test_prefixes_on_and_off_say_the_same(shape: Shape) -> None:
+def test_prefixes_on_and_off_say_the_same(shape: ChecksumFamily) -> None:
     said = []
     for max_prefixes in (0, 1, 8):
         bench = recorder(shape, max_prefixes=max_prefixes)
@@ -440,7 +440,7 @@ def test_prefixes_on_and_off_say_the_same(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5, 40])
-def test_a_cancel_frees_everything_within_one_step(shape: Shape, num_steps: int) -> None:
+def test_a_cancel_frees_everything_within_one_step(shape: ChecksumFamily, num_steps: int) -> None:
     bench = recorder(shape)
     row = bench.submit(text=LONG, sampling=SamplingParams(seed=1))
     for _ in range(num_steps):
@@ -452,7 +452,7 @@ def test_a_cancel_frees_everything_within_one_step(shape: Shape, num_steps: int)
     bench.check_idle()
 
 
-def test_freed_memory_is_lent_again_only_after_the_step_in_flight(shape: Shape) -> None:
+def test_freed_memory_is_lent_again_only_after_the_step_in_flight(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     row = speak(bench)
     run_until_heard(bench, row)

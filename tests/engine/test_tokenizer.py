@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import CheckpointError
+from engine.incremental_bpe import BYTE_CHARACTERS, BpeVocab, IncrementalBpe, byte_level
 from engine.nfc import WHITE_SPACE, NfcStream, compose
-from engine.open_word import BYTE_CHARACTERS, BpeVocab, IncrementalBpe, byte_level
 from engine.tokenizer import TextTokenizer
 from tests.engine.tokenizer_folder import config_of, tokenizer_config_of, train, write_folder
 

@@ -25,8 +25,8 @@ from engine.api import (
     UnknownLanguage,
     UnknownVoice,
 )
-from tests.fakes.script import FAKE_INFO, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, FakeScript, tone
-from tests.fakes.stream import FakeSpeechStream
+from tests.fakes.engine_script import FAKE_INFO, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, FakeScript, tone
+from tests.fakes.engine_stream import FakeSpeechStream
 
 __all__ = [
     "FAKE_INFO",
@@ -143,7 +143,7 @@ class FakeSpeechEngine:
             num_finished=self._num_finished,
         )
 
-    def die(self) -> None:
+    def crash(self) -> None:
         """Fail every request and refuse all further ones, until ``start`` is called again."""
         self._alive = False
         for stream in list(self.streams.values()):

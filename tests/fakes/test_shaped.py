@@ -13,8 +13,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.layers.transformer import CausalContext
 from engine.models.base import AwaitText, TalkerInputs
-from tests.engine.recorder import Recorder
-from tests.fakes.cosyvoice_shaped import (
+from tests.engine.engine_harness import EngineHarness
+from tests.fakes.checksum_model import ChecksumFamily, ChecksumTalker, checksum_of, reference_codes
+from tests.fakes.cosyvoice_checksum import (
     BLOCK_SPEECH,
     BLOCK_TEXT,
     HOP_TOKENS,
@@ -25,12 +26,11 @@ from tests.fakes.cosyvoice_shaped import (
     TEXT_BASE,
     TOKEN_SAMPLES,
     CosyRow,
-    CosyVoiceShape,
-    CosyVoiceShaped,
-    SlicedDecode,
+    CosyVoiceChecksumFamily,
+    CosyVoiceChecksumTalker,
+    FakeSlicedDecodeStage,
 )
-from tests.fakes.qwen_shaped import QwenShape
-from tests.fakes.shaped import Shape, ShapedTalker, checksum_of, reference_codes
+from tests.fakes.qwen_checksum import QwenChecksumFamily
 
 TEXT = "abcdefghijklmnopqrstuvw"
 
@@ -39,10 +39,10 @@ def request(**fields: Any) -> SpeechRequest:
     return SpeechRequest(request_id="r", **({"sampling": SamplingParams(seed=3)} | fields))
 
 
-@pytest.mark.parametrize("shape", [QwenShape(), CosyVoiceShape()])
-def test_a_forward_in_one_piece_gives_the_checksum_and_order_and_content_matter(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", [QwenChecksumFamily(), CosyVoiceChecksumFamily()])
+def test_a_forward_in_one_piece_gives_the_checksum_and_order_and_content_matter(shape: ChecksumFamily) -> None:
     model = shape.make_model()
-    assert isinstance(model, ShapedTalker)
+    assert isinstance(model, ChecksumTalker)
     items = [5, 17, 5, 40_000, 3]
     positions = torch.arange(5)[None]
     hidden = model.forward([model.new_sequence(request(), 1)], [items], positions, CausalContext())
@@ -51,8 +51,8 @@ def test_a_forward_in_one_piece_gives_the_checksum_and_order_and_content_matter(
     assert checksum_of(items) != checksum_of([5, 17, 5, 40_001, 3])
 
 
-@pytest.mark.parametrize("shape", [QwenShape(), CosyVoiceShape()])
-def test_codes_are_a_function_of_seed_and_text(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", [QwenChecksumFamily(), CosyVoiceChecksumFamily()])
+def test_codes_are_a_function_of_seed_and_text(shape: ChecksumFamily) -> None:
     def said(seed: int, text: str) -> list[list[int]]:
         spec = request(sampling=SamplingParams(seed=seed))
         return reference_codes(shape.make_model(), spec, text, lambda n: 60)[0]
@@ -64,7 +64,7 @@ def test_codes_are_a_function_of_seed_and_text(shape: Shape) -> None:
 
 def talk(num_ids: int) -> tuple[list[list[int]], list[str]]:
     """What the CosyVoice-shaped talker is fed and answers, alone, for closed text."""
-    model = CosyVoiceShaped()
+    model = CosyVoiceChecksumTalker()
     row = model.new_sequence(request(), 3)
     assert isinstance(row, CosyRow)
     row.text.ids, row.text.closed = list(range(1, num_ids + 1)), True
@@ -109,7 +109,7 @@ def test_a_block_holds_fifteen_speech_tokens_at_most_and_its_last_is_fed_with_th
 
 
 def test_it_parks_between_blocks_until_five_ids_are_there() -> None:
-    model = CosyVoiceShaped()
+    model = CosyVoiceChecksumTalker()
     row = model.new_sequence(request(), 3)
     model.next_input(row)
     row.inputs += row.prefix
@@ -120,7 +120,7 @@ def test_it_parks_between_blocks_until_five_ids_are_there() -> None:
 
 
 def test_the_first_audio_needs_28_tokens_ten_slices_and_leaves_a_tail_behind() -> None:
-    stage = SlicedDecode(1)
+    stage = FakeSlicedDecodeStage(1)
     slot = stage.reserve()
     assert slot is not None
     for token in range(HOP_TOKENS + LOOK_AHEAD_TOKENS - 1):
@@ -140,11 +140,11 @@ def test_the_first_audio_needs_28_tokens_ten_slices_and_leaves_a_tail_behind() -
 
 
 def test_hops_sound_as_decoded_in_one_piece() -> None:
-    codes = reference_codes(CosyVoiceShaped(), request(), TEXT, lambda n: 200)[0]
+    codes = reference_codes(CosyVoiceChecksumTalker(), request(), TEXT, lambda n: 200)[0]
     assert len(codes) > 2 * HOP_TOKENS
     config = EngineConfig(max_frames=200, num_blocks=40)
-    shape = CosyVoiceShape()
-    bench = Recorder(Engine(shape.make_model(), shape.make_stage(config), config))
+    shape = CosyVoiceChecksumFamily()
+    bench = EngineHarness(Engine(shape.make_model(), shape.make_stage(config), config))
     epoch = bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=3))
     bench.run()
     np.testing.assert_array_equal(bench.heard[epoch].pcm, shape.pcm(codes))
@@ -152,7 +152,7 @@ def test_hops_sound_as_decoded_in_one_piece() -> None:
 
 
 def test_pages_grow_with_the_speech_and_all_come_back() -> None:
-    stage = SlicedDecode(2)
+    stage = FakeSlicedDecodeStage(2)
     slot = stage.reserve()
     assert slot is not None
     for token in range(90):

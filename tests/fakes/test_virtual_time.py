@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.fakes.virtual_time import Deadlock, VirtualTimeLoop
+from tests.fakes.virtual_time import VirtualTimeDeadlock, VirtualTimeLoop
 
 pytestmark = pytest.mark.virtual_time
 
@@ -62,7 +62,7 @@ async def test_real_sockets_are_waited_for():
 def test_a_wait_that_nothing_can_end_is_an_error():
     loop = VirtualTimeLoop()
     task = loop.create_task(asyncio.Event().wait())
-    with pytest.raises(Deadlock):
+    with pytest.raises(VirtualTimeDeadlock):
         loop.run_until_complete(task)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -16,11 +16,11 @@ Args = TypeVarTuple("Args")
 Result = TypeVar("Result")
 
 
-class Deadlock(RuntimeError):
+class VirtualTimeDeadlock(RuntimeError):
     """Every task waits, and no timer, socket or executor job is left that could wake one."""
 
 
-class JumpingSelector(selectors.DefaultSelector):
+class VirtualTimeSelector(selectors.DefaultSelector):
     """Polls for real, and turns every wait for a timer into a jump of the clock."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class JumpingSelector(selectors.DefaultSelector):
     def _wait_for_sockets(self) -> list[tuple[selectors.SelectorKey, int]]:
         only_the_loops_own_pipe = len(self.get_map()) <= 1
         if only_the_loops_own_pipe:
-            raise Deadlock("every task waits and nothing is left that could wake one")
+            raise VirtualTimeDeadlock("every task waits and nothing is left that could wake one")
         return super().select(None)
 
 
@@ -52,7 +52,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Starts at 0 s; ``time()`` moves only when everything that runs waits for a timer."""
 
     def __init__(self) -> None:
-        self._jumping = JumpingSelector()
+        self._jumping = VirtualTimeSelector()
         super().__init__(self._jumping)
 
     @property

@@ -22,8 +22,8 @@ from engine.models.base import AwaitText, ModelStages
 from engine.models.qwen3_tts.load import load_stages
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import PromptPosition
-from engine.models.qwen3_tts.row import QwenSequence
-from tests.engine.recorder import Recorder
+from engine.models.qwen3_tts.sequence import QwenSequence
+from tests.engine.engine_harness import EngineHarness
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 from tests.parity.cases import MAX_NEW_TOKENS, Case
 
@@ -120,7 +120,7 @@ class Speaker:
 
     def speak(self, *requests: dict[str, Any], pieces: Sequence[str] = ()) -> list[tuple[list[list[int]], Any]]:
         """Codes and what was heard of each, spoken side by side; ``pieces`` are pushed one after the other."""
-        bench = Recorder(self.engine)
+        bench = EngineHarness(self.engine)
         epochs = [bench.submit(**request) for request in requests]
         rows = [bench.request(epoch).row for epoch in epochs]
         for piece in pieces:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.api import FinishReason, InvalidRequest, SpeechRequest, TextLayout
 from engine.config import EngineConfig
-from engine.load import build_engine_info
+from engine.loader import build_engine_info
 from engine.models.qwen3_tts.config import read_config
 from engine.noise import GeneratorNoise, PhiloxNoise
 from engine.validation import check_request, check_sample

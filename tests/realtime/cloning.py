@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tests.fakes.engine import FAKE_INFO, FakeSpeechEngine
-from tests.realtime.live import QUICK
+from tests.realtime.live_server import QUICK
 
 EMBEDDING_SIZE = 8
 BASE_INFO = msgspec.structs.replace(

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.realtime.live import Live, live_server
+from tests.realtime.live_server import LiveServer, live_server
 
 
 @pytest.fixture
-async def live() -> AsyncIterator[Live]:
+async def live() -> AsyncIterator[LiveServer]:
     """A server with default settings; after the test nothing may be left behind."""
     async with live_server() as server:
         yield server

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from realtime.app import create_app, serve
 from realtime.config import load_config
 from realtime.logs import configure_logs
-from realtime.serve import create_app, serve
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.record_exchanges import FOLDER_VARIABLE, record_into
 

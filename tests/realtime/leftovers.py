@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.realtime.live import Live
+from tests.realtime.live_server import LiveServer
 
 PACKAGES = ("realtime.", "sessions.", "uvicorn.protocols.")
 FREE_AFTER_S = 5.0
@@ -40,7 +40,7 @@ def without_collections() -> Iterator[None]:
         gc.enable()
 
 
-async def leaves_no_object(live: Live, visit: Callable[[], Awaitable[None]]) -> None:
+async def leaves_no_object(live: LiveServer, visit: Callable[[], Awaitable[None]]) -> None:
     """A first visit fills what is cached."""
     await visit()
     await live.freed()

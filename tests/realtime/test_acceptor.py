@@ -20,7 +20,7 @@ from realtime.client import open_session
 from realtime.config import ConfigError, ListenSettings
 from realtime.transports.listener import open_listeners
 from tests.realtime.certificates import self_signed
-from tests.realtime.live import WAIT_S, Live, live_server, speak, until
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak, until
 
 DEVICES = {"xiaozhi__mqtt": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0}
 
@@ -31,18 +31,18 @@ def tls(tmp_path: Path) -> dict[str, str]:
     return {"listen__tls_certificate": str(certificate), "listen__tls_key": str(key)}
 
 
-def http_port(live: Live) -> int:
+def http_port(live: LiveServer) -> int:
     return live.port
 
 
-def device_port(live: Live) -> int:
+def device_port(live: LiveServer) -> int:
     port = live.uvicorn.config.app.state.device_ports.port
     assert isinstance(port, int)
     return port
 
 
 @pytest.mark.parametrize("port_of", [http_port, device_port])
-async def test_silent_tls_connections_end_in_time(tls: dict[str, str], port_of: Callable[[Live], int]) -> None:
+async def test_silent_tls_connections_end_in_time(tls: dict[str, str], port_of: Callable[[LiveServer], int]) -> None:
     async with live_server(**tls, **DEVICES, listen__handshake_timeout_s=0.5) as live:
         async with asyncio.timeout(WAIT_S):
             readers = [await dial(port_of(live)) for _ in range(30)]
@@ -52,7 +52,7 @@ async def test_silent_tls_connections_end_in_time(tls: dict[str, str], port_of: 
 
 
 @pytest.mark.parametrize("port_of", [http_port, device_port])
-async def test_silent_tls_connections_make_way(tls: dict[str, str], port_of: Callable[[Live], int]) -> None:
+async def test_silent_tls_connections_make_way(tls: dict[str, str], port_of: Callable[[LiveServer], int]) -> None:
     """The oldest handshakes end where there are more than max_http_connections, and honest clients come through."""
     limits = {"limits__max_http_connections": 8, "listen__handshake_timeout_s": 60}
     async with live_server(**tls, **DEVICES, **limits) as live, AsyncExitStack() as opened:

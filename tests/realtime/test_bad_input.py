@@ -16,8 +16,8 @@ from realtime.client import NativeClient
 from realtime.errors import RULES
 from realtime.protocol import events as ev
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.fuzz import random_message
-from tests.realtime.live import QUICK, Live, close_code, hear, live_server, next_of, speak
+from tests.realtime.live_server import QUICK, LiveServer, close_code, hear, live_server, next_of, speak
+from tests.realtime.message_fuzzer import random_message
 
 TEXT = "Hello there, this is a reply that goes on for a while."
 
@@ -27,7 +27,7 @@ def format_settings(**fields: Any) -> ev.NativeSpeechSettings:
 
 
 @asynccontextmanager
-async def bystander(live: Live) -> AsyncIterator[None]:
+async def bystander(live: LiveServer) -> AsyncIterator[None]:
     """Another client, speaking all the while: it must hear its reply whole."""
     async with live.session() as client:
         settings = ev.NativeSpeechSettings(pace="lead", lead_ms=200)
@@ -57,7 +57,7 @@ async def bystander(live: Live) -> AsyncIterator[None]:
     ],
 )  # fmt: skip
 async def test_what_breaks_the_wire_is_answered_and_ends_the_connection(
-    live: Live, message: str | bytes, code: str, param: str | None, closes_with: int
+    live: LiveServer, message: str | bytes, code: str, param: str | None, closes_with: int
 ) -> None:
     async with bystander(live), live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
@@ -68,13 +68,13 @@ async def test_what_breaks_the_wire_is_answered_and_ends_the_connection(
         assert await close_code(client) == closes_with == RULES[code].close
 
 
-async def test_a_message_far_above_the_limit_is_not_even_read(live: Live) -> None:
+async def test_a_message_far_above_the_limit_is_not_even_read(live: LiveServer) -> None:
     async with bystander(live), live.session() as client:
         await client.send_raw("a" * 1_100_000)
         assert await close_code(client) == 1009
 
 
-async def refused(client_messages: list[ev.ClientEvent], live: Live) -> ev.ErrorEvent:
+async def refused(client_messages: list[ev.ClientEvent], live: LiveServer) -> ev.ErrorEvent:
     """Send all of them, and give the first error; the session must still work afterwards."""
     async with live.session() as client:
         for message in client_messages:
@@ -118,7 +118,7 @@ CANCEL, REPORT = ev.ResponseCancel(response_id="r"), ev.PlaybackReport(response_
         ([WHOLE, CREATE], "duplicate_response"),
     ],
 )
-async def test_events_that_come_at_the_wrong_time(live: Live, messages: list[ev.ClientEvent], code: str) -> None:
+async def test_events_that_come_at_the_wrong_time(live: LiveServer, messages: list[ev.ClientEvent], code: str) -> None:
     error = await refused(messages, live)
     assert (error.code, error.response_id, error.param) == (code, "r", "response_id")
 
@@ -145,7 +145,7 @@ async def test_events_that_come_at_the_wrong_time(live: Live, messages: list[ev.
 )  # fmt: skip
 @pytest.mark.parametrize("by", ["response.create", "session.update"])
 async def test_settings_that_cannot_be_served(
-    live: Live, by: str, settings: ev.NativeSpeechSettings, code: str, param: str, limit: str
+    live: LiveServer, by: str, settings: ev.NativeSpeechSettings, code: str, param: str, limit: str
 ) -> None:
     update: ev.ClientEvent = ev.SessionUpdate(settings=settings)
     create: ev.ClientEvent = ev.ResponseCreate(response_id="r", settings=settings)
@@ -154,7 +154,7 @@ async def test_settings_that_cannot_be_served(
     assert limit in error.message.replace(",", "")
 
 
-async def test_text_on_its_way_to_a_refused_reply_is_not_answered(live: Live) -> None:
+async def test_text_on_its_way_to_a_refused_reply_is_not_answered(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(voice="nobody")))
         for event in (APPEND, APPEND, END):
@@ -165,7 +165,7 @@ async def test_text_on_its_way_to_a_refused_reply_is_not_answered(live: Live) ->
 
 
 @pytest.mark.parametrize("text", ["", " ", " \n\t ", "😀", "🙂🙃 👩‍🚀", "...", "\u200b"])
-async def test_text_with_nothing_to_say_completes_in_silence(live: Live, text: str) -> None:
+async def test_text_with_nothing_to_say_completes_in_silence(live: LiveServer, text: str) -> None:
     async with bystander(live), live.session() as client:
         spoken = await speak(client, text)
         assert (spoken.done.status, spoken.done.audio_samples) == ("completed", 0)
@@ -174,7 +174,7 @@ async def test_text_with_nothing_to_say_completes_in_silence(live: Live, text: s
         assert (await speak(client, TEXT, "after")).done.status == "completed"
 
 
-async def test_100_000_characters_are_too_many(live: Live) -> None:
+async def test_100_000_characters_are_too_many(live: LiveServer) -> None:
     async with bystander(live), live.session() as client:
         spoken = await speak(client, "word " * 20_000)
         assert spoken.done.status == "failed"
@@ -183,7 +183,7 @@ async def test_100_000_characters_are_too_many(live: Live) -> None:
         assert "50000" in spoken.done.error.message.replace(",", "").replace("_", "")
 
 
-async def test_100_000_characters_in_pieces_are_too_many_as_well(live: Live) -> None:
+async def test_100_000_characters_in_pieces_are_too_many_as_well(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(CREATE)
         for _ in range(20):
@@ -194,7 +194,7 @@ async def test_100_000_characters_in_pieces_are_too_many_as_well(live: Live) -> 
         assert done.error.code == "request_too_long"
 
 
-async def test_text_on_its_way_to_a_reply_that_failed_is_no_error_of_the_client(live: Live) -> None:
+async def test_text_on_its_way_to_a_reply_that_failed_is_no_error_of_the_client(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(CREATE)
         await client.send(ev.TextAppend(response_id="r", text="word " * 11_000))
@@ -209,7 +209,7 @@ async def test_text_on_its_way_to_a_reply_that_failed_is_no_error_of_the_client(
 
 
 @pytest.mark.parametrize("reports", [[-1e9], [1e18], [1e308], [-1e308], [5_000, 0, 5_000], [0.0] * 50, [-0.5, 1e-300]])
-async def test_playback_reports_of_a_skewed_clock_do_no_harm(live: Live, reports: list[float]) -> None:
+async def test_playback_reports_of_a_skewed_clock_do_no_harm(live: LiveServer, reports: list[float]) -> None:
     async with bystander(live), live.session() as client:
         await client.send(
             ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(lead_ms=200), text=TEXT[:20], end=True)
@@ -224,7 +224,7 @@ async def test_playback_reports_of_a_skewed_clock_do_no_harm(live: Live, reports
         assert done.audio_samples > 0
 
 
-async def test_a_cancel_with_an_impossible_position_is_answered(live: Live) -> None:
+async def test_a_cancel_with_an_impossible_position_is_answered(live: LiveServer) -> None:
     async with live.session() as client:
         for number, played_ms in enumerate((-5.0, 1e15, 1e308, -1e308)):
             await client.send(ev.ResponseCreate(response_id=f"r{number}", text=TEXT, end=True))
@@ -255,7 +255,7 @@ async def test_more_replies_at_once_than_a_session_may_have() -> None:
         assert "2" in error.message
 
 
-async def test_nothing_a_client_says_gets_into_the_log(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_a_client_says_gets_into_the_log(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="voicewire")
     caplog.set_level("DEBUG", logger="sessions")
     async with live.session() as client:
@@ -278,7 +278,7 @@ async def send_any(client: NativeClient, message: str | bytes) -> None:
         raise ConnectionError from None
 
 
-async def test_text_that_is_no_utf_8_is_refused(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+async def test_text_that_is_no_utf_8_is_refused(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     """And is no error of ours."""
     caplog.set_level("INFO")
     async with live.session() as client:
@@ -291,7 +291,7 @@ async def test_text_that_is_no_utf_8_is_refused(live: Live, caplog: pytest.LogCa
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def fuzz(live: Live, num_messages: int) -> None:
+async def fuzz(live: LiveServer, num_messages: int) -> None:
     """Connections that end are opened again; in the end the server must be as it was."""
     rng = random.Random(7)
     sent = num_connections = 0
@@ -311,7 +311,7 @@ async def fuzz(live: Live, num_messages: int) -> None:
         assert (await speak(client, TEXT)).done.status == "completed"
 
 
-async def test_some_generated_messages_against_a_live_server(live: Live) -> None:
+async def test_some_generated_messages_against_a_live_server(live: LiveServer) -> None:
     await fuzz(live, 400)
 
 

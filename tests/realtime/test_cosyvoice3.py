@@ -17,7 +17,7 @@ from sessions.audio.wav import wav_file
 from tests.fakes import tiny_onnx
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.fakes.cosyvoice3_voices import write_saved_voices
-from tests.realtime.live import Live, hear, live_server, speak
+from tests.realtime.live_server import LiveServer, hear, live_server, speak
 from tests.sessions.audio.signals import speech_like
 
 SPEECH = speech_like(48_000, 16_000, seed=1)
@@ -34,8 +34,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def live(checkpoint: Path, tmp_path: Path) -> AsyncIterator[Live]:
-    from engine.client import create_engine
+async def live(checkpoint: Path, tmp_path: Path) -> AsyncIterator[LiveServer]:
+    from engine.local_engine import create_engine
 
     engine = create_engine(checkpoint, process=False, kv_memory_mb=64, fast_start=True)
     async with live_server(engine, voices__folder=str(tmp_path)) as server:
@@ -48,7 +48,7 @@ def form(**fields: str) -> list[tuple[str, tuple[str | None, str | bytes] | tupl
     return [*parts, ("audio_sample", ("a.wav", wav_file(SPEECH, 16_000), "audio/wav"))]
 
 
-async def test_http_speaks_in_tokens_of_40_ms(live: Live) -> None:
+async def test_http_speaks_in_tokens_of_40_ms(live: LiveServer) -> None:
     body = {"input": TEXT, "voice": "anna", "response_format": "pcm", "max_frames": 30, "seed": 1}
     async with live.http() as http:
         answer = await http.post("/v1/audio/speech", json=body, timeout=30)
@@ -61,7 +61,7 @@ async def test_http_speaks_in_tokens_of_40_ms(live: Live) -> None:
     assert other.content != answer.content
 
 
-async def test_its_own_voices_and_cloned_ones_are_one_model(live: Live) -> None:
+async def test_its_own_voices_and_cloned_ones_are_one_model(live: LiveServer) -> None:
     body = {"input": TEXT, "voice": "anna", "max_frames": 4}
     async with live.http() as http:
         for task, status in (("CustomVoice", 200), ("Base", 200), ("VoiceDesign", 400)):
@@ -69,7 +69,7 @@ async def test_its_own_voices_and_cloned_ones_are_one_model(live: Live) -> None:
             assert answer.status_code == status, answer.text
 
 
-async def test_an_instruction_is_heard_and_an_unknown_one_refused_with_the_known(live: Live) -> None:
+async def test_an_instruction_is_heard_and_an_unknown_one_refused_with_the_known(live: LiveServer) -> None:
     body = {"input": TEXT, "voice": "anna", "response_format": "pcm", "max_frames": 20, "seed": 1}
     async with live.http() as http:
         plain = await http.post("/v1/audio/speech", json=body, timeout=30)
@@ -84,7 +84,7 @@ async def test_an_instruction_is_heard_and_an_unknown_one_refused_with_the_known
 @pytest.mark.parametrize(
     "wish", [{"repetition_penalty": 1.05}, {"top_k": 500}, {"subtalker_top_k": 5}, {"chunk_frames": [2]}]
 )
-async def test_a_wish_without_meaning_is_refused_by_its_name(live: Live, wish: dict[str, object]) -> None:
+async def test_a_wish_without_meaning_is_refused_by_its_name(live: LiveServer, wish: dict[str, object]) -> None:
     async with live.http() as http:
         answer = await http.post("/v1/audio/speech", json={"input": TEXT, "voice": "anna"} | wish, timeout=30)
     assert answer.status_code == 400
@@ -92,7 +92,7 @@ async def test_a_wish_without_meaning_is_refused_by_its_name(live: Live, wish: d
     assert answer.json()["error"]["param"] == name.replace("subtalker", "predictor")
 
 
-async def test_a_voice_is_uploaded_and_speaks_as_its_recording_does(live: Live) -> None:
+async def test_a_voice_is_uploaded_and_speaks_as_its_recording_does(live: LiveServer) -> None:
     reference = f"data:audio/wav;base64,{base64.b64encode(wav_file(SPEECH, 16_000)).decode()}"
     asked = {"input": TEXT, "response_format": "pcm", "max_frames": 16, "seed": 3}
     async with live.http() as http:
@@ -109,7 +109,7 @@ async def test_a_voice_is_uploaded_and_speaks_as_its_recording_does(live: Live) 
 
 
 @pytest.mark.parametrize(("num_samples", "told"), [(8_000, "at least 1 s"), (16_000 * 31, "30 s")])
-async def test_a_recording_too_short_or_too_long_is_refused(live: Live, num_samples: int, told: str) -> None:
+async def test_a_recording_too_short_or_too_long_is_refused(live: LiveServer, num_samples: int, told: str) -> None:
     parts = [("name", (None, "zoe")), ("consent", (None, "yes"))]
     wav = wav_file(np.tile(SPEECH, 11)[:num_samples], 16_000)
     async with live.http() as http:
@@ -118,7 +118,7 @@ async def test_a_recording_too_short_or_too_long_is_refused(live: Live, num_samp
     assert told in answer.text
 
 
-async def test_a_silent_recording_is_refused(live: Live) -> None:
+async def test_a_silent_recording_is_refused(live: LiveServer) -> None:
     parts = [("name", (None, "zoe")), ("consent", (None, "yes"))]
     wav = wav_file(np.zeros(32_000, np.float32), 16_000)
     async with live.http() as http:
@@ -127,7 +127,7 @@ async def test_a_silent_recording_is_refused(live: Live) -> None:
     assert "audio is silent" in answer.text
 
 
-async def test_the_native_socket_speaks_live_text(live: Live) -> None:
+async def test_the_native_socket_speaks_live_text(live: LiveServer) -> None:
     async with live.session() as client:
         settings = ev.NativeSpeechSettings(voice="anna", pace="burst", seed=1, max_frames=60)
         await client.send(ev.ResponseCreate(response_id="r", settings=settings))
@@ -141,7 +141,7 @@ async def test_the_native_socket_speaks_live_text(live: Live) -> None:
         assert two.done.status == "completed"
 
 
-async def test_a_vendors_wire_speaks(live: Live) -> None:
+async def test_a_vendors_wire_speaks(live: LiveServer) -> None:
     url = f"{live.url}/v1/speak?model=anna&encoding=linear16&sample_rate=24000"
     async with connect(url) as socket:
         await socket.send(json.dumps({"type": "Speak", "text": TEXT}))
@@ -190,7 +190,7 @@ LONG_TEXTS = {
 
 
 @pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
-async def test_long_texts_in_scripts_of_many_tokens_are_spoken_in_segments(live: Live, text: str) -> None:
+async def test_long_texts_in_scripts_of_many_tokens_are_spoken_in_segments(live: LiveServer, text: str) -> None:
     """The tiny vocabulary knows next to none of them: a token a byte, and a segment takes 200."""
     settings = ev.NativeSpeechSettings(voice="anna", pace="burst", seed=1, max_frames=3, text_layout="full")
     async with live.session() as client:

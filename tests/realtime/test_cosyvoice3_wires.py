@@ -14,9 +14,9 @@ from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.fakes.cosyvoice3_voices import write_saved_voices
 from tests.realtime.calls.test_sockets import KEY, PUBLIC, SIGNED, TOKEN, told, twilio_call
 from tests.realtime.calls.test_sockets import dial as dial_agent
-from tests.realtime.dialects.clients import CLIENTS
-from tests.realtime.dialects.talk import dial, hear_first_audio, hear_to_the_close, send, turn
-from tests.realtime.live import Live, live_server, next_of, speak, until
+from tests.realtime.dialects.socket_client import dial, hear_first_audio, hear_to_the_close, send, turn
+from tests.realtime.dialects.vendor_clients import CLIENTS
+from tests.realtime.live_server import LiveServer, live_server, next_of, speak, until
 
 TEXT = "Hello there, how are you?"
 LONG = "The quick brown fox jumps over the lazy dog. " * 20
@@ -33,8 +33,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def live(checkpoint: Path) -> AsyncIterator[Live]:
-    from engine.client import create_engine
+async def live(checkpoint: Path) -> AsyncIterator[LiveServer]:
+    from engine.local_engine import create_engine
 
     engine = create_engine(checkpoint, process=False, kv_memory_mb=64, fast_start=True)
     async with live_server(engine, auth__api_keys=f"agent:{KEY}", **FLAGS) as server:
@@ -42,7 +42,7 @@ async def live(checkpoint: Path) -> AsyncIterator[Live]:
         await freed(server)
 
 
-async def freed(live: Live) -> None:
+async def freed(live: LiveServer) -> None:
     """Nothing is held for anybody: free + held = total in both stages."""
     await until(lambda: live.speech.num_connections == 0)
     await until(lambda: live.engine.stats().num_running == 0)
@@ -51,7 +51,7 @@ async def freed(live: Live) -> None:
     assert live.speech.num_active_responses == 0
 
 
-async def test_every_vendors_wire_speaks(live: Live) -> None:
+async def test_every_vendors_wire_speaks(live: LiveServer) -> None:
     for client in CLIENTS.values():
         async with dial(live, client) as socket:
             assert len(await turn(socket, client, "t1", TEXT)) >= LEAST_BYTES, client.name
@@ -59,7 +59,7 @@ async def test_every_vendors_wire_speaks(live: Live) -> None:
                 assert (await hear_to_the_close(socket, client))[0] == 1000, client.name
 
 
-async def test_who_hangs_up_in_the_middle_of_a_wire_leaves_nothing_behind(live: Live) -> None:
+async def test_who_hangs_up_in_the_middle_of_a_wire_leaves_nothing_behind(live: LiveServer) -> None:
     for client in list(CLIENTS.values())[:3]:
         async with dial(live, client) as socket:
             await send(socket, client, client.say("t1", LONG))
@@ -67,7 +67,7 @@ async def test_who_hangs_up_in_the_middle_of_a_wire_leaves_nothing_behind(live: 
         await freed(live)
 
 
-async def test_an_agent_speaks_into_a_call(live: Live) -> None:
+async def test_an_agent_speaks_into_a_call(live: LiveServer) -> None:
     async with (
         dial_agent(live, "/v1/calls", Authorization=f"Bearer {KEY}") as agent,
         twilio_call(live, **SIGNED) as far,
@@ -82,7 +82,7 @@ async def test_an_agent_speaks_into_a_call(live: Live) -> None:
         assert (await told(agent, "call.hung_up"))["reason"] == "agent"
 
 
-async def test_an_interruption_ends_at_once_and_the_next_reply_speaks(live: Live) -> None:
+async def test_an_interruption_ends_at_once_and_the_next_reply_speaks(live: LiveServer) -> None:
     async with live.session(api_key=KEY) as client:
         settings = ev.NativeSpeechSettings(voice="anna")
         await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=LONG, end=True))
@@ -96,7 +96,7 @@ async def test_an_interruption_ends_at_once_and_the_next_reply_speaks(live: Live
         assert {message.response for message in again.audio} == {again.done.response}
 
 
-async def test_voices_side_by_side_sound_as_alone(live: Live) -> None:
+async def test_voices_side_by_side_sound_as_alone(live: LiveServer) -> None:
     """As long, at least: calls of other shapes round elsewhere."""
 
     async def say(voice: str) -> int:

@@ -20,15 +20,15 @@ from realtime.protocol import events as ev
 from realtime.protocol.native import PATH, SUBPROTOCOL, serialize
 from realtime.protocol.wyoming import events as wyoming
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.calls import far_side
+from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import dial, first_calls, told
 from tests.realtime.devices import test_xiaozhi, test_xiaozhi_mqtt
-from tests.realtime.dialects.clients import CLIENTS, VendorClient
-from tests.realtime.dialects.talk import KEY, LONG, TEXT
+from tests.realtime.dialects.socket_client import KEY, LONG, TEXT
+from tests.realtime.dialects.vendor_clients import CLIENTS, VendorClient
 from tests.realtime.leftovers import complaints
-from tests.realtime.live import WAIT_S, Live, live_server, until
-from tests.realtime.protocol.phones.test_phones import ASTERISK, AUDIOSOCKET, PLIVO, TELNYX, VONAGE
-from tests.realtime.test_tokens import connect_packet
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
+from tests.realtime.protocol.telephony.test_phones import ASTERISK, AUDIOSOCKET, PLIVO, TELNYX, VONAGE
+from tests.realtime.test_browser_tokens import connect_packet
 from tests.realtime.wires import REQUESTS
 
 FASTEST = FakeScript(ms_per_char=60.0, first_chunk_s=0.0, real_time_factor=0.0)
@@ -89,7 +89,7 @@ class DyingClient:
         head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
         await self.send(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
 
-    async def upgrade(self, live: Live, path: str, *subprotocols: str) -> None:
+    async def upgrade(self, live: LiveServer, path: str, *subprotocols: str) -> None:
         await self.connect(live.port)
         offered = {"Sec_WebSocket_Protocol": ", ".join(subprotocols)} if subprotocols else {}
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13"}
@@ -109,36 +109,36 @@ class DyingClient:
             await self.was_reset.wait()
 
 
-Reply = Callable[[Live, DyingClient], Awaitable[None]]
+Reply = Callable[[LiveServer, DyingClient], Awaitable[None]]
 
 
-async def native(live: Live, client: DyingClient) -> None:
+async def native(live: LiveServer, client: DyingClient) -> None:
     await client.upgrade(live, PATH, SUBPROTOCOL)
     settings = ev.NativeSpeechSettings(pace="burst")
     await client.send_frames(serialize(ev.ResponseCreate(response_id="r", settings=settings, text=LONG, end=True)))
     await client.dies_after(4)
 
 
-async def vendor(wire: VendorClient, live: Live, client: DyingClient) -> None:
+async def vendor(wire: VendorClient, live: LiveServer, client: DyingClient) -> None:
     await client.upgrade(live, wire.path, *wire.subprotocols)
     await client.send_frames(*(wire.pack(message) for message in wire.say("t1", LONG) + wire.end("t1")))
     await client.dies_after(4)
 
 
-async def request(path: str, body: dict[str, Any], live: Live, client: DyingClient) -> None:
+async def request(path: str, body: dict[str, Any], live: LiveServer, client: DyingClient) -> None:
     await client.connect(live.port)
     await client.send_request("POST", path, json.dumps(body).replace(TEXT, LONG).encode())
     await client.dies_after(4)
 
 
-async def wyoming_port(live: Live, client: DyingClient) -> None:
+async def wyoming_port(live: LiveServer, client: DyingClient) -> None:
     await client.connect(live.uvicorn.config.app.state.wyoming.port)
     await client.send(wyoming.serialize(wyoming.WyomingEvent("synthesize", {"text": LONG})))
     await client.dies_after(4)
 
 
 @asynccontextmanager
-async def agent(live: Live) -> AsyncIterator[ClientConnection]:
+async def agent(live: LiveServer) -> AsyncIterator[ClientConnection]:
     async with dial(live, "/v1/calls", **SHOWN) as line:
         yield line
 
@@ -148,7 +148,7 @@ async def speak_into(call: ClientConnection, text: str = LONG) -> None:
     await call.send(json.dumps({"type": "say", "call_id": call_id, "text": text}))
 
 
-async def phone(path: str, start: list[Message], live: Live, client: DyingClient) -> None:
+async def phone(path: str, start: list[Message], live: LiveServer, client: DyingClient) -> None:
     async with agent(live) as line:
         await client.upgrade(live, path)
         await client.send_frames(*start)
@@ -157,7 +157,7 @@ async def phone(path: str, start: list[Message], live: Live, client: DyingClient
         await told(line, "call.hung_up")
 
 
-async def audiosocket(live: Live, client: DyingClient) -> None:
+async def audiosocket(live: LiveServer, client: DyingClient) -> None:
     async with agent(live) as line:
         await client.connect(live.uvicorn.config.app.state.audiosocket.port)
         await client.send(b"".join(message for message, _ in AUDIOSOCKET[:2] if isinstance(message, bytes)))
@@ -167,7 +167,7 @@ async def audiosocket(live: Live, client: DyingClient) -> None:
         await told(line, "call.hung_up")
 
 
-async def device_by_mqtt(live: Live, client: DyingClient) -> None:
+async def device_by_mqtt(live: LiveServer, client: DyingClient) -> None:
     async with agent(live) as line:
         await client.connect(live.uvicorn.config.app.state.device_ports.port)
         hello = b"\x00\x02up" + json.dumps(test_xiaozhi_mqtt.HELLO).encode()
@@ -178,21 +178,21 @@ async def device_by_mqtt(live: Live, client: DyingClient) -> None:
         await told(line, "call.hung_up")
 
 
-async def agents_socket(live: Live, client: DyingClient) -> None:
+async def agents_socket(live: LiveServer, client: DyingClient) -> None:
     async with dial(live, "/v1/calls/twilio", **SHOWN) as far:
         await client.upgrade(live, "/v1/calls")
-        await far.send(far_side.connected())
-        await far.send(far_side.start())
+        await far.send(twilio_simulator.connected())
+        await far.send(twilio_simulator.start())
         async with live.http() as http:
             (call,) = await first_calls(lambda: http.get("/v1/calls", headers=SHOWN))
         await client.send_frames(json.dumps({"type": "say", "call_id": call["call_id"], "text": LONG}))
         await client.dies_after(1)
 
 
-async def agents_stream(live: Live, client: DyingClient) -> None:
+async def agents_stream(live: LiveServer, client: DyingClient) -> None:
     async with agent(live) as line, dial(live, "/v1/calls/twilio", **SHOWN) as far:
-        await far.send(far_side.connected())
-        await far.send(far_side.start())
+        await far.send(twilio_simulator.connected())
+        await far.send(twilio_simulator.start())
         call_id = (await told(line, "call.connected"))["call_id"]
         await client.connect(live.port)
         await client.send_request("GET", f"/v1/calls/{call_id}/events")
@@ -203,7 +203,7 @@ SSE = {"input": TEXT, "response_format": "pcm", "stream_format": "sse"}
 BATCH = {"items": [{"input": TEXT}, {"input": TEXT}], "response_format": "wav"}
 XIAOZHI: list[Message] = [json.dumps(test_xiaozhi.HELLO)]
 PHONES: dict[str, tuple[str, list[Message]]] = {
-    "twilio": ("/v1/calls/twilio", [far_side.connected(), far_side.start()]),
+    "twilio": ("/v1/calls/twilio", [twilio_simulator.connected(), twilio_simulator.start()]),
     "telnyx": ("/v1/calls/telnyx", [TELNYX[0][0], TELNYX[1][0]]),
     "plivo": ("/v1/calls/plivo", [PLIVO[0][0]]),
     "vonage": ("/v1/calls/vonage", [VONAGE[0][0]]),

@@ -17,9 +17,9 @@ import pytest
 from realtime.client import NativeClient, open_session
 from realtime.memory import resident_bytes
 from realtime.protocol import events as ev
-from tests.realtime import live
-from tests.realtime.live import NO_CERTIFICATES, hear, next_of
-from tests.realtime.processes import Server, server, wire_address
+from tests.realtime import live_server
+from tests.realtime.live_server import NO_CERTIFICATES, hear, next_of
+from tests.realtime.server_process import ServerProcess, server, wire_address
 
 QUICK = {"ms_per_char": 40.0, "first_chunk_s": 0.005, "real_time_factor": 0.05}
 TEXT = "Hello there, this is a reply of some length."
@@ -33,7 +33,7 @@ PAUSE_S = 2.0
 """Longer than the engine takes to hand back what is free, and to report."""
 
 
-async def one_session(running: Server, rng: random.Random) -> None:
+async def one_session(running: ServerProcess, rng: random.Random) -> None:
     """A third is cut in the middle of speech, a third is cancelled, a third is heard to its end."""
     client = await open_session(running.url)
     settings = ev.NativeSpeechSettings(pace="burst")
@@ -50,12 +50,12 @@ async def one_session(running: Server, rng: random.Random) -> None:
     await client.aclose()
 
 
-async def many_sessions(running: Server, num_sessions: int, rng: random.Random) -> None:
+async def many_sessions(running: ServerProcess, num_sessions: int, rng: random.Random) -> None:
     for _ in range(num_sessions // AT_ONCE):
         await asyncio.gather(*(one_session(running, rng) for _ in range(AT_ONCE)))
 
 
-async def readings(running: Server) -> dict[str, float]:
+async def readings(running: ServerProcess) -> dict[str, float]:
     """The server's gauges, once it has nothing to do."""
     async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES) as http:
         for _ in range(50):
@@ -97,13 +97,13 @@ async def test_2_000_sessions_leave_nothing_behind() -> None:
 
 
 @contextmanager
-def real_server() -> Iterator[Server]:
+def real_server() -> Iterator[ServerProcess]:
     """With the embedded voice, its engine in a process of its own."""
     command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--log-level", "error"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         try:
-            yield Server(process, wire_address(process.stdout).removesuffix("/v1/speech"))
+            yield ServerProcess(process, wire_address(process.stdout).removesuffix("/v1/speech"))
         finally:
             process.terminate()
 
@@ -129,7 +129,7 @@ async def real_leak_check(num_first: int, num_more: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 async def test_a_real_server_takes_no_more_memory_after_2_000_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "WAIT_S", 120.0)
+    monkeypatch.setattr(live_server, "WAIT_S", 120.0)
     await real_leak_check(200, 1_800)
 
 

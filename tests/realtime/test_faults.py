@@ -20,10 +20,10 @@ from websockets.uri import parse_uri
 from realtime.auth import LOCAL
 from realtime.protocol import events as ev
 from realtime.protocol.native import SUBPROTOCOL, serialize
-from realtime.transports.link import WebSocketTransport
-from realtime.transports.websocket import NativeConnection
+from realtime.transports.native_websocket import NativeConnection
+from realtime.transports.transport import WebSocketTransport
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.live import QUICK, Live, close_code, hear, live_server, next_of, speak, until
+from tests.realtime.live_server import QUICK, LiveServer, close_code, hear, live_server, next_of, speak, until
 
 TEXT = "Hello there, this is a reply that goes on for a while."
 LONG = " ".join([TEXT] * 10)
@@ -33,7 +33,7 @@ TIMELY = FakeScript(first_chunk_s=0.01, real_time_factor=0.3)
 class RawClient:
     """A socket and the WebSocket protocol, with nothing that reads or answers by itself."""
 
-    def __init__(self, live: Live, receive_buffer_bytes: int = 4_096) -> None:
+    def __init__(self, live: LiveServer, receive_buffer_bytes: int = 4_096) -> None:
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.connect(("127.0.0.1", live.port))
@@ -66,7 +66,7 @@ class RawClient:
 
 
 @contextmanager
-def raw_client(live: Live) -> Iterator[RawClient]:
+def raw_client(live: LiveServer) -> Iterator[RawClient]:
     client = RawClient(live)
     try:
         yield client
@@ -91,7 +91,7 @@ async def test_a_client_that_never_reads_loses_its_reply_and_then_its_line() -> 
 
 
 @pytest.mark.parametrize("how", ["abort", "close"])
-async def test_a_client_that_vanishes_frees_its_work_at_once(live: Live, how: str) -> None:
+async def test_a_client_that_vanishes_frees_its_work_at_once(live: LiveServer, how: str) -> None:
     live.engine.script = TIMELY
     async with live.session() as other:
         await other.send(ev.ResponseCreate(response_id="r", text=TEXT[:20], end=True))
@@ -109,7 +109,7 @@ async def test_a_client_that_vanishes_frees_its_work_at_once(live: Live, how: st
         await client.aclose()
 
 
-async def test_a_client_process_that_is_killed_frees_its_work(live: Live) -> None:
+async def test_a_client_process_that_is_killed_frees_its_work(live: LiveServer) -> None:
     live.engine.script = TIMELY
     code = (
         "import asyncio\n"
@@ -196,7 +196,7 @@ async def test_a_client_that_answers_no_ping_is_cut() -> None:
                 assert (await speak(lively, TEXT)).done.status == "completed"
 
 
-async def test_an_engine_that_fails_in_the_middle_of_a_batch_fails_that_reply_alone(live: Live) -> None:
+async def test_an_engine_that_fails_in_the_middle_of_a_batch_fails_that_reply_alone(live: LiveServer) -> None:
     live.engine.script_next(FakeScript(first_chunk_s=0.01, fail_at_frame=5))
     async with live.session() as client:
         await client.send(ev.ResponseCreate(response_id="bad", text=TEXT, end=True))
@@ -213,13 +213,13 @@ async def test_an_engine_that_fails_in_the_middle_of_a_batch_fails_that_reply_al
     assert good.status == "completed"
 
 
-async def test_a_dead_engine_turns_health_bad_fails_all_at_once_and_comes_back(live: Live) -> None:
+async def test_a_dead_engine_turns_health_bad_fails_all_at_once_and_comes_back(live: LiveServer) -> None:
     live.engine.script = TIMELY
     async with live.session() as client, live.http() as http:
         await client.send(ev.ResponseCreate(response_id="r", text=LONG, end=True))
         await next_of(client, ev.AudioMessage)
         died_s = time.monotonic()
-        live.engine.die()
+        live.engine.crash()
         assert (await http.get("/healthz")).status_code == 503
         assert (await http.get("/readyz")).json() == {"status": "engine_dead"}
         done = (await hear(client)).done
@@ -231,9 +231,9 @@ async def test_a_dead_engine_turns_health_bad_fails_all_at_once_and_comes_back(l
         assert (await speak(client, TEXT, "after")).done.status == "completed"
 
 
-async def test_a_reply_asked_of_a_dead_engine_is_refused(live: Live) -> None:
+async def test_a_reply_asked_of_a_dead_engine_is_refused(live: LiveServer) -> None:
     async with live.session() as client:
-        live.engine.die()
+        live.engine.crash()
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
         async for message in client:
             if isinstance(message, ev.ErrorEvent | ev.ResponseDone):
@@ -258,7 +258,7 @@ async def test_out_of_blocks_is_overload_and_worth_another_try() -> None:
 
 
 async def test_a_fault_of_ours_ends_that_connection_alone(
-    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with live.session() as unlucky, live.session() as other:
         session = live.speech.registry.find(unlucky.created.session_id)
@@ -273,7 +273,7 @@ async def test_a_fault_of_ours_ends_that_connection_alone(
         assert (await speak(other, TEXT)).done.status == "completed"
 
 
-async def test_at_the_drain_deadline_a_reply_is_told_its_end_before_the_line_closes(live: Live) -> None:
+async def test_at_the_drain_deadline_a_reply_is_told_its_end_before_the_line_closes(live: LiveServer) -> None:
     async with live.session() as client:
         for response_id in ("a", "b"):
             await client.send(ev.ResponseCreate(response_id=response_id, text=LONG))
@@ -306,7 +306,7 @@ async def test_a_fault_in_one_connection_is_none_of_the_others() -> None:
         live.speech._connections.remove(broken)
 
 
-async def test_a_connection_that_failed_on_a_full_line_is_not_ended_twice(live: Live) -> None:
+async def test_a_connection_that_failed_on_a_full_line_is_not_ended_twice(live: LiveServer) -> None:
     async with live.session() as client:
         await until(lambda: live.speech.num_connections == 1)
         connection = next(iter(live.speech._connections))

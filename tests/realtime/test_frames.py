@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from realtime.config import load_config
-from realtime.transports.frames import FrameSplitter, payload
 from realtime.transports.listener import SpeechWebSocketProtocol, UvicornConfig
+from realtime.transports.websocket_frames import FrameSplitter, payload
 
 REQUEST = (
     b"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

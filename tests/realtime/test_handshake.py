@@ -21,7 +21,7 @@ from realtime.protocol.native import SUBPROTOCOL
 from realtime.transports.listener import READ_BYTES, TCP_NOTSENT_LOWAT, SpeechWebSocketProtocol, listening_sockets
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.certificates import self_signed
-from tests.realtime.live import Live, live_server, next_of, speak, until
+from tests.realtime.live_server import LiveServer, live_server, next_of, speak, until
 
 KEY = "a-key-of-enough-characters"
 TEXT = "Hello there."
@@ -47,7 +47,7 @@ async def refusal(url: str, **options: object) -> tuple[int, str, str | None]:
         ({"VIA": "1.1 proxy"}, "not_loopback"),
     ],
 )
-async def test_a_page_of_another_origin_is_refused(live: Live, headers: dict[str, str], code: str) -> None:
+async def test_a_page_of_another_origin_is_refused(live: LiveServer, headers: dict[str, str], code: str) -> None:
     assert await refusal(live.url + "/v1/speech", additional_headers=headers) == (403, code, None)
     for path in (
         "/tts/websocket",
@@ -65,7 +65,7 @@ async def test_a_page_of_another_origin_is_refused(live: Live, headers: dict[str
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, code)
 
 
-async def test_a_rebound_host_is_refused_everywhere_but_for_health(live: Live) -> None:
+async def test_a_rebound_host_is_refused_everywhere_but_for_health(live: LiveServer) -> None:
     async with live.http() as http:
         headers = {"Host": "rebound.example"}
         for path in ("/v1/voices", "/metrics", "/"):
@@ -81,7 +81,7 @@ async def test_a_rebound_host_is_refused_everywhere_but_for_health(live: Live) -
     writer.close()
 
 
-async def test_the_servers_own_page_is_let_in(live: Live) -> None:
+async def test_the_servers_own_page_is_let_in(live: LiveServer) -> None:
     async with connect(
         live.url + "/v1/speech", origin=f"http://127.0.0.1:{live.port}", subprotocols=[SUBPROTOCOL], proxy=None
     ) as page:
@@ -117,7 +117,7 @@ async def test_no_log_holds_a_key(caplog: pytest.LogCaptureFixture) -> None:
     assert not any(KEY in str(vars(record)) for record in ours)
 
 
-async def test_an_unknown_address_and_an_unknown_wire(live: Live) -> None:
+async def test_an_unknown_address_and_an_unknown_wire(live: LiveServer) -> None:
     assert (await refusal(live.url + "/v2/speech"))[:2] == (404, "unknown_path")
     other = await refusal(live.url + "/v1/speech", subprotocols=["graphql-ws"])
     assert other[:2] == (400, "unsupported_subprotocol")
@@ -201,12 +201,12 @@ async def test_only_lasting_overload_refuses_handshakes() -> None:
             pass
 
 
-def overloaded_for(live: Live) -> float:
+def overloaded_for(live: LiveServer) -> float:
     since_s = live.speech._overloaded_since_s
     return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
 
-async def test_a_draining_server_takes_nothing_new(live: Live) -> None:
+async def test_a_draining_server_takes_nothing_new(live: LiveServer) -> None:
     live.engine.script = FakeScript(first_chunk_s=0.3)
     async with live.session() as client, live.http() as http:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
@@ -231,7 +231,7 @@ async def test_a_draining_server_takes_nothing_new(live: Live) -> None:
         assert client.close_code == 1012
 
 
-async def test_accepted_sockets_have_the_options_of_the_listener(live: Live) -> None:
+async def test_accepted_sockets_have_the_options_of_the_listener(live: LiveServer) -> None:
     async with live.session():
         connection = next(iter(live.uvicorn.server_state.connections))
         accepted = connection.transport.get_extra_info("socket")

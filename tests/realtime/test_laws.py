@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.dialects.clients import VendorClient
-from tests.realtime.dialects.talk import KEY, LONG, dial, every, hear_first_audio, send
+from tests.realtime.dialects.socket_client import KEY, LONG, dial, every, hear_first_audio, send
+from tests.realtime.dialects.vendor_clients import VendorClient
 from tests.realtime.leftovers import complaints, leaves_no_object
-from tests.realtime.live import live_server
+from tests.realtime.live_server import live_server
 from tests.realtime.wires import LINES, WIRES, Ending, Peer
 
 FASTEST = FakeScript(ms_per_char=60.0, first_chunk_s=0.0, real_time_factor=0.0)

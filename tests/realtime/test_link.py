@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from realtime.transports.link import EXTENSION, SocketControls, WebSocketTransport
+from realtime.transports.transport import EXTENSION, SocketControls, WebSocketTransport
 
 
 class FakeLine:

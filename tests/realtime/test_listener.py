@@ -9,15 +9,15 @@ import socket
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from realtime.transports.link import WebSocketTransport
 from realtime.transports.listener import READ_AHEAD_MESSAGES
-from tests.realtime.live import Live, live_server, speak, until
+from realtime.transports.transport import WebSocketTransport
+from tests.realtime.live_server import LiveServer, live_server, speak, until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY_TO_COME = b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
 
 
-async def dial(live: Live) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def dial(live: LiveServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", live.port)
 
 

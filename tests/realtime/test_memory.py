@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.connection_memory import Load, one_round
 from realtime.memory import resident_bytes
-from tests.realtime.processes import server
+from tests.realtime.server_process import server
 
 
 def test_a_child_counts_as_long_as_it_lives() -> None:

@@ -9,13 +9,13 @@ import pytest
 import uvicorn
 from starlette.routing import Mount
 
+from realtime.app import create_app
 from realtime.client import open_session
 from realtime.config import load_config
 from realtime.metrics import ServerMetrics
-from realtime.serve import create_app
 from realtime.transports.listener import listening_sockets
 from tests.fakes.engine import FakeSpeechEngine
-from tests.realtime.live import QUICK, live_server, speak, until
+from tests.realtime.live_server import QUICK, live_server, speak, until
 
 KEY = "a-key-of-enough-characters"
 

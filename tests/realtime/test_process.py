@@ -17,13 +17,13 @@ from websockets.exceptions import InvalidStatus
 
 from realtime.client import open_session
 from realtime.protocol import events as ev
-from tests.realtime.live import close_code, hear, next_of, speak
-from tests.realtime.processes import server_command
+from tests.realtime.live_server import close_code, hear, next_of, speak
+from tests.realtime.server_process import server_command
 
 KEPT_AT_START = """
 import asyncio, gc, os, signal, sys
 from realtime.config import load_config
-from realtime.serve import create_app, serve
+from realtime.app import create_app, serve
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 
 def ready(port):

@@ -13,7 +13,7 @@ from sessions.audio.opus import OpusDecoder
 from sessions.events import HeardText
 from sessions.response import Response
 from tests.fakes.engine import FakeScript
-from tests.realtime.live import Live, Spoken, close_code, hear, next_of, speak
+from tests.realtime.live_server import LiveServer, SpokenResponse, close_code, hear, next_of, speak
 
 TEXT = "Hello there, this is a short reply. It has two sentences."
 
@@ -24,7 +24,7 @@ def num_samples(message: ev.AudioMessage, sample_rate: int) -> int:
     return sum(map(len, message.packets)) // (2 if message.kind is ev.AudioKind.PCM_S16LE else 1)
 
 
-def check_order(spoken: Spoken) -> None:
+def check_order(spoken: SpokenResponse) -> None:
     """Sequences count from 0, and messages abut."""
     rate = spoken.created.format.sample_rate
     lengths = [num_samples(message, rate) for message in spoken.audio]
@@ -34,7 +34,7 @@ def check_order(spoken: Spoken) -> None:
     assert {message.response for message in spoken.audio} <= {spoken.created.response}
 
 
-async def test_the_first_event_tells_what_the_server_can(live: Live) -> None:
+async def test_the_first_event_tells_what_the_server_can(live: LiveServer) -> None:
     async with live.session() as client:
         created = client.created
     assert (created.protocol, created.model, created.voices) == ("voicewire.v1", "fake", ("ada", "ben"))
@@ -46,7 +46,7 @@ async def test_the_first_event_tells_what_the_server_can(live: Live) -> None:
     assert created.limits.max_active_responses == 8
 
 
-async def test_text_token_by_token_becomes_opus(live: Live) -> None:
+async def test_text_token_by_token_becomes_opus(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(pace="burst")))
         for character in TEXT:
@@ -63,7 +63,7 @@ async def test_text_token_by_token_becomes_opus(live: Live) -> None:
     assert np.abs(pcm).max() > 0.1
 
 
-async def test_audio_arrives_while_text_is_still_arriving(live: Live) -> None:
+async def test_audio_arrives_while_text_is_still_arriving(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r"))
         await client.send(ev.TextAppend(response_id="r", text="Hello there, "))
@@ -83,7 +83,7 @@ async def test_audio_arrives_while_text_is_still_arriving(live: Live) -> None:
         ("alaw", 8_000, ev.AudioKind.ALAW),
     ],
 )
-async def test_every_format(live: Live, encoding: str, rate: int, kind: ev.AudioKind) -> None:
+async def test_every_format(live: LiveServer, encoding: str, rate: int, kind: ev.AudioKind) -> None:
     async with live.session() as client:
         spoken = await speak(client, TEXT, format=ev.NativeAudioFormat(encoding=encoding, sample_rate=rate))
     check_order(spoken)
@@ -94,7 +94,7 @@ async def test_every_format(live: Live, encoding: str, rate: int, kind: ev.Audio
     assert spoken.done.audio_ms == pytest.approx(1000 * spoken.done.audio_samples / rate)
 
 
-async def test_two_replies_at_once_are_told_apart(live: Live) -> None:
+async def test_two_replies_at_once_are_told_apart(live: LiveServer) -> None:
     async with live.session() as client:
         for response_id in ("a", "b"):
             await client.send(ev.ResponseCreate(response_id=response_id, text=TEXT, end=True))
@@ -105,14 +105,14 @@ async def test_two_replies_at_once_are_told_apart(live: Live) -> None:
     assert {m.response_id for m in messages if isinstance(m, ev.ResponseDone)} == {"a", "b"}
 
 
-async def test_the_server_names_a_reply_that_the_client_did_not(live: Live) -> None:
+async def test_the_server_names_a_reply_that_the_client_did_not(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(ev.ResponseCreate(text=TEXT, end=True))
         spoken = await hear(client)
     assert spoken.created.response_id == spoken.done.response_id != ""
 
 
-async def test_settings_of_the_session_hold_for_later_replies(live: Live) -> None:
+async def test_settings_of_the_session_hold_for_later_replies(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(
             ev.SessionUpdate(
@@ -127,7 +127,7 @@ async def test_settings_of_the_session_hold_for_later_replies(live: Live) -> Non
     assert live.engine.requests[-1].voice == "ben"
 
 
-async def test_a_flush_speaks_what_is_there_and_is_answered(live: Live) -> None:
+async def test_a_flush_speaks_what_is_there_and_is_answered(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(
             ev.ResponseCreate(response_id="r", settings=ev.NativeSpeechSettings(pace="burst"), text="Hello")
@@ -141,7 +141,7 @@ async def test_a_flush_speaks_what_is_there_and_is_answered(live: Live) -> None:
         assert (await hear(client)).done.status == "completed"
 
 
-async def test_a_cancel_ends_the_sound_and_tells_what_was_heard(live: Live) -> None:
+async def test_a_cancel_ends_the_sound_and_tells_what_was_heard(live: LiveServer) -> None:
     live.engine.script_next(FakeScript(ms_per_char=60.0, first_chunk_s=0.01, real_time_factor=0.5))
     async with live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
@@ -159,7 +159,7 @@ async def test_a_cancel_ends_the_sound_and_tells_what_was_heard(live: Live) -> N
                 await anext(client)
 
 
-async def test_what_was_heard_can_be_asked_after_the_end(live: Live) -> None:
+async def test_what_was_heard_can_be_asked_after_the_end(live: LiveServer) -> None:
     async with live.session() as client:
         spoken = await speak(client, TEXT)
         await client.send(ev.ResponseCancel(response_id="r", played_ms=spoken.done.audio_ms / 2))
@@ -171,7 +171,7 @@ async def test_what_was_heard_can_be_asked_after_the_end(live: Live) -> None:
 
 @pytest.mark.parametrize("forgotten", [False, True])
 async def test_what_was_heard_is_told_as_of_the_question_however_long_its_words_take_to_be_found(
-    live: Live, monkeypatch: pytest.MonkeyPatch, forgotten: bool
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch, forgotten: bool
 ) -> None:
     recall = Response.query_heard
 
@@ -195,7 +195,7 @@ async def test_what_was_heard_is_told_as_of_the_question_however_long_its_words_
             assert heard.heard.played_ms == pytest.approx(300, abs=50)
 
 
-async def test_a_paced_reply_stays_within_its_lead(live: Live) -> None:
+async def test_a_paced_reply_stays_within_its_lead(live: LiveServer) -> None:
     async with live.session() as client:
         settings = ev.NativeSpeechSettings(pace="lead", lead_ms=300)
         await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT, end=True))
@@ -211,7 +211,7 @@ async def test_a_paced_reply_stays_within_its_lead(live: Live) -> None:
         assert received_s > 0.6
 
 
-async def test_goodbye_lets_the_last_reply_end(live: Live) -> None:
+async def test_goodbye_lets_the_last_reply_end(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
         await client.send(ev.SessionClose())
@@ -219,13 +219,13 @@ async def test_goodbye_lets_the_last_reply_end(live: Live) -> None:
         assert await close_code(client) == 1000
 
 
-async def test_goodbye_without_a_reply_closes_at_once(live: Live) -> None:
+async def test_goodbye_without_a_reply_closes_at_once(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(ev.SessionClose())
         assert await close_code(client) == 1000
 
 
-async def test_words_are_told_with_their_times_when_asked_for(live: Live) -> None:
+async def test_words_are_told_with_their_times_when_asked_for(live: LiveServer) -> None:
     async with live.session() as client:
         spoken = await speak(client, TEXT, word_times=True)
         silent = await speak(client, TEXT, "other")

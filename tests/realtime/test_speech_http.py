@@ -12,28 +12,28 @@ import numpy as np
 import pytest
 
 from engine.api import FinishReason
-from realtime.transports.speech import VOICE_WARNING
+from realtime.transports.speech_routes import VOICE_WARNING
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
-from tests.realtime.live import QUICK, Live, live_server, until
+from tests.realtime.live_server import QUICK, LiveServer, live_server, until
 
 TEXT = "Hello there, this is a short reply."
 
 
-async def post(live: Live, **body: object) -> tuple[int, dict[str, str], bytes]:
+async def post(live: LiveServer, **body: object) -> tuple[int, dict[str, str], bytes]:
     async with live.http() as http:
         answer = await http.post("/v1/audio/speech", json={"input": TEXT} | body)
     return answer.status_code, dict(answer.headers), answer.content
 
 
-async def error_of(live: Live, **body: object) -> tuple[int, str, str | None]:
+async def error_of(live: LiveServer, **body: object) -> tuple[int, str, str | None]:
     status, _, content = await post(live, **body)
     error = json.loads(content)["error"]
     assert error["message"]
     return status, error["code"], error["param"]
 
 
-async def test_mp3_is_the_default_format(live: Live) -> None:
+async def test_mp3_is_the_default_format(live: LiveServer) -> None:
     status, headers, content = await post(live, model="tts-1", voice="alloy")
     assert (status, headers["content-type"]) == (200, "audio/mpeg")
     assert content[0] == 0xFF
@@ -55,7 +55,7 @@ async def test_default_format_is_a_setting(name: str, media_type: str) -> None:
             assert (status, code, param) == (400, "unsupported_format", "stream")
 
 
-async def test_wav_of_unknown_length_in_stream(live: Live) -> None:
+async def test_wav_of_unknown_length_in_stream(live: LiveServer) -> None:
     status, headers, content = await post(live, model="tts-1", voice="ada", response_format="wav")
     assert (status, headers["content-type"]) == (200, "audio/wav")
     assert VOICE_WARNING.lower() not in headers
@@ -66,21 +66,23 @@ async def test_wav_of_unknown_length_in_stream(live: Live) -> None:
     assert np.abs(pcm).max() > 1_000
 
 
-async def test_no_speech_is_kept_for_questions_that_nobody_can_ask(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_speech_is_kept_for_questions_that_nobody_can_ask(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept: list[int] = []
     monkeypatch.setattr(live.speech.registry._services.backlog, "add", lambda share, num_bytes: kept.append(num_bytes))
     assert (await post(live))[0] == 200
     assert not kept
 
 
-async def test_pcm_is_the_wav_without_its_header(live: Live) -> None:
+async def test_pcm_is_the_wav_without_its_header(live: LiveServer) -> None:
     _, headers, content = await post(live, response_format="pcm", seed=1)
     _, _, wav = await post(live, response_format="wav", seed=1)
     assert headers["content-type"] == "audio/pcm"
     assert content == wav[44:]
 
 
-async def test_opus_in_ogg_ends_where_the_sound_ends(live: Live) -> None:
+async def test_opus_in_ogg_ends_where_the_sound_ends(live: LiveServer) -> None:
     _, headers, content = await post(live, response_format="opus")
     assert headers["content-type"] == "audio/ogg"
     packets, end = read_ogg(content)
@@ -111,7 +113,7 @@ def read_ogg(data: bytes) -> tuple[list[bytes], int]:
     return packets, position
 
 
-async def test_audio_is_sent_while_it_is_spoken(live: Live) -> None:
+async def test_audio_is_sent_while_it_is_spoken(live: LiveServer) -> None:
     live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.3)
     async with live.http() as http, http.stream("POST", "/v1/audio/speech", json={"input": TEXT}) as answer:
         assert answer.status_code == 200
@@ -122,14 +124,14 @@ async def test_audio_is_sent_while_it_is_spoken(live: Live) -> None:
             pass
 
 
-async def test_a_listener_who_leaves_frees_the_work(live: Live) -> None:
+async def test_a_listener_who_leaves_frees_the_work(live: LiveServer) -> None:
     live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.5)
     async with live.http() as http, http.stream("POST", "/v1/audio/speech", json={"input": TEXT * 10}) as answer:
         await anext(answer.aiter_raw())
     await until(lambda: live.speech.num_active_responses == 0)
 
 
-async def test_an_unknown_voice_becomes_ours_with_a_warning(live: Live) -> None:
+async def test_an_unknown_voice_becomes_ours_with_a_warning(live: LiveServer) -> None:
     for voice in ("alloy", {"id": "voice_1234"}):
         status, headers, _ = await post(live, voice=voice)
         assert status == 200
@@ -153,7 +155,7 @@ async def test_instructions_on_a_model_without_them_are_dropped_with_a_warning(v
         assert (item["status"], item["warning"]) == ("success", warnings[-1])
 
 
-async def batch(live: Live, **body: object) -> dict[str, Any]:
+async def batch(live: LiveServer, **body: object) -> dict[str, Any]:
     async with live.http() as http:
         answer: dict[str, Any] = (await http.post("/v1/audio/speech/batch", json=body)).json()
     return answer
@@ -173,12 +175,12 @@ async def batch(live: Live, **body: object) -> dict[str, Any]:
     ],
 )
 async def test_what_cannot_be_spoken_is_refused_by_name(
-    live: Live, body: dict[str, object], status: int, code: str, param: str
+    live: LiveServer, body: dict[str, object], status: int, code: str, param: str
 ) -> None:
     assert await error_of(live, **body) == (status, code, param)
 
 
-async def test_a_body_that_is_not_json(live: Live) -> None:
+async def test_a_body_that_is_not_json(live: LiveServer) -> None:
     async with live.http() as http:
         answer = await http.post("/v1/audio/speech", content=b'{"input":')
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "malformed_json")
@@ -201,12 +203,12 @@ async def test_a_body_that_never_ends() -> None:
 
 
 @pytest.mark.parametrize(("script", "status"), [(FakeScript(fail_at_frame=0), 500), (FakeScript(die_at_frame=0), 503)])
-async def test_a_failure_before_the_first_sound_has_a_status(live: Live, script: FakeScript, status: int) -> None:
+async def test_a_failure_before_the_first_sound_has_a_status(live: LiveServer, script: FakeScript, status: int) -> None:
     live.engine.script_next(script)
     assert (await error_of(live))[0] == status
 
 
-async def test_a_failure_after_it_cuts_the_answer_short(live: Live) -> None:
+async def test_a_failure_after_it_cuts_the_answer_short(live: LiveServer) -> None:
     live.engine.script_next(FakeScript(first_chunk_s=0.01, real_time_factor=0.01, fail_at_frame=4))
     reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
     body = json.dumps({"input": TEXT}).encode()
@@ -227,7 +229,7 @@ RUNAWAY = FakeScript(end_at_frame=3, end_reason=FinishReason.LOOP)
     [({}, 2), ({"seed": 7}, 1), ({"stream": True, "stream_format": "audio"}, 1)],
     ids=["whole", "with a seed", "streamed"],
 )
-async def test_runaway_is_retried_before_anything_is_sent(live: Live, fields: dict, num_requests: int) -> None:
+async def test_runaway_is_retried_before_anything_is_sent(live: LiveServer, fields: dict, num_requests: int) -> None:
     live.engine.script_next(RUNAWAY)
     async with live.http() as http:
         told = await http.post("/v1/audio/speech", json={"input": TEXT, "stream": False, **fields})
@@ -237,7 +239,7 @@ async def test_runaway_is_retried_before_anything_is_sent(live: Live, fields: di
     assert f"voicewire_runaways_retried_total {float(num_requests - 1)}" in metrics
 
 
-async def test_second_runaway_is_sent_as_it_is(live: Live) -> None:
+async def test_second_runaway_is_sent_as_it_is(live: LiveServer) -> None:
     live.engine.script_next(RUNAWAY, RUNAWAY)
     async with live.http() as http:
         told = await http.post("/v1/audio/speech", json={"input": TEXT, "stream": False, "response_format": "pcm"})
@@ -257,7 +259,7 @@ async def test_failed_retry_of_a_runaway_sends_the_first(limits: dict[str, int])
         await live.freed()
 
 
-async def test_voices_and_metrics(live: Live) -> None:
+async def test_voices_and_metrics(live: LiveServer) -> None:
     await post(live)
     await until(lambda: not live.engine.streams)  # its last audio is here before it ends
     async with live.http() as http:
@@ -282,6 +284,6 @@ async def test_a_client_that_leaves_before_the_first_audio_frees_its_work() -> N
         await until(lambda: "voicewire http client" not in {task.get_name() for task in asyncio.all_tasks()})
 
 
-async def test_nobody_waits_for_a_client_to_leave_once_it_hears(live: Live) -> None:
+async def test_nobody_waits_for_a_client_to_leave_once_it_hears(live: LiveServer) -> None:
     assert (await post(live))[0] == 200
     assert "voicewire http client" not in {task.get_name() for task in asyncio.all_tasks()}

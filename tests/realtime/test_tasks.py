@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.client import create_engine
+from engine.local_engine import create_engine
 from realtime.protocol import events as ev
 from sessions.audio.wav import wav_file
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
-from tests.realtime.live import Live, Spoken, live_server, speak
+from tests.realtime.live_server import LiveServer, SpokenResponse, live_server, speak
 from tests.sessions.audio.signals import speech_like
 
 SIZES = {"0b6": TINY, "1b7": TINY_PROJECTED}
@@ -26,7 +26,7 @@ COOL = {"temperature": 0.2, "predictor_temperature": 0.2, "min_new_tokens": FRAM
 """At random weights a warmer draw is all noise: the same words in every voice."""
 PCM = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=24_000)
 
-Serve = Callable[[str, str], AbstractAsyncContextManager[Live]]
+Serve = Callable[[str, str], AbstractAsyncContextManager[LiveServer]]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
 @pytest.fixture
 def serve(folder_of: Callable[[str, str], Path], tmp_path: Path) -> Serve:
     @asynccontextmanager
-    async def server(size: str, task: str) -> AsyncIterator[Live]:
+    async def server(size: str, task: str) -> AsyncIterator[LiveServer]:
         engine: Any = create_engine(folder_of(size, task), device="cpu", process=False, kv_memory_mb=8, fast_start=True)
         async with live_server(engine, voices__folder=str(tmp_path)) as live:
             yield live
@@ -52,22 +52,24 @@ def serve(folder_of: Callable[[str, str], Path], tmp_path: Path) -> Serve:
     return server
 
 
-async def post(live: Live, **fields: object) -> tuple[int, Any]:
+async def post(live: LiveServer, **fields: object) -> tuple[int, Any]:
     body = {"input": TEXT, "response_format": "pcm", "seed": 5, "max_frames": FRAMES} | COOL | fields
     async with live.http() as http:
         answer = await http.post("/v1/audio/speech", json=body, timeout=60)
     return answer.status_code, answer.content if answer.status_code == 200 else answer.json()["error"]
 
 
-async def over_the_socket(live: Live, **settings: object) -> bytes:
+async def over_the_socket(live: LiveServer, **settings: object) -> bytes:
     async with live.session() as client:
         sampling = ev.NativeSamplingOptions(**COOL)  # type: ignore[arg-type]
-        spoken: Spoken = await speak(client, TEXT, format=PCM, seed=5, max_frames=FRAMES, sampling=sampling, **settings)
+        spoken: SpokenResponse = await speak(
+            client, TEXT, format=PCM, seed=5, max_frames=FRAMES, sampling=sampling, **settings
+        )
     assert spoken.done.status == "completed"
     return b"".join(packet for message in spoken.audio for packet in message.packets)
 
 
-async def store_voice(live: Live, name: str, transcript: str) -> None:
+async def store_voice(live: LiveServer, name: str, transcript: str) -> None:
     parts: list[Any] = [("name", (None, name)), ("consent", (None, "yes")), ("audio_sample", ("a", WAV, "audio/wav"))]
     async with live.http() as http:
         told = await http.post("/v1/audio/voices", files=[*parts, ("ref_text", (None, transcript))], timeout=60)

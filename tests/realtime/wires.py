@@ -22,20 +22,20 @@ from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize
 
 from realtime.protocol import events as ev
-from realtime.protocol.phones.audiosocket import frame
-from tests.realtime.calls import far_side
+from realtime.protocol.telephony.audiosocket import frame
+from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import PUBLIC, SIGNED, TOKEN, told
 from tests.realtime.calls.test_sockets import dial as dial_call
-from tests.realtime.dialects.clients import CLIENTS, VendorClient
-from tests.realtime.dialects.talk import KEY, TEXT, dial, hear, hear_first_audio, send
+from tests.realtime.dialects.socket_client import KEY, TEXT, dial, hear, hear_first_audio, send
 from tests.realtime.dialects.test_wires_http import HTTP
-from tests.realtime.live import WAIT_S, Live, live_server, speak
-from tests.realtime.mqtt.agents import bridged, client
+from tests.realtime.dialects.vendor_clients import CLIENTS, VendorClient
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak
 from tests.realtime.mqtt.mosquitto import running
+from tests.realtime.mqtt.mqtt_client import bridged, client
 
 Ending = Literal["spoken", "closed", "dropped", "reset"]
 """The whole reply is received; or, in the middle of it, a close as the wire has it, a cut, or a cut by a reset."""
-Visit = Callable[[Live, Ending, str], Awaitable[None]]
+Visit = Callable[[LiveServer, Ending, str], Awaitable[None]]
 ENDINGS: tuple[Ending, ...] = ("spoken", "closed", "dropped", "reset")
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
@@ -52,7 +52,7 @@ class Peer:
     """What is spoken to the end."""
 
     @asynccontextmanager
-    async def server(self, folder: Path) -> AsyncIterator[Live]:
+    async def server(self, folder: Path) -> AsyncIterator[LiveServer]:
         settings = {"auth__api_keys": f"agent:{KEY}", **self.settings}
         if self.needs_broker:
             with running(folder) as broker:
@@ -76,7 +76,7 @@ def cut_socket(line: ClientConnection, ending: Ending) -> None:
 
 
 def visit_vendor(vendor: VendorClient) -> Visit:
-    async def visit(live: Live, ending: Ending, text: str) -> None:
+    async def visit(live: LiveServer, ending: Ending, text: str) -> None:
         line = await dial(live, vendor)
         await send(line, vendor, vendor.say("t1", text))
         if ending == "spoken" or vendor.one_turn:
@@ -91,7 +91,7 @@ def visit_vendor(vendor: VendorClient) -> Visit:
     return visit
 
 
-async def visit_native(live: Live, ending: Ending, text: str) -> None:
+async def visit_native(live: LiveServer, ending: Ending, text: str) -> None:
     async with live.session(KEY) as session:
         if ending == "spoken":
             await speak(session, text)
@@ -104,7 +104,7 @@ async def visit_native(live: Live, ending: Ending, text: str) -> None:
 
 
 def visit_request(path: str, body: dict[str, Any]) -> Visit:
-    async def visit(live: Live, ending: Ending, text: str) -> None:
+    async def visit(live: LiveServer, ending: Ending, text: str) -> None:
         data = json.dumps(body).replace(TEXT, text).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nxi-api-key: {KEY}\r\nAuthorization: Bearer {KEY}\r\n"
         head += f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -119,7 +119,7 @@ def visit_request(path: str, body: dict[str, Any]) -> Visit:
     return visit
 
 
-async def visit_wyoming(live: Live, ending: Ending, text: str) -> None:
+async def visit_wyoming(live: LiveServer, ending: Ending, text: str) -> None:
     async with AsyncTcpClient("127.0.0.1", live.uvicorn.config.app.state.wyoming.port) as peer:
         await peer.write_event(Synthesize(text).event())
         last = "audio-stop" if ending == "spoken" else "audio-chunk"
@@ -130,7 +130,7 @@ async def visit_wyoming(live: Live, ending: Ending, text: str) -> None:
         cut(peer._writer.get_extra_info("socket"), peer._writer.transport, ending)
 
 
-async def visit_broker(live: Live, ending: Ending, text: str) -> None:
+async def visit_broker(live: LiveServer, ending: Ending, text: str) -> None:
     assert ending == "spoken", "a client's connection ends at the broker"
     async with client(live.speech.config.mqtt) as agent:
         session = await agent.open(lead_ms=0)
@@ -166,7 +166,7 @@ def visit_line(path: str, *first: str, answer: Callable[[str], str | None] = lam
             if isinstance(message, str) and "vw" in message and (returned := answer(message)):
                 await line.send(returned)
 
-    async def visit(live: Live, ending: Ending, text: str) -> None:
+    async def visit(live: LiveServer, ending: Ending, text: str) -> None:
         headers_sent = AUTHORIZED | headers
         async with dial_call(live, "/v1/calls", **AUTHORIZED) as agent, dial_call(live, path, **headers_sent) as line:
             for message in first:
@@ -209,7 +209,7 @@ def return_mark(message: str) -> str | None:
     return message if json.loads(message)["event"] == "mark" else None
 
 
-async def visit_audiosocket(live: Live, ending: Ending, text: str) -> None:
+async def visit_audiosocket(live: LiveServer, ending: Ending, text: str) -> None:
     async with dial_call(live, "/v1/calls", **AUTHORIZED) as agent:
         reader, writer = await asyncio.open_connection("127.0.0.1", live.uvicorn.config.app.state.audiosocket.port)
         writer.write(frame(0x01, bytes(range(16))) + frame(0x10, bytes(320)))
@@ -251,7 +251,9 @@ XIAOZHI = (
     '{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}'
 )
 LINE_VISITS = {
-    "twilio": visit_line("/v1/calls/twilio", far_side.connected(), far_side.start(), answer=return_mark, **SIGNED),
+    "twilio": visit_line(
+        "/v1/calls/twilio", twilio_simulator.connected(), twilio_simulator.start(), answer=return_mark, **SIGNED
+    ),
     "telnyx": visit_line("/v1/calls/telnyx", TELNYX, answer=return_mark),
     "plivo": visit_line("/v1/calls/plivo", PLIVO, answer=return_checkpoint),
     "vonage": visit_line("/v1/calls/vonage", VONAGE, answer=return_notify),

@@ -17,8 +17,8 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from tests.realtime.certificates import self_signed
-from tests.realtime.processes import Server, server
-from tests.sdk.runs import KEY, RUN_TIMEOUT_S, Run, all_runs
+from tests.realtime.server_process import ServerProcess, server
+from tests.sdk.client_matrix import KEY, RUN_TIMEOUT_S, Run, all_runs
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 
@@ -33,18 +33,18 @@ def named(run: Run) -> str:
     return "-".join(run)
 
 
-def http(started: Server) -> str:
+def http(started: ServerProcess) -> str:
     return started.url.replace("ws", "http", 1)
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Server]:
+def running() -> Iterator[ServerProcess]:
     with server(SCRIPT, **SETTINGS) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
     certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
     tls = {"listen__tls_certificate": str(certificate), "listen__tls_key": str(key)}
     with server(SCRIPT, **SETTINGS, **tls) as started:
@@ -52,7 +52,7 @@ def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
 
 
 @pytest.mark.parametrize("run", all_runs(needs_tls=False), ids=named)
-def test_a_client_speaks_and_goes_on(running: Server, run: Run) -> None:
+def test_a_client_speaks_and_goes_on(running: ServerProcess, run: Run) -> None:
     check(run, run.speak(http(running)))
 
 
@@ -66,7 +66,7 @@ TLS_RUNS = [*all_runs(needs_tls=True), Run("vendor", "elevenlabs", "realtime")]
 
 
 @pytest.mark.parametrize("run", TLS_RUNS, ids=named)
-def test_a_client_speaks_over_tls(over_tls: tuple[Server, Path], run: Run) -> None:
+def test_a_client_speaks_over_tls(over_tls: tuple[ServerProcess, Path], run: Run) -> None:
     started, certificate = over_tls
     trusted = {"NODE_EXTRA_CA_CERTS": str(certificate), "SSL_CERT_FILE": str(certificate)}
     check(run, run.speak(started.url.replace("ws", "https", 1), **trusted))
@@ -113,7 +113,7 @@ def test_a_client_that_is_told_429_comes_again(run: Run) -> None:
         assert [turn["peak"] > LEAST_PEAK for turn in told["turns"]] == [True, True]
 
 
-def leave_after_a_refusal(started: Server, holder: ClientConnection) -> None:
+def leave_after_a_refusal(started: ServerProcess, holder: ClientConnection) -> None:
     """Its place is another's once that one was refused."""
     for _ in range(RUN_TIMEOUT_S * 10):
         told = httpx.get(f"{http(started)}/metrics", headers={"X-API-Key": KEY}, trust_env=False).text

@@ -14,8 +14,8 @@ import pytest
 from sessions.audio.pcm import s16_to_float
 from sessions.audio.recordings.decode import decode_recording
 from tests.realtime.certificates import self_signed
-from tests.realtime.processes import Server, server
-from tests.sdk.runs import ROOT, RUN_TIMEOUT_S, existing_environment, node_folder
+from tests.realtime.server_process import ServerProcess, server
+from tests.sdk.client_matrix import ROOT, RUN_TIMEOUT_S, existing_environment, node_folder
 from tests.sdk.test_clients import SCRIPT
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
@@ -48,13 +48,13 @@ NAMES = ("ELEVENLABS_API_KEY", "ELEVEN_API_KEY", "CARTESIA_API_KEY", "DEEPGRAM_A
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Server]:
+def plain() -> Iterator[ServerProcess]:
     with server(SCRIPT, speech__aligner="even") as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
     certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
     tls = {"listen__tls_certificate": str(certificate), "listen__tls_key": str(key)}
     with server(SCRIPT, speech__aligner="even", **tls) as started:
@@ -62,7 +62,7 @@ def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
 
 
 @pytest.mark.parametrize("program", PYTHON)
-def test_a_python_example(plain: Server, tmp_path: Path, program: str) -> None:
+def test_a_python_example(plain: ServerProcess, tmp_path: Path, program: str) -> None:
     environment, scheme, kind, texts = PYTHON[program]
     python = existing_environment(environment) / "bin" / "python"
     spoken = tmp_path / f"hello.{kind}"
@@ -71,7 +71,9 @@ def test_a_python_example(plain: Server, tmp_path: Path, program: str) -> None:
 
 
 @pytest.mark.parametrize("program", JAVASCRIPT)
-def test_a_javascript_example(plain: Server, over_tls: tuple[Server, Path], tmp_path: Path, program: str) -> None:
+def test_a_javascript_example(
+    plain: ServerProcess, over_tls: tuple[ServerProcess, Path], tmp_path: Path, program: str
+) -> None:
     environment = existing_environment("node")
     scheme, kind = JAVASCRIPT[program]
     secure, certificate = over_tls

@@ -29,12 +29,12 @@ pytest.importorskip("pocketsphinx", reason="the dependency group training is not
 pytest.importorskip("jiwer", reason="the dependency group training is not installed")
 
 from tests.realtime.certificates import self_signed
-from tests.realtime.processes import Server, wire_address
-from tests.sdk.clients.turns import LONG, TURNS
-from tests.sdk.runs import KEY, Run, all_runs
+from tests.realtime.server_process import ServerProcess, wire_address
+from tests.sdk.client_matrix import KEY, Run, all_runs
+from tests.sdk.clients.client_turns import LONG, TURNS
 from tests.sdk.test_clients import named, seconds
-from training.heldout import read_sentences, words_of
-from training.judge import GROUP_SENTENCES, Heard, Recognizer, Signal, compare, to_16k
+from training.asr_judge import GROUP_SENTENCES, Recognizer, Signal, Transcription, compare, to_16k
+from training.held_out import read_sentences, words_of
 
 pytestmark = [pytest.mark.heard, pytest.mark.timeout(240)]
 
@@ -74,26 +74,26 @@ class Hearing:
 
 
 @contextmanager
-def speaking(*flags: str) -> Iterator[Server]:
+def speaking(*flags: str) -> Iterator[ServerProcess]:
     """``voicewire serve`` with the voice that comes with it."""
     command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--log-level", "error", *flags]
     environment = os.environ | {"VOICEWIRE_AUTH_API_KEYS": f"agent:{KEY}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
         assert process.stdout is not None
         try:
-            yield Server(process, wire_address(process.stdout).removesuffix("/v1/speech"))
+            yield ServerProcess(process, wire_address(process.stdout).removesuffix("/v1/speech"))
         finally:
             process.terminate()
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Server]:
+def running() -> Iterator[ServerProcess]:
     with speaking() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, str]]:
     certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
     with speaking("--tls-certificate", str(certificate), "--tls-key", str(key)) as started:
         yield started, str(certificate)
@@ -119,7 +119,7 @@ def long_sentences() -> list[str]:
 
 @pytest.mark.parametrize("run", all_runs(needs_tls=False), ids=named)
 def test_what_a_client_plays_is_understood(
-    running: Server, recognizer: Recognizer, cut_recognizer: Recognizer, run: Run, tmp_path: Path
+    running: ServerProcess, recognizer: Recognizer, cut_recognizer: Recognizer, run: Run, tmp_path: Path
 ) -> None:
     told = speak(run, running.url.replace("ws", "http", 1), tmp_path)
     check(run, told, recognizer, cut_recognizer, tmp_path)
@@ -127,7 +127,7 @@ def test_what_a_client_plays_is_understood(
 
 @pytest.mark.parametrize("run", all_runs(needs_tls=True), ids=named)
 def test_what_a_client_plays_over_tls_is_understood(
-    over_tls: tuple[Server, str], recognizer: Recognizer, cut_recognizer: Recognizer, run: Run, tmp_path: Path
+    over_tls: tuple[ServerProcess, str], recognizer: Recognizer, cut_recognizer: Recognizer, run: Run, tmp_path: Path
 ) -> None:
     started, certificate = over_tls
     told = speak(run, started.url.replace("wss", "https", 1), tmp_path, NODE_EXTRA_CA_CERTS=certificate)
@@ -209,7 +209,7 @@ def read_wave(path: Path) -> Signal:
         return to_16k(np.frombuffer(file.readframes(file.getnframes()), np.int16), file.getframerate())
 
 
-def share_wrong(heard: list[Heard]) -> float:
+def share_wrong(heard: list[Transcription]) -> float:
     return sum(one.errors for one in heard) / sum(one.words for one in heard)
 
 
@@ -225,7 +225,7 @@ def distances(told: list[list[Any]], heard: list[tuple[str, float]], only_steps:
     return [abs(distance) * 1000 for distance in found]
 
 
-def summed(run: Run, heard: list[Heard], distances_ms: list[float]) -> Hearing:
+def summed(run: Run, heard: list[Transcription], distances_ms: list[float]) -> Hearing:
     hearing = Hearing(named(run), sum(one.words for one in heard), sum(one.errors for one in heard), len(distances_ms))
     if distances_ms:
         hearing.median_ms, hearing.worst_ms = round(statistics.median(distances_ms), 1), round(max(distances_ms), 1)

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from realtime.protocol.phones.base import Message, TelephonyDialect
-from realtime.protocol.phones.plivo import PlivoDialect
-from realtime.protocol.phones.telnyx import TelnyxDialect
-from realtime.protocol.phones.twilio import TwilioDialect
-from realtime.protocol.phones.vonage import VonageDialect
+from realtime.protocol.telephony.base import Message, TelephonyDialect
+from realtime.protocol.telephony.plivo import PlivoDialect
+from realtime.protocol.telephony.telnyx import TelnyxDialect
+from realtime.protocol.telephony.twilio import TwilioDialect
+from realtime.protocol.telephony.vonage import VonageDialect
 from sessions.audio.g711 import alaw_to_pcm, mulaw_to_pcm, pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.pcm import pcm_to_s16le, s16_to_float, s16le_to_pcm
-from tests.realtime.calls import far_side
-from tests.realtime.protocol.phones import test_phones as literal
-from tests.sdk.runs import PROGRAMS, RUN_TIMEOUT_S, existing_environment
+from tests.realtime.calls import twilio_simulator
+from tests.realtime.protocol.telephony import test_phones as literal
+from tests.sdk.client_matrix import PROGRAMS, RUN_TIMEOUT_S, existing_environment
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 
@@ -52,7 +52,14 @@ def said(exchange: list[Any], number: int) -> Message:
 
 
 PROVIDERS = (
-    Provider("twilio", TwilioDialect(), far_side.start(), far_side.media(LOUD), far_side.dtmf("5"), LOUDEST_MULAW),
+    Provider(
+        "twilio",
+        TwilioDialect(),
+        twilio_simulator.start(),
+        twilio_simulator.media(LOUD),
+        twilio_simulator.dtmf("5"),
+        LOUDEST_MULAW,
+    ),
     Provider("telnyx", TelnyxDialect(), *(said(literal.TELNYX, number) for number in (1, 2, 3)), LOUDEST_ALAW, "PCMA"),
     Provider("plivo", PlivoDialect(), *(said(literal.PLIVO, number) for number in (0, 1, 2)), LOUDEST_MULAW),
     Provider("vonage", VonageDialect("c"), *(said(literal.VONAGE, number) for number in (0, 1, 2)), 1, "L16", 16_000),
@@ -76,7 +83,7 @@ def heard_by_pipecat(provider: Provider) -> dict[str, list[Any]]:
 
 
 def stream_of(provider: str) -> str:
-    return {"twilio": far_side.STREAM}.get(provider, "S1")
+    return {"twilio": twilio_simulator.STREAM}.get(provider, "S1")
 
 
 def packed(message: Message) -> object:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.realtime.processes import server
-from tests.sdk.runs import KEY, PROGRAMS, RUN_TIMEOUT_S, existing_environment
+from tests.realtime.server_process import server
+from tests.sdk.client_matrix import KEY, PROGRAMS, RUN_TIMEOUT_S, existing_environment
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.api import SpeechRequest
-from sessions.alignment.even import UniformAligner
+from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SpeechSettings
 from sessions.registry import SessionRegistry
 from tests.fakes.engine import FakeSpeechEngine
-from tests.fakes.stream import FakeSpeechStream
-from tests.sessions.reading import CountingMetrics
+from tests.fakes.engine_stream import FakeSpeechStream
+from tests.sessions.response_reader import CountingMetrics
 
 PCM = AudioFormat(encoding=Encoding.PCM_S16LE)
 BURST = SpeechSettings(format=PCM, lead_ms=None)
@@ -20,7 +20,7 @@ PACED = SpeechSettings(format=PCM, lead_ms=2_000)
 LIMITS = RegistryLimits(encoder_threads=0)
 
 
-class RememberingEngine(FakeSpeechEngine):
+class RecordingEngine(FakeSpeechEngine):
     """Remembers what it was given to say."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class RememberingEngine(FakeSpeechEngine):
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[RememberingEngine]:
-    engine = RememberingEngine()
+async def engine() -> AsyncIterator[RecordingEngine]:
+    engine = RecordingEngine()
     await engine.start()
     yield engine
     await engine.aclose()
@@ -50,7 +50,7 @@ def metrics() -> CountingMetrics:
 
 
 @pytest.fixture
-async def registry(engine: RememberingEngine, metrics: CountingMetrics) -> AsyncIterator[SessionRegistry]:
+async def registry(engine: RecordingEngine, metrics: CountingMetrics) -> AsyncIterator[SessionRegistry]:
     registry = SessionRegistry(engine, LIMITS, metrics, make_aligner=UniformAligner)
     yield registry
     await registry.aclose()

@@ -19,10 +19,10 @@ from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
-from tests.fakes.script import FakeScript
+from tests.fakes.engine_script import FakeScript
 from tests.fakes.virtual_time import VirtualTimeLoop
-from tests.sessions.conftest import PACED, RememberingEngine, assert_all_free
-from tests.sessions.reading import Reading, read
+from tests.sessions.conftest import PACED, RecordingEngine, assert_all_free
+from tests.sessions.response_reader import ResponseRecord, read
 
 TEXTS = st.sampled_from(
     ["", " ", "🙂 ", "Hello", " world, ", "one two three four five six ", "Yes. ", "A sentence. " * 15]
@@ -79,11 +79,11 @@ STEPS = st.builds(
 @dataclass
 class Client:
     registry: SessionRegistry
-    engine: RememberingEngine
+    engine: RecordingEngine
     session: Session
     responses: list[Response] = field(default_factory=list)
-    readings: list[Reading] = field(default_factory=list)
-    readers: list[asyncio.Task[Reading]] = field(default_factory=list)
+    readings: list[ResponseRecord] = field(default_factory=list)
+    readers: list[asyncio.Task[ResponseRecord]] = field(default_factory=list)
     num_audio_at_cancel: dict[int, int] = field(default_factory=dict)
 
     async def do(self, name: str, *arguments: object) -> None:
@@ -93,7 +93,7 @@ class Client:
 
     async def create(self, text: str, text_closed: bool, how: SpeechSettings) -> None:
         response = self.session.create_response(settings=how, text=text, text_closed=text_closed)
-        reading = Reading()
+        reading = ResponseRecord()
         self.responses.append(response)
         self.readings.append(reading)
         self.readers.append(asyncio.create_task(read(response, reading)))
@@ -127,7 +127,7 @@ class Client:
         self.engine.script_next(script)
 
     async def engine_dies(self) -> None:
-        self.engine.die()
+        self.engine.crash()
         await self.engine.start()
 
     async def session_ends(self) -> None:
@@ -150,7 +150,7 @@ class Client:
 
 
 async def live(steps: list[tuple[object, ...]]) -> None:
-    engine = RememberingEngine()
+    engine = RecordingEngine()
     await engine.start()
     limits = RegistryLimits(encoder_threads=0, session=SessionLimits(text_timeout_s=20, max_active_responses=3))
     registry = SessionRegistry(engine, limits)

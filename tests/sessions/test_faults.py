@@ -13,7 +13,8 @@ import pytest
 
 from engine.api import FinishReason, SpeechRequest
 from engine.errors import OVERLOAD_RETRY_MS
-from engine.room import QueueLimits, RequestCounts
+from engine.queue_limits import QueueLimits, RequestCounts
+from sessions.audio_chain import AudioChain
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.errors import TextInputClosed
@@ -21,11 +22,10 @@ from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
-from sessions.voicing import AudioChain
-from tests.fakes.script import FakeScript
-from tests.fakes.stream import FakeSpeechStream
-from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RememberingEngine, assert_all_free
-from tests.sessions.reading import read, reading_task
+from tests.fakes.engine_script import FakeScript
+from tests.fakes.engine_stream import FakeSpeechStream
+from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RecordingEngine, assert_all_free
+from tests.sessions.response_reader import read, reading_task
 
 pytestmark = pytest.mark.virtual_time
 
@@ -34,7 +34,7 @@ LONG = "This is a sentence of middling length that says nothing much at all. " *
 
 @pytest.mark.parametrize(("frame", "num_before"), [(0, 0), (1, 0), (30, 0), (0, 1), (7, 2)])
 async def test_an_error_of_the_engine_fails_the_response(
-    registry: SessionRegistry, engine: RememberingEngine, frame: int, num_before: int
+    registry: SessionRegistry, engine: RecordingEngine, frame: int, num_before: int
 ):
     session = registry.create(settings=PACED)
     other = session.create_response(text=LONG[:70], text_closed=True)
@@ -50,12 +50,12 @@ async def test_an_error_of_the_engine_fails_the_response(
 
 
 async def test_a_dead_engine_fails_every_response_at_once_and_refuses_new_ones(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     session = registry.create(settings=PACED)
     tasks = [reading_task(session.create_response(text=LONG, text_closed=True))[1] for _ in range(3)]
     await asyncio.sleep(2)
-    engine.die()
+    engine.crash()
     await asyncio.sleep(0.01)
     assert all(task.done() for task in tasks)
     late = await read(session.create_response(text=LONG, text_closed=True))
@@ -69,7 +69,7 @@ async def test_a_dead_engine_fails_every_response_at_once_and_refuses_new_ones(
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.LOOP, FinishReason.SILENCE])
 async def test_a_segment_cut_by_a_guard_is_no_error(
-    registry: SessionRegistry, engine: RememberingEngine, reason: FinishReason
+    registry: SessionRegistry, engine: RecordingEngine, reason: FinishReason
 ):
     engine.script_next(FakeScript(end_at_frame=10, end_reason=reason))
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
@@ -78,7 +78,7 @@ async def test_a_segment_cut_by_a_guard_is_no_error(
 
 
 async def test_no_room_at_the_start_fails_the_response_with_when_to_ask_again(
-    registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
+    registry: SessionRegistry, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(engine, "_max_waiting", 0)
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
@@ -89,7 +89,7 @@ async def test_no_room_at_the_start_fails_the_response_with_when_to_ask_again(
 
 @pytest.mark.parametrize("settings", [PACED, BURST], ids=["paced", "burst"])
 async def test_no_room_in_the_middle_is_waited_out(
-    registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
+    registry: SessionRegistry, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
 ):
     session = registry.create(settings=settings)
     _reading, task = reading_task(session.create_response(text=LONG, text_closed=True))
@@ -103,7 +103,7 @@ async def test_no_room_in_the_middle_is_waited_out(
 
 @pytest.mark.parametrize("settings", [PACED, BURST], ids=["paced", "burst"])
 async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_ask_again(
-    registry: SessionRegistry, engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
+    registry: SessionRegistry, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
 ):
     room, counts = QueueLimits(new=2, continuing=0, for_burst=2, for_burst_of_group=2), RequestCounts()
     submit = engine.submit
@@ -121,7 +121,7 @@ async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_
     assert (reading.done.error.code, reading.done.error.retry_after_ms) == ("overloaded", OVERLOAD_RETRY_MS)
 
 
-async def test_a_burst_asks_for_one_place_until_it_is_heard(registry: SessionRegistry, engine: RememberingEngine):
+async def test_a_burst_asks_for_one_place_until_it_is_heard(registry: SessionRegistry, engine: RecordingEngine):
     """Its later segments are refused by no crowd, so none may wait in the engine while it is not spoken."""
     engine.script_next(FakeScript(first_chunk_s=2.0))
     _reading, task = reading_task(registry.create(settings=BURST).create_response(text=LONG, text_closed=True))
@@ -134,7 +134,7 @@ async def test_a_burst_asks_for_one_place_until_it_is_heard(registry: SessionReg
 
 
 async def test_what_cannot_be_spoken_at_its_start_takes_no_reply_past_the_door(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     response = registry.create(settings=PACED).create_response(text="... !!!")
     response.flush()
@@ -161,7 +161,7 @@ async def test_a_fault_of_ours_is_told_without_its_message(
 
 
 @pytest.fixture
-def impatient(engine: RememberingEngine) -> SessionRegistry:
+def impatient(engine: RecordingEngine) -> SessionRegistry:
     limits = SessionLimits(reader_timeout_s=3, playback_timeout_s=5, text_timeout_s=7, engine_timeout_s=9)
     return SessionRegistry(engine, RegistryLimits(encoder_threads=0, session=limits))
 
@@ -221,7 +221,7 @@ async def test_the_writer_never_comes_back(impatient: SessionRegistry, text: str
     assert 7 < now_s() < 12
 
 
-async def test_the_engine_makes_no_sound(impatient: SessionRegistry, engine: RememberingEngine):
+async def test_the_engine_makes_no_sound(impatient: SessionRegistry, engine: RecordingEngine):
     engine.script_next(FakeScript(stalls_s={5: 1e6}))
     response = impatient.create(settings=PACED).create_response(text=LONG, text_closed=True)
     _, task = reading_task(response)
@@ -233,7 +233,7 @@ async def test_the_engine_makes_no_sound(impatient: SessionRegistry, engine: Rem
 
 
 async def test_a_model_that_wants_more_words_before_it_sounds_waits_for_the_writer(
-    impatient: SessionRegistry, engine: RememberingEngine
+    impatient: SessionRegistry, engine: RecordingEngine
 ):
     engine.script_next(FakeScript(first_chunk_s=1e6))
     code, _ = await error_of(impatient, impatient.create(settings=PACED).create_response(text="Sure, one "))
@@ -241,7 +241,7 @@ async def test_a_model_that_wants_more_words_before_it_sounds_waits_for_the_writ
 
 
 async def test_a_model_that_has_all_words_and_makes_no_sound_does_not(
-    impatient: SessionRegistry, engine: RememberingEngine
+    impatient: SessionRegistry, engine: RecordingEngine
 ):
     engine.script_next(FakeScript(first_chunk_s=1e6))
     response = impatient.create(settings=PACED).create_response(text="Sure, one ", text_closed=True)
@@ -309,7 +309,7 @@ SUSPENSIONS = 45
 
 
 @pytest.mark.parametrize("num_threads", [0, 1])
-async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: RememberingEngine, num_threads: int):
+async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: RecordingEngine, num_threads: int):
     registry = SessionRegistry(engine, RegistryLimits(encoder_threads=num_threads))
     num_hits = 0
     for at in range(SUSPENSIONS):
@@ -327,7 +327,7 @@ async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: Rememberi
 
 @pytest.mark.parametrize("at", [0, 1, 5])
 async def test_a_speaker_cancelled_from_outside_ends_its_response_by_itself(
-    registry: SessionRegistry, engine: RememberingEngine, at: int
+    registry: SessionRegistry, engine: RecordingEngine, at: int
 ):
     hits = interrupt_tasks("AudioProducer._is_running", at)
     response = registry.create(settings=PACED).create_response(text=LONG)
@@ -340,7 +340,7 @@ async def test_a_speaker_cancelled_from_outside_ends_its_response_by_itself(
 
 
 async def test_a_session_closed_at_any_await_of_its_user_leaves_nothing(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     num_hits = 0
     for at in range(SUSPENSIONS):
@@ -368,7 +368,7 @@ async def test_a_session_closed_at_any_await_of_its_user_leaves_nothing(
 
 @pytest.mark.parametrize("moment_ms", range(0, 1_300, 50))
 async def test_a_client_that_vanishes_at_any_moment_leaves_nothing(
-    registry: SessionRegistry, engine: RememberingEngine, moment_ms: int
+    registry: SessionRegistry, engine: RecordingEngine, moment_ms: int
 ):
     session = registry.create(settings=PACED)
     conversation = asyncio.create_task(converse(session))

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from sessions.alignment.even import UniformAligner
+from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import ResponseAudio
 from sessions.registry import SessionRegistry
-from tests.sessions.conftest import LIMITS, RememberingEngine
-from tests.sessions.reading import read
+from tests.sessions.conftest import LIMITS, RecordingEngine
+from tests.sessions.response_reader import read
 
 TEXT = "This is a sentence of middling length that says nothing much at all."
 
@@ -22,7 +22,7 @@ TEXT = "This is a sentence of middling length that says nothing much at all."
 @pytest.mark.parametrize("speed", [1.0, 1.2])
 @pytest.mark.parametrize("rate", [8_000, 24_000, 48_000])
 @pytest.mark.parametrize("encoding", [Encoding.OPUS, Encoding.PCM_S16LE])
-async def test_the_packets_are_the_same(engine: RememberingEngine, encoding: Encoding, rate: int, speed: float) -> None:
+async def test_the_packets_are_the_same(engine: RecordingEngine, encoding: Encoding, rate: int, speed: float) -> None:
     settings = SpeechSettings(format=AudioFormat(encoding=encoding, sample_rate=rate), speed=speed)
     packets, sizes = {}, {}
     for apart in (False, True):
@@ -37,7 +37,7 @@ async def test_the_packets_are_the_same(engine: RememberingEngine, encoding: Enc
         assert sizes == {False: 3, True: 1}
 
 
-async def test_it_does_not_wait_for_a_busy_encoder(engine: RememberingEngine) -> None:
+async def test_it_does_not_wait_for_a_busy_encoder(engine: RecordingEngine) -> None:
     registry = SessionRegistry(engine, RegistryLimits(encoder_threads=1), make_aligner=UniformAligner)
     busy = threading.Event()
     working = asyncio.create_task(registry._encoders.run(busy.wait))

@@ -13,17 +13,17 @@ import pytest
 from sessions.alignment.aligner import ForcedAligner
 from sessions.config import RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import ResponseStatus
-from sessions.heard import ResponseTimeline
 from sessions.registry import SessionRegistry
-from tests.sessions.conftest import LIMITS, PACED, RememberingEngine
-from tests.sessions.reading import read, reading_task
+from sessions.timeline import ResponseTimeline
+from tests.sessions.conftest import LIMITS, PACED, RecordingEngine
+from tests.sessions.response_reader import read, reading_task
 
 TEXT = "On May 3rd I paid $1,250, and it was worth it. " * 5
 AT_ONCE = replace(LIMITS, max_unaligned_mb=0)
 
 
 async def cut_after(
-    engine: RememberingEngine, limits: RegistryLimits, settings: SpeechSettings, s: float
+    engine: RecordingEngine, limits: RegistryLimits, settings: SpeechSettings, s: float
 ) -> tuple[str, str]:
     """What was heard by then, and, asked once more, by half of it."""
     registry = SessionRegistry(engine, limits)
@@ -45,7 +45,7 @@ async def cut_after(
 @pytest.mark.parametrize("cut_s", [0.05, 1.0, 3.1, 5.2])
 @pytest.mark.parametrize("speed", [1.0, 1.5])
 async def test_an_interruption_tells_what_was_heard_as_if_words_had_been_followed(
-    engine: RememberingEngine, cut_s: float, speed: float
+    engine: RecordingEngine, cut_s: float, speed: float
 ) -> None:
     settings = replace(PACED, speed=speed)
     late = await cut_after(engine, LIMITS, settings, cut_s)
@@ -56,7 +56,7 @@ async def test_an_interruption_tells_what_was_heard_as_if_words_had_been_followe
 
 @pytest.mark.virtual_time
 async def test_a_response_that_nobody_interrupts_is_never_looked_through(
-    engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(sample_rate: int) -> None:
         raise AssertionError("somebody asked")
@@ -75,7 +75,7 @@ async def test_a_response_that_nobody_interrupts_is_never_looked_through(
 
 
 async def test_much_kept_speech_is_looked_through_in_a_thread(
-    engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
     catch_up = ResponseTimeline.align_until
@@ -106,7 +106,7 @@ class BusyAligner(ForcedAligner):
 
 
 @pytest.fixture
-async def busy(engine: RememberingEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SessionRegistry]:
+async def busy(engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SessionRegistry]:
     monkeypatch.setattr(BusyAligner, "go_on", threading.Event())
     limits = RegistryLimits(session=SessionLimits(max_heard_wait_ms=50))
     registry = SessionRegistry(engine, limits, make_aligner=BusyAligner)

@@ -10,8 +10,8 @@ import pytest
 from sessions.clock import now_s
 from sessions.registry import SessionRegistry
 from sessions.response import Response
-from tests.sessions.conftest import PACED, RememberingEngine
-from tests.sessions.reading import reading_task
+from tests.sessions.conftest import PACED, RecordingEngine
+from tests.sessions.response_reader import reading_task
 
 pytestmark = pytest.mark.virtual_time
 
@@ -24,7 +24,7 @@ def left_ms(response: Response) -> float:
 
 
 async def test_a_segment_short_of_text_is_closed_when_little_is_left_to_hear(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
     reading_task(response)
@@ -37,7 +37,7 @@ async def test_a_segment_short_of_text_is_closed_when_little_is_left_to_hear(
     response.cancel()
 
 
-async def test_a_word_half_written_is_not_cut_in_two(registry: SessionRegistry, engine: RememberingEngine):
+async def test_a_word_half_written_is_not_cut_in_two(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS + "sev")
     _, task = reading_task(response)
     await asyncio.sleep(5)
@@ -49,9 +49,7 @@ async def test_a_word_half_written_is_not_cut_in_two(registry: SessionRegistry, 
 
 
 @pytest.mark.parametrize("text", ["one two three ", "one two three four fi"])
-async def test_a_segment_of_few_words_and_no_mark_waits(
-    registry: SessionRegistry, engine: RememberingEngine, text: str
-):
+async def test_a_segment_of_few_words_and_no_mark_waits(registry: SessionRegistry, engine: RecordingEngine, text: str):
     response = registry.create(settings=PACED).create_response(text=text)
     _, task = reading_task(response)
     await asyncio.sleep(30)
@@ -61,7 +59,7 @@ async def test_a_segment_of_few_words_and_no_mark_waits(
     assert len(engine.texts) == 1
 
 
-async def test_a_clause_mark_lets_few_words_go(registry: SessionRegistry, engine: RememberingEngine):
+async def test_a_clause_mark_lets_few_words_go(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response(text="Well, ")
     _, task = reading_task(response)
     await asyncio.sleep(5)
@@ -71,7 +69,7 @@ async def test_a_clause_mark_lets_few_words_go(registry: SessionRegistry, engine
     assert engine.texts == ["Well, ", "then. "]
 
 
-async def test_with_the_rule_off_the_segment_waits(registry: SessionRegistry, engine: RememberingEngine):
+async def test_with_the_rule_off_the_segment_waits(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=replace(PACED, avoid_dead_air=False)).create_response(text=SIX_WORDS)
     _, task = reading_task(response)
     await asyncio.sleep(30)
@@ -81,7 +79,7 @@ async def test_with_the_rule_off_the_segment_waits(registry: SessionRegistry, en
     assert engine.texts == [SIX_WORDS + "seven."]
 
 
-async def test_text_in_time_keeps_the_segment_open(registry: SessionRegistry, engine: RememberingEngine):
+async def test_text_in_time_keeps_the_segment_open(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
     _, task = reading_task(response)
     for _ in range(6):
@@ -93,7 +91,7 @@ async def test_text_in_time_keeps_the_segment_open(registry: SessionRegistry, en
 
 
 async def test_what_comes_after_an_early_close_gathers_until_little_is_left_or_a_sentence_is_whole(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
     _, task = reading_task(response)

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from sessions.alignment.even import UniformAligner
+from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.clock import now_s
 from sessions.config import SessionLimits, SpeechSettings
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
-from tests.fakes.script import FRAME_S, SAMPLE_RATE, FakeScript
-from tests.fakes.stream import FakeSpeechStream
-from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RememberingEngine
-from tests.sessions.reading import CountingMetrics, Reading, read, reading_task
+from tests.fakes.engine_script import FRAME_S, SAMPLE_RATE, FakeScript
+from tests.fakes.engine_stream import FakeSpeechStream
+from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RecordingEngine
+from tests.sessions.response_reader import CountingMetrics, ResponseRecord, read, reading_task
 
 pytestmark = pytest.mark.virtual_time
 
@@ -24,7 +24,7 @@ START_S = 0.06
 """The pacer takes a listener to begin so long after the first audio."""
 
 
-def most_ahead_s(reading: Reading) -> float:
+def most_ahead_s(reading: ResponseRecord) -> float:
     """The largest lead of a listener who began to play ``START_S`` after the first audio."""
     start_s = reading.times_s[0] + START_S
     handed_over_s, worst_s = 0.0, 0.0
@@ -56,7 +56,7 @@ async def test_burst_is_as_fast_as_the_engine(registry: SessionRegistry):
 
 @pytest.mark.parametrize("settings", [PACED, BURST], ids=["paced", "burst"])
 async def test_what_waits_for_a_reader_that_stopped_is_bounded(
-    registry: SessionRegistry, engine: RememberingEngine, settings: SpeechSettings
+    registry: SessionRegistry, engine: RecordingEngine, settings: SpeechSettings
 ):
     response = registry.create(settings=settings).create_response(text=LONG * 30, text_closed=True)
     await anext(response)
@@ -70,7 +70,7 @@ async def test_what_waits_for_a_reader_that_stopped_is_bounded(
     assert most_ms < (3_500 if settings is PACED else 90_000)
 
 
-async def test_a_slow_reader_of_a_burst_gets_it_all(registry: SessionRegistry, engine: RememberingEngine):
+async def test_a_slow_reader_of_a_burst_gets_it_all(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=BURST).create_response(text=LONG * 5, text_closed=True)
     await anext(response)
     await asyncio.sleep(60)
@@ -82,7 +82,7 @@ async def test_a_slow_reader_of_a_burst_gets_it_all(registry: SessionRegistry, e
 
 
 async def test_the_engine_is_told_where_the_listener_is(
-    registry: SessionRegistry, engine: RememberingEngine, reports: dict[str, list[int]]
+    registry: SessionRegistry, engine: RecordingEngine, reports: dict[str, list[int]]
 ):
     """Between two segments too: it never has more ready than the lead and a chunk, and what is left to play."""
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
@@ -115,7 +115,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 
 
 async def test_the_engine_is_told_nothing_that_it_reckons_by_itself(
-    engine: RememberingEngine, reports: dict[str, list[int]]
+    engine: RecordingEngine, reports: dict[str, list[int]]
 ):
     """Its own idea of the listener is no further off than it is when it is told with every chunk."""
     off_ms: dict[int, float] = {}
@@ -172,7 +172,7 @@ async def test_messages_hold_a_codec_frame_of_packets(registry: SessionRegistry,
 
 
 async def test_underruns_are_told_by_whose_fault_they_are(
-    registry: SessionRegistry, engine: RememberingEngine, metrics: CountingMetrics
+    registry: SessionRegistry, engine: RecordingEngine, metrics: CountingMetrics
 ):
     engine.script = FakeScript(stalls_s={20: 5.0})
     await read(registry.create(settings=PACED).create_response(text=LONG[:70], text_closed=True))
@@ -207,7 +207,7 @@ async def read_rest(response) -> None:
 
 
 async def test_tokens_that_a_model_left_out_are_counted_over_all_segments(
-    registry: SessionRegistry, engine: RememberingEngine, metrics: CountingMetrics
+    registry: SessionRegistry, engine: RecordingEngine, metrics: CountingMetrics
 ):
     engine.script = FakeScript(num_skipped_tokens=7)
     await read(registry.create(settings=BURST).create_response(text=LONG, text_closed=True))
@@ -216,7 +216,7 @@ async def test_tokens_that_a_model_left_out_are_counted_over_all_segments(
     assert metrics.counts[("dropped_tokens_total",)] == 7 * num_segments
 
 
-async def test_unread_burst_reply_holds_nothing_of_the_engine(registry: SessionRegistry, engine: RememberingEngine):
+async def test_unread_burst_reply_holds_nothing_of_the_engine(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=BURST).create_response(text=LONG * 5, text_closed=True)
     await asyncio.sleep(5.0)
     num_begun = len(engine.ever)
@@ -227,7 +227,7 @@ async def test_unread_burst_reply_holds_nothing_of_the_engine(registry: SessionR
     assert len(engine.ever) > 2 * num_begun, "the reader is back"
 
 
-async def test_requests_are_grouped_by_session_unless_named(registry: SessionRegistry, engine: RememberingEngine):
+async def test_requests_are_grouped_by_session_unless_named(registry: SessionRegistry, engine: RecordingEngine):
     one, other = registry.create(), registry.create()
     named = registry.create("key", group="key")
     for session in (one, other, named):

@@ -12,8 +12,8 @@ from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, Underrun
 from sessions.config import SessionLimits
 from sessions.errors import EngineFailed, ErrorInfo, LimitExceeded, SlowReader, TextTimeout, error_info
 from sessions.events import FlushCompleted, ResponseAudio
-from sessions.outbox import SendQueue, group_packets, max_message_ms
-from sessions.patience import StallDetector, StallSource
+from sessions.send_queue import SendQueue, group_packets, max_message_ms
+from sessions.stall_detector import StallDetector, StallSource
 
 RATE = 8_000
 

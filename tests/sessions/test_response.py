@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from engine.api import TextLayout
-from sessions.audio.joiner import crossfade_join
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import pcm_to_s16le
+from sessions.audio.segment_joiner import crossfade_join
+from sessions.audio_chain import JOIN_MS
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import TextInputClosed
 from sessions.events import FlushCompleted, ResponseAudio, ResponseStatus
 from sessions.registry import SessionRegistry
-from sessions.voicing import JOIN_MS
 from tests.fakes.engine import SAMPLE_RATE
-from tests.fakes.script import FakeScript
-from tests.fakes.stream import tone
-from tests.sessions.conftest import BURST, PACED, PCM, RememberingEngine, assert_all_free
-from tests.sessions.reading import read, reading_task
+from tests.fakes.engine_script import FakeScript
+from tests.fakes.engine_stream import tone
+from tests.sessions.conftest import BURST, PACED, PCM, RecordingEngine, assert_all_free
+from tests.sessions.response_reader import read, reading_task
 
 pytestmark = pytest.mark.virtual_time
 
@@ -49,7 +49,7 @@ FORMATS = [
 ]
 
 
-async def test_several_segments_come_out_as_one_signal(registry: SessionRegistry, engine: RememberingEngine):
+async def test_several_segments_come_out_as_one_signal(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=BURST).create_response(text=LONG, text_closed=True)
     reading = await read(response)
     expected = np.zeros(0, np.float32)
@@ -75,7 +75,7 @@ async def test_every_format_carries_the_whole_speech(registry: SessionRegistry, 
 @pytest.mark.parametrize("settings", [BURST, PACED], ids=["burst", "paced"])
 @pytest.mark.parametrize("normalize", [False, True])
 async def test_text_fed_by_the_character_sounds_like_text_fed_at_once(
-    registry: SessionRegistry, engine: RememberingEngine, settings: SpeechSettings, normalize: bool
+    registry: SessionRegistry, engine: RecordingEngine, settings: SpeechSettings, normalize: bool
 ):
     settings = replace(settings, layout=TextLayout.STREAMING, avoid_dead_air=False, normalize_text=normalize)
     text = "On May 3rd, 2024 I paid $1,250.  It was\nworth it, really!\n\nWas it? " + LONG
@@ -95,7 +95,7 @@ async def test_text_fed_by_the_character_sounds_like_text_fed_at_once(
 
 
 async def test_the_first_word_goes_to_the_engine_with_the_space_behind_it(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     response = registry.create(settings=PACED).create_response()
     for piece in ("Hel", "lo"):
@@ -106,7 +106,7 @@ async def test_the_first_word_goes_to_the_engine_with_the_space_behind_it(
     response.cancel()
 
 
-async def test_all_text_known_at_the_start_lets_the_engine_know(registry: SessionRegistry, engine: RememberingEngine):
+async def test_all_text_known_at_the_start_lets_the_engine_know(registry: SessionRegistry, engine: RecordingEngine):
     session = registry.create(settings=BURST)
     await read(session.create_response(text="All of it.", text_closed=True))
     response = session.create_response(text="Some of ")
@@ -118,7 +118,7 @@ async def test_all_text_known_at_the_start_lets_the_engine_know(registry: Sessio
 @pytest.mark.parametrize("text", ["", " \n\t", "🙂🙂 🎉", "...", "— !"])
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_text_that_cannot_be_spoken_is_said_so(
-    registry: SessionRegistry, engine: RememberingEngine, text: str, at_once: bool
+    registry: SessionRegistry, engine: RecordingEngine, text: str, at_once: bool
 ):
     session = registry.create(settings=PACED)
     response = session.create_response(text=text, text_closed=at_once)
@@ -132,7 +132,7 @@ async def test_text_that_cannot_be_spoken_is_said_so(
     assert not engine.requests
 
 
-async def test_signs_between_words_do_not_hold_the_words_up(registry: SessionRegistry, engine: RememberingEngine):
+async def test_signs_between_words_do_not_hold_the_words_up(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=BURST).create_response(text="🙂 🙂 ")
     assert not engine.requests
     response.push_text("Hello ")
@@ -141,7 +141,7 @@ async def test_signs_between_words_do_not_hold_the_words_up(registry: SessionReg
 
 
 async def test_a_flush_speaks_what_is_there_and_says_when_it_is_all_out(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     response = registry.create(settings=BURST).create_response(text="One two")
     reading, task = reading_task(response)
@@ -220,7 +220,7 @@ async def test_text_beyond_the_limit_fails_the_response(registry: SessionRegistr
     assert "max_response_chars is 50000" in done.error.message
 
 
-async def test_a_long_text_is_read_only_as_far_as_it_is_spoken(registry: SessionRegistry, engine: RememberingEngine):
+async def test_a_long_text_is_read_only_as_far_as_it_is_spoken(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response(text=SENTENCE * 700, text_closed=True)
     _, task = reading_task(response)
     await asyncio.sleep(30)
@@ -230,7 +230,7 @@ async def test_a_long_text_is_read_only_as_far_as_it_is_spoken(registry: Session
 
 
 async def test_no_audio_after_cancel_and_everything_is_free_at_released(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     reading, task = reading_task(response)
@@ -300,7 +300,7 @@ async def test_what_was_heard_can_be_asked_after_the_end(registry: SessionRegist
 
 
 async def test_time_to_first_audio_runs_from_the_delta_that_made_the_first_word_final(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     response = registry.create(settings=PACED).create_response()
     _, task = reading_task(response)
@@ -313,7 +313,7 @@ async def test_time_to_first_audio_runs_from_the_delta_that_made_the_first_word_
 
 
 async def test_a_segment_cut_short_by_the_engine_leaves_the_rest_to_be_spoken(
-    registry: SessionRegistry, engine: RememberingEngine
+    registry: SessionRegistry, engine: RecordingEngine
 ):
     engine.script_next(FakeScript(end_at_frame=3))
     response = registry.create(settings=BURST).create_response(text="one two three four five ")
@@ -327,7 +327,7 @@ async def test_a_segment_cut_short_by_the_engine_leaves_the_rest_to_be_spoken(
 
 @pytest.mark.parametrize("cancel", [False, True])
 async def test_a_remembered_response_holds_neither_encoder_nor_stream(
-    registry: SessionRegistry, engine: RememberingEngine, cancel: bool
+    registry: SessionRegistry, engine: RecordingEngine, cancel: bool
 ):
     session = registry.create()
     gc.collect()

@@ -12,14 +12,14 @@ from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse, UnsupportedFormat
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
-from tests.sessions.conftest import BURST, PACED, RememberingEngine, assert_all_free
-from tests.sessions.reading import read, reading_task
+from tests.sessions.conftest import BURST, PACED, RecordingEngine, assert_all_free
+from tests.sessions.response_reader import read, reading_task
 
 TEXT = "One two three four five six. "
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_settings_reach_the_engine(registry: SessionRegistry, engine: RememberingEngine):
+async def test_settings_reach_the_engine(registry: SessionRegistry, engine: RecordingEngine):
     session = registry.create(settings=replace(PACED, voice="ben", language="de", instruct="Softly."))
     await read(session.create_response(text="Hallo.", text_closed=True))
     session.update(replace(session.settings, voice="ada", language="en", lead_ms=100))
@@ -103,7 +103,7 @@ async def test_ids_are_given_kept_apart_and_forgotten(registry: SessionRegistry)
     session.create_response("mine")
 
 
-async def test_active_responses_are_limited_by_session_key_and_server(engine: RememberingEngine):
+async def test_active_responses_are_limited_by_session_key_and_server(engine: RecordingEngine):
     limits = RegistryLimits(
         max_active_responses=4,
         max_active_responses_per_key=3,
@@ -139,7 +139,7 @@ async def test_a_key_may_have_a_limit_of_its_own_and_no_key_has_none(registry: S
         registry.create().create_response(text=TEXT)
 
 
-async def test_response_takes_a_place_with_its_first_text(engine: RememberingEngine):
+async def test_response_takes_a_place_with_its_first_text(engine: RecordingEngine):
     registry = SessionRegistry(engine, RegistryLimits(max_active_responses=1, encoder_threads=0))
     silent = [registry.create().create_response(text=" ") for _ in range(3)]
     assert registry.statistics().num_active_responses == 0
@@ -162,7 +162,7 @@ async def test_response_takes_a_place_with_its_first_text(engine: RememberingEng
     assert registry.statistics().num_active_responses == 0
 
 
-async def test_detach_cancels_all_and_refuses_more(registry: SessionRegistry, engine: RememberingEngine):
+async def test_detach_cancels_all_and_refuses_more(registry: SessionRegistry, engine: RecordingEngine):
     session = registry.create(settings=PACED)
     tasks = [reading_task(session.create_response(text="A few words. " * 9))[1] for _ in range(3)]
     await asyncio.sleep(1)
@@ -186,7 +186,7 @@ async def test_resuming_is_refused_until_it_exists(registry: SessionRegistry):
     assert session.resume_token != registry.create().resume_token
 
 
-async def test_idle_sessions_expire_and_busy_ones_do_not(engine: RememberingEngine):
+async def test_idle_sessions_expire_and_busy_ones_do_not(engine: RecordingEngine):
     limits = RegistryLimits(idle_timeout_s=30, encoder_threads=0, session=SessionLimits(text_timeout_s=1_000))
     registry = SessionRegistry(engine, limits)
     looking_after = asyncio.create_task(registry.run())
@@ -205,7 +205,7 @@ async def test_idle_sessions_expire_and_busy_ones_do_not(engine: RememberingEngi
     await registry.aclose()
 
 
-async def test_sessions_are_limited_found_and_counted(engine: RememberingEngine):
+async def test_sessions_are_limited_found_and_counted(engine: RecordingEngine):
     registry = SessionRegistry(engine, RegistryLimits(max_sessions=2, encoder_threads=0))
     first = registry.create()
     async with registry.create() as second:

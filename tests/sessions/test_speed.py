@@ -10,8 +10,8 @@ import pytest
 from sessions.config import AudioFormat, Encoding
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
-from tests.sessions.conftest import BURST, PACED, RememberingEngine
-from tests.sessions.reading import read, reading_task
+from tests.sessions.conftest import BURST, PACED, RecordingEngine
+from tests.sessions.response_reader import read, reading_task
 
 pytestmark = pytest.mark.virtual_time
 
@@ -49,7 +49,7 @@ async def test_what_was_heard_is_told_in_the_listener_s_time(registry: SessionRe
 
 
 @pytest.mark.parametrize("speed", SPEEDS)
-async def test_a_listener_in_real_time_has_no_gap(registry: SessionRegistry, engine: RememberingEngine, speed: float):
+async def test_a_listener_in_real_time_has_no_gap(registry: SessionRegistry, engine: RecordingEngine, speed: float):
     """The fake engine is four times faster than speech, so fourfold speed leaves it no time to spare."""
     engine.script = replace(engine.script, real_time_factor=0.1)
     response = registry.create(settings=replace(PACED, speed=speed)).create_response(text=LONG, text_closed=True)

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from sessions.registry import SessionRegistry
-from tests.fakes.script import FakeScript
-from tests.sessions.conftest import PACED, RememberingEngine
-from tests.sessions.reading import reading_task
+from tests.fakes.engine_script import FakeScript
+from tests.sessions.conftest import PACED, RecordingEngine
+from tests.sessions.response_reader import reading_task
 
 pytestmark = pytest.mark.virtual_time
 
@@ -42,7 +42,7 @@ def delays_s(rng: random.Random, tokens_per_s: float) -> list[float]:
 
 @pytest.mark.parametrize("tokens_per_s", [8, 10, 15, 20, 50, 200])
 async def test_steady_text_is_one_segment(
-    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float
+    registry: SessionRegistry, engine: RecordingEngine, tokens_per_s: float
 ) -> None:
     assert await count_cut_replies(registry, engine, tokens_per_s, 15) == 0
 
@@ -51,13 +51,13 @@ async def test_steady_text_is_one_segment(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("tokens_per_s", [15, 20, 50, 100])
 async def test_thousands_of_steady_replies_are_not_cut(
-    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float
+    registry: SessionRegistry, engine: RecordingEngine, tokens_per_s: float
 ) -> None:
     assert await count_cut_replies(registry, engine, tokens_per_s, 2_500) == 0
 
 
 async def count_cut_replies(
-    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float, num_replies: int
+    registry: SessionRegistry, engine: RecordingEngine, tokens_per_s: float, num_replies: int
 ) -> int:
     """Replies that came out as more than one segment."""
     rng = random.Random(tokens_per_s)
@@ -78,7 +78,7 @@ async def count_cut_replies(
 
 @pytest.mark.parametrize(("tokens_per_s", "clump"), [(8, 6), (8, 7), (10, 6), (15, 8)])
 async def test_clumps_of_characters_are_one_segment(
-    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float, clump: int
+    registry: SessionRegistry, engine: RecordingEngine, tokens_per_s: float, clump: int
 ) -> None:
     engine.script = FakeScript(ms_per_char=TOKEN_MS / 4, first_chunk_s=0.05, real_time_factor=0.1)
     response = registry.create(settings=PACED).create_response()
@@ -92,7 +92,7 @@ async def test_clumps_of_characters_are_one_segment(
     assert len(engine.texts) == 1
 
 
-async def test_text_typed_slowly_is_spoken_in_pieces(registry: SessionRegistry, engine: RememberingEngine) -> None:
+async def test_text_typed_slowly_is_spoken_in_pieces(registry: SessionRegistry, engine: RecordingEngine) -> None:
     engine.script = FakeScript(ms_per_char=TOKEN_MS / 4, first_chunk_s=0.05, real_time_factor=0.1)
     response = registry.create(settings=PACED).create_response()
     _, task = reading_task(response)
@@ -106,7 +106,7 @@ async def test_text_typed_slowly_is_spoken_in_pieces(registry: SessionRegistry, 
 
 @pytest.mark.parametrize("tokens_per_s", [8, 15, 50])
 async def test_stalled_text_is_cut_once(
-    registry: SessionRegistry, engine: RememberingEngine, tokens_per_s: float
+    registry: SessionRegistry, engine: RecordingEngine, tokens_per_s: float
 ) -> None:
     rng = random.Random(tokens_per_s)
     engine.script = FakeScript(ms_per_char=TOKEN_MS / 4, first_chunk_s=0.05, real_time_factor=0.1)

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from engine.api import SpeechRequest
 from sessions.registry import SessionRegistry
-from sessions.script import TextPipeline
-from sessions.text.blocks import TextBlock
+from sessions.text.block_splitter import TextBlock
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import Segmenter
 from sessions.text.spans import SpannedText
-from tests.fakes.script import FakeScript
+from sessions.text_pipeline import TextPipeline
+from tests.fakes.engine_script import FakeScript
 from tests.fakes.virtual_time import VirtualTimeLoop
-from tests.sessions.conftest import BURST, LIMITS, RememberingEngine, assert_all_free
-from tests.sessions.reading import read, reading_task
+from tests.sessions.conftest import BURST, LIMITS, RecordingEngine, assert_all_free
+from tests.sessions.response_reader import read, reading_task
 from tests.sessions.text.kinds import KINDS, text_of
 
 MAX_CHARS = 128
@@ -94,7 +94,7 @@ def reads() -> Iterator[Reads]:
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_iteration_reads_few_characters_of_any_kind(
-    registry: SessionRegistry, engine: RememberingEngine, reads: Reads, kind: str, normalize: bool
+    registry: SessionRegistry, engine: RecordingEngine, reads: Reads, kind: str, normalize: bool
 ) -> None:
     engine.script = SHORT
     session = registry.create(settings=replace(BURST, normalize_text=normalize))
@@ -113,7 +113,7 @@ def test_an_iteration_reads_few_characters_of_any_text(units: list[str], places:
     """Whatever several clients write, in whatever pieces, and flush."""
 
     async def write() -> None:
-        engine = RememberingEngine()
+        engine = RecordingEngine()
         engine.script = SHORT
         await engine.start()
         registry = SessionRegistry(engine, LIMITS)
@@ -154,7 +154,7 @@ async def test_cancel_stops_pending_text_at_once(registry: SessionRegistry, read
 
 @pytest.mark.virtual_time
 async def test_create_cancel_loop_leaves_room_for_others(
-    registry: SessionRegistry, engine: RememberingEngine, reads: Reads
+    registry: SessionRegistry, engine: RecordingEngine, reads: Reads
 ) -> None:
     """The client writes the costliest text in all its responses, and cancels them again in each iteration."""
     greedy, other = (registry.create(settings=NORMALIZED) for _ in range(2))
@@ -204,7 +204,7 @@ def _num_chars_read(script: TextPipeline) -> int:
 
 
 @pytest.mark.virtual_time
-async def test_segments_begin_with_all_text_that_is_there(registry: SessionRegistry, engine: RememberingEngine) -> None:
+async def test_segments_begin_with_all_text_that_is_there(registry: SessionRegistry, engine: RecordingEngine) -> None:
     """Reading in several iterations does not show: what the client has written is there when a request begins."""
     text = "word " * 100
     session = registry.create(settings=replace(NORMALIZED, lead_ms=2_000))

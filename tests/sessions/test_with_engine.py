@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from engine.api import SamplingParams, SpeechEngine
-from engine.client import create_engine
+from engine.local_engine import create_engine
 from sessions.audio.opus import OpusDecoder
 from sessions.config import SpeechSettings
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from tests.fakes.checkpoints import TINY, write_checkpoint
-from tests.sessions.reading import read, reading_task
+from tests.sessions.response_reader import read, reading_task
 
 TEXT = "This is a sentence of middling length that says nothing much at all. " * 5
 SETTINGS = SpeechSettings(lead_ms=None, sampling=SamplingParams(seed=3, min_new_tokens=20))

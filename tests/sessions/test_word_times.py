@@ -11,8 +11,8 @@ from sessions.config import SpeechSettings
 from sessions.events import FlushCompleted, ResponseAudio, ResponseStatus, ResponseWordTimes
 from sessions.registry import SessionRegistry
 from sessions.response import Response
-from tests.sessions.conftest import BURST, LIMITS, PACED, RememberingEngine
-from tests.sessions.reading import Reading, read, reading_task
+from tests.sessions.conftest import BURST, LIMITS, PACED, RecordingEngine
+from tests.sessions.response_reader import ResponseRecord, read, reading_task
 
 pytestmark = pytest.mark.virtual_time
 
@@ -20,7 +20,7 @@ TEXT = "On May 3rd I paid $1,250, and it was worth it. " * 5
 JUST_ENOUGH_MS = 1000
 
 
-def words_in(reading: Reading) -> list:
+def words_in(reading: ResponseRecord) -> list:
     return [word for event in reading.events if isinstance(event, ResponseWordTimes) for word in event.words]
 
 
@@ -30,7 +30,7 @@ def speak(registry: SessionRegistry, settings: SpeechSettings, text: str = TEXT)
 
 
 @pytest.fixture(params=["even", "letters"])
-async def any_registry(request: pytest.FixtureRequest, registry: SessionRegistry, engine: RememberingEngine):
+async def any_registry(request: pytest.FixtureRequest, registry: SessionRegistry, engine: RecordingEngine):
     if request.param == "even":
         yield registry
         return
@@ -93,7 +93,7 @@ async def test_words_before_a_flush_are_told_before_its_end(any_registry: Sessio
     response.end_input()
     await task
     at = next(number for number, event in enumerate(reading.events) if isinstance(event, FlushCompleted))
-    before = Reading(events=reading.events[:at])
+    before = ResponseRecord(events=reading.events[:at])
     assert [word.text for word in words_in(before)] == ["one", "two", "three"]
     assert [word.text for word in words_in(reading)] == ["one", "two", "three", "four"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from sessions.alignment.acoustic_model import AcousticModel
 from sessions.alignment.aligner import ForcedAligner
-from sessions.alignment.ear import AcousticModel
 from sessions.alignment.weights import AlignerWeights
 from training.aligner import AlignerSettings, Spoken, align, disguise, first_guess, train
 from training.flite import PHONEMES, SAMPLE_RATE_HZ, available

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training.codec import Codec, load_codec, save_codec
-from training.discriminators import Critics, critic_loss, fooling_loss
+from training.discriminators import Discriminators, critic_loss, fooling_loss
 from training.quantizer import fit_chain, nearest, phone_targets, quantise
 from training.settings import FRAME_SAMPLES, TOY
 
@@ -73,7 +73,7 @@ def test_phone_targets_are_the_labels_of_each_frame() -> None:
 
 def test_critics_tell_real_from_made_and_the_decoder_learns_from_them() -> None:
     torch.manual_seed(5)
-    critics = Critics(2)
+    critics = Discriminators(2)
     real, made = audio_of(2), (audio_of(2) * 0.5).requires_grad_()
     optimiser = torch.optim.Adam(critics.parameters(), 3e-3)
     first = last = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from training.hearing import NUM_CEPSTRA, cepstra, changes, hearing_loss, spread_loss
+from training.asr_features import NUM_CEPSTRA, cepstra, changes, hearing_loss, spread_loss
 
 
 def noise(seed: int, num_samples: int = 24_000) -> torch.Tensor:

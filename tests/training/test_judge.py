@@ -7,19 +7,19 @@ pytest.importorskip("pocketsphinx", reason="the dependency group training is not
 pytest.importorskip("jiwer", reason="the dependency group training is not installed")
 
 from training import flite
-from training.heldout import read_sentences, words_of
-from training.judge import (
+from training.asr_judge import (
     GROUP_SENTENCES,
-    Heard,
     Recognizer,
     Score,
     Signal,
+    Transcription,
     compare,
     group_of,
     hear_one,
     known_words,
     to_16k,
 )
+from training.held_out import read_sentences, words_of
 from training.language_model import END, START, bigram_arpa
 
 needs_flite = pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
@@ -64,7 +64,7 @@ def test_what_was_missed_and_what_came_twice(said: str, heard: str, expected: tu
 
 
 def test_rates_are_over_all_words() -> None:
-    score = Score([Heard(8, 2, 1, 0, ""), Heard(2, 1, 0, 1, "")])
+    score = Score([Transcription(8, 2, 1, 0, ""), Transcription(2, 1, 0, 1, "")])
     assert (score.word_error_rate, score.missing_rate, score.repeated_rate) == (0.3, 0.1, 0.1)
     assert score.part([True, False]).word_error_rate == 0.25
 

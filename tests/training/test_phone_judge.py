@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training import flite
+from training.checkpoints import save
 from training.flite import PHONEME_IDS, PHONEMES, Word, spoken_words
-from training.listener import Listener, ListenerSettings, disguise, features
-from training.phone_judge import Heard, PhoneJudge, align, best_path, compare
-from training.weights import save
+from training.phoneme_judge import PhoneJudge, PhonemeTranscription, align, best_path, compare
+from training.phoneme_recognizer import Listener, ListenerSettings, disguise, features
 
 needs_flite = pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
 PHONES = st.lists(st.integers(1, 5), max_size=5)
@@ -40,16 +40,16 @@ def test_alignment_is_whole_in_order_and_cheapest(said: list[int], heard: list[i
 @pytest.mark.parametrize(
     ("heard", "expected"),
     [
-        (SAID, Heard(13, 0, 4, 0, 0)),
-        (SAID[:3] + SAID[7:], Heard(13, 4, 4, 1, 0)),
-        (SAID[:3], Heard(13, 10, 4, 3, 0)),
-        ([], Heard(13, 13, 4, 4, 0)),
-        (SAID[:7] + SAID[3:], Heard(13, 4, 4, 0, 1)),
-        (SAID[:5] + SAID[6:], Heard(13, 1, 4, 0, 0)),
-        ([5, *SAID], Heard(13, 1, 4, 0, 0)),
+        (SAID, PhonemeTranscription(13, 0, 4, 0, 0)),
+        (SAID[:3] + SAID[7:], PhonemeTranscription(13, 4, 4, 1, 0)),
+        (SAID[:3], PhonemeTranscription(13, 10, 4, 3, 0)),
+        ([], PhonemeTranscription(13, 13, 4, 4, 0)),
+        (SAID[:7] + SAID[3:], PhonemeTranscription(13, 4, 4, 0, 1)),
+        (SAID[:5] + SAID[6:], PhonemeTranscription(13, 1, 4, 0, 0)),
+        ([5, *SAID], PhonemeTranscription(13, 1, 4, 0, 0)),
     ],
 )
-def test_words_lost_and_said_twice(heard: list[int], expected: Heard) -> None:
+def test_words_lost_and_said_twice(heard: list[int], expected: PhonemeTranscription) -> None:
     assert compare(WORDS, heard) == expected
 
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.weights import load_codec, load_talker
+from engine.models.qwen3_tts.load_weights import load_codec, load_talker
 from tests.fakes.checkpoints import write_tokenizer
 from training import export as export_module
-from training.clock import until, warm_cosine
+from training.checkpoints import Average
 from training.flite import available
 from training.layout import TextIds
 from training.pipeline import Run, main, train_codec, train_talker, voice_config
+from training.schedule import until, warm_cosine
 from training.settings import TOY
 from training.tokenizer import read_ids
-from training.weights import Average
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptBuilder, PromptPositi
 from tests.fakes.checkpoints import write_tokenizer
 from training.layout import TextIds
 from training.pipeline import voice_config
-from training.rows import END, IGNORED, LANGUAGES, Prefixes, build_rows, num_positions
+from training.prompt_batches import END, IGNORED, LANGUAGES, Prefixes, build_rows, num_positions
 from training.settings import TOY
 from training.tokenizer import read_ids
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sessions.audio.seam import seam_report
-from training.seams import STEP_SAMPLES, jump_scores, roughness, seam_loss
+from tests.audio.seam_report import seam_report
+from training.seam_loss import STEP_SAMPLES, jump_scores, roughness, seam_loss
 from training.settings import FRAME_SAMPLES, SAMPLE_RATE
 
 NUM_FRAMES = 24

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from training.adversarial_finetune import DECODER_FILE, AdversarialTrainer, load_finished, main
 from training.codec import Codec, save_codec
 from training.export import replace_decoder
 from training.flite import Speech as Utterance
 from training.settings import FRAME_SAMPLES, TOY
 from training.shards import ShardWriter
-from training.sharpen import DECODER_FILE, Sharpener, load_finished, main
 from training.speech import Speech
 
 
@@ -73,7 +73,7 @@ def test_frames_are_scored_with_a_past_or_from_the_beginning(
 ) -> None:
     speech = Speech(speech_folder, 0.01, "cpu")
     cfg = replace(TOY.codec, adversarial_crop_frames=8, past_frames=3, future_frames=2, begun_share=begun_share)
-    pieces = Sharpener(Codec(TOY.sizes).eval(), speech, cfg, tmp_path)._pieces()
+    pieces = AdversarialTrainer(Codec(TOY.sizes).eval(), speech, cfg, tmp_path)._pieces()
     assert pieces.speech.shape == pieces.audio.shape == (cfg.adversarial_batch, scored_frames * FRAME_SAMPLES)
     assert torch.equal(pieces.speech, pieces.former)
     assert pieces.voices.shape == (cfg.adversarial_batch, scored_frames)
@@ -89,8 +89,8 @@ def test_a_decoder_is_replaced_and_all_else_copied(tmp_path: Path, voice: Path) 
 
 @pytest.mark.parametrize("chunk_frames", [1, 2, 5, 20])
 def test_chunks_decode_to_the_same_speech(voice: Path, tmp_path: Path, chunk_frames: int) -> None:
-    pytest.importorskip("benchmarks.codec_seams", reason="the dependency group training is not installed")
-    from benchmarks.codec_seams import decode_in_chunks
+    pytest.importorskip("benchmarks.codec_chunking", reason="the dependency group training is not installed")
+    from benchmarks.codec_chunking import decode_in_chunks
 
     decoder = finished(tmp_path / "encoder.safetensors", voice).decoder
     codes = torch.randint(TOY.sizes.codebook, (1, TOY.sizes.code_groups, 11))

@@ -15,9 +15,9 @@ from engine.models.qwen3_tts.talker import Talker
 from tests.fakes.checkpoints import write_tokenizer
 from training.layout import TextIds
 from training.pipeline import voice_config
-from training.rows import END, IGNORED, LANGUAGES, Prefixes, build_rows, num_positions
+from training.prompt_batches import END, IGNORED, LANGUAGES, Prefixes, build_rows, num_positions
+from training.reference_inference import Speaker, SpokenLine, draw
 from training.settings import TOY, Sampling
-from training.speak import Line, Speaker, draw
 from training.talker import Batches, TalkerInTraining
 from training.tokenizer import read_ids
 
@@ -44,8 +44,8 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 @pytest.mark.parametrize("full", [False, True])
 def test_free_speech_equals_teacher_forcing(setup: Setup, full: bool) -> None:
     speaker = Speaker(setup.model.talker, setup.config, setup.prompts, GREEDY)
-    other = Line(TEXT[:2], TOY.speakers[0], not full)
-    codes, _ = speaker.speak([Line(TEXT, TOY.speakers[1], full), other], max_frames=7)
+    other = SpokenLine(TEXT[:2], TOY.speakers[0], not full)
+    codes, _ = speaker.speak([SpokenLine(TEXT, TOY.speakers[1], full), other], max_frames=7)
     item = torch.tensor([[0, len(codes), 0, len(TEXT), 1]])
     layout = (torch.tensor([full]), torch.tensor([LANGUAGES.index("english")]))
     width = int(num_positions(item, *layout, setup.prefixes))

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.characters import is_speakable
 from training.grammar import Grammar, parse_line
-from training.heldout import HeldOut, read_sentences, words_of
+from training.held_out import HeldOut, read_sentences, words_of
 from training.lexicon import CORPUS, SLOT_TAGS
 from training.numerals import MONTHS, ONES, SCALES, TENS, Numerals, cardinal, ordinal, year
 from training.text import KIND_WEIGHTS, TextSettings, TextSource, finish
+from training.text_filter import is_speakable
 
 
 @pytest.fixture(scope="module")

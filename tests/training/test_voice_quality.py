@@ -7,13 +7,13 @@ import pytest
 pytest.importorskip("pocketsphinx", reason="the dependency group training is not installed")
 pytest.importorskip("pesq", reason="the dependency group training is not installed")
 
-from benchmarks import spoken
-from benchmarks.spoken import Recordings, Setting, Task, Teacher, save_recordings
+from benchmarks import speech_sources
+from benchmarks.speech_sources import Recordings, Setting, Task, TeacherSource, save_recordings
+from benchmarks.voice_metrics import Recognizers, Row, gates_of, read_tasks
 from benchmarks.voice_quality import Table
-from benchmarks.voice_rows import Ears, Row, gates_of, read_tasks
 from engine.api import FinishReason, RequestFinished, SpeechChunk, SpeechRequest
 from training import flite
-from training.heldout import read_sentences
+from training.held_out import read_sentences
 
 TEACHER = Row(
     "teacher", "clara", 0.5, 18.0, 0.1, 0, None, None, None, 100, -18, 60, 70, 0, 167, 1150, 100, None, None, {}
@@ -97,21 +97,21 @@ class FakeEngine:
 @pytest.mark.parametrize(("layout", "num_pieces"), [("full", 1), ("streaming", 5)])
 async def test_the_engine_is_given_the_text_as_the_layout_wants(layout: str, num_pieces: int) -> None:
     engine = FakeEngine()
-    pcm = await spoken._speak_one(engine, Task(3, "It is nine o'clock."), Setting("edwin", layout, 1))
+    pcm = await speech_sources._speak_one(engine, Task(3, "It is nine o'clock."), Setting("edwin", layout, 1))
     (stream,) = engine.streams
     assert ("".join(stream.texts), len(stream.texts)) == ("It is nine o'clock.", num_pieces)
-    assert (stream.request.voice, stream.request.sampling.seed) == ("edwin", spoken.SEED + 3)
+    assert (stream.request.voice, stream.request.sampling.seed) == ("edwin", speech_sources.SEED + 3)
     assert len(pcm) == 25
 
 
-class TwiceSaid(Teacher):
+class TwiceSaid(TeacherSource):
     """A bad copy."""
 
     def __call__(self, tasks, setting):
         return [np.concatenate([pcm, pcm]) for pcm in super().__call__(tasks, setting)]
 
 
-class OneSentence(Teacher):
+class OneSentence(TeacherSource):
     def numbers(self, setting):
         return {40}
 
@@ -119,7 +119,7 @@ class OneSentence(Teacher):
 @pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
 def test_a_table_of_the_teacher_and_a_bad_copy(capsys: pytest.CaptureFixture[str]) -> None:
     tasks = [Task(number, read_sentences()[number]) for number in (3, 40)]
-    table = Table(tasks, Ears(stock=False), jobs=1)
+    table = Table(tasks, Recognizers(stock=False), jobs=1)
     table.run([("codec", TwiceSaid(), Setting("clara")), ("model", OneSentence(), Setting("edwin", "full", 12))])
     teacher, _, copy, model = table.rows
     assert (teacher.words_wrong_bigram, teacher.length_kept, teacher.told_apart) == (0, 100, 100)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.realtime.processes import Server, server
+from tests.realtime.server_process import ServerProcess, server
 
 HERE = Path(__file__).parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -107,7 +107,7 @@ def open_page(browser: Any, serve: Any) -> Iterator[Callable[..., Any]]:
     assert problems == []
 
 
-def http(running: Server) -> str:
+def http(running: ServerProcess) -> str:
     return running.url.replace("ws:", "http:")
 
 

@@ -12,7 +12,7 @@ MINUTES = 10
 @pytest.mark.slow
 @pytest.mark.timeout(60 * MINUTES + 300)
 def test_eight_replies_never_run_dry(open_page, serve):
-    from benchmarks.page import FAKE, at_length  # needs a browser's driver
+    from benchmarks.page_latency import FAKE, at_length  # needs a browser's driver
 
     page = open_page(serve(FAKE))
     until(page, READY)

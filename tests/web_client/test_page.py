@@ -9,7 +9,7 @@ import wave
 import numpy as np
 import pytest
 
-from tests.realtime.processes import server
+from tests.realtime.server_process import server
 from tests.web_client.conftest import LATEST, OVER, QUICK, READY, SOUNDING, http, samples, until
 
 RATE = 48_000

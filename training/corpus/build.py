@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.characters import is_speakable
+from training.text_filter import is_speakable
 
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 SENSE_TYPES = {"1": "n", "2": "v", "3": "a", "4": "r", "5": "a"}

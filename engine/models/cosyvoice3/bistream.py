@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.models.base import AwaitText, TalkerInputs
 from engine.models.cosyvoice3.config import CosyTalkerConfig
 from engine.models.cosyvoice3.prompt import CosyPromptBuilder
-from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
+from engine.models.cosyvoice3.sequence import CosySequence, SamplingPhase
 
 
 class Bistream:

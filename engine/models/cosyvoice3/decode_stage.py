@@ -27,16 +27,16 @@ from engine.models.cosyvoice3.flow_blocks import (
     StreamSequence,
     select_blocks,
 )
-from engine.models.cosyvoice3.flow_memory import FlowPagePool
 from engine.models.cosyvoice3.flow_ops import select_flow_ops
-from engine.models.cosyvoice3.flow_pages import FlowPageStore, num_pages
+from engine.models.cosyvoice3.flow_page_pool import FlowPagePool
+from engine.models.cosyvoice3.flow_page_store import FlowPageStore, num_pages
 from engine.models.cosyvoice3.flow_runner import FlowRunner, prompt_of
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
+from engine.models.cosyvoice3.hift_batch import HiftBatch
 from engine.models.cosyvoice3.hift_graphs import HiftGraphs, common_lengths
-from engine.models.cosyvoice3.hift_rows import HiftBatch
-from engine.models.cosyvoice3.pcm_flights import PcmTransfers
+from engine.models.cosyvoice3.pcm_transfers import PcmTransfers
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
-from engine.models.cosyvoice3.voice import FLOW_REST
+from engine.models.cosyvoice3.voice_prompt import FLOW_REST
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 ANY: Mapping[int, int] = {}

@@ -67,7 +67,7 @@ def select_flow_ops(device: torch.device, fused: bool) -> FlowOps:
     if device.type != "cuda" or not fused:
         return FlowOps()
     try:
-        from engine.models.cosyvoice3.fused_flow_ops import TritonFlowOps
+        from engine.models.cosyvoice3.triton_flow_ops import TritonFlowOps
     except ImportError:
         return FlowOps()
     return TritonFlowOps()

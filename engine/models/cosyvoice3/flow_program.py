@@ -18,7 +18,7 @@ from engine.graphs.buffers import DeviceEvent
 from engine.models.cosyvoice3.dit import DitAttention
 from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow, ode_timesteps, positional_noise
 from engine.models.cosyvoice3.flow_ops import FlowOps
-from engine.models.cosyvoice3.flow_pages import BRANCHES, ZERO_PAGE, FlowPageStore
+from engine.models.cosyvoice3.flow_page_store import BRANCHES, ZERO_PAGE, FlowPageStore
 
 DUMMY_WORKSPACE = 0
 NUM_HOST_BUFFERS = 4

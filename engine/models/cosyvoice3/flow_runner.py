@@ -19,7 +19,7 @@ from engine.models.cosyvoice3.flow_blocks import (
     StreamSequence,
 )
 from engine.models.cosyvoice3.flow_ops import FlowOps
-from engine.models.cosyvoice3.flow_pages import FlowPageStore
+from engine.models.cosyvoice3.flow_page_store import FlowPageStore
 from engine.models.cosyvoice3.flow_program import FlowProgram
 from engine.transfer import to_device
 

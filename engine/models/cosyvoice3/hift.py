@@ -19,9 +19,9 @@ from engine.layers.streaming import assign_state
 from engine.models.cosyvoice3 import f0
 from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.f0 import F0Predictor
+from engine.models.cosyvoice3.harmonic_source import HarmonicSource
 from engine.models.cosyvoice3.hift_layers import DownConv, LeftConv, RepeatConv, ResBlock, StateSlice
-from engine.models.cosyvoice3.source import HarmonicSource
-from engine.models.cosyvoice3.spectra import MatrixStft
+from engine.models.cosyvoice3.matrix_stft import MatrixStft
 
 LOOK_RIGHT_FRAMES = 4
 """Of the first convolution; the pitch looks three ahead, and neighbouring spectra overlap into one more."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.graphs.capture import GraphSet
 from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, Hift
-from engine.models.cosyvoice3.hift_rows import MAX_CALL_CELLS, HiftBatch, run_rows
+from engine.models.cosyvoice3.hift_batch import MAX_CALL_CELLS, HiftBatch, run_rows
 from engine.transfer import to_device
 
 DUMMY_SLOT = 0

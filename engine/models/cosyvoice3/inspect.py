@@ -13,15 +13,15 @@ from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.hift_weights import adapt as adapt_hift
+from engine.models.cosyvoice3.load_weights import FLOW_FILE, HIFT_FILE, adapt_talker, talker_file, tied_bytes
 from engine.models.cosyvoice3.model import LANGUAGES
 from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER, read_config
-from engine.models.cosyvoice3.saved_voices import read_saved_voices
 from engine.models.cosyvoice3.speech_lm import SpeechLM
+from engine.models.cosyvoice3.spk2info import read_saved_voices
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
 from engine.models.cosyvoice3.voice_encoder import ENCODERS, MISSING_ENCODER_NOTE, missing_encoders
-from engine.models.cosyvoice3.weights import FLOW_FILE, HIFT_FILE, adapt_talker, talker_file, tied_bytes
 from engine.weights.loader import config_errors_of
-from engine.weights.pickled import Adapt, check_state
+from engine.weights.torch_pickle import Adapt, check_state
 
 
 def inspect(folder: Path) -> CheckpointReport:

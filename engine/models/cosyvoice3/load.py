@@ -13,14 +13,14 @@ from engine.layers.linear import pack_linears
 from engine.models.base import ModelStages
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
+from engine.models.cosyvoice3.load_weights import load_flow, load_hift, load_talker, talker_file
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.pipelined import make_runner
 from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER, read_config
-from engine.models.cosyvoice3.saved_voices import read_saved_voices
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
+from engine.models.cosyvoice3.spk2info import read_saved_voices
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
 from engine.models.cosyvoice3.voice_encoder import MISSING_ENCODER_NOTE, CosyVoiceEncoder, missing_encoders
-from engine.models.cosyvoice3.weights import load_flow, load_hift, load_talker, talker_file
 
 log = logging.getLogger(__name__)
 

@@ -27,15 +27,15 @@ from engine.models.base import (
 )
 from engine.models.cosyvoice3.bistream import Bistream
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW, CosyVoice3Config
-from engine.models.cosyvoice3.instructs import known_sentence
+from engine.models.cosyvoice3.instructions import known_sentence
 from engine.models.cosyvoice3.prompt import CosyPromptBuilder
 from engine.models.cosyvoice3.ras import RasParams, sample
-from engine.models.cosyvoice3.row import CosySequence, SamplingPhase
+from engine.models.cosyvoice3.sequence import CosySequence, SamplingPhase
 from engine.models.cosyvoice3.settings import TalkerSettings
 from engine.models.cosyvoice3.speech_lm import SpeechLM
-from engine.models.cosyvoice3.stops import StopRules
+from engine.models.cosyvoice3.stop_rules import StopRules
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
-from engine.models.cosyvoice3.voice import CosyVoiceCache, VoicePrompt
+from engine.models.cosyvoice3.voice_prompt import CosyVoiceCache, VoicePrompt
 from engine.noise import NoiseSource, PhiloxNoise
 
 LANGUAGES = ("chinese", "english", "japanese", "korean", "german", "spanish", "french", "italian", "russian")

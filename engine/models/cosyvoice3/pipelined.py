@@ -8,11 +8,11 @@ import msgspec
 import torch
 
 from engine.cache.kv_cache import PagedKV
-from engine.cache.prefix import PrefixCache
+from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
 from engine.graphs.capture import GraphSet
-from engine.graphs.runner import GraphRunner
-from engine.kernels.choice import select_ops
+from engine.graphs.graph_runner import GraphRunner
+from engine.kernels.select import select_ops
 from engine.models.base import SpeechModel
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.talker_program import TalkerProgram

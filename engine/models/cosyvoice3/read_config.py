@@ -21,7 +21,7 @@ from engine.models.cosyvoice3.config import (
     RasConfig,
     SpeechIds,
 )
-from engine.models.cosyvoice3.yaml_file import CLASS, read_yaml
+from engine.models.cosyvoice3.hyperpyyaml import CLASS, read_yaml
 
 CONFIG_FILE = "cosyvoice3.yaml"
 BACKBONE_FOLDER = "CosyVoice-BlankEN"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from engine.layers.transformer import CausalContext, Transformer, attention
 from engine.models.qwen3_tts.config import CodePredictorConfig
-from engine.models.qwen3_tts.one_layer_predictor import LookupCodePredictor
+from engine.models.qwen3_tts.lookup_predictor import LookupCodePredictor
 
 Draw = Callable[[int, Tensor], Tensor]
 """(codebook, logits [N, V]) -> ids [N]."""

@@ -16,7 +16,7 @@ from engine.layers.channels_last import can_pack_convolutions
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, StatefulLayer, assign_state
 from engine.layers.transformer import CausalContext, Transformer, attention
 from engine.models.qwen3_tts.config import CodecDecoderConfig
-from engine.models.qwen3_tts.packed_decoder import CpuCodecDecoder
+from engine.models.qwen3_tts.cpu_decoder import CpuCodecDecoder
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.plain import ReferenceOps
-from engine.kernels.settings import (
+from engine.kernels.params import (
     ConvParams,
     ConvStateSpec,
     PaddedBuffer,
@@ -24,6 +23,7 @@ from engine.kernels.settings import (
     ResidualUnitParams,
     SnakeParams,
 )
+from engine.kernels.reference_ops import ReferenceOps
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake
 from engine.models.qwen3_tts.frame_program import rope_tables
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from engine.cache.kv_cache import PagedKV
 from engine.graphs.buffers import StaticBuffers
-from engine.kernels.plain import ReferenceOps
-from engine.kernels.settings import ResidualStream, SamplingTensors
+from engine.kernels.params import ResidualStream, SamplingTensors
+from engine.kernels.reference_ops import ReferenceOps
 from engine.layers.transformer import DecoderLayer
 
 if TYPE_CHECKING:

@@ -26,12 +26,12 @@ from engine.models.base import (
     VoiceReference,
 )
 from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
+from engine.models.qwen3_tts.load_weights import load_talker
+from engine.models.qwen3_tts.prepared_voice import PreparedVoice, QwenVoiceCache
 from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptBuilder
 from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
-from engine.models.qwen3_tts.row import MIN_NEW_TOKENS, QwenSequence, draw_params
+from engine.models.qwen3_tts.sequence import MIN_NEW_TOKENS, QwenSequence, draw_params
 from engine.models.qwen3_tts.talker import Talker
-from engine.models.qwen3_tts.voice import PreparedVoice, QwenVoiceCache
-from engine.models.qwen3_tts.weights import load_talker
 from engine.noise import NoiseSource, PhiloxNoise, SampleKey
 from engine.sampler import SamplingBatch, apply_repetition_penalty, sample
 from engine.tokenizer import TextTokenizer

@@ -8,19 +8,19 @@ from collections.abc import Callable
 import torch
 
 from engine.cache.kv_cache import PagedKV
-from engine.cache.prefix import PrefixCache
+from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
 from engine.graphs.capture import GraphSet
-from engine.graphs.decode import GraphDecodeStage
-from engine.graphs.lanes import create_decode_executor
-from engine.graphs.runner import GraphRunner
+from engine.graphs.decode_executor import create_decode_executor
+from engine.graphs.decode_stage import GraphDecodeStage
+from engine.graphs.graph_runner import GraphRunner
 from engine.graphs.stages import GraphStageFactories
-from engine.kernels.choice import select_ops
+from engine.kernels.select import select_ops
 from engine.models.base import SpeechModel
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.codec_program import CodecProgram
+from engine.models.qwen3_tts.frame_inputs import FrameInputs
 from engine.models.qwen3_tts.frame_program import RING_FRAMES
-from engine.models.qwen3_tts.frame_rows import FrameInputs
 from engine.models.qwen3_tts.model import Qwen3TTS
 
 

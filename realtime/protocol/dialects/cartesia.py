@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.cartesia_words import GenerationRequest, error_fields, word_timestamps
-from realtime.protocol.dialects.joining import with_sentence_space
+from realtime.protocol.dialects.cartesia_common import GenerationRequest, error_fields, word_timestamps
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
+from realtime.protocol.dialects.sentence_spacing import with_sentence_space
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 

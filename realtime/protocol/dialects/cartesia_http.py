@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.cartesia_words import GenerationRequest, error_fields, word_timestamps
-from realtime.protocol.dialects.once import HttpDialect
+from realtime.protocol.dialects.cartesia_common import GenerationRequest, error_fields, word_timestamps
+from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.events import ErrorBody
 

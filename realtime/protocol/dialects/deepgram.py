@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from realtime.protocol.close import CloseCode
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.deepgram_words import parse_options, refusal, socket_format
+from realtime.protocol.dialects.deepgram_common import parse_options, refusal, socket_format
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody

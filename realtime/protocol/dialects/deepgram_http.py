@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.deepgram_words import number, parse_options, refusal, sample_rate, unsupported
-from realtime.protocol.dialects.once import HttpDialect
+from realtime.protocol.dialects.deepgram_common import number, parse_options, refusal, sample_rate, unsupported
+from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import parse_json
 from realtime.protocol.events import ErrorBody
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.elevenlabs_alignment import alignment, characters
+from realtime.protocol.dialects.elevenlabs_common import inactivity_s, parse_options
 from realtime.protocol.dialects.elevenlabs_socket import ElevenLabsContext, ElevenLabsMessage, ElevenLabsSocket
-from realtime.protocol.dialects.elevenlabs_times import alignment, characters
-from realtime.protocol.dialects.elevenlabs_words import inactivity_s, parse_options
 from realtime.protocol.dialects.parsing import dump, is_true
 
 DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.elevenlabs_alignment import TimedChar, characters, shift_word, snake_alignment
+from realtime.protocol.dialects.elevenlabs_common import parse_options
 from realtime.protocol.dialects.elevenlabs_socket import (
     DialogueLine,
     ElevenLabsContext,
     ElevenLabsMessage,
     ElevenLabsSocket,
 )
-from realtime.protocol.dialects.elevenlabs_times import TimedChar, characters, shift_word, snake_alignment
-from realtime.protocol.dialects.elevenlabs_words import parse_options
 from realtime.protocol.dialects.parsing import dump, is_true
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody

@@ -11,9 +11,9 @@ from typing import Any
 from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.elevenlabs_times import alignment_s, characters
-from realtime.protocol.dialects.elevenlabs_words import ElevenLabsVoiceSettings, error_answer, parse_options
-from realtime.protocol.dialects.once import HttpDialect
+from realtime.protocol.dialects.elevenlabs_alignment import alignment_s, characters
+from realtime.protocol.dialects.elevenlabs_common import ElevenLabsVoiceSettings, error_answer, parse_options
+from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.elevenlabs_words import (
+from realtime.protocol.dialects.elevenlabs_common import (
     CLOSES,
     ElevenLabsCredentials,
     ElevenLabsVoiceSettings,

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.once import HttpDialect
+from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody

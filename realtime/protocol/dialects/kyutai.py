@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from realtime.protocol.dialects import base as on
-from realtime.protocol.dialects.once import HttpDialect
+from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import integer, parse_json
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from realtime.protocol.dialects.openai_words import OpenAIItem, error_fields
+from realtime.protocol.dialects.openai_common import OpenAIItem, error_fields
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects import openai_beta
-from realtime.protocol.dialects.openai_conversation import OpenAIConversation, OpenAIResponse, check_items
-from realtime.protocol.dialects.openai_words import (
+from realtime.protocol.dialects.openai_common import (
     OpenAIClientEvent,
     OpenAIResponseParams,
     error_fields,
@@ -22,6 +21,7 @@ from realtime.protocol.dialects.openai_words import (
     merged,
     parse_options,
 )
+from realtime.protocol.dialects.openai_conversation import OpenAIConversation, OpenAIResponse, check_items
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody

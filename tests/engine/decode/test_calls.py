@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.batcher import (
+from engine.decode.call_planner import (
     CALL_FRAMES,
     CALL_ROWS,
     MAX_CALL_FRAMES_TOTAL,

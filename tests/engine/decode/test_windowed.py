@@ -16,22 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import Pcm, SamplingParams, SpeechChunk
-from engine.client import EMBEDDED_VOICE
 from engine.config import EngineConfig
-from engine.decode.slots import StreamingDecodeStage
+from engine.decode.streaming import StreamingDecodeStage
 from engine.decode.windowed import WindowedDecodeStage
 from engine.layers.streaming import CausalConvTranspose1d, Snake
-from engine.load import load_engine
+from engine.loader import load_engine
+from engine.local_engine import EMBEDDED_VOICE
 from engine.models.base import DecodedAudio, DecodeStage
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.row import QwenSequence
-from engine.models.qwen3_tts.weights import load_codec
+from engine.models.qwen3_tts.load_weights import load_codec
+from engine.models.qwen3_tts.sequence import QwenSequence
 from sessions.audio.crossfade import Crossfader
-from sessions.audio.seam import seam_report
-from tests.engine.cuts import cuts_of
-from tests.engine.decode.test_slots import frames_of
-from tests.engine.recorder import Recorder
+from tests.audio.seam_report import seam_report
+from tests.engine.decode.test_streaming import frames_of
+from tests.engine.engine_harness import EngineHarness
+from tests.engine.splits import cuts_of
 
 NUM_FRAMES, RATE, FRAME = 48, 24_000, 1_920
 TOLERANCE = 1e-4
@@ -192,7 +192,7 @@ def voice() -> CodecDecoder:
 def spoken_frames() -> list[list[int]]:
     """What the embedded voice says, as codes."""
     loaded = load_engine(EMBEDDED_VOICE, EngineConfig(kv_memory_mb=32, fast_start=True), "cpu", "float32", True)
-    bench = Recorder(loaded.make_engine())
+    bench = EngineHarness(loaded.make_engine())
     text = "the quick brown fox jumps over the lazy dog and runs away into the forest"
     row = bench.request(bench.submit(text=text, text_closed=True, sampling=SamplingParams(seed=4))).row
     bench.run()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.graphs.buffers import StaticBuffers
 from engine.graphs.capture import bucket_for, buckets_up_to
-from engine.graphs.runner import BlockTables
+from engine.graphs.graph_runner import BlockTables
 
 CPU = torch.device("cpu")
 

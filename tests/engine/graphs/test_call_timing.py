@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.graphs.fusible import TIMELESS, bench_of, keep_busy, note_calls, speak
+from tests.engine.graphs.graph_harness import TIMELESS, bench_of, keep_busy, note_calls, speak
 
 
 def spoken(passes: Callable[[], bool], **settings: Any) -> tuple[list[tuple[list[int], int]], list[np.ndarray]]:

@@ -14,12 +14,12 @@ import torch
 from benchmarks import random_model
 from engine.api import SamplingParams, TextLayout
 from engine.config import EngineConfig
-from engine.kernels.choice import select_ops
-from engine.load import load_engine
+from engine.kernels.select import select_ops
+from engine.loader import load_engine
 from engine.request import Request
-from tests.engine.graphs.fusible import FUSIBLE, TIMELESS, bench_of, keep_busy, note_calls, speak
+from tests.engine.engine_harness import EngineHarness
+from tests.engine.graphs.graph_harness import FUSIBLE, TIMELESS, bench_of, keep_busy, note_calls, speak
 from tests.engine.graphs.test_pipelined import TEXT
-from tests.engine.recorder import Recorder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,7 +66,7 @@ def test_decoding_elsewhere_says_what_decoding_there_says(tmp_path: Path, decode
             num_blocks=400, max_batch=8, max_requests=8, max_frames=24, graph_positions=512, loop_limit_frames=10_000,
             admission_share=1e3, decode_device=device, decode_threads=2,
         )  # fmt: skip
-        bench = Recorder(load_engine(folder, config, "cuda:0", "float32", is_embedded=False).make_engine())
+        bench = EngineHarness(load_engine(folder, config, "cuda:0", "float32", is_embedded=False).make_engine())
         spoken.append(speak(bench))
         bench.engine.close()
     for one, other in zip(*spoken, strict=True):
@@ -133,7 +133,7 @@ def test_no_row_reads_another_ones_state_whatever_the_others_do() -> None:
         assert alone == codes_of(request)
 
 
-def bench_of_one(bench: Recorder, number: int) -> list[list[int]]:
+def bench_of_one(bench: EngineHarness, number: int) -> list[list[int]]:
     """The same engine, otherwise empty."""
     epoch = bench.submit(**wants(number), text_closed=True)
     request = bench.request(epoch)

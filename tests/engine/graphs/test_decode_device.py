@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 
 from engine.api import ClonedVoice, FinishReason, InvalidRequest, SamplingParams
-from engine.client import create_engine
 from engine.config import EngineConfig
-from engine.graphs.decode import GraphDecodeStage
-from engine.graphs.lanes import CpuThreadExecutor
-from engine.load import load_engine
+from engine.graphs.decode_executor import CpuThreadExecutor
+from engine.graphs.decode_stage import GraphDecodeStage
+from engine.loader import load_engine
+from engine.local_engine import create_engine
+from tests.engine.engine_harness import EngineHarness
 from tests.engine.graphs.test_pipelined import SAMPLINGS, TEXT, check_same, make_bench, random_life
-from tests.engine.recorder import Recorder
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
-MakeApart = Callable[..., Recorder]
+MakeApart = Callable[..., EngineHarness]
 
 
 @pytest.fixture
-def make_apart() -> Iterator[Callable[..., Recorder]]:
+def make_apart() -> Iterator[Callable[..., EngineHarness]]:
     """Of engines that decode in a thread of their own."""
-    made: list[Recorder] = []
+    made: list[EngineHarness] = []
 
-    def make(folder: Path, **settings: Any) -> Recorder:
+    def make(folder: Path, **settings: Any) -> EngineHarness:
         made.append(make_bench(folder, True, decode_device="cpu", **settings))
         assert isinstance(stage_of(made[-1]).lane, CpuThreadExecutor)
         return made[-1]
@@ -37,7 +37,7 @@ def make_apart() -> Iterator[Callable[..., Recorder]]:
         bench.engine.close()
 
 
-def stage_of(bench: Recorder) -> GraphDecodeStage:
+def stage_of(bench: EngineHarness) -> GraphDecodeStage:
     assert isinstance(bench.engine.stage, GraphDecodeStage)
     return bench.engine.stage
 

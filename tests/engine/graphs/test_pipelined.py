@@ -20,8 +20,8 @@ from engine.api import (
     TextLayout,
 )
 from engine.config import EngineConfig
-from engine.load import load_engine
-from tests.engine.recorder import Recorder
+from engine.loader import load_engine
+from tests.engine.engine_harness import EngineHarness
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -35,15 +35,15 @@ SAMPLINGS = [
 ]
 
 
-def make_bench(folder: Path, graphs: bool, **settings: Any) -> Recorder:
+def make_bench(folder: Path, graphs: bool, **settings: Any) -> EngineHarness:
     usual = dict(
         num_blocks=300, block_size=8, max_batch=8, max_requests=8, max_frames=16, admission_share=1e3, fast_start=True
     )
     config = EngineConfig(**(usual | settings), graphs=graphs)
-    return Recorder(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+    return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
 
 
-def check_same(found: Recorder, wanted: Recorder) -> None:
+def check_same(found: EngineHarness, wanted: EngineHarness) -> None:
     assert set(found.heard) == set(wanted.heard)
     for row, heard in wanted.heard.items():
         assert found.heard[row].reason == heard.reason
@@ -82,7 +82,7 @@ def test_a_prefix_that_is_computed_ahead_takes_nothing_from_those_who_speak(tiny
     check_same(benches[1], benches[0])
 
 
-def random_life(bench: Recorder, seed: int) -> list[int]:
+def random_life(bench: EngineHarness, seed: int) -> list[int]:
     """Rows that come, wait for text, go on, are cancelled, in an order the seed decides; the cancelled ones."""
     chance = random.Random(seed)
     open_rows: dict[int, list[str]] = {}
@@ -210,7 +210,7 @@ def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
     assert bench.heard[second].end.retry_after_ms
 
 
-def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[Recorder, list[list[set[str]]]]:
+def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[EngineHarness, list[list[set[str]]]]:
     """Whose chunks were handed over together, in each step after the second has come."""
     bench = make_bench(folder, True, max_frames=60, min_frame_cap=60, hand_over_by_call=by_call)
     handed: list[list[set[str]]] = [[]]

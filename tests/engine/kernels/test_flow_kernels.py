@@ -16,9 +16,9 @@ from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.flow_blocks import BlockSequence, FlowBlockTask
 from engine.models.cosyvoice3.flow_ops import FlowOps
-from engine.models.cosyvoice3.flow_pages import FlowPageStore
+from engine.models.cosyvoice3.flow_page_store import FlowPageStore
 from engine.models.cosyvoice3.flow_program import FlowProgram
-from tests.engine.models.cosyvoice3.flows import SMALL, fill
+from tests.engine.models.cosyvoice3.flow_fixtures import SMALL, fill
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -60,7 +60,7 @@ def program_of(config: FlowConfig, dtype: torch.dtype, ops: FlowOps) -> FlowProg
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_frames", [10, 50])
 def test_a_step_of_many_cells(dtype: torch.dtype, block_frames: int) -> None:
-    from engine.models.cosyvoice3.fused_flow_ops import TritonFlowOps
+    from engine.models.cosyvoice3.triton_flow_ops import TritonFlowOps
 
     config, row = config_of(block_frames), BlockSequence([])
     programs = [program_of(config, dtype, ops) for ops in (FlowOps(), TritonFlowOps())]
@@ -91,7 +91,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None
 
 
 def test_noise_is_the_same_for_all() -> None:
-    from engine.kernels.fused import TritonOps
+    from engine.kernels.triton_ops import TritonOps
 
     seed = torch.tensor([7, 2**47 + 12345], device=DEVICE)
     place, frame = torch.tensor([1, (3 << 40) | 1], device=DEVICE), torch.tensor([0, 90], device=DEVICE)
@@ -102,8 +102,8 @@ def test_noise_is_the_same_for_all() -> None:
 
 
 def test_paged_attention_of_heads_without_norms() -> None:
-    from engine.kernels.fused import TritonOps
-    from engine.kernels.plain import ReferenceOps
+    from engine.kernels.reference_ops import ReferenceOps
+    from engine.kernels.triton_ops import TritonOps
 
     heads, group, size, page = 2, 7, 64, 16
     cache = torch.randn(2, 5, page, heads, size, device=DEVICE)

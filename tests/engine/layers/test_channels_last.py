@@ -16,8 +16,8 @@ from engine.layers.channels_last import (
     layout_of,
 )
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, assign_state
-from tests.engine.cuts import cuts_of
 from tests.engine.layers.test_streaming import CHANNELS, LAYERS, LENGTH, TOLERANCE, made, signal
+from tests.engine.splits import cuts_of
 
 pytestmark = pytest.mark.skipif(not can_pack_convolutions(), reason="this torch cannot pack convolutions")
 

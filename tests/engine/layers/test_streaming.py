@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, assign_state, enable_matmul_conv
-from tests.engine.cuts import cuts_of
+from tests.engine.splits import cuts_of
 
 LENGTH, CHANNELS = 18, 4
 TOLERANCE = 1e-5

@@ -8,8 +8,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from engine.client import create_engine, inspect_checkpoint
 from engine.errors import CheckpointError
+from engine.local_engine import create_engine, inspect_checkpoint
 from engine.weights import hub
 from engine.weights.hub import resolve_folder
 from tests.fakes.checkpoints import write_checkpoint

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
-from tests.fakes.cosyvoice3_sizes import SHAPES
+from tests.fakes.cosyvoice3_dims import SHAPES
 from tests.parity.cosyvoice3.golden import FOLDER, Golden
 
 

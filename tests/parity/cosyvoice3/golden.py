@@ -17,9 +17,9 @@ from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.load import load_model
+from engine.models.cosyvoice3.load_weights import load_flow, load_hift
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
-from engine.models.cosyvoice3.weights import load_flow, load_hift
 
 FOLDER = Path(os.environ.get("VOICEWIRE_COSYVOICE3_VECTORS", Path(__file__).parent / "vectors"))
 CPU = torch.device("cpu")

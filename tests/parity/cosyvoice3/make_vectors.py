@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.fakes.cosyvoice3_checkpoint import FIRST_SPECIAL, TEXT_FOLDER, write_cosyvoice3
-from tests.fakes.cosyvoice3_sizes import SHAPES
+from tests.fakes.cosyvoice3_dims import SHAPES
 from tests.parity.cosyvoice3.cases import (
     DRIVER_PROMPT,
     DRIVER_TOKENS,
@@ -59,7 +59,7 @@ from tests.parity.cosyvoice3.cases import (
     Flow,
     Live,
 )
-from tests.parity.cosyvoice3.official import Forced, find_official, load, mel_of, official, talk, talk_live
+from tests.parity.cosyvoice3.reference_model import Forced, find_official, load, mel_of, official, talk, talk_live
 
 Tensors = dict[str, Tensor]
 WEIGHT_FILES = ("llm.pt", "flow.pt", "hift.pt")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from realtime import cli
-from tests.realtime.processes import server
+from tests.realtime.server_process import server
 
 KEYS = {
     "sessions", "responses", "errors", "ttfa_ms", "ttfa_first_delta_ms", "ttfa_audible_ms", "rtf", "continuity",

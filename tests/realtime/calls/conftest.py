@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from realtime.auth import LOCAL, Authenticator
+from realtime.calls.call_registry import AgentSubscription, CallRegistry
 from realtime.calls.connection import CallConnection
-from realtime.calls.switchboard import AgentSubscription, CallRegistry
 from realtime.config import load_config
-from realtime.protocol import calls as on
-from realtime.protocol.phones.base import TelephonyDialect
-from realtime.protocol.phones.twilio import TwilioDialect
+from realtime.protocol import call_events as on
+from realtime.protocol.telephony.base import TelephonyDialect
+from realtime.protocol.telephony.twilio import TwilioDialect
 from realtime.server import SpeechServer
-from sessions.hearing.silero import load_model
+from sessions.vad.silero import load_model
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.calls import far_side
+from tests.realtime.calls import twilio_simulator
 
 SCRIPT = FakeScript(ms_per_char=50.0, first_chunk_s=0.05, real_time_factor=0.1)
 
@@ -54,7 +54,7 @@ class Phone:
         self.conversing, self.link, self.board = conversing, link, board
         self.agent = agent
         self.heard: list[on.CallEvent] = []
-        self.far = far_side.FarSide(link.incoming.put_nowait)
+        self.far = twilio_simulator.TwilioSimulator(link.incoming.put_nowait)
         link.told = self.far.receive
 
     def say_to_server(self, *messages: str | bytes) -> None:

@@ -11,10 +11,10 @@ from contextlib import suppress
 import pytest
 
 from realtime.auth import LOCAL
-from realtime.calls.faults import COMMAND_ERRORS
-from realtime.protocol import calls as on
+from realtime.calls.command_errors import COMMAND_ERRORS
+from realtime.protocol import call_events as on
 from tests.fakes.engine import FakeScript
-from tests.realtime.calls import far_side
+from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.conftest import Phone, phone
 
 pytestmark = pytest.mark.virtual_time
@@ -36,10 +36,10 @@ def act(rng: random.Random, call: Phone) -> on.Command | str:
         (4, on.EndReplyCommand(reply_id=reply_id)),
         (2, on.InterruptCommand()),
         (1, on.HangUpCommand(after_speech=rng.random() < 0.5)),
-        (4, far_side.media(chunk=chunk)),
-        (2, far_side.dtmf("5")),
-        (1, far_side.mark(f"vw{rng.randrange(30)}")),
-        (1, far_side.stop() if rng.random() < 0.3 else far_side.connected()),
+        (4, twilio_simulator.media(chunk=chunk)),
+        (2, twilio_simulator.dtmf("5")),
+        (1, twilio_simulator.mark(f"vw{rng.randrange(30)}")),
+        (1, twilio_simulator.stop() if rng.random() < 0.3 else twilio_simulator.connected()),
     ]
     weights, acts = zip(*choices, strict=True)
     return rng.choices(acts, weights)[0]
@@ -51,7 +51,7 @@ async def live_through(seed: int) -> None:
     limits = {"limits__text_timeout_s": 4.0, "calls__max_replies": 4, "calls__max_marks": 3}
     async with phone(script, **limits, calls__lead_ms=rng.choice((40, 400, 3_000))) as call:
         call.far._returns_marks = rng.random() < 0.7
-        call.say_to_server(far_side.connected(), far_side.start())
+        call.say_to_server(twilio_simulator.connected(), twilio_simulator.start())
         call_id = (await call.event(on.CallConnected)).call_id or ""
         accepted = Counter[str]()
         for _ in range(NUM_ACTS):
@@ -66,7 +66,7 @@ async def live_through(seed: int) -> None:
                         if isinstance(answer, on.CallReplyAccepted):
                             accepted[answer.reply_id] += 1
         call.link.writable.set()
-        call.say_to_server(far_side.stop())
+        call.say_to_server(twilio_simulator.stop())
         await call.event(on.CallEnded)
         assert call.agent.events.empty(), "something was told after the hang-up"
         assert Counter(event.reply_id for event in call.heard if isinstance(event, ENDS)) == accepted

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from sessions.audio.resampler import Resampler
 from tests.realtime.calls.asterisk import PROGRAM, WAIT_S, Asterisk, asterisk, until
-from tests.realtime.processes import Server, wire_address
+from tests.realtime.server_process import ServerProcess, wire_address
 
 pytest.importorskip("pocketsphinx", reason="the dependency group training is not installed")
 pytestmark = [
@@ -49,19 +49,19 @@ def audiosocket_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def server(audiosocket_port: int) -> Iterator[Server]:
+def server(audiosocket_port: int) -> Iterator[ServerProcess]:
     """With the embedded voice."""
     settings = {"audiosocket": "true", "audiosocket_port": audiosocket_port, "lead_ms": LEAD_MS}
     flags = [part for name, value in settings.items() for part in ("--set", f"calls.{name}={value}")]
     command = [sys.executable, "-m", "realtime.cli", "serve", "--set", "listen.port=0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        yield Server(process, wire_address(process.stdout).removesuffix("/v1/speech"))
+        yield ServerProcess(process, wire_address(process.stdout).removesuffix("/v1/speech"))
         process.terminate()
 
 
 @pytest.fixture(scope="module")
-def pbx(server: Server, audiosocket_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asterisk]:
+def pbx(server: ServerProcess, audiosocket_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asterisk]:
     folder = tmp_path_factory.mktemp("asterisk")
     _speech_of_a_caller(folder / "caller.sln")
     with asterisk(folder, server.url, audiosocket_port) as one:
@@ -90,7 +90,7 @@ class Agent:
 
 
 @contextmanager
-def answered(server: Server, pbx: Asterisk, extension: str, caller: str) -> Iterator[Agent]:
+def answered(server: ServerProcess, pbx: Asterisk, extension: str, caller: str) -> Iterator[Agent]:
     """A call, and an agent in it. Afterwards nothing is left, here or there."""
     with connect(f"{server.url}/v1/calls", proxy=None) as socket:
         agent = Agent(socket)
@@ -103,7 +103,7 @@ def answered(server: Server, pbx: Asterisk, extension: str, caller: str) -> Iter
     until(lambda: held(server) == 0)
 
 
-def held(server: Server) -> float:
+def held(server: ServerProcess) -> float:
     """Connections, responses, and what the engine holds for them."""
     with urllib.request.urlopen(server.url.replace("ws", "http", 1) + "/metrics") as answer:
         found = dict(re.findall(r"^voicewire_(\w+) (\S+)$", answer.read().decode(), re.MULTILINE))
@@ -117,8 +117,8 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize("extension", WAYS)
-def test_the_caller_hears_what_the_agent_says(server: Server, pbx: Asterisk, extension: str) -> None:
-    from training.judge import Recognizer, to_16k
+def test_the_caller_hears_what_the_agent_says(server: ServerProcess, pbx: Asterisk, extension: str) -> None:
+    from training.asr_judge import Recognizer, to_16k
 
     with answered(server, pbx, extension, "listens") as agent:
         for sentence in SENTENCES[:2]:
@@ -135,7 +135,7 @@ def test_the_caller_hears_what_the_agent_says(server: Server, pbx: Asterisk, ext
 
 
 @pytest.mark.parametrize("extension", WAYS)
-def test_a_hang_up_in_mid_word_leaves_nothing_behind(server: Server, pbx: Asterisk, extension: str) -> None:
+def test_a_hang_up_in_mid_word_leaves_nothing_behind(server: ServerProcess, pbx: Asterisk, extension: str) -> None:
     with answered(server, pbx, extension, "listens") as agent:
         agent.tell("say", text=LONG, reply_id="r")
         agent.told("reply.accepted")
@@ -150,7 +150,7 @@ def test_a_hang_up_in_mid_word_leaves_nothing_behind(server: Server, pbx: Asteri
 
 
 @pytest.mark.parametrize("extension", WAYS)
-def test_the_callers_voice_cuts_the_reply(server: Server, pbx: Asterisk, extension: str) -> None:
+def test_the_callers_voice_cuts_the_reply(server: ServerProcess, pbx: Asterisk, extension: str) -> None:
     with answered(server, pbx, extension, "speaks") as agent:
         agent.tell("say", text=LONG)
         cut = agent.told("reply.interrupted")
@@ -166,7 +166,7 @@ def test_the_callers_voice_cuts_the_reply(server: Server, pbx: Asterisk, extensi
 
 
 @pytest.mark.parametrize("extension", WAYS)
-def test_a_key_in_mid_speech_is_told(server: Server, pbx: Asterisk, extension: str) -> None:
+def test_a_key_in_mid_speech_is_told(server: ServerProcess, pbx: Asterisk, extension: str) -> None:
     with answered(server, pbx, extension, "presses") as agent:
         agent.tell("say", text=LONG)
         assert agent.told("call.dtmf")["digit"] == "7"

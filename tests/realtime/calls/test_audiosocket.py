@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from realtime.app import create_app
 from realtime.config import ConfigError, load_config
-from realtime.protocol.phones.audiosocket import HEADER, frame
-from realtime.serve import create_app
+from realtime.protocol.telephony.audiosocket import HEADER, frame
 from tests.fakes.engine import FakeSpeechEngine
 from tests.realtime.calls.test_sockets import dial, told
-from tests.realtime.live import WAIT_S, Live, live_server, until
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
 
 UUID = frame(0x01, bytes(range(16)))
 QUIET = frame(0x10, bytes(320))
@@ -24,14 +24,14 @@ FRAMES_A_SECOND = 50
 
 
 @pytest.fixture
-async def live() -> AsyncIterator[Live]:
+async def live() -> AsyncIterator[LiveServer]:
     async with live_server(calls__audiosocket=True, calls__audiosocket_port=0) as server:
         yield server
         await server.freed()
 
 
 @asynccontextmanager
-async def line(live: Live) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def line(live: LiveServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     port = live.uvicorn.config.app.state.audiosocket.port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -47,7 +47,7 @@ async def next_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
         return kind, await reader.readexactly(length)
 
 
-async def test_silence_speech_and_silence_again(live: Live) -> None:
+async def test_silence_speech_and_silence_again(live: LiveServer) -> None:
     async with dial(live, "/v1/calls") as agent, line(live) as (reader, writer):
         writer.write(UUID + QUIET[:100])
         writer.write(QUIET[100:])
@@ -72,7 +72,7 @@ async def test_silence_speech_and_silence_again(live: Live) -> None:
             pass
 
 
-async def test_keys_a_hang_up_and_what_is_broken(live: Live) -> None:
+async def test_keys_a_hang_up_and_what_is_broken(live: LiveServer) -> None:
     async with dial(live, "/v1/calls") as agent:
         async with line(live) as (_, writer):
             writer.write(UUID + QUIET + frame(0x03, b"9"))
@@ -90,7 +90,7 @@ async def test_keys_a_hang_up_and_what_is_broken(live: Live) -> None:
         await until(lambda: live.speech.num_connections == 1)
 
 
-async def test_the_agent_hangs_up(live: Live) -> None:
+async def test_the_agent_hangs_up(live: LiveServer) -> None:
     async with dial(live, "/v1/calls") as agent, line(live) as (reader, writer):
         writer.write(UUID + QUIET)
         call_id = (await told(agent, "call.connected"))["call_id"]

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from realtime.protocol import calls as on
+from realtime.protocol import call_events as on
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
-from tests.realtime.calls import far_side
+from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.conftest import Phone, phone
 
 pytestmark = pytest.mark.virtual_time
@@ -41,12 +41,12 @@ def payloads(pcm: Pcm) -> Iterator[str]:
 
 async def speak(call: Phone, said: list[str], first_chunk: int = 1) -> None:
     for chunk, payload in enumerate(said, first_chunk):
-        call.say_to_server(far_side.media(payload, chunk))
+        call.say_to_server(twilio_simulator.media(payload, chunk))
         await asyncio.sleep(0.02)
 
 
 async def connect(call: Phone) -> None:
-    call.say_to_server(far_side.connected(), far_side.start())
+    call.say_to_server(twilio_simulator.connected(), twilio_simulator.start())
     await call.event(on.CallConnected)
     await call.command(on.SayCommand(text=TEXT, reply_id="r"))
     await asyncio.sleep(1.5)
@@ -75,7 +75,7 @@ async def test_the_callers_voice_cuts_the_reply(speech: list[str]) -> None:
 
 async def test_a_voice_in_a_silent_call_interrupts_nothing(speech: list[str]) -> None:
     async with phone() as call:
-        call.say_to_server(far_side.connected(), far_side.start())
+        call.say_to_server(twilio_simulator.connected(), twilio_simulator.start())
         await call.event(on.CallConnected)
         await speak(call, speech)
         assert call.agent.events.empty()
@@ -96,7 +96,7 @@ async def test_a_line_full_of_noise_and_keys_interrupts_nothing() -> None:
     async with phone() as call:
         await connect(call)
         await speak(call, noise)
-        call.say_to_server(far_side.dtmf("1"))
+        call.say_to_server(twilio_simulator.dtmf("1"))
         await call.event(on.CallReplyPlayed)
         assert call.far.num_clears == 0
 
@@ -126,9 +126,9 @@ async def test_bunched_packets_are_a_voice_too(speech: list[str]) -> None:
     async with phone() as call:
         await connect(call)
         for first in range(0, len(speech), 10):
-            call.say_to_server(*(far_side.media(payload) for payload in speech[first : first + 1]))
+            call.say_to_server(*(twilio_simulator.media(payload) for payload in speech[first : first + 1]))
             for chunk, payload in enumerate(speech[first : first + 10], first + 1):
-                call.say_to_server(far_side.media(payload, chunk))
+                call.say_to_server(twilio_simulator.media(payload, chunk))
             await asyncio.sleep(0.2)
         await call.event(on.CallerBargeIn)
         assert call.far.num_clears == 1
@@ -148,6 +148,6 @@ async def test_a_voice_is_noticed_again_in_the_next_reply(speech: list[str]) -> 
 async def test_a_phone_that_counts_anew_is_heard(speech: list[str]) -> None:
     async with phone() as call:
         await connect(call)
-        call.say_to_server(far_side.media(chunk=1_000_000))
+        call.say_to_server(twilio_simulator.media(chunk=1_000_000))
         await speak(call, speech)
         await call.event(on.CallerBargeIn)

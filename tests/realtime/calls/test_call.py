@@ -7,17 +7,17 @@ import asyncio
 import pytest
 
 from realtime.auth import LOCAL
-from realtime.calls.line import CallPlayout, PlayoutSettings
+from realtime.calls.playout import CallPlayout, PlayoutSettings
 from realtime.errors import RequestRefused
-from realtime.protocol import calls as on
-from realtime.protocol.phones.asterisk import AsteriskDialect
-from realtime.protocol.phones.base import Message, TelephonyFormat
-from realtime.protocol.phones.twilio import TwilioDialect
+from realtime.protocol import call_events as on
+from realtime.protocol.telephony.asterisk import AsteriskDialect
+from realtime.protocol.telephony.base import Message, TelephonyFormat
+from realtime.protocol.telephony.twilio import TwilioDialect
 from sessions.clock import TICK_S, next_tick, now_s
 from sessions.errors import DuplicateResponse, LimitExceeded, TextInputClosed, UnknownResponse
-from sessions.hearing.levels import SILENCE_DB
+from sessions.vad.levels import SILENCE_DB
 from tests.fakes.engine import FakeScript
-from tests.realtime.calls import far_side
+from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.conftest import Phone, phone
 
 pytestmark = pytest.mark.virtual_time
@@ -26,7 +26,7 @@ TEXT = "Hello there, how are you today? It is nice to hear you."
 
 
 async def connect(call: Phone) -> on.CallConnected:
-    call.say_to_server(far_side.connected(), far_side.start(name="Ann"))
+    call.say_to_server(twilio_simulator.connected(), twilio_simulator.start(name="Ann"))
     event = await call.event(on.CallConnected)
     assert isinstance(event, on.CallConnected)
     return event
@@ -35,7 +35,11 @@ async def connect(call: Phone) -> on.CallConnected:
 async def test_a_reply_is_played_in_frames_at_the_callers_pace() -> None:
     async with phone() as call:
         told = await connect(call)
-        assert (told.provider, told.provider_call_id, told.parameters) == ("twilio", far_side.CALL, {"name": "Ann"})
+        assert (told.provider, told.provider_call_id, told.parameters) == (
+            "twilio",
+            twilio_simulator.CALL,
+            {"name": "Ann"},
+        )
         accepted = await call.command(on.SayCommand(text=TEXT))
         played = await call.event(on.CallReplyPlayed)
         assert isinstance(accepted, on.CallReplyAccepted)
@@ -69,8 +73,8 @@ def began_line(sent_s: list[float] | None = None) -> CallPlayout:
             sent_s.append(now_s())
 
     dialect = TwilioDialect()
-    dialect.receive_message(far_side.connected())
-    dialect.receive_message(far_side.start())
+    dialect.receive_message(twilio_simulator.connected())
+    dialect.receive_message(twilio_simulator.start())
     return CallPlayout(dialect, TelephonyFormat(), write, PlayoutSettings(lead_ms=100))
 
 
@@ -180,7 +184,7 @@ async def test_keys_pressed_in_mid_speech_are_told_and_cut_nothing() -> None:
         await connect(call)
         await call.command(on.SayCommand(text=TEXT))
         await asyncio.sleep(0.5)
-        call.say_to_server(far_side.dtmf("5"), far_side.dtmf("#"))
+        call.say_to_server(twilio_simulator.dtmf("5"), twilio_simulator.dtmf("#"))
         assert [(await call.event(on.CallDtmf)).digit for _ in range(2)] == ["5", "#"]
         assert (await call.event(on.CallReplyPlayed)).played_ms == pytest.approx(len(TEXT) * 50, rel=0.1)
 
@@ -190,7 +194,7 @@ async def test_a_hang_up_in_mid_word_ends_everything_once() -> None:
         await connect(call)
         await call.command(on.SayCommand(text=TEXT, reply_id="r"))
         await asyncio.sleep(0.5)
-        call.say_to_server(far_side.stop())
+        call.say_to_server(twilio_simulator.stop())
         cut = await call.event(on.CallReplyInterrupted)
         assert (cut.reply_id, cut.cause) == ("r", "hang_up")
         assert (await call.event(on.CallEnded)).reason == "caller"
@@ -211,17 +215,17 @@ async def test_the_agent_hangs_up_once_all_is_heard() -> None:
 @pytest.mark.parametrize(
     ("messages", "code", "reason"),
     [
-        ([far_side.media()], 1007, "invalid_event"),
-        ([far_side.dtmf("1")], 1007, "invalid_event"),
-        ([far_side.start(encoding="audio/opus")], 1007, "unsupported_format"),
-        ([far_side.start(rate=16_000)], 1007, "unsupported_format"),
-        ([far_side.start(), far_side.start()], 1007, "invalid_event"),
-        ([far_side.start(), far_side.media(payload="%%")], 1007, "invalid_event"),
-        ([far_side.start(), far_side.dtmf("ff")], 1007, "invalid_event"),
+        ([twilio_simulator.media()], 1007, "invalid_event"),
+        ([twilio_simulator.dtmf("1")], 1007, "invalid_event"),
+        ([twilio_simulator.start(encoding="audio/opus")], 1007, "unsupported_format"),
+        ([twilio_simulator.start(rate=16_000)], 1007, "unsupported_format"),
+        ([twilio_simulator.start(), twilio_simulator.start()], 1007, "invalid_event"),
+        ([twilio_simulator.start(), twilio_simulator.media(payload="%%")], 1007, "invalid_event"),
+        ([twilio_simulator.start(), twilio_simulator.dtmf("ff")], 1007, "invalid_event"),
         (["{"], 1007, "malformed_json"),
         (["[]"], 1007, "invalid_event"),
         ([b"\0"], 1003, "binary_not_accepted"),
-        ([far_side.start(), "x" * 300_000], 1009, "message_too_big"),
+        ([twilio_simulator.start(), "x" * 300_000], 1009, "message_too_big"),
     ],
 )
 async def test_a_broken_wire_is_hung_up_with_its_reason(messages: list[str], code: int, reason: str) -> None:
@@ -234,7 +238,7 @@ async def test_a_broken_wire_is_hung_up_with_its_reason(messages: list[str], cod
 
 async def test_a_phone_that_never_starts_is_hung_up() -> None:
     async with phone() as call:
-        call.say_to_server(far_side.connected())
+        call.say_to_server(twilio_simulator.connected())
         for _ in range(50):
             await asyncio.sleep(0.25)
         assert call.link.closed == (1008, "body_timeout")
@@ -245,9 +249,9 @@ async def test_packets_lost_doubled_late_and_bunched_break_nothing() -> None:
         await connect(call)
         await call.command(on.SayCommand(text=TEXT))
         for chunk in (1, 2, 2, 5, 4, 3, 9, 900, 8):
-            call.say_to_server(far_side.media(chunk=chunk))
+            call.say_to_server(twilio_simulator.media(chunk=chunk))
             await asyncio.sleep(0.2 if chunk == 9 else 0.0)
-        call.say_to_server(*(far_side.media(track="outbound") for _ in range(5)))
+        call.say_to_server(*(twilio_simulator.media(track="outbound") for _ in range(5)))
         await call.event(on.CallReplyPlayed)
 
 
@@ -304,7 +308,7 @@ async def test_a_line_that_takes_nothing_does_not_keep_a_call_alive() -> None:
         call.link.writable.clear()
         await call.command(on.SayCommand(text=TEXT * 5, reply_id="r"))
         await asyncio.sleep(2.0)
-        call.say_to_server(far_side.stop())
+        call.say_to_server(twilio_simulator.stop())
         await asyncio.sleep(0.1)
         call.link.writable.set()
         await call.event(on.CallEnded)
@@ -336,7 +340,7 @@ async def test_a_reply_that_failed_is_not_interrupted_too() -> None:
         await call.event(on.CallReplyFailed)
         await call.command(on.InterruptCommand())
         assert call.far.events[-1] == "clear"
-        call.say_to_server(far_side.stop())
+        call.say_to_server(twilio_simulator.stop())
         await call.event(on.CallEnded)
         assert not any(isinstance(event, on.CallReplyInterrupted) for event in call.heard)
 
@@ -358,7 +362,7 @@ async def test_a_call_that_has_ended_takes_no_command() -> None:
     async with phone() as call:
         told = await connect(call)
         call.link.writable.clear()
-        call.say_to_server(far_side.stop())
+        call.say_to_server(twilio_simulator.stop())
         call.link.incoming.put_nowait(None)
         await call.event(on.CallEnded)
         with pytest.raises(RequestRefused, match="unknown"):
@@ -418,9 +422,9 @@ REACH = {
 @pytest.mark.parametrize("state", REACH)
 async def test_a_hang_up_in_any_state_ends_all_once(state: str, says_stop: bool) -> None:
     async with phone(calls__lead_ms=3_000) as call:
-        call.say_to_server(far_side.connected())
+        call.say_to_server(twilio_simulator.connected())
         if state != "before the start":
-            call.say_to_server(far_side.start())
+            call.say_to_server(twilio_simulator.start())
             await call.event(on.CallConnected)
         num_said = 0
         for step in REACH[state]:
@@ -429,7 +433,7 @@ async def test_a_hang_up_in_any_state_ends_all_once(state: str, says_stop: bool)
             else:
                 await call.command(step)
                 num_said += isinstance(step, on.SayCommand)
-        call.link.incoming.put_nowait(far_side.stop() if says_stop else None)
+        call.link.incoming.put_nowait(twilio_simulator.stop() if says_stop else None)
         if state == "before the start":
             await asyncio.sleep(0.1)
             assert call.agent.events.empty()

@@ -12,10 +12,10 @@ import httpx2 as httpx
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from realtime.protocol.phones.signature import sign
-from tests.realtime.calls import far_side
+from realtime.protocol.telephony.signature import sign
+from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import twilio_call
-from tests.realtime.live import live_server, until
+from tests.realtime.live_server import live_server, until
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "twilio.py"
 TOKEN = "a-secret-token"
@@ -52,7 +52,7 @@ async def test_the_agent_greets_and_hangs_up(example: ModuleType) -> None:
         await until(lambda: live.speech.num_connections == 1)
         async with twilio_call(live) as far:
             await until(lambda: far.events.count("media") > 2)
-            far._say(far_side.dtmf("#"))
+            far._say(twilio_simulator.dtmf("#"))
             await until(lambda: live.speech.num_connections == 1)
             assert far.num_clears == 1
         agent.cancel()

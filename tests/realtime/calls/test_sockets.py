@@ -13,12 +13,12 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from realtime.app import create_app
 from realtime.config import ConfigError, load_config
-from realtime.protocol.phones.signature import sign
-from realtime.serve import create_app
+from realtime.protocol.telephony.signature import sign
 from tests.fakes.engine import FakeSpeechEngine
-from tests.realtime.calls import far_side
-from tests.realtime.live import WAIT_S, Live, live_server, until
+from tests.realtime.calls import twilio_simulator
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
 
 KEY, OTHER_KEY = "a-key-of-enough-characters", "another-key-of-enough-characters"
 TOKEN = "a-secret-token"
@@ -27,17 +27,17 @@ SIGNED = {"X-Twilio-Signature": sign(TOKEN, "wss://voice.example.com/v1/calls/tw
 TEXT = "Hello there."
 
 
-def dial(live: Live, path: str, **headers: str) -> connect:
+def dial(live: LiveServer, path: str, **headers: str) -> connect:
     return connect(live.url + path, compression=None, proxy=None, additional_headers=headers)
 
 
 @asynccontextmanager
-async def twilio_call(live: Live, **headers: str) -> AsyncIterator[far_side.FarSide]:
+async def twilio_call(live: LiveServer, **headers: str) -> AsyncIterator[twilio_simulator.TwilioSimulator]:
     async with dial(live, "/v1/calls/twilio", **headers) as socket:
         outgoing: asyncio.Queue[str] = asyncio.Queue()
-        far = far_side.FarSide(outgoing.put_nowait)
+        far = twilio_simulator.TwilioSimulator(outgoing.put_nowait)
         tasks = [asyncio.create_task(pump(socket, far)), asyncio.create_task(drain(outgoing, socket))]
-        for message in (far_side.connected(), far_side.start()):
+        for message in (twilio_simulator.connected(), twilio_simulator.start()):
             await socket.send(message)
         yield far
         for task in tasks:
@@ -45,7 +45,7 @@ async def twilio_call(live: Live, **headers: str) -> AsyncIterator[far_side.FarS
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def pump(socket: ClientConnection, far: far_side.FarSide) -> None:
+async def pump(socket: ClientConnection, far: twilio_simulator.TwilioSimulator) -> None:
     async for message in socket:
         far.receive(message)
 
@@ -64,14 +64,14 @@ async def told(agent: ClientConnection, kind: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def live() -> AsyncIterator[Live]:
+async def live() -> AsyncIterator[LiveServer]:
     flags = {"calls__twilio_auth_token": TOKEN, "calls__public_url": PUBLIC, "calls__owner": "agent"}
     async with live_server(auth__api_keys=f"other:{OTHER_KEY},agent:{KEY}", **flags) as server:
         yield server
         await server.freed()
 
 
-async def test_an_agent_speaks_into_a_call_by_websocket(live: Live) -> None:
+async def test_an_agent_speaks_into_a_call_by_websocket(live: LiveServer) -> None:
     async with dial(live, "/v1/calls", Authorization=f"Bearer {KEY}") as agent, twilio_call(live, **SIGNED) as far:
         call_id = (await told(agent, "call.connected"))["call_id"]
         await agent.send(json.dumps({"type": "say", "call_id": call_id, "text": TEXT}))
@@ -85,7 +85,7 @@ async def test_an_agent_speaks_into_a_call_by_websocket(live: Live) -> None:
         assert (await told(agent, "error"))["code"] == "unknown_call"
 
 
-async def test_an_agent_speaks_into_a_call_by_http(live: Live) -> None:
+async def test_an_agent_speaks_into_a_call_by_http(live: LiveServer) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     async with live.http() as http, twilio_call(live, **SIGNED):
         calls = await first_calls(lambda: http.get("/v1/calls", headers=headers))
@@ -111,7 +111,7 @@ async def first_calls(ask: Callable[[], Any]) -> list[dict[str, Any]]:
         return calls  # type: ignore[no-any-return]
 
 
-async def test_calls_belong_to_their_key(live: Live) -> None:
+async def test_calls_belong_to_their_key(live: LiveServer) -> None:
     async with dial(live, "/v1/calls", Authorization=f"Bearer {KEY}") as agent, twilio_call(live, **SIGNED):
         call_id = (await told(agent, "call.connected"))["call_id"]
         other = {"Authorization": f"Bearer {OTHER_KEY}"}
@@ -136,7 +136,7 @@ async def test_calls_belong_to_their_key(live: Live) -> None:
         {"Authorization": f"Bearer {KEY}"},
     ],
 )
-async def test_a_line_that_twilio_did_not_sign_is_refused(live: Live, headers: dict[str, str]) -> None:
+async def test_a_line_that_twilio_did_not_sign_is_refused(live: LiveServer, headers: dict[str, str]) -> None:
     with pytest.raises(InvalidStatus) as refused:
         async with dial(live, "/v1/calls/twilio", **headers):
             pass
@@ -144,7 +144,7 @@ async def test_a_line_that_twilio_did_not_sign_is_refused(live: Live, headers: d
     assert TOKEN.encode() not in (refused.value.response.body or b"")
 
 
-async def test_other_lines_show_a_key(live: Live) -> None:
+async def test_other_lines_show_a_key(live: LiveServer) -> None:
     for path in ("telnyx", "plivo", "vonage"):
         with pytest.raises(InvalidStatus):
             async with dial(live, f"/v1/calls/{path}"):
@@ -178,7 +178,7 @@ async def test_who_reads_events_by_http_counts_as_connected() -> None:
 
 
 @asynccontextmanager
-async def stalled_reader(live: Live) -> AsyncIterator[socket.socket]:
+async def stalled_reader(live: LiveServer) -> AsyncIterator[socket.socket]:
     """Reads a call's events by HTTP, and nothing of them, while very many keys are pressed."""
     async with live.http() as http, dial(live, "/v1/calls/vonage") as line:
         await line.send('{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}')
@@ -248,7 +248,7 @@ async def test_readers_who_come_at_once_are_counted_as_they_come() -> None:
         (json.dumps({"type": "say", "text": "x" * 300_000}), "message_too_big"),
     ],
 )
-async def test_what_an_agent_may_not_say_is_answered(live: Live, message: str | bytes, code: str) -> None:
+async def test_what_an_agent_may_not_say_is_answered(live: LiveServer, message: str | bytes, code: str) -> None:
     async with dial(live, "/v1/calls", Authorization=f"Bearer {KEY}") as agent:
         await agent.send(message)
         assert (await told(agent, "error"))["code"] == code
@@ -266,7 +266,7 @@ async def test_an_agent_that_errs_without_end_is_closed() -> None:
         assert agent.close_code == 1008
 
 
-async def test_the_auth_token_is_in_no_log(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_auth_token_is_in_no_log(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     async with twilio_call(live, **SIGNED):
         await until(lambda: live.speech.num_connections == 1)
     await until(lambda: live.speech.num_connections == 0)

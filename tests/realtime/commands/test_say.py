@@ -15,7 +15,7 @@ import pytest
 from realtime.cli import main
 from realtime.commands import say
 from tests.fakes.engine import FakeScript, tone
-from tests.fakes.script import SAMPLE_RATE
+from tests.fakes.engine_script import SAMPLE_RATE
 
 TEXT = "Hello there, how are you today?"
 FOREVER = FakeScript(first_chunk_s=0.0, real_time_factor=1.0)

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from realtime.cli import main
-from tests.realtime.processes import server
+from tests.realtime.server_process import server
 
 TEXT = "Hello there, how are you today?"
 

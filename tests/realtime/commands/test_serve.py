@@ -16,7 +16,7 @@ from realtime.cli import main
 from realtime.commands.serve import add_arguments, collect_settings
 from realtime.config import ConfigError
 from tests.fakes.checkpoints import write_checkpoint
-from tests.realtime.processes import wire_address
+from tests.realtime.server_process import wire_address
 
 
 def parsed(*arguments: str) -> argparse.Namespace:

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from realtime.protocol.mqtt import messages as say
-from tests.realtime.live import live_server
-from tests.realtime.mqtt.agents import bridged
+from tests.realtime.live_server import live_server
 from tests.realtime.mqtt.mosquitto import running
+from tests.realtime.mqtt.mqtt_client import bridged
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "reference" / "mqtt-topics.md").read_text()

@@ -21,24 +21,24 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
+from realtime.app import create_app
 from realtime.config import ConfigError, load_config
-from realtime.serve import create_app
-from realtime.transports import tcp_port
+from realtime.transports import tcp_server
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.live import WAIT_S, Live, live_server, until
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
 
 TEXT = "Hello there, how are you today?"
 PORT = {"wyoming__enabled": True, "wyoming__port": 0}
 
 
 @pytest.fixture
-async def live() -> AsyncIterator[Live]:
+async def live() -> AsyncIterator[LiveServer]:
     async with live_server(**PORT) as server:
         yield server
         await server.freed()
 
 
-def dial(live: Live) -> AsyncTcpClient:
+def dial(live: LiveServer) -> AsyncTcpClient:
     return AsyncTcpClient("127.0.0.1", live.uvicorn.config.app.state.wyoming.port)
 
 
@@ -60,7 +60,7 @@ def seconds_of(events: list[Event]) -> float:
     return sum(len(chunk.audio) for chunk in chunks) / 48_000
 
 
-async def test_what_there_is(live: Live) -> None:
+async def test_what_there_is(live: LiveServer) -> None:
     async with dial(live) as client:
         await client.write_event(Describe().event())
         info = Info.from_event((await heard(client, "info"))[0])
@@ -72,7 +72,7 @@ async def test_what_there_is(live: Live) -> None:
         assert Pong.from_event((await heard(client, "pong"))[0]).text == "x"
 
 
-async def test_a_text_at_once_and_another_on_the_same_connection(live: Live) -> None:
+async def test_a_text_at_once_and_another_on_the_same_connection(live: LiveServer) -> None:
     async with dial(live) as client:
         for voice in (None, SynthesizeVoice(name="ben"), SynthesizeVoice(language="de"), SynthesizeVoice(name="who")):
             await client.write_event(Synthesize(TEXT, voice).event())
@@ -82,7 +82,7 @@ async def test_a_text_at_once_and_another_on_the_same_connection(live: Live) -> 
     assert [request.voice for request in live.engine.requests][1] == "ben"
 
 
-async def test_a_text_in_chunks_is_spoken_while_it_arrives(live: Live) -> None:
+async def test_a_text_in_chunks_is_spoken_while_it_arrives(live: LiveServer) -> None:
     async with dial(live) as client:
         await client.write_event(SynthesizeStart().event())
         for word in TEXT.split():
@@ -98,7 +98,7 @@ async def test_a_text_in_chunks_is_spoken_while_it_arrives(live: Live) -> None:
         assert seconds_of(events) > 1.5
 
 
-async def test_empty_and_wrong_texts_end_too(live: Live) -> None:
+async def test_empty_and_wrong_texts_end_too(live: LiveServer) -> None:
     async with dial(live) as client:
         await client.write_event(Synthesize(" ").event())
         assert [event.type for event in await heard(client, "audio-stop")] == ["audio-start", "audio-stop"]
@@ -126,7 +126,7 @@ async def test_limits_and_silence() -> None:
 
 
 async def test_a_client_that_reads_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_port, "WRITE_GRACE_S", 0.1)
+    monkeypatch.setattr(tcp_server, "WRITE_GRACE_S", 0.1)
     fast = FakeSpeechEngine(FakeScript(ms_per_char=200.0, first_chunk_s=0.001, real_time_factor=0.0005))
     limits = {"limits__reader_timeout_s": 0.2, "limits__max_response_chars": 100_000}
     async with live_server(fast, **PORT, **limits) as live:

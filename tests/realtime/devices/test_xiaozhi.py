@@ -12,12 +12,12 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
-from realtime.protocol.phones.xiaozhi import HEADERS, PACKET_MS, pack_frame, unpack_frame
+from realtime.protocol.telephony.xiaozhi import HEADERS, PACKET_MS, pack_frame, unpack_frame
 from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusSettings
 from sessions.audio.pcm import EMPTY
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls.test_sockets import dial, told
-from tests.realtime.live import WAIT_S, Live, live_server
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server
 
 Json = dict[str, Any]
 HELLO = {
@@ -33,13 +33,13 @@ EARLY_S = 0.4
 
 
 @pytest.fixture
-async def live() -> AsyncIterator[Live]:
+async def live() -> AsyncIterator[LiveServer]:
     async with live_server(calls__barge_in=False, xiaozhi__linger_ms=100) as server:
         yield server
         await server.freed()
 
 
-def device(live: Live, version: int = 1, **headers: str) -> connect:
+def device(live: LiveServer, version: int = 1, **headers: str) -> connect:
     shown = {"Protocol-Version": str(version), "Device-Id": "aa:bb:cc", "Client-Id": "7", **headers}
     return connect(f"{live.url}/xiaozhi/v1/", additional_headers=shown, compression=None, proxy=None)
 
@@ -69,7 +69,7 @@ def is_tts(state: str) -> Callable[[Json], bool]:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-async def test_an_agent_speaks_to_a_device(live: Live, version: int) -> None:
+async def test_an_agent_speaks_to_a_device(live: LiveServer, version: int) -> None:
     async with dial(live, "/v1/calls") as agent, device(live, version) as line:
         hello = await greet(line)
         assert (hello["type"], hello["transport"]) == ("hello", "websocket")
@@ -133,7 +133,7 @@ async def test_two_replies_and_an_abort_between() -> None:
         await live.freed()
 
 
-async def test_what_the_user_wrote_reaches_the_agent(live: Live) -> None:
+async def test_what_the_user_wrote_reaches_the_agent(live: LiveServer) -> None:
     async with dial(live, "/v1/calls") as agent, device(live) as line:
         await greet(line)
         await told(agent, "call.connected")
@@ -147,7 +147,7 @@ async def test_what_the_user_wrote_reaches_the_agent(live: Live) -> None:
         assert (await told(agent, "call.hung_up"))["reason"] == "caller"
 
 
-async def test_a_microphone_that_sends_garbage_harms_nobody(live: Live) -> None:
+async def test_a_microphone_that_sends_garbage_harms_nobody(live: LiveServer) -> None:
     async with dial(live, "/v1/calls") as agent, device(live, 3) as line:
         await greet(line)
         call = await told(agent, "call.connected")
@@ -176,7 +176,7 @@ WRONG_HELLOS: tuple[tuple[Any, str], ...] = (
 )
 
 
-async def test_a_hello_that_is_wrong_ends_the_line(live: Live) -> None:
+async def test_a_hello_that_is_wrong_ends_the_line(live: LiveServer) -> None:
     for message, reason in WRONG_HELLOS:
         async with device(live) as line:
             await line.send(message if isinstance(message, str) else json.dumps(message))

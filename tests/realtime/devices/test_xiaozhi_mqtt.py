@@ -12,15 +12,15 @@ from typing import Any
 import aiomqtt
 import pytest
 
+from realtime.app import create_app
 from realtime.config import ConfigError, load_config
-from realtime.protocol.phones.xiaozhi_udp import HEADER, SOUND, EncryptedAudioStream
-from realtime.serve import create_app
-from realtime.transports.xiaozhi_mqtt import XiaozhiMqttServer
-from realtime.xiaozhi.udp import UdpServer
+from realtime.protocol.telephony.xiaozhi_udp import HEADER, SOUND, EncryptedAudioStream
+from realtime.transports.xiaozhi_mqtt_server import XiaozhiMqttServer
+from realtime.xiaozhi.udp_server import UdpServer
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls.test_sockets import dial, told
-from tests.realtime.live import WAIT_S, Live, live_server, until
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
 
 Json = dict[str, Any]
 HELLO = {"type": "hello", "version": 3, "transport": "udp", "audio_params": {"format": "opus", "frame_duration": 60}}
@@ -30,13 +30,13 @@ KEY = "a-key-of-enough-characters"
 
 
 @pytest.fixture
-async def live() -> AsyncIterator[Live]:
+async def live() -> AsyncIterator[LiveServer]:
     async with live_server(**PORTS, xiaozhi__linger_ms=100) as server:
         yield server
         await server.freed()
 
 
-def ports(live: Live) -> XiaozhiMqttServer:
+def ports(live: LiveServer) -> XiaozhiMqttServer:
     found = live.uvicorn.config.app.state.device_ports
     assert isinstance(found, XiaozhiMqttServer)
     return found
@@ -86,7 +86,7 @@ class Firmware:
 
 
 @asynccontextmanager
-async def device(live: Live, password: str | None = None) -> AsyncIterator[Firmware]:
+async def device(live: LiveServer, password: str | None = None) -> AsyncIterator[Firmware]:
     port = ports(live).port
     assert port is not None
     login = {"username": "device", "password": password} if password else {}
@@ -97,7 +97,7 @@ async def device(live: Live, password: str | None = None) -> AsyncIterator[Firmw
             yield Firmware(client, udp)
 
 
-async def test_an_agent_speaks_to_a_device(live: Live) -> None:
+async def test_an_agent_speaks_to_a_device(live: LiveServer) -> None:
     async with dial(live, "/v1/calls") as agent, device(live) as firmware:
         await firmware.client.subscribe("devices/p2p/#")
         hello = await firmware.greet()
@@ -170,7 +170,7 @@ async def test_an_abort_and_another_hello() -> None:
         await live.freed()
 
 
-async def test_sound_of_strangers_and_floods_is_dropped(live: Live) -> None:
+async def test_sound_of_strangers_and_floods_is_dropped(live: LiveServer) -> None:
     async with dial(live, "/v1/calls") as agent, device(live) as firmware:
         await firmware.greet()
         call = await told(agent, "call.connected")
@@ -206,7 +206,7 @@ async def test_who_is_let_in() -> None:
         await live.freed()
 
 
-async def raw(live: Live, stream: bytes) -> bytes:
+async def raw(live: LiveServer, stream: bytes) -> bytes:
     """What is answered before the line is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", ports(live).port)
     writer.write(stream)
@@ -217,7 +217,7 @@ async def raw(live: Live, stream: bytes) -> bytes:
         await writer.wait_closed()
 
 
-async def test_lines_that_are_no_mqtt(live: Live) -> None:
+async def test_lines_that_are_no_mqtt(live: LiveServer) -> None:
     assert await raw(live, b"GET / HTTP/1.1\r\n\r\n" + bytes(200)) == b"\x20\x02\x00\x01"
     assert await raw(live, b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x01a") == b"\x20\x02\x00\x01"
     assert await raw(live, b"\x10\xff\xff\xff\x7f") == b""

@@ -44,7 +44,7 @@ def exchanges_recorded(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 def record_into(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str | None = None) -> None:
     """Record every exchange of this process; without a name, by the client's user agent."""
-    from realtime.transports.wire_connection import DialectConnection
+    from realtime.transports.dialect_connection import DialectConnection
 
     create = DialectConnection.__init__
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,12 +4,12 @@ import pytest
 
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.deepgram import DeepgramDialect
-from realtime.protocol.dialects.deepgram_words import voice_and_language
-from tests.realtime.dialects.play import REQUEST_ID, Play, handshake
+from realtime.protocol.dialects.deepgram_common import voice_and_language
+from tests.realtime.dialects.dialect_harness import REQUEST_ID, DialectHarness, handshake
 
 
-def aura(**query: str) -> Play:
-    return Play(DeepgramDialect(handshake(**query)))
+def aura(**query: str) -> DialectHarness:
+    return DialectHarness(DeepgramDialect(handshake(**query)))
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from realtime.protocol.dialects.elevenlabs import ElevenLabsMultiStream
-from realtime.protocol.dialects.elevenlabs_words import wire_format
-from tests.realtime.dialects.play import Play, handshake
+from realtime.protocol.dialects.elevenlabs_common import wire_format
+from tests.realtime.dialects.dialect_harness import DialectHarness, handshake
 
 VOICE = {"voice_id": "bIHbv24MWmeRgasZH58o"}
 
 
-def multi(**query: str) -> Play:
-    return Play(ElevenLabsMultiStream(handshake(VOICE, **query)))
+def multi(**query: str) -> DialectHarness:
+    return DialectHarness(ElevenLabsMultiStream(handshake(VOICE, **query)))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.live import WAIT_S, live_server, until
+from tests.realtime.live_server import WAIT_S, live_server, until
 
 EXCHANGES = json.loads((Path(__file__).parents[2] / "vectors" / "wires.json").read_text())
 TOLD = "done Flushed Cleared SpeechMetadata SpeechInterrupted Metadata Connected SpeechStarted SessionMetadata".split()

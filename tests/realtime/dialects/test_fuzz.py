@@ -14,9 +14,9 @@ from realtime.protocol.dialects.elevenlabs_dialogue import ElevenLabsDialogue
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
-from tests.realtime.dialects.chaos import ChaoticClient
-from tests.realtime.dialects.play import handshake, word
-from tests.realtime.dialects.right import RIGHT
+from tests.realtime.dialects.chaotic_client import ChaoticClient
+from tests.realtime.dialects.dialect_harness import handshake, word
+from tests.realtime.dialects.valid_messages import RIGHT
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
 SUBPROTOCOLS = {"/ws": ("rime.v1.json", "rime.v1.binary")}

@@ -15,7 +15,7 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from openai.types.realtime import RealtimeServerEvent
 
 from tests.fakes.engine import FakeScript
-from tests.realtime.live import WAIT_S, Live
+from tests.realtime.live_server import WAIT_S, LiveServer
 
 KEY = "a-key-of-enough-characters"
 TEXTS = ("Hello there, how are you?", "And this is another turn.")
@@ -29,7 +29,7 @@ LEAST_BYTES = 2 * 24_000 * 0.04 * 0.9
 
 
 @pytest.fixture
-async def connection(live: Live) -> AsyncIterator[AsyncRealtimeConnection]:
+async def connection(live: LiveServer) -> AsyncIterator[AsyncRealtimeConnection]:
     client = openai.AsyncOpenAI(
         base_url=f"http://127.0.0.1:{live.port}/v1", websocket_base_url=f"{live.url}/v1", api_key=KEY, max_retries=0
     )
@@ -73,7 +73,7 @@ async def test_two_turns(connection: AsyncRealtimeConnection, say: object) -> No
         assert len(pcm) > len(text) * LEAST_BYTES
 
 
-async def test_an_interruption_and_a_turn_after_it(live: Live, connection: AsyncRealtimeConnection) -> None:
+async def test_an_interruption_and_a_turn_after_it(live: LiveServer, connection: AsyncRealtimeConnection) -> None:
     live.engine.script = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
     await write(connection, LONG)
     async with asyncio.timeout(WAIT_S):
@@ -85,7 +85,7 @@ async def test_an_interruption_and_a_turn_after_it(live: Live, connection: Async
     assert (await hear(connection))[2].strip() == TEXTS[0]
 
 
-async def test_every_event_is_of_the_published_types(live: Live, connection: AsyncRealtimeConnection) -> None:
+async def test_every_event_is_of_the_published_types(live: LiveServer, connection: AsyncRealtimeConnection) -> None:
     """The package builds its events unchecked; clients such as openai-agents check each against these types."""
     live.engine.script = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
     events = Events(connection)

@@ -10,11 +10,11 @@ from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.openai_conversation import MAX_CHARS, MAX_ITEMS, MAX_PARTS, MAX_TOTAL_PARTS
 from realtime.protocol.dialects.openai_realtime import OpenAIRealtimeDialect
 from realtime.protocol.errors import RemoteProtocolError
-from tests.realtime.dialects.play import Play, handshake
+from tests.realtime.dialects.dialect_harness import DialectHarness, handshake
 
 
-def play() -> Play:
-    return Play(OpenAIRealtimeDialect(handshake(model="gpt-realtime")))
+def play() -> DialectHarness:
+    return DialectHarness(OpenAIRealtimeDialect(handshake(model="gpt-realtime")))
 
 
 def types(told: list) -> list:
@@ -25,7 +25,7 @@ def user(text: str, **fields: object) -> dict:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}], **fields}
 
 
-def begun(wire: Play, text: str = "Hello there.", **response: object) -> tuple[str, list]:
+def begun(wire: DialectHarness, text: str = "Hello there.", **response: object) -> tuple[str, list]:
     """A response that speaks; its context and all that was told at its beginning."""
     wire.say(type="conversation.item.create", item=user(text))
     told = wire.say(type="response.create", response=response)

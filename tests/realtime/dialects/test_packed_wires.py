@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from realtime.protocol.dialects.protobuf import decode, encode
 from realtime.protocol.dialects.rime_envelope import BINARY, REQUEST, RESPONSE
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.live import QUICK, WAIT_S, Live, live_server
+from tests.realtime.live_server import QUICK, WAIT_S, LiveServer, live_server
 
 KEY = "a-key-of-enough-characters"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -25,7 +25,7 @@ LONG = "This is one sentence of a very long story. " * 60
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
 
 
-def dial(live: Live, path: str, **options: Any) -> connect:
+def dial(live: LiveServer, path: str, **options: Any) -> connect:
     return connect(live.url + path, **({"compression": None, "proxy": None, "additional_headers": HEADERS} | options))
 
 
@@ -43,7 +43,7 @@ def pack(kind: str, **fields: object) -> bytes:
     return msgspec.msgpack.encode({"type": kind, **fields})
 
 
-async def test_kyutai_speaks_words_and_tells_their_times(live: Live) -> None:
+async def test_kyutai_speaks_words_and_tells_their_times(live: LiveServer) -> None:
     async with dial(
         live, "/api/tts_streaming?format=PcmMessagePack", additional_headers={"kyutai-api-key": KEY}
     ) as socket:
@@ -61,7 +61,7 @@ async def test_kyutai_speaks_words_and_tells_their_times(live: Live) -> None:
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("Pcm", b""), ("OggOpus", b"OggS"), ("OggOpusMessagePack", b"")])
-async def test_kyutai_in_its_other_formats(live: Live, kind: str, begins: bytes) -> None:
+async def test_kyutai_in_its_other_formats(live: LiveServer, kind: str, begins: bytes) -> None:
     async with dial(live, f"/api/tts_streaming?format={kind}&auth_id={KEY}", additional_headers={}) as socket:
         await socket.send(" ".join(WORDS))
         await socket.send(b"\0")
@@ -99,7 +99,7 @@ async def rime_told(socket: ClientConnection, *ends: str) -> tuple[bytes, dict[s
                 return audio, message
 
 
-async def test_rime_in_protocol_buffers(live: Live) -> None:
+async def test_rime_in_protocol_buffers(live: LiveServer) -> None:
     async with dial(live, "/ws", subprotocols=[BINARY]) as socket:
         assert socket.subprotocol == BINARY
         assert (await rime_told(socket, "ready"))[1]["ready"]["protocol"] == 1
@@ -128,7 +128,7 @@ async def test_rime_is_cancelled_and_goes_on() -> None:
         await live.freed()
 
 
-async def test_rime_takes_a_key_in_its_first_message(live: Live) -> None:
+async def test_rime_takes_a_key_in_its_first_message(live: LiveServer) -> None:
     for key, ends in ((KEY, "done"), (KEY + "x", "error")):
         async with dial(live, "/ws", subprotocols=[BINARY], additional_headers={}) as socket:
             await socket.send(encode({"config": {"authorization": f"Api-Key {key}"}}, REQUEST))
@@ -137,20 +137,20 @@ async def test_rime_takes_a_key_in_its_first_message(live: Live) -> None:
             assert ends in last
 
 
-async def test_rime_without_a_sub_protocol_is_refused(live: Live) -> None:
+async def test_rime_without_a_sub_protocol_is_refused(live: LiveServer) -> None:
     with pytest.raises(InvalidStatus) as refused:
         await dial(live, "/ws")
     assert refused.value.response.status_code == 400
 
 
-async def test_rime_that_cannot_be_read_is_closed_upon(live: Live) -> None:
+async def test_rime_that_cannot_be_read_is_closed_upon(live: LiveServer) -> None:
     async with dial(live, "/ws", subprotocols=[BINARY]) as socket:
         await socket.send(b"\xff")
         told, code = await to_the_close(socket)
         assert (code, decode(told[-1], RESPONSE)["error"]["kind"]) == (1007, "invalid_input")  # type: ignore[arg-type]
 
 
-async def test_a_file_of_vllm_omni_is_there_as_soon_as_it_is_made(live: Live) -> None:
+async def test_a_file_of_vllm_omni_is_there_as_soon_as_it_is_made(live: LiveServer) -> None:
     async with dial(live, "/v1/audio/speech/stream", max_size=None) as socket:
         await socket.send(json.dumps({"type": "input.text", "text": LONG[:600]}))
         await socket.send(json.dumps({"type": "input.done"}))
@@ -164,7 +164,7 @@ async def test_a_file_of_vllm_omni_is_there_as_soon_as_it_is_made(live: Live) ->
         assert file.getnframes() > 24_000 * 600 * 0.04 * 0.9
 
 
-async def test_a_browser_shows_its_key_to_the_realtime_wire_in_a_sub_protocol(live: Live) -> None:
+async def test_a_browser_shows_its_key_to_the_realtime_wire_in_a_sub_protocol(live: LiveServer) -> None:
     for key, is_right in ((KEY, True), (KEY + "x", False)):
         offered = ["realtime", f"openai-insecure-api-key.{key}"]
         handshake = dial(live, "/v1/realtime?model=gpt-realtime", subprotocols=offered, additional_headers={})

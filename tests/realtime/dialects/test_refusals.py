@@ -20,7 +20,7 @@ from realtime.protocol.dialects.rime_envelope import BINARY, JSON
 from realtime.protocol.dialects.rime_v1 import RimeV1Dialect
 from realtime.protocol.dialects.vllm_omni import VllmOmniDialect
 from realtime.protocol.errors import RemoteProtocolError
-from tests.realtime.dialects.play import Play, failed, handshake
+from tests.realtime.dialects.dialect_harness import DialectHarness, failed, handshake
 
 START = {"start": {}, "contextId": "c"}
 BUFFER = {"type": "input_text_buffer.append", "delta": "Hello"}
@@ -78,7 +78,7 @@ def test_query_is_refused_with_its_cause(dialect: type[base.Dialect], query: dic
 def test_message_is_refused_with_its_cause(
     dialect: type[base.Dialect], before: list[dict[str, Any]], refused: dict[str, Any], reason: str
 ) -> None:
-    play = Play(dialect(replace(handshake({"voice_id": "zoe"}), subprotocols=(JSON,))))
+    play = DialectHarness(dialect(replace(handshake({"voice_id": "zoe"}), subprotocols=(JSON,))))
     for message in before:
         play.say(**message)
     with pytest.raises(RemoteProtocolError, match=reason):
@@ -89,7 +89,7 @@ def test_second_key_is_refused() -> None:
     head = replace(handshake(), subprotocols=(BINARY,), headers={"authorization": "Bearer k"})
     config = bytes.fromhex("120b0a094170692d4b6579206b")
     with pytest.raises(RemoteProtocolError, match="already"):
-        Play(RimeV1Dialect(head)).say(config)
+        DialectHarness(RimeV1Dialect(head)).say(config)
 
 
 def test_refused_handshake_has_a_status() -> None:

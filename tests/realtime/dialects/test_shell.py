@@ -11,11 +11,11 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from realtime.transports import wires
-from realtime.transports.link import WebSocketTransport
+from realtime.transports import dialect_routes
+from realtime.transports.transport import WebSocketTransport
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.dialects.tiny import TINY_WIRES
-from tests.realtime.live import QUICK, WAIT_S, Live, live_server, until
+from tests.realtime.dialects.minimal_dialect import TINY_WIRES
+from tests.realtime.live_server import QUICK, WAIT_S, LiveServer, live_server, until
 
 KEY = "a-key-of-enough-characters"
 TEXT = "Hello there, how are you?"
@@ -24,17 +24,17 @@ SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
 
 @pytest.fixture(autouse=True)
 def tiny_wires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wires, "DIALECT_ROUTES", TINY_WIRES)
+    monkeypatch.setattr(dialect_routes, "DIALECT_ROUTES", TINY_WIRES)
 
 
 @pytest.fixture
-async def live() -> AsyncIterator[Live]:
+async def live() -> AsyncIterator[LiveServer]:
     async with live_server() as server:
         yield server
         await server.freed()
 
 
-def dial(live: Live, path: str, **options: object) -> connect:
+def dial(live: LiveServer, path: str, **options: object) -> connect:
     return connect(live.url + path, compression=None, proxy=None, **options)  # type: ignore[arg-type]
 
 
@@ -63,7 +63,7 @@ async def code_of(socket: ClientConnection) -> tuple[int, list[str | bytes]]:
             return socket.close_code, said
 
 
-async def test_two_turns_and_a_goodbye(live: Live) -> None:
+async def test_two_turns_and_a_goodbye(live: LiveServer) -> None:
     async with dial(live, "/tiny") as socket:
         for turn in range(2):
             await socket.send(TEXT)
@@ -91,7 +91,7 @@ async def test_contexts_speak_in_turn_or_at_once(path: str, in_order: bool) -> N
         await live.freed()
 
 
-async def test_a_cancel_ends_what_waits_and_what_speaks(live: Live) -> None:
+async def test_a_cancel_ends_what_waits_and_what_speaks(live: LiveServer) -> None:
     async with dial(live, "/tiny") as socket:
         await socket.send(TEXT * 40)
         await heard_first_audio(socket)
@@ -105,7 +105,7 @@ async def heard_first_audio(socket: ClientConnection) -> None:
             pass
 
 
-async def test_an_end_without_text_is_an_end(live: Live) -> None:
+async def test_an_end_without_text_is_an_end(live: LiveServer) -> None:
     async with dial(live, "/tiny") as socket:
         await socket.send(" ")
         await socket.send("")
@@ -113,7 +113,7 @@ async def test_an_end_without_text_is_an_end(live: Live) -> None:
 
 
 @pytest.mark.parametrize("when", ["connected", "open", "speaking", "ended"])
-async def test_a_socket_dropped_in_any_state_leaves_nothing(live: Live, when: str) -> None:
+async def test_a_socket_dropped_in_any_state_leaves_nothing(live: LiveServer, when: str) -> None:
     socket = await dial(live, "/tiny")
     if when != "connected":
         await socket.send(TEXT * 40 if when == "speaking" else TEXT)
@@ -127,14 +127,14 @@ async def test_a_socket_dropped_in_any_state_leaves_nothing(live: Live, when: st
     await socket.wait_closed()
 
 
-async def test_an_unknown_voice_is_spoken_by_the_default_one_with_a_warning(live: Live) -> None:
+async def test_an_unknown_voice_is_spoken_by_the_default_one_with_a_warning(live: LiveServer) -> None:
     async with dial(live, "/tiny?voice=zoe") as socket:
         assert "voice 'zoe' is unknown" in socket.response.headers["X-Voicewire-Warning"]
     async with dial(live, "/tiny?voice=BEN") as socket:
         assert "X-Voicewire-Warning" not in socket.response.headers
 
 
-async def test_voices_of_vendors_can_be_given_ours(live: Live) -> None:
+async def test_voices_of_vendors_can_be_given_ours(live: LiveServer) -> None:
     async with live_server(wires__voices={"zoe": "ben"}) as other, dial(other, "/tiny?voice=zoe") as socket:
         assert "X-Voicewire-Warning" not in socket.response.headers
         await socket.send(TEXT)
@@ -142,13 +142,13 @@ async def test_voices_of_vendors_can_be_given_ours(live: Live) -> None:
         assert other.engine.requests[-1].voice == "ben"
 
 
-async def test_a_format_that_cannot_be_served_is_refused_at_the_handshake(live: Live) -> None:
+async def test_a_format_that_cannot_be_served_is_refused_at_the_handshake(live: LiveServer) -> None:
     with pytest.raises(InvalidStatus) as refused:
         await dial(live, "/tiny?encoding=vorbis")
     assert refused.value.response.status_code == 400
 
 
-async def test_too_large_a_message_and_a_binary_one_cost_the_connection(live: Live) -> None:
+async def test_too_large_a_message_and_a_binary_one_cost_the_connection(live: LiveServer) -> None:
     async with dial(live, "/tiny") as socket:
         await socket.send("x" * 300_000)
         assert await code_of(socket) == (1009, ["error message_too_big"])
@@ -250,7 +250,7 @@ async def test_a_server_about_to_stop_speaks_the_turns_that_wait_and_takes_no_mo
 
 
 async def test_messages_of_one_event_stay_together_on_a_line_that_stutters(
-    live: Live, monkeypatch: pytest.MonkeyPatch
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_s = itertools.cycle((0.002, 0.0, 0.0))
 
@@ -268,7 +268,7 @@ async def test_messages_of_one_event_stay_together_on_a_line_that_stutters(
         assert [f"end {begun.removeprefix('begin ')}" for begun in pairs[::2]] == pairs[1::2]
 
 
-async def test_the_metrics_tell_wires_apart(live: Live) -> None:
+async def test_the_metrics_tell_wires_apart(live: LiveServer) -> None:
     async with dial(live, "/tiny") as socket:
         await socket.send(TEXT)
         await socket.send("")
@@ -324,7 +324,7 @@ async def test_a_key_with_all_its_places_taken_gets_429() -> None:
         await live.freed()
 
 
-async def test_over_http(live: Live) -> None:
+async def test_over_http(live: LiveServer) -> None:
     async with live.http() as http:
         answer = await http.post("/tiny/file?voice=zoe", content=TEXT)
         assert (answer.status_code, answer.headers["Content-Type"]) == (200, "audio/pcm")
@@ -343,7 +343,7 @@ async def test_a_failure_over_http_has_a_status_or_cuts_the_body() -> None:
         await live.freed()
 
 
-async def test_a_client_that_leaves_over_http_is_noticed(live: Live) -> None:
+async def test_a_client_that_leaves_over_http_is_noticed(live: LiveServer) -> None:
     async with live.http() as http, http.stream("POST", "/tiny/file", content=TEXT * 60) as answer:
         await anext(answer.aiter_raw())
     await live.freed()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from realtime.errors import RULES, http_status
-from realtime.protocol.dialects.statuses import status_of
+from realtime.protocol.dialects.http_status import status_of
 from realtime.protocol.events import ErrorBody
 from sessions.errors import ErrorInfo
 

@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from sessions.audio.wav import wav_file
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
-from tests.realtime.live import Live, live_server
+from tests.realtime.live_server import LiveServer, live_server
 from tests.realtime.transports.test_speech_cloning import data_uri
 from tests.sessions.audio.recordings.files import tone
 
@@ -19,14 +19,14 @@ RECORDING = data_uri(wav_file(tone(1.5, 16_000), 16_000))
 
 
 @pytest.fixture
-async def live(tmp_path: Path) -> AsyncIterator[Live]:
+async def live(tmp_path: Path) -> AsyncIterator[LiveServer]:
     async with live_server(cloning_engine(), voices__folder=str(tmp_path)) as server:
         yield server
         await server.freed()
 
 
 @pytest.fixture
-async def socket(live: Live) -> AsyncIterator[ClientConnection]:
+async def socket(live: LiveServer) -> AsyncIterator[ClientConnection]:
     async with connect(f"{live.url}/v1/audio/speech/stream") as client:
         yield client
 
@@ -48,7 +48,7 @@ async def speak(socket: ClientConnection) -> list[dict]:
     return messages
 
 
-async def test_sampling_of_the_config_reaches_the_engine(live: Live, socket: ClientConnection) -> None:
+async def test_sampling_of_the_config_reaches_the_engine(live: LiveServer, socket: ClientConnection) -> None:
     await configure(socket, temperature=0.5, subtalker_top_k=7, max_new_tokens=100, seed=3)
     await configure(socket, top_p=0.8)
     await speak(socket)
@@ -58,7 +58,7 @@ async def test_sampling_of_the_config_reaches_the_engine(live: Live, socket: Cli
     assert request.max_frames == 99
 
 
-async def test_recording_of_the_config_speaks_until_another_voice(live: Live, socket: ClientConnection) -> None:
+async def test_recording_of_the_config_speaks_until_another_voice(live: LiveServer, socket: ClientConnection) -> None:
     await configure(socket, task_type="Base", ref_audio=RECORDING, ref_text="What is said.")
     await speak(socket)
     assert live.engine.requests[-1].voice.transcript == "What is said."
@@ -87,7 +87,7 @@ async def test_recording_of_the_config_speaks_until_another_voice(live: Live, so
     ],
 )
 async def test_wrong_field_is_named_and_the_former_config_holds(
-    live: Live, socket: ClientConnection, fields: dict, words: str
+    live: LiveServer, socket: ClientConnection, fields: dict, words: str
 ) -> None:
     await configure(socket, temperature=0.5)
     await configure(socket, **fields)

@@ -16,10 +16,8 @@ from websockets.exceptions import ConnectionClosed
 from realtime.protocol import events as ev
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.dialects.chaos import ChaoticClient
-from tests.realtime.dialects.clients import CLIENTS, VendorClient, read
-from tests.realtime.dialects.right import RIGHT
-from tests.realtime.dialects.talk import (
+from tests.realtime.dialects.chaotic_client import ChaoticClient
+from tests.realtime.dialects.socket_client import (
     KEY,
     LEAST_BYTES,
     LONG,
@@ -32,12 +30,14 @@ from tests.realtime.dialects.talk import (
     send,
     turn,
 )
-from tests.realtime.live import QUICK, WAIT_S, Live, live_server, until
+from tests.realtime.dialects.valid_messages import RIGHT
+from tests.realtime.dialects.vendor_clients import CLIENTS, VendorClient, read
+from tests.realtime.live_server import QUICK, WAIT_S, LiveServer, live_server, until
 
 
 @every
 @pytest.mark.parametrize("state", ["connected", "open", "speaking", "cancelled", "ended", "over"])
-async def test_a_socket_dropped_in_any_state_leaves_nothing(live: Live, client: VendorClient, state: str) -> None:
+async def test_a_socket_dropped_in_any_state_leaves_nothing(live: LiveServer, client: VendorClient, state: str) -> None:
     socket = await dial(live, client)
     if state in ("speaking", "cancelled"):
         await send(socket, client, client.say("t1", LONG))
@@ -56,7 +56,7 @@ async def test_a_socket_dropped_in_any_state_leaves_nothing(live: Live, client: 
 
 
 @every
-async def test_a_message_that_breaks_the_wire(live: Live, client: VendorClient) -> None:
+async def test_a_message_that_breaks_the_wire(live: LiveServer, client: VendorClient) -> None:
     close = client.close_after_broken
     for message in client.broken:
         async with dial(live, client) as socket:
@@ -116,7 +116,7 @@ UNKNOWN = (
 @every
 @pytest.mark.parametrize("number", range(len(UNKNOWN)))
 async def test_an_unknown_message_is_passed_over_or_complained_of(
-    live: Live, client: VendorClient, number: int
+    live: LiveServer, client: VendorClient, number: int
 ) -> None:
     async with dial(live, client) as socket:
         try:
@@ -148,7 +148,7 @@ async def hear_all(
 
 
 @every
-async def test_what_comes_in_the_wrong_order_costs_no_turn(live: Live, client: VendorClient) -> None:
+async def test_what_comes_in_the_wrong_order_costs_no_turn(live: LiveServer, client: VendorClient) -> None:
     """Ends and cancels of nothing; then two turns of one name, as of clients that count from one again."""
     if client.one_turn:
         async with dial(live, client) as socket:
@@ -188,7 +188,7 @@ async def test_text_after_the_end_of_its_turn(client: VendorClient) -> None:
 
 
 @every
-async def test_a_voice_we_do_not_have_is_spoken_by_the_default_one(live: Live, client: VendorClient) -> None:
+async def test_a_voice_we_do_not_have_is_spoken_by_the_default_one(live: LiveServer, client: VendorClient) -> None:
     async with dial(live, client) as socket:
         await turn(socket, client, "t1")
         assert [request.voice for request in live.engine.requests] == [None]
@@ -236,7 +236,7 @@ CHAOS_MESSAGES = 300
 @pytest.mark.parametrize(
     "wire", [wire for wire in DIALECT_ROUTES if wire.transport == "socket"], ids=lambda wire: wire.path
 )
-async def test_nothing_is_left_of_a_client_that_says_anything(live: Live, wire: DialectRoute) -> None:
+async def test_nothing_is_left_of_a_client_that_says_anything(live: LiveServer, wire: DialectRoute) -> None:
     rng = random.Random(7)
     chaos = ChaoticClient(rng, RIGHT.get(wire.path, ()))
     path = wire.path.replace("{voice_id}", "zoe") + "?model=flux-zoe-en"

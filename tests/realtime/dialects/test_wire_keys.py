@@ -10,8 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from tests.realtime.dialects.clients import VendorClient
-from tests.realtime.dialects.talk import (
+from tests.realtime.dialects.socket_client import (
     KEY,
     TEXT,
     dial,
@@ -20,12 +19,13 @@ from tests.realtime.dialects.talk import (
     hear_to_the_close,
     send,
 )
-from tests.realtime.live import Live
+from tests.realtime.dialects.vendor_clients import VendorClient
+from tests.realtime.live_server import LiveServer
 
 
 @every
 @pytest.mark.parametrize("place", ["xi-api-key", "X-API-Key", "Bearer", "Token", "raw", "Basic", "query", "token, KEY"])
-async def test_keys_in_every_place(live: Live, client: VendorClient, place: str) -> None:
+async def test_keys_in_every_place(live: LiveServer, client: VendorClient, place: str) -> None:
     for key, is_right in ((KEY, True), (KEY + "x", False)):
         options, query = shown(place, key, client)
         at = replace(client, path=client.path + query)
@@ -57,7 +57,7 @@ def shown(place: str, key: str, client: VendorClient) -> tuple[dict[str, Any], s
 
 
 @every
-async def test_a_client_without_a_key(live: Live, client: VendorClient) -> None:
+async def test_a_client_without_a_key(live: LiveServer, client: VendorClient) -> None:
     if client.key_first is None:
         with pytest.raises(InvalidStatus) as refused:
             await dial(live, client, additional_headers={})
@@ -82,7 +82,7 @@ async def test_a_client_without_a_key(live: Live, client: VendorClient) -> None:
         ("/v1/speak", {"err_code": "UNAUTHORIZED"}),
     ],
 )
-async def test_refusals_have_the_vendors_shape(live: Live, path: str, said: dict[str, Any]) -> None:
+async def test_refusals_have_the_vendors_shape(live: LiveServer, path: str, said: dict[str, Any]) -> None:
     with pytest.raises(InvalidStatus) as refused:
         await connect(live.url + path, additional_headers={"xi-api-key": "wrong"}, compression=None, proxy=None)
     body = json.loads(refused.value.response.body or b"")

@@ -12,11 +12,10 @@ from realtime.protocol import events as ev
 from sessions import response
 from sessions.audio.pcm import Pcm
 from sessions.events import HeardText
-from sessions.heard import ResponseTimeline, SegmentTimeline
+from sessions.timeline import ResponseTimeline, SegmentTimeline
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.fakes.script import FRAME_SAMPLES
-from tests.realtime.dialects.clients import CLIENTS, VendorClient
-from tests.realtime.dialects.talk import (
+from tests.fakes.engine_script import FRAME_SAMPLES
+from tests.realtime.dialects.socket_client import (
     LEAST_BYTES,
     LONG,
     TEXT,
@@ -28,7 +27,8 @@ from tests.realtime.dialects.talk import (
     send,
     turn,
 )
-from tests.realtime.live import QUICK, WAIT_S, Live, live_server, speak, until
+from tests.realtime.dialects.vendor_clients import CLIENTS, VendorClient
+from tests.realtime.live_server import QUICK, WAIT_S, LiveServer, live_server, speak, until
 
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
 STALL_FRAME = 12
@@ -37,7 +37,7 @@ STALLED = FakeScript(ms_per_char=60.0, real_time_factor=0.25, stalls_s={STALL_FR
 
 
 @every
-async def test_two_turns_on_a_socket(live: Live, client: VendorClient) -> None:
+async def test_two_turns_on_a_socket(live: LiveServer, client: VendorClient) -> None:
     async with dial(live, client) as socket:
         for name in ("t1",) if client.one_turn else ("t1", "t2"):
             assert len(await turn(socket, client, name)) > LEAST_BYTES
@@ -119,7 +119,7 @@ async def read_on(socket: ClientConnection) -> None:
 
 @every
 @pytest.mark.parametrize("text", ["", " ", "...", "😀"])
-async def test_a_turn_with_nothing_to_say_ends_too(live: Live, client: VendorClient, text: str) -> None:
+async def test_a_turn_with_nothing_to_say_ends_too(live: LiveServer, client: VendorClient, text: str) -> None:
     if client.name == "deepgram flux" and not text:
         pytest.skip("no text, no turn")
     async with dial(live, client) as socket:
@@ -130,7 +130,7 @@ LINES = [("ada", "Hello there."), ("ben", "Well, how are you?"), ("ada", "Good."
 
 
 @pytest.mark.parametrize("name", ["elevenlabs dialogue", "elevenlabs single dialogue"])
-async def test_each_line_of_a_dialogue_has_its_voice(live: Live, name: str) -> None:
+async def test_each_line_of_a_dialogue_has_its_voice(live: LiveServer, name: str) -> None:
     """All lines at once or a line at a time: the same voices in the same order, one signal without a gap."""
     client = CLIENTS[name]
     inputs = [{"voice_id": voice, "text": text} for voice, text in LINES]
@@ -176,7 +176,7 @@ async def test_more_voices_than_contexts_are_allowed_end_the_dialogue() -> None:
 
 
 @pytest.mark.parametrize("name", ["elevenlabs multi", "cartesia", "elevenlabs dialogue"])
-async def test_word_times_on_sockets(live: Live, name: str) -> None:
+async def test_word_times_on_sockets(live: LiveServer, name: str) -> None:
     client = CLIENTS[name]
     async with dial(live, client) as socket:
         await send(socket, client, client.say("t1", TEXT) + client.end("t1"))

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.fakes.engine import FakeScript
-from tests.realtime.dialects.clients import CLIENTS, RAW
-from tests.realtime.dialects.talk import (
+from tests.realtime.dialects.socket_client import (
     KEY,
     TEXT,
     dial,
 )
-from tests.realtime.live import Live, until
+from tests.realtime.dialects.vendor_clients import CLIENTS, RAW
+from tests.realtime.live_server import LiveServer, until
 
 HTTP = [
     ("/v1/text-to-speech/zoe?output_format=pcm_24000", {"text": TEXT}, "audio/pcm"),
@@ -42,7 +42,7 @@ HTTP = [
 
 
 @pytest.mark.parametrize(("path", "body", "media_type"), HTTP)
-async def test_over_http(live: Live, path: str, body: dict[str, Any], media_type: str) -> None:
+async def test_over_http(live: LiveServer, path: str, body: dict[str, Any], media_type: str) -> None:
     async with live.http() as http:
         answer = await http.post(path, json=body, headers={"xi-api-key": KEY})
         assert (answer.status_code, answer.headers["Content-Type"]) == (200, media_type)
@@ -52,7 +52,7 @@ async def test_over_http(live: Live, path: str, body: dict[str, Any], media_type
         assert refused.status_code == 401
 
 
-async def test_a_dialogue_over_http_has_many_voices(live: Live) -> None:
+async def test_a_dialogue_over_http_has_many_voices(live: LiveServer) -> None:
     inputs = [
         ("ada", "Hello there."),
         ("ada", "How are you?"),
@@ -74,7 +74,7 @@ async def test_a_dialogue_over_http_has_many_voices(live: Live) -> None:
         assert (failed.status_code, failed.json()["detail"]["status"]) == (500, "engine_error")
 
 
-async def test_what_a_client_names_ends_no_header(live: Live) -> None:
+async def test_what_a_client_names_ends_no_header(live: LiveServer) -> None:
     named = "%0d%0aSet-Cookie:%20a=b%00%E2%82%AC"
     async with live.http() as http:
         answer = await http.post(f"/v1/speak?model={named}", json={"text": TEXT}, headers={"X-API-Key": KEY})
@@ -90,7 +90,7 @@ async def test_what_a_client_names_ends_no_header(live: Live) -> None:
 
 
 @pytest.mark.parametrize("path", sorted({path.partition("?")[0] for path, _, _ in HTTP}))
-async def test_bad_bodies_over_http(live: Live, path: str) -> None:
+async def test_bad_bodies_over_http(live: LiveServer, path: str) -> None:
     async with live.http() as http:
         for body, status in (
             (b"{", 400),
@@ -102,7 +102,7 @@ async def test_bad_bodies_over_http(live: Live, path: str) -> None:
             assert (answer.status_code, bool(answer.json())) == (status, True)
 
 
-async def test_a_body_that_breaks_off(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_body_that_breaks_off(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", live.port)
     head = f"POST /tts/bytes HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: {KEY}\r\nContent-Length: 100\r\n\r\n{{"
     writer.write(head.encode())
@@ -113,7 +113,7 @@ async def test_a_body_that_breaks_off(live: Live, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("output_format", ["pcm_16000", "mp3_44100_128"])
-async def test_timestamps_as_one_document_are_those_of_the_stream(live: Live, output_format: str) -> None:
+async def test_timestamps_as_one_document_are_those_of_the_stream(live: LiveServer, output_format: str) -> None:
     asked = {"json": {"text": TEXT, "seed": 1}, "headers": {"xi-api-key": KEY}}
     query = f"?output_format={output_format}"
     async with live.http() as http:
@@ -128,14 +128,14 @@ async def test_timestamps_as_one_document_are_those_of_the_stream(live: Live, ou
         assert told[name] == {field: [value for each in times for value in each[field]] for field in times[0]}
 
 
-async def test_timestamps_of_a_text_of_signs_are_a_document_too(live: Live) -> None:
+async def test_timestamps_of_a_text_of_signs_are_a_document_too(live: LiveServer) -> None:
     async with live.http() as http:
         path = "/v1/text-to-speech/ada/with-timestamps?output_format=pcm_16000"
         answer = await http.post(path, json={"text": "--- ***"}, headers={"xi-api-key": KEY})
     assert answer.json() == {"audio_base64": "", "alignment": None, "normalized_alignment": None}
 
 
-async def test_failure_before_audio_with_timestamps_has_a_status(live: Live) -> None:
+async def test_failure_before_audio_with_timestamps_has_a_status(live: LiveServer) -> None:
     live.engine.script_next(FakeScript(fail_at_frame=0))
     async with live.http() as http:
         path = "/v1/text-to-speech/ada/with-timestamps"
@@ -143,7 +143,7 @@ async def test_failure_before_audio_with_timestamps_has_a_status(live: Live) -> 
     assert (answer.status_code, answer.json()["detail"]["status"]) == (500, "engine_error")
 
 
-async def test_timestamps_as_json_lines_and_as_events(live: Live) -> None:
+async def test_timestamps_as_json_lines_and_as_events(live: LiveServer) -> None:
     async with live.http() as http:
         path = "/v1/text-to-speech/zoe/stream/with-timestamps?output_format=pcm_16000"
         lines = (await http.post(path, json={"text": TEXT}, headers={"xi-api-key": KEY})).text.splitlines()

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.realtime.live import Live
-from tests.realtime.mqtt.agents import bridged
+from tests.realtime.live_server import LiveServer
 from tests.realtime.mqtt.mosquitto import Mosquitto, running
+from tests.realtime.mqtt.mqtt_client import bridged
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +16,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 
 
 @pytest.fixture
-async def live(broker: Mosquitto) -> AsyncIterator[Live]:
+async def live(broker: Mosquitto) -> AsyncIterator[LiveServer]:
     async with bridged(broker) as server:
         yield server

@@ -4,9 +4,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from realtime.mqtt.calls import MqttCallBridge
-from realtime.mqtt.line import Publication
-from realtime.protocol import calls as on
+from realtime.mqtt.call_bridge import MqttCallBridge
+from realtime.mqtt.connection import Publication
+from realtime.protocol import call_events as on
 from realtime.protocol.errors import LocalProtocolError
 from realtime.protocol.mqtt.topics import Topics
 

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from realtime.config import ConfigError
-from realtime.device_config import MqttSettings
-from realtime.mqtt.broker import BrokerConnector
+from realtime.integration_config import MqttSettings
+from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.client import MqttSessionRejected, open_session
-from realtime.mqtt.line import BrokerDisconnected
+from realtime.mqtt.connection import BrokerDisconnected
 from realtime.protocol.mqtt.messages import MqttOpen
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.certificates import self_signed
-from tests.realtime.live import Live, live_server, until
-from tests.realtime.mqtt.agents import Client, Session, bridge_of, bridged, client, ready
+from tests.realtime.live_server import LiveServer, live_server, until
 from tests.realtime.mqtt.mosquitto import Mosquitto, free_port, running
+from tests.realtime.mqtt.mqtt_client import MqttTestClient, MqttTestSession, bridge_of, bridged, client, ready
 
 TEXT = "Hello there, how are you today? " * 20
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.4)
@@ -32,7 +32,7 @@ HASH_ROUNDS = 101  # the default of mosquitto_passwd
 
 
 @asynccontextmanager
-async def speaking(broker: Mosquitto, live: Live) -> AsyncIterator[tuple[Client, list[Session]]]:
+async def speaking(broker: Mosquitto, live: LiveServer) -> AsyncIterator[tuple[MqttTestClient, list[MqttTestSession]]]:
     """A client with sessions in mid-speech."""
     async with client(broker) as agent:
         sessions = [await agent.open() for _ in range(NUM_SESSIONS)]
@@ -77,13 +77,13 @@ async def test_a_line_of_ours_that_breaks_while_the_broker_lives(tmp_path: Path)
                 await live.freed()
 
 
-def cut_line(live: Live) -> None:
+def cut_line(live: LiveServer) -> None:
     visit = bridge_of(live).handler
     assert visit is not None
     visit._line._client._client._sock.shutdown(2)  # type: ignore[union-attr]
 
 
-async def farewell(agent: Client, session: Session) -> object:
+async def farewell(agent: MqttTestClient, session: MqttTestSession) -> object:
     for heard in agent.heard:
         if heard.topic == session.events and heard.json["t"] == "closed":
             return heard.json
@@ -199,7 +199,7 @@ async def test_a_session_that_may_not_be_told_anything_ends(
             await until(lambda: sessions_of(live) == 0)
 
 
-def sessions_of(live: Live) -> int:
+def sessions_of(live: LiveServer) -> int:
     visit = bridge_of(live).handler
     assert visit is not None
     return visit.sessions.num_sessions

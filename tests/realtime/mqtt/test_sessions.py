@@ -12,14 +12,14 @@ from pathlib import Path
 import aiomqtt
 import pytest
 
+from realtime.app import create_app
 from realtime.cli import main
 from realtime.config import ConfigError, load_config
-from realtime.serve import create_app
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.live import Live, until
-from tests.realtime.mqtt.agents import Client, bridge_of, bridged, client, ready
+from tests.realtime.live_server import LiveServer, until
 from tests.realtime.mqtt.mosquitto import Mosquitto
+from tests.realtime.mqtt.mqtt_client import MqttTestClient, bridge_of, bridged, client, ready
 
 TEXT = "Hello there, how are you today?"
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.4)
@@ -33,7 +33,7 @@ def text(words: str, **more: object) -> dict[str, object]:
 END, CLOSE, CANCEL = {"t": "end"}, {"t": "close"}, {"t": "cancel"}
 
 
-async def test_two_replies_of_a_session(broker: Mosquitto, live: Live) -> None:
+async def test_two_replies_of_a_session(broker: Mosquitto, live: LiveServer) -> None:
     async with client(broker) as agent:
         session = await agent.open(word_times=True, lead_ms=0)
         await session.say(
@@ -94,7 +94,9 @@ async def test_a_cancel_stops_and_tells_what_was_heard(broker: Mosquitto) -> Non
         await live.freed()
 
 
-async def test_doubled_messages_are_passed_over_and_lost_ones_end_the_reply(broker: Mosquitto, live: Live) -> None:
+async def test_doubled_messages_are_passed_over_and_lost_ones_end_the_reply(
+    broker: Mosquitto, live: LiveServer
+) -> None:
     async with client(broker) as agent:
         session = await agent.open(lead_ms=0)
         await session.say(text("One, ", seq=0), text("One, ", seq=0), text("two.", seq=1), {**END, "seq": 2})
@@ -135,7 +137,7 @@ async def test_a_will_at_the_inbox_of_a_session_of_ones_own_name(broker: Mosquit
         await live.freed()
 
 
-async def test_one_text_one_answer(broker: Mosquitto, live: Live) -> None:
+async def test_one_text_one_answer(broker: Mosquitto, live: LiveServer) -> None:
     async with client(broker) as agent:
         await agent.ask("voice/v1/say", {"text": TEXT, "format": PCM}, tag=b"first")
         last = await agent.next_on(agent.answers, lambda heard: heard.last)
@@ -168,7 +170,7 @@ WRONG_OPENS = (
 )
 
 
-async def test_an_open_that_is_wrong_is_refused(broker: Mosquitto, live: Live) -> None:
+async def test_an_open_that_is_wrong_is_refused(broker: Mosquitto, live: LiveServer) -> None:
     async with client(broker) as agent:
         for content, code, param in WRONG_OPENS:
             error = await agent.refused(content)
@@ -199,7 +201,7 @@ async def test_messages_within_a_session_that_are_wrong(broker: Mosquitto) -> No
         await live.freed()
 
 
-async def test_nothing_is_published_where_a_client_points(broker: Mosquitto, live: Live) -> None:
+async def test_nothing_is_published_where_a_client_points(broker: Mosquitto, live: LiveServer) -> None:
     async with client(broker) as agent, client(broker) as witness:
         await witness.client.subscribe("#", qos=1)
         for elsewhere in ("alarm/off", "voice/v1/open", f"voice/v1/c/{agent.name}/rsp/deep", "voice/v1/c//rsp"):
@@ -210,7 +212,7 @@ async def test_nothing_is_published_where_a_client_points(broker: Mosquitto, liv
         assert not [one.topic for one in witness.heard if one.topic.startswith("alarm")]
 
 
-def refusals(live: Live) -> float:
+def refusals(live: LiveServer) -> float:
     found = live.speech.metrics._registry.get_sample_value("voicewire_refusals_total", {"code": "invalid_event"})
     return found or 0.0
 
@@ -312,7 +314,7 @@ async def test_the_status_of_a_server(broker: Mosquitto) -> None:
         assert gone.payload == b"", "nothing is left of one that ended well"
 
 
-async def test_say_speaks_through_a_broker(broker: Mosquitto, live: Live, tmp_path: Path) -> None:
+async def test_say_speaks_through_a_broker(broker: Mosquitto, live: LiveServer, tmp_path: Path) -> None:
     wav = tmp_path / "speech.wav"
     url = f"mqtt://127.0.0.1:{broker.port}"
     command = [sys.executable, "-m", "realtime.cli", "say", "-", "-o", str(wav), "--mqtt", url, "--seed", "5"]
@@ -335,7 +337,7 @@ def test_an_owner_that_is_nobody_is_named() -> None:
         create_app(config, FakeSpeechEngine())
 
 
-async def test_a_name_that_was_chosen_twice_by_two_clients_is_two_sessions(broker: Mosquitto, live: Live) -> None:
+async def test_a_name_that_was_chosen_twice_by_two_clients_is_two_sessions(broker: Mosquitto, live: LiveServer) -> None:
     async with client(broker) as one, client(broker) as other:
         first, second = await one.open(sid="s"), await other.open(sid="s")
         await first.say(text("Only here."), END)
@@ -344,4 +346,4 @@ async def test_a_name_that_was_chosen_twice_by_two_clients_is_two_sessions(broke
         await second.told("pong")
         assert not second.sounds(0)
         await ready(live)
-        assert isinstance(other, Client)
+        assert isinstance(other, MqttTestClient)

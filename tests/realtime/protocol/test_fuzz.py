@@ -9,7 +9,7 @@ import pytest
 from realtime.errors import RULES
 from realtime.protocol import native
 from realtime.protocol.errors import RemoteProtocolError
-from tests.realtime.fuzz import random_message
+from tests.realtime.message_fuzzer import random_message
 
 
 def check(seed: int, num_messages: int) -> None:

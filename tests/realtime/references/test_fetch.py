@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from engine.api import InvalidRequest
-from realtime.crumbs import ChunkLimitedConnection
+from realtime.h11_limits import ChunkLimitedConnection
 from realtime.references.addresses import parse_url
 from realtime.references.fetch import Fetcher, FetchRules
 from tests.realtime.certificates import self_signed
-from tests.realtime.references.hosts import LOOPBACK, PUBLIC, Names, NoConnection, answer, web_server
+from tests.realtime.references.fake_network import LOOPBACK, PUBLIC, FakeResolver, NoConnection, answer, web_server
 
 HOSTILE = """
 http://2130706433/ http://3232235777/ http://0x7f000001/ http://0x7F.0.0.1/ http://0x7f.1/ http://0177.0.0.1/
@@ -53,7 +53,7 @@ def test_the_list_is_long() -> None:
 @pytest.mark.parametrize("url", HOSTILE + UNSPLITTABLE)
 async def test_hostile_addresses_are_refused_before_anyone_connects(url: str) -> None:
     nobody = NoConnection()
-    fetcher = Fetcher(FetchRules(allow_http=True), resolve=Names(), connect=nobody)
+    fetcher = Fetcher(FetchRules(allow_http=True), resolve=FakeResolver(), connect=nobody)
     with pytest.raises(InvalidRequest) as refused:
         await fetcher.fetch(url)
     assert refused.value.param == "ref_audio"
@@ -64,7 +64,7 @@ async def test_hostile_addresses_are_refused_before_anyone_connects(url: str) ->
 @pytest.mark.parametrize("url", ["http://public.test/", "ftp://public.test/", "HTTP://public.test/"])
 async def test_plain_http_needs_a_setting(url: str) -> None:
     with pytest.raises(InvalidRequest, match=r"must begin with https://$"):
-        await Fetcher(resolve=Names(), connect=NoConnection()).fetch(url)
+        await Fetcher(resolve=FakeResolver(), connect=NoConnection()).fetch(url)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ async def test_plain_http_needs_a_setting(url: str) -> None:
 async def test_public_addresses_are_asked(url: str) -> None:
     nobody = NoConnection()
     with pytest.raises(InvalidRequest, match="cannot be fetched"):
-        await Fetcher(resolve=Names(), connect=nobody).fetch(url)
+        await Fetcher(resolve=FakeResolver(), connect=nobody).fetch(url)
     assert len(nobody.tried) == 1
 
 
@@ -85,15 +85,15 @@ def test_what_is_asked_is_what_was_written() -> None:
 
 
 async def test_the_connection_goes_to_the_address_that_was_looked_at() -> None:
-    names, nobody = Names(**{"rebind.test": [[PUBLIC], ["127.0.0.1"]]}), NoConnection()
+    names, nobody = FakeResolver(**{"rebind.test": [[PUBLIC], ["127.0.0.1"]]}), NoConnection()
     with pytest.raises(InvalidRequest):
         await Fetcher(resolve=names, connect=nobody).fetch("https://rebind.test/")
     assert (nobody.tried, names.asked) == ([PUBLIC], ["rebind.test"])
 
 
-def local(names: Names | None = None, **rules: object) -> Fetcher:
+def local(names: FakeResolver | None = None, **rules: object) -> Fetcher:
     """May ask the loopback address, so that there is somebody to answer."""
-    names = names or Names(**{"good.test": [["127.0.0.1"]]})
+    names = names or FakeResolver(**{"good.test": [["127.0.0.1"]]})
     return Fetcher(FetchRules(**({"allow_http": True, "networks": LOOPBACK, "timeout_s": 5.0} | rules)), resolve=names)  # type: ignore[arg-type]
 
 
@@ -215,7 +215,7 @@ async def test_redirects_to_hostile_addresses_are_not() -> None:
         return [b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + location + b"\r\n\r\n"]
 
     here = ipaddress.ip_network("127.9.9.9/32")
-    names = Names(**{"good.test": [["127.9.9.9"]], "public.test": [["10.9.9.9"]]})
+    names = FakeResolver(**{"good.test": [["127.9.9.9"]], "public.test": [["10.9.9.9"]]})
     async with web_server(give, host="127.9.9.9") as port:
         for number in range(len(locations)):
             with pytest.raises(InvalidRequest):
@@ -224,7 +224,7 @@ async def test_redirects_to_hostile_addresses_are_not() -> None:
 
 
 async def test_a_name_that_changes_its_mind_between_two_hops_is_not_asked_again() -> None:
-    names = Names(**{"rebind.test": [["127.0.0.1"], ["10.0.0.1"]]})
+    names = FakeResolver(**{"rebind.test": [["127.0.0.1"], ["10.0.0.1"]]})
     async with web_server(lambda _: [answer(b"", "302 Found", Location="/again")]) as port:
         with pytest.raises(InvalidRequest, match="not on the public network"):
             await local(names).fetch(f"http://rebind.test:{port}/")
@@ -259,7 +259,7 @@ async def test_a_certificate_must_be_for_the_name_and_of_someone_trusted(certifi
 
 
 def trusting(certificate: Path, **rules: object) -> Fetcher:
-    names = Names(**{"good.test": [["127.0.0.1"]], "other.test": [["127.0.0.1"]]})
+    names = FakeResolver(**{"good.test": [["127.0.0.1"]], "other.test": [["127.0.0.1"]]})
     plain = local(names, **rules)
     return Fetcher(plain.rules, resolve=names, tls=ssl.create_default_context(cafile=str(certificate)))
 

@@ -11,8 +11,8 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
-from tests.realtime.live import Live, live_server
-from tests.realtime.references.hosts import answer, web_server
+from tests.realtime.live_server import LiveServer, live_server
+from tests.realtime.references.fake_network import answer, web_server
 from tests.realtime.transports.test_speech_cloning import WAV, data_uri
 
 KEY = "a-key-of-enough-characters"
@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
 
 
 OK = Refusal(None, "")
-Ask = Callable[[Live, str, dict[str, Any]], Awaitable[Refusal]]
+Ask = Callable[[LiveServer, str, dict[str, Any]], Awaitable[Refusal]]
 
 
 class WebHost(NamedTuple):
@@ -36,7 +36,7 @@ class WebHost(NamedTuple):
 
 
 @pytest.fixture
-async def live(tmp_path: Path) -> AsyncIterator[Live]:
+async def live(tmp_path: Path) -> AsyncIterator[LiveServer]:
     fetching = {"voices__fetch_http": True, "voices__fetch_networks": "127.0.0.1/32"}
     flags = {"voices__folder": str(tmp_path), "auth__api_keys": f"agent:{KEY}", **fetching}
     async with live_server(cloning_engine(), **flags) as server:
@@ -56,7 +56,7 @@ async def host() -> AsyncIterator[WebHost]:
         yield WebHost(f"http://127.0.0.1:{port}/a.wav", requests)
 
 
-async def post(live: Live, path: str, key: str, **content: Any) -> tuple[int, dict[str, Any]]:
+async def post(live: LiveServer, path: str, key: str, **content: Any) -> tuple[int, dict[str, Any]]:
     async with live.http() as http:
         told = await http.post(path, headers={"X-API-Key": key}, **content)
     is_json = told.headers["content-type"] == "application/json"
@@ -68,25 +68,25 @@ def refusal(body: dict[str, Any]) -> Refusal:
     return Refusal(error["code"], error["message"], error["param"]) if error else OK
 
 
-async def speech(live: Live, key: str, fields: dict[str, Any]) -> Refusal:
+async def speech(live: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
     return refusal((await post(live, "/v1/audio/speech", key, json={"input": TEXT, **fields}))[1])
 
 
-async def open_webui(live: Live, key: str, fields: dict[str, Any]) -> Refusal:
+async def open_webui(live: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
     return refusal((await post(live, "/open-webui/v1/audio/speech", key, json={"input": TEXT, **fields}))[1])
 
 
-async def batch_item(live: Live, key: str, fields: dict[str, Any]) -> Refusal:
+async def batch_item(live: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
     body = {"items": [{"input": TEXT, **fields}]}
     return refusal((await post(live, "/v1/audio/speech/batch", key, json=body))[1]["results"][0])
 
 
-async def batch_default(live: Live, key: str, fields: dict[str, Any]) -> Refusal:
+async def batch_default(live: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
     body = {"items": [{"input": TEXT}], **fields}
     return refusal((await post(live, "/v1/audio/speech/batch", key, json=body))[1]["results"][0])
 
 
-async def socket(live: Live, key: str, fields: dict[str, Any]) -> Refusal:
+async def socket(live: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
     headers = {"Authorization": f"Bearer {key}"}
     async with connect(f"{live.url}/v1/audio/speech/stream", additional_headers=headers, proxy=None) as line:
         for message in (
@@ -108,13 +108,13 @@ PATHS: tuple[Ask, ...] = (speech, open_webui, batch_item, batch_default, socket)
 FIELDS = ("ref_audio", "address", "speaker_embedding")
 
 
-async def token(live: Live) -> str:
+async def token(live: LiveServer) -> str:
     return str((await post(live, "/v1/tokens", KEY))[1]["token"])
 
 
 @pytest.mark.parametrize("ask", PATHS)
 @pytest.mark.parametrize("kind", FIELDS)
-async def test_token_clones_and_fetches_nothing(live: Live, host: WebHost, ask: Ask, kind: str) -> None:
+async def test_token_clones_and_fetches_nothing(live: LiveServer, host: WebHost, ask: Ask, kind: str) -> None:
     fields: dict[str, Any] = {
         "ref_audio": {"ref_audio": data_uri(WAV)},
         "address": {"ref_audio": host.url},
@@ -140,14 +140,14 @@ async def test_token_clones_and_fetches_nothing(live: Live, host: WebHost, ask: 
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/audio/voices", "/open-webui/v1/audio/voices"])
-async def test_token_uploads_no_voice(live: Live, path: str, content: dict[str, Any]) -> None:
+async def test_token_uploads_no_voice(live: LiveServer, path: str, content: dict[str, Any]) -> None:
     status, body = await post(live, path, await token(live), **content)
     assert (status, body["error"]["code"]) == (403, "insufficient_scope")
     assert live.engine.samples == []
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
-async def test_body_of_a_token_has_no_room_for_a_recording(live: Live, path: str) -> None:
+async def test_body_of_a_token_has_no_room_for_a_recording(live: LiveServer, path: str) -> None:
     """It takes no place of those who upload."""
     assert len(LARGE) > live.speech.config.limits.max_message_bytes
     status, body = await post(live, path, await token(live), json={"input": TEXT, "ref_audio": LARGE})

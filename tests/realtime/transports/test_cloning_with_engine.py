@@ -10,7 +10,7 @@ import pytest
 
 from sessions.audio.wav import wav_file
 from tests.fakes.checkpoints import write_checkpoint
-from tests.realtime.live import Live, live_server, speak
+from tests.realtime.live_server import LiveServer, live_server, speak
 from tests.sessions.audio.recordings.files import recording
 from tests.sessions.audio.signals import speech_like
 
@@ -23,14 +23,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def live(checkpoint: Path, tmp_path: Path) -> AsyncIterator[Live]:
-    from engine.client import create_engine
+async def live(checkpoint: Path, tmp_path: Path) -> AsyncIterator[LiveServer]:
+    from engine.local_engine import create_engine
 
     async with live_server(create_engine(checkpoint, fast_start=True), voices__folder=str(tmp_path)) as server:
         yield server
 
 
-async def test_a_voice_is_heard_stored_and_spoken_with(live: Live) -> None:
+async def test_a_voice_is_heard_stored_and_spoken_with(live: LiveServer) -> None:
     async with live.http() as http:
         for name, kind, fields in (("ann", "flac", {}), ("ben", "mp3", {"ref_text": "hello there my friend"})):
             form = {"name": name, "consent": "yes"} | fields
@@ -49,7 +49,7 @@ async def test_a_voice_is_heard_stored_and_spoken_with(live: Live) -> None:
         assert (await speak(client, "Hello there.", voice="ben", max_frames=6)).done.status == "completed"
 
 
-async def test_a_stored_voice_speaks_as_its_recording_does(live: Live) -> None:
+async def test_a_stored_voice_speaks_as_its_recording_does(live: LiveServer) -> None:
     """The same request, with the voice's name or with the recording itself, gives the same audio."""
     wav = wav_file(SPEECH, 16_000)
     reference = f"data:audio/wav;base64,{base64.b64encode(wav).decode()}"

@@ -13,7 +13,7 @@ import pytest
 
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript
-from tests.realtime.live import NO_CERTIFICATES, Live, live_server, until
+from tests.realtime.live_server import NO_CERTIFICATES, LiveServer, live_server, until
 from tests.sessions.audio.formats.decoding import decode
 
 TEXT = "Hello there, this is a short reply."
@@ -28,19 +28,19 @@ ENCODINGS = {
 
 
 @pytest.fixture
-async def live() -> AsyncIterator[Live]:
+async def live() -> AsyncIterator[LiveServer]:
     async with live_server(auth__api_keys=f"agent:{KEY}") as server:
         yield server
         await server.freed()
 
 
-def client_of(live: Live, key: str = KEY) -> openai.AsyncOpenAI:
+def client_of(live: LiveServer, key: str = KEY) -> openai.AsyncOpenAI:
     http = httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES)
     return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key=key, http_client=http, max_retries=0)
 
 
 @pytest.mark.parametrize("name", [*ENCODINGS, "pcm"])
-async def test_speech_in_each_format(live: Live, name: str) -> None:
+async def test_speech_in_each_format(live: LiveServer, name: str) -> None:
     async with client_of(live) as client:
         answer = await client.audio.speech.create(
             model="gpt-4o-mini-tts", voice="ada", input=TEXT, response_format=name
@@ -50,7 +50,7 @@ async def test_speech_in_each_format(live: Live, name: str) -> None:
     assert np.abs(pcm).max() > 0.1
 
 
-async def test_speech_that_is_heard_while_it_is_spoken(live: Live) -> None:
+async def test_speech_that_is_heard_while_it_is_spoken(live: LiveServer) -> None:
     live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=1.0)
     async with client_of(live) as client:
         speaking = client.audio.speech.with_streaming_response.create(
@@ -64,7 +64,7 @@ async def test_speech_that_is_heard_while_it_is_spoken(live: Live) -> None:
     await until(lambda: live.speech.num_active_responses == 0)
 
 
-async def test_events(live: Live) -> None:
+async def test_events(live: LiveServer) -> None:
     async with client_of(live) as client:
         speaking = client.audio.speech.with_streaming_response.create(
             model="gpt-4o-mini-tts", voice="ada", input=TEXT, response_format="mp3", stream_format="sse"
@@ -78,7 +78,7 @@ async def test_events(live: Live) -> None:
     assert events[-1]["usage"]["total_tokens"] > 0
 
 
-async def test_leaving_in_the_middle(live: Live) -> None:
+async def test_leaving_in_the_middle(live: LiveServer) -> None:
     live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.5)
     async with client_of(live) as client:
         speaking = client.audio.speech.with_streaming_response.create(model="tts-1", voice="ada", input=TEXT * 10)
@@ -87,12 +87,12 @@ async def test_leaving_in_the_middle(live: Live) -> None:
     await until(lambda: live.speech.num_active_responses == 0)
 
 
-async def test_the_model_is_listed(live: Live) -> None:
+async def test_the_model_is_listed(live: LiveServer) -> None:
     async with client_of(live) as client:
         assert [model.id async for model in client.models.list()] == ["fake"]
 
 
-async def test_errors_are_its_own(live: Live) -> None:
+async def test_errors_are_its_own(live: LiveServer) -> None:
     async with client_of(live) as client:
         with pytest.raises(openai.BadRequestError) as bad:
             await client.audio.speech.create(model="tts-1", voice="ada", input=TEXT, speed=9)

@@ -19,8 +19,8 @@ from sessions.audio.wav import wav_file
 from sessions.voices.store import VoiceStore
 from tests.fakes.engine import FakeScript
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
-from tests.realtime.live import Live, live_server, until
-from tests.realtime.references.hosts import answer, web_server
+from tests.realtime.live_server import LiveServer, live_server, until
+from tests.realtime.references.fake_network import answer, web_server
 from tests.sessions.audio.recordings.files import tone
 from tests.sessions.voices.voices import StoredVoice, voice
 
@@ -32,40 +32,40 @@ def data_uri(data: bytes, media_type: str = "audio/wav") -> str:
 
 
 @pytest.fixture
-async def live(tmp_path: Path) -> AsyncIterator[Live]:
+async def live(tmp_path: Path) -> AsyncIterator[LiveServer]:
     async with live_server(cloning_engine(voices=()), voices__folder=str(tmp_path)) as server:
         yield server
         await server.freed()
 
 
-async def speak(live: Live, **body: object) -> tuple[int, dict]:
+async def speak(live: LiveServer, **body: object) -> tuple[int, dict]:
     async with live.http() as http:
         told = await http.post("/v1/audio/speech", json={"input": "Hello there.", "task_type": "Base"} | body)
     is_json = told.headers["content-type"] == "application/json"
     return told.status_code, told.json()["error"] if is_json else dict(told.headers)
 
 
-async def test_a_recording_in_the_request(live: Live) -> None:
+async def test_a_recording_in_the_request(live: LiveServer) -> None:
     assert (await speak(live, ref_audio=data_uri(WAV), ref_text="What is said."))[0] == 200
     (sample,) = live.engine.samples
     assert (len(sample.pcm), sample.transcript) == (4 * 36_000, "What is said.")
     assert live.engine.requests[-1].voice.transcript == "What is said."
 
 
-async def test_a_recording_of_megabytes_in_the_request(live: Live) -> None:
+async def test_a_recording_of_megabytes_in_the_request(live: LiveServer) -> None:
     large = wav_file(tone(29, 48_000), 48_000)
     assert len(data_uri(large)) > 10 * live.speech.config.limits.max_message_bytes
     assert (await speak(live, ref_audio=data_uri(large)))[0] == 200
 
 
 @pytest.mark.parametrize("mode", [True, None])
-async def test_by_the_embedding_alone(live: Live, mode: bool | None) -> None:
+async def test_by_the_embedding_alone(live: LiveServer, mode: bool | None) -> None:
     text = {"ref_text": "What is said."} if mode else {}
     assert (await speak(live, ref_audio=data_uri(WAV), x_vector_only_mode=mode, **text))[0] == 200
     assert live.engine.samples[0].transcript == ""
 
 
-async def test_an_embedding_in_the_request(live: Live) -> None:
+async def test_an_embedding_in_the_request(live: LiveServer) -> None:
     numbers = [float(number) for number in range(EMBEDDING_SIZE)]
     assert (await speak(live, speaker_embedding=numbers))[0] == 200
     assert np.frombuffer(live.engine.requests[-1].voice.embedding, np.float32).tolist() == numbers
@@ -93,13 +93,13 @@ async def test_an_embedding_in_the_request(live: Live) -> None:
         ({"voice": "nobody"}, "voice", "has none of its own"),
     ],
 )  # fmt: skip
-async def test_what_makes_no_voice_is_refused_by_name(live: Live, body: dict, param: str, words: str) -> None:
+async def test_what_makes_no_voice_is_refused_by_name(live: LiveServer, body: dict, param: str, words: str) -> None:
     status, error = await speak(live, **body)
     assert (status, error["code"], error["param"]) == (400, "invalid_request", param)
     assert words in error["message"]
 
 
-async def test_a_wrong_field_is_told_before_a_recording_is_heard(live: Live) -> None:
+async def test_a_wrong_field_is_told_before_a_recording_is_heard(live: LiveServer) -> None:
     status, error = await speak(live, ref_audio=data_uri(WAV), temperature=9)
     assert (status, error["param"]) == (400, "temperature")
     assert live.engine.samples == []
@@ -153,7 +153,7 @@ async def test_a_voice_of_the_model_comes_before_a_stored_one_of_its_name(tmp_pa
         assert live.engine.requests[-1].voice == "ada"
 
 
-async def test_a_stored_voice_in_context_and_by_its_embedding_alone(live: Live, tmp_path: Path) -> None:
+async def test_a_stored_voice_in_context_and_by_its_embedding_alone(live: LiveServer, tmp_path: Path) -> None:
     stored = voice("ann", owner="local", num_frames=25)
     small = msgspec.structs.replace(stored.clone, embedding=bytes(4 * EMBEDDING_SIZE))
     VoiceStore(tmp_path).add(StoredVoice(stored.manifest, small))
@@ -166,7 +166,7 @@ async def test_a_stored_voice_in_context_and_by_its_embedding_alone(live: Live, 
     assert with_frames - int(headers["x-voicewire-input-tokens"]) == 25
 
 
-async def test_stored_voice_without_transcript_is_refused_in_context(live: Live, tmp_path: Path) -> None:
+async def test_stored_voice_without_transcript_is_refused_in_context(live: LiveServer, tmp_path: Path) -> None:
     stored = voice("ann", owner="local")
     clone = msgspec.structs.replace(stored.clone, embedding=bytes(4 * EMBEDDING_SIZE), transcript="", codes=b"")
     VoiceStore(tmp_path).add(StoredVoice(stored.manifest, clone))
@@ -177,7 +177,7 @@ async def test_stored_voice_without_transcript_is_refused_in_context(live: Live,
 
 
 @pytest.mark.parametrize("brought", [{"speaker_embedding": [0.0] * EMBEDDING_SIZE}, {"ref_audio": data_uri(WAV)}])
-async def test_voice_beside_a_brought_one_is_left_out_with_a_warning(live: Live, brought: dict) -> None:
+async def test_voice_beside_a_brought_one_is_left_out_with_a_warning(live: LiveServer, brought: dict) -> None:
     _, headers = await speak(live, **brought)
     assert "x-voicewire-warning" not in headers
     status, headers = await speak(live, voice="nobody", **brought)
@@ -192,17 +192,19 @@ async def test_a_body_without_room_for_recordings(tmp_path: Path) -> None:
         assert (status, error["code"]) == (413, "message_too_big")
 
 
-async def test_nothing_of_a_recording_is_in_the_answer_to_a_broken_body(live: Live) -> None:
+async def test_nothing_of_a_recording_is_in_the_answer_to_a_broken_body(live: LiveServer) -> None:
     async with live.http() as http:
         told = await http.post("/v1/audio/speech", content=json.dumps({"input": "Hi", "ref_audio": 5}))
     assert told.status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
-async def test_large_body_of_small_values_is_refused(live: Live, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_body_of_small_values_is_refused(
+    live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bytes that max_upload_bytes allows beside a text are for recordings, not for millions of values."""
     decoded = []
-    monkeypatch.setattr("realtime.speech_api.body.msgspec.json.decode", lambda *_, **__: decoded.append(1))
+    monkeypatch.setattr("realtime.speech_api.request_body.msgspec.json.decode", lambda *_, **__: decoded.append(1))
     body = b'{"input":"Hello.","items":[' + b"0," * 3_000_000 + b"0]}"
     async with live.http() as http:
         told = await http.post(path, content=body)
@@ -212,7 +214,9 @@ async def test_large_body_of_small_values_is_refused(live: Live, path: str, monk
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
-async def test_large_recording_is_decoded_off_the_loop(live: Live, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_recording_is_decoded_off_the_loop(
+    live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names: dict[str, list[str]] = {"json": [], "base64": []}
 
     def noted(kind: str, original: Callable[..., object]) -> Callable[..., object]:
@@ -222,8 +226,8 @@ async def test_large_recording_is_decoded_off_the_loop(live: Live, path: str, mo
 
         return decode
 
-    monkeypatch.setattr("realtime.speech_api.body.msgspec.json.decode", noted("json", msgspec.json.decode))
-    monkeypatch.setattr("realtime.cloning.decode_data_uri", noted("base64", decode_data_uri))
+    monkeypatch.setattr("realtime.speech_api.request_body.msgspec.json.decode", noted("json", msgspec.json.decode))
+    monkeypatch.setattr("realtime.voice_cloner.decode_data_uri", noted("base64", decode_data_uri))
     sound = wav_file(tone(20.0, 48_000), 48_000)
     fields = {"input": "Hello.", "task_type": "Base", "ref_audio": data_uri(sound), "ref_text": "What is said."}
     body = fields if path.endswith("speech") else {"items": [fields]}

@@ -13,12 +13,12 @@ import pytest
 import soundfile
 
 from engine.api import CheckpointError
+from realtime.app import create_app
 from realtime.config import load_config
-from realtime.serve import create_app
 from sessions.audio.formats import codecs
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.live import QUICK, Live, live_server, until
+from tests.realtime.live_server import QUICK, LiveServer, live_server, until
 from tests.sessions.audio.formats.decoding import decode
 
 TEXT = "Hello there, this is a short reply."
@@ -40,13 +40,13 @@ ENCODINGS = {
 STREAMED = sorted(set(MEDIA_TYPES) - {"flac"})
 
 
-async def post(live: Live, **body: object) -> tuple[int, dict[str, str], bytes]:
+async def post(live: LiveServer, **body: object) -> tuple[int, dict[str, str], bytes]:
     async with live.http() as http:
         answer = await http.post("/v1/audio/speech", json={"input": TEXT, "seed": 1} | body)
     return answer.status_code, dict(answer.headers), answer.content
 
 
-async def refusal(live: Live, **body: object) -> dict:
+async def refusal(live: LiveServer, **body: object) -> dict:
     status, _, content = await post(live, **body)
     assert 400 <= status < 500
     return json.loads(content)["error"]
@@ -60,7 +60,7 @@ def samples(content: bytes, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", MEDIA_TYPES)
-async def test_every_format_tells_the_same(live: Live, name: str) -> None:
+async def test_every_format_tells_the_same(live: LiveServer, name: str) -> None:
     status, headers, content = await post(live, response_format=name)
     assert (status, headers["content-type"]) == (200, MEDIA_TYPES[name])
     _, _, plain = await post(live, response_format="pcm")
@@ -70,7 +70,7 @@ async def test_every_format_tells_the_same(live: Live, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEDIA_TYPES)
-async def test_a_whole_file_knows_its_length_and_its_price(live: Live, name: str) -> None:
+async def test_a_whole_file_knows_its_length_and_its_price(live: LiveServer, name: str) -> None:
     status, headers, content = await post(live, response_format=name, stream=False)
     assert (status, headers["content-type"]) == (200, MEDIA_TYPES[name])
     assert int(headers["content-length"]) == len(content)
@@ -84,7 +84,7 @@ async def test_a_whole_file_knows_its_length_and_its_price(live: Live, name: str
 
 
 @pytest.mark.parametrize("name", STREAMED)
-async def test_events_carry_the_same_bytes_and_the_usage(live: Live, name: str) -> None:
+async def test_events_carry_the_same_bytes_and_the_usage(live: LiveServer, name: str) -> None:
     status, headers, content = await post(live, response_format=name, stream=True)
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/event-stream")
     events = read_events(content)
@@ -114,13 +114,13 @@ def read_events(content: bytes) -> list[tuple[str, dict]]:
     ("body", "param"), [({"stream": True}, "stream"), ({"stream_format": "audio"}, "stream_format"),
                         ({"stream_format": "sse", "stream": False}, "stream_format")],
 )  # fmt: skip
-async def test_streaming_is_refused_to_a_format_that_cannot(live: Live, body: dict, param: str) -> None:
+async def test_streaming_is_refused_to_a_format_that_cannot(live: LiveServer, body: dict, param: str) -> None:
     error = await refusal(live, response_format="flac", **body)
     assert (error["code"], error["param"]) == ("unsupported_format", param)
     assert "flac cannot be streamed" in error["message"]
 
 
-async def test_an_error_after_the_first_sound_is_an_event(live: Live) -> None:
+async def test_an_error_after_the_first_sound_is_an_event(live: LiveServer) -> None:
     live.engine.script_next(FakeScript(first_chunk_s=0.01, real_time_factor=0.01, fail_at_frame=4))
     _, _, content = await post(live, stream_format="sse", response_format="pcm")
     events = read_events(content)
@@ -131,7 +131,7 @@ async def test_an_error_after_the_first_sound_is_an_event(live: Live) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_error_before_it_has_a_status(live: Live, stream: bool) -> None:
+async def test_an_error_before_it_has_a_status(live: LiveServer, stream: bool) -> None:
     live.engine.script_next(FakeScript(fail_at_frame=0))
     assert (await post(live, stream=stream))[0] == 500
 
@@ -140,7 +140,7 @@ async def test_an_error_before_it_has_a_status(live: Live, stream: bool) -> None
     ("name", "rate"),
     [("wav", 8_000), ("pcm", 48_000), ("mp3", 22_050), ("opus", 16_000), ("aac", 44_100), ("flac", 11_025)],
 )
-async def test_the_rate_is_the_client_s(live: Live, name: str, rate: int) -> None:
+async def test_the_rate_is_the_client_s(live: LiveServer, name: str, rate: int) -> None:
     _, headers, content = await post(live, response_format=name, sample_rate=rate, stream=False)
     if name == "pcm":
         length_s = len(content) / 2 / rate
@@ -152,7 +152,7 @@ async def test_the_rate_is_the_client_s(live: Live, name: str, rate: int) -> Non
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.8, 1.5, 4.0])
-async def test_speed_changes_the_length_and_not_the_pitch(live: Live, speed: float) -> None:
+async def test_speed_changes_the_length_and_not_the_pitch(live: LiveServer, speed: float) -> None:
     text = TEXT * 3
     plain = samples((await post(live, input=text, response_format="pcm"))[2], "pcm")
     changed = samples((await post(live, input=text, response_format="pcm", speed=speed))[2], "pcm")
@@ -165,7 +165,7 @@ def loudest_hz(pcm: np.ndarray) -> float:
     return float(np.fft.rfftfreq(pcm.size, 1 / 24_000)[spectrum.argmax()])
 
 
-async def test_parameters_reach_the_engine(live: Live) -> None:
+async def test_parameters_reach_the_engine(live: LiveServer) -> None:
     given = {
         "temperature": 0.7,
         "top_k": 20,
@@ -218,7 +218,7 @@ async def test_parameters_reach_the_engine(live: Live) -> None:
         ({"stream": "yes"}, "invalid_event", "stream", "bool"),
     ],
 )  # fmt: skip
-async def test_every_field_has_its_range(live: Live, body: dict, code: str, param: str, words: str) -> None:
+async def test_every_field_has_its_range(live: LiveServer, body: dict, code: str, param: str, words: str) -> None:
     error = await refusal(live, **body)
     assert (error["code"], error["param"]) == (code, param)
     assert words in error["message"]
@@ -226,13 +226,13 @@ async def test_every_field_has_its_range(live: Live, body: dict, code: str, para
 
 
 @pytest.mark.parametrize("task", ["CustomVoice", "custom_voice", None])
-async def test_a_task_that_fits_is_taken(live: Live, task: str | None) -> None:
+async def test_a_task_that_fits_is_taken(live: LiveServer, task: str | None) -> None:
     nothing = dict.fromkeys(("voice", "language", "speed", "temperature", "stream", "ref_audio", "instructions"))
     assert (await post(live, task_type=task, speaker="ben", **nothing))[0] == 200
     assert live.engine.requests[-1].voice == "ben"
 
 
-async def test_a_text_of_signs_alone_gives_an_empty_file(live: Live) -> None:
+async def test_a_text_of_signs_alone_gives_an_empty_file(live: LiveServer) -> None:
     for name in MEDIA_TYPES:
         for body in ({}, {"stream": False}) if name == "flac" else ({}, {"stream": False}, {"stream": True}):
             status, _, content = await post(live, input="--- ***", response_format=name, **body)
@@ -242,7 +242,7 @@ async def test_a_text_of_signs_alone_gives_an_empty_file(live: Live) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False, None])
-async def test_a_client_that_leaves_frees_its_slot(live: Live, stream: bool | None) -> None:
+async def test_a_client_that_leaves_frees_its_slot(live: LiveServer, stream: bool | None) -> None:
     live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.5)
     body = {"input": TEXT * 10, "stream": stream, "response_format": "mp3"}
     async with live.http() as http:

@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 from realtime.client import open_session
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest
 from tests.realtime.cloning import BASE_INFO, cloning_engine
-from tests.realtime.live import Live, live_server, speak
+from tests.realtime.live_server import LiveServer, live_server, speak
 from tests.sessions.voices.voices import voice
 
 ALICE, BOB = {"xi-api-key": "0123456789abcdef"}, {"xi-api-key": "fedcba9876543210"}
@@ -23,7 +23,7 @@ BUILT_IN = ["ada", "ben"]
 
 
 @pytest.fixture
-async def live(tmp_path: Path) -> AsyncIterator[Live]:
+async def live(tmp_path: Path) -> AsyncIterator[LiveServer]:
     async with live_server(cloning_engine(), voices__folder=str(tmp_path), auth__api_keys=KEYS) as server:
         store(server, "Narrator", "alice", "A warm low voice.")
         store(server, "guest", SHARED)
@@ -31,7 +31,7 @@ async def live(tmp_path: Path) -> AsyncIterator[Live]:
         await server.freed()
 
 
-def store(live: Live, name: str, owner: str, description: str = "") -> None:
+def store(live: LiveServer, name: str, owner: str, description: str = "") -> None:
     model = live.engine.info.model
     about = VoiceManifest(
         name=name, owner=owner, model=model, created_s=CREATED_S, consent="yes", description=description
@@ -39,7 +39,7 @@ def store(live: Live, name: str, owner: str, description: str = "") -> None:
     live.speech.voices.add(StoredVoice(about, voice(name).clone))
 
 
-async def get(live: Live, path: str, headers: dict[str, str] | None = ALICE) -> dict[str, Any]:
+async def get(live: LiveServer, path: str, headers: dict[str, str] | None = ALICE) -> dict[str, Any]:
     async with live.http() as http:
         answer = await http.get(path, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -47,19 +47,19 @@ async def get(live: Live, path: str, headers: dict[str, str] | None = ALICE) -> 
     return told
 
 
-async def error(live: Live, path: str, headers: dict[str, str] | None = ALICE) -> tuple[int, str | None, str]:
+async def error(live: LiveServer, path: str, headers: dict[str, str] | None = ALICE) -> tuple[int, str | None, str]:
     async with live.http() as http:
         answer = await http.get(path, headers=headers)
     told = answer.json()["error"]
     return answer.status_code, told["param"], told["message"]
 
 
-async def names(live: Live, path: str, headers: dict[str, str] = ALICE) -> list[str]:
+async def names(live: LiveServer, path: str, headers: dict[str, str] = ALICE) -> list[str]:
     told = await get(live, path, headers)
     return [each["name"] for each in told.get("voices") or told.get("data") or []]
 
 
-async def test_elevenlabs_search_lists_built_in_own_and_shared_voices(live: Live) -> None:
+async def test_elevenlabs_search_lists_built_in_own_and_shared_voices(live: LiveServer) -> None:
     told = await get(live, "/v2/voices?include_total_count=true")
     assert (told["has_more"], told["total_count"], told["next_page_token"]) == (False, 4, None)
     assert told["voices"][1] == {
@@ -92,14 +92,14 @@ async def test_elevenlabs_search_lists_built_in_own_and_shared_voices(live: Live
         ("sort=created_at_unix&sort_direction=asc", [*BUILT_IN, "Narrator", "guest"]),
     ],
 )
-async def test_elevenlabs_search_filters_and_sorts(live: Live, query: str, found: list[str]) -> None:
+async def test_elevenlabs_search_filters_and_sorts(live: LiveServer, query: str, found: list[str]) -> None:
     assert await names(live, f"/v2/voices?{query}") == found
 
 
 @pytest.mark.parametrize(
     ("path", "size", "after"), [("/v2/voices", "page_size", "next_page_token"), ("/voices", "limit", "starting_after")]
 )
-async def test_pages_hold_each_voice_once(live: Live, path: str, size: str, after: str) -> None:
+async def test_pages_hold_each_voice_once(live: LiveServer, path: str, size: str, after: str) -> None:
     seen, cursor, num_pages = [], "", 0
     while True:
         page = await get(live, f"{path}?{size}=3{cursor}")
@@ -112,12 +112,12 @@ async def test_pages_hold_each_voice_once(live: Live, path: str, size: str, afte
     assert await names(live, f"{path}?{after}=guest") == []
 
 
-async def test_cartesia_pages_backwards(live: Live) -> None:
+async def test_cartesia_pages_backwards(live: LiveServer) -> None:
     told = await get(live, "/voices?limit=1&ending_before=Narrator")
     assert ([each["id"] for each in told["data"]], told["has_more"]) == (["ben"], True)
 
 
-async def test_cartesia_lists_voices_in_its_shape(live: Live) -> None:
+async def test_cartesia_lists_voices_in_its_shape(live: LiveServer) -> None:
     told = await get(live, "/voices?q=narr")
     assert told == {
         "data": [
@@ -157,7 +157,7 @@ async def test_cartesia_lists_voices_in_its_shape(live: Live) -> None:
         ("/voices?starting_after=zoe", "starting_after", "'zoe'"),
     ],
 )
-async def test_bad_queries_are_refused_by_name(live: Live, path: str, param: str, words: str) -> None:
+async def test_bad_queries_are_refused_by_name(live: LiveServer, path: str, param: str, words: str) -> None:
     status, named, message = await error(live, path)
     assert (status, named) == (400, param)
     assert words in message
@@ -166,11 +166,11 @@ async def test_bad_queries_are_refused_by_name(live: Live, path: str, param: str
 @pytest.mark.parametrize(
     "path", ["/v2/voices", "/voices", "/open-webui/v1/audio/voices", "/open-webui/v1/audio/models"]
 )
-async def test_lists_need_a_key(live: Live, path: str) -> None:
+async def test_lists_need_a_key(live: LiveServer, path: str) -> None:
     assert (await error(live, path, None))[0] == 401
 
 
-async def test_open_webui_gets_objects_and_others_names(live: Live) -> None:
+async def test_open_webui_gets_objects_and_others_names(live: LiveServer) -> None:
     objects = await get(live, "/open-webui/v1/audio/voices")
     assert objects["voices"] == [{"id": name, "name": name} for name in (*BUILT_IN, "Narrator", "guest")]
     assert (await get(live, "/v1/audio/voices"))["voices"] == [*BUILT_IN, "Narrator", "guest"]
@@ -178,7 +178,7 @@ async def test_open_webui_gets_objects_and_others_names(live: Live) -> None:
     assert models["models"] == [{"id": MODEL, "name": MODEL}]
 
 
-async def test_open_webui_base_path_serves_the_rest_of_the_api(live: Live) -> None:
+async def test_open_webui_base_path_serves_the_rest_of_the_api(live: LiveServer) -> None:
     base = "/open-webui/v1"
     async with live.http() as http:
         body = {"model": "tts-1", "voice": "ada", "input": "Hello there."}

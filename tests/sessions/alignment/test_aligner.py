@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from sessions.alignment.acoustic_model import BLOCK_STEPS, STEP_MS
 from sessions.alignment.aligner import FINALIZE_DELAY_STEPS, Aligner, ForcedAligner
-from sessions.alignment.ear import BLOCK_STEPS, STEP_MS
-from sessions.alignment.even import UniformAligner
+from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.resampler import Resampler
 from tests.sessions.audio.signals import noise, pieces
-from tests.sessions.text.cuts import cut, places
+from tests.sessions.text.splits import cut, places
 
 RATE = 16_000
 SPOKEN = np.load(Path(__file__).parents[2] / "vectors" / "alignment" / "sentence.npz")

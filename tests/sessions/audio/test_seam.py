@@ -11,9 +11,9 @@ import pytest
 from engine.api import SpeechChunk
 from sessions.audio.crossfade import Crossfader
 from sessions.audio.fade import Fade
-from sessions.audio.joiner import crossfade_join
 from sessions.audio.pcm import Pcm
-from sessions.audio.seam import seam_report
+from sessions.audio.segment_joiner import crossfade_join
+from tests.audio.seam_report import seam_report
 from tests.sessions.audio.signals import speech_like
 
 CHUNK_MS, TAIL_MS, SECONDS = 240, 20, 5

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sessions.text.blocks import BlockLimits
+from sessions.text.block_splitter import BlockLimits
 from sessions.text.normalizer import IncrementalNormalizer, NormalizerSettings, normalize
 from sessions.text.spans import SpannedText
-from tests.sessions.text.cuts import cut, places
 from tests.sessions.text.normalizer_cases import CASES
+from tests.sessions.text.splits import cut, places
 
 OUTPUT = re.compile(r"(?:[A-Za-z]+(?:['-][A-Za-z]+)*[.,?!;:]?(?: (?=[A-Za-z])|$))*")
 """Of a whole text. In pieces a space may go ahead of a word that turns out to have no sound."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.text.names import code_digits, roman_value
+from sessions.text.acronyms import code_digits, roman_value
 from sessions.text.numbers import MAX_CARDINAL_DIGITS, ONES, cardinal, digits, grouped_digits, number, ordinal, year
 
 TENS = {

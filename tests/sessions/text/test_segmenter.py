@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions.text.blocks import WHITE_SPACE
+from sessions.text.block_splitter import WHITE_SPACE
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent, SegmentText
 from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
-from tests.sessions.text.cuts import cut, places
+from tests.sessions.text.splits import cut, places
 
 TINY = SegmenterSettings(
     sentence_end_after_chars=6, clause_end_after_chars=15, word_end_after_chars=25, max_segment_chars=40

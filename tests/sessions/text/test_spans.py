@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessions.text.spans import EMPTY, SourceSpan, SpannedText
-from tests.sessions.text.cuts import cut, places
+from tests.sessions.text.splits import cut, places
 
 words = st.lists(st.tuples(st.text(max_size=6), st.integers(0, 6), st.integers(0, 3)), max_size=8)
 

@@ -16,7 +16,7 @@ NUM_KILLS = 200
 
 
 def test_200_kills_in_mid_write(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.sessions.voices.killing", str(tmp_path), str(NUM_KILLS)]
+    command = [sys.executable, "-m", "tests.sessions.voices.crash_writers", str(tmp_path), str(NUM_KILLS)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, timeout=110)
     told = json.loads(done.stdout)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from engine.api import InvalidRequest
 from sessions.errors import LimitExceeded
-from sessions.voices.file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
 from sessions.voices.store import TEMP_SUFFIX, VoiceExists, VoiceLimits, VoiceStore
 from sessions.voices.voice import SHARED, VoiceManifest, check_manifest
+from sessions.voices.voice_file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
 from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
 
 

@@ -20,8 +20,7 @@ from engine.models.base import DecodedAudio
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.dit import chunk_mask
 from engine.models.cosyvoice3.flow_blocks import PromptSequence
-from tests.engine.cuts import cuts_of
-from tests.engine.models.cosyvoice3.flows import (
+from tests.engine.models.cosyvoice3.flow_fixtures import (
     AHEAD,
     BLOCK_TOKENS,
     MEL_SAMPLES,
@@ -37,6 +36,7 @@ from tests.engine.models.cosyvoice3.flows import (
     voice,
     whole,
 )
+from tests.engine.splits import cuts_of
 
 TOKEN_SAMPLES = 2 * MEL_SAMPLES
 VOICES = {"none": NOBODY, "short": voice(4), "one block": voice(9), "two": voice(13), "aligned": voice(15)}

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from engine.api import ClonedVoice, FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
-from engine.graphs.runner import GraphRunner
+from engine.graphs.graph_runner import GraphRunner
 from engine.layers.transformer import CausalContext
-from engine.load import LoadedCheckpoint, load_engine
+from engine.loader import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3 import model as module
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.ras import RasParams
-from engine.models.cosyvoice3.row import CosySequence
+from engine.models.cosyvoice3.sequence import CosySequence
 from engine.noise import SampleKey
-from tests.engine.any_order import Order, orders, play
+from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
-from tests.engine.recorder import Recorder
+from tests.engine.random_schedule import Order, orders, play
 
 ROWS, SEED, MAX_FRAMES = 8, 1000, 45
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -79,11 +79,11 @@ def loaded(folder: Path) -> LoadedCheckpoint:
 
 
 @pytest.fixture
-def bench(loaded: LoadedCheckpoint) -> Recorder:
-    return Recorder(loaded.make_engine())
+def bench(loaded: LoadedCheckpoint) -> EngineHarness:
+    return EngineHarness(loaded.make_engine())
 
 
-def speak(bench: Recorder, **fields: Any) -> int:
+def speak(bench: EngineHarness, **fields: Any) -> int:
     usual = dict(text=TEXT, text_closed=True, sampling=SamplingParams(seed=SEED), max_frames=MAX_FRAMES)
     return bench.submit(**(usual | fields))
 
@@ -102,7 +102,7 @@ VOICES: list[ClonedVoice | None] = [None, cloned(), cloned(with_transcript=False
 @pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
 @pytest.mark.parametrize("instruct", ["", "happy"])
 def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(
-    bench: Recorder, book: Book, voice: ClonedVoice | None, layout: TextLayout, instruct: str
+    bench: EngineHarness, book: Book, voice: ClonedVoice | None, layout: TextLayout, instruct: str
 ) -> None:
     row = speak(bench, voice=voice, layout=layout, instruct=instruct)
     assert bench.heard[row].end is None
@@ -122,7 +122,7 @@ def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(
         assert distance < TOLERANCE, "no position of the one pass has these logits"
 
 
-def arrive(bench: Recorder, pieces: Sequence[str], **fields: Any) -> int:
+def arrive(bench: EngineHarness, pieces: Sequence[str], **fields: Any) -> int:
     row = speak(bench, text="", text_closed=False, **fields)
     for piece in pieces:
         bench.push_text(row, piece)
@@ -134,7 +134,7 @@ def arrive(bench: Recorder, pieces: Sequence[str], **fields: Any) -> int:
 
 @pytest.mark.parametrize("voice", VOICES, ids=["none", "zero-shot", "cross-lingual"])
 def test_text_fed_in_any_pieces_says_the_same_bit_for_bit(
-    bench: Recorder, book: Book, voice: ClonedVoice | None
+    bench: EngineHarness, book: Book, voice: ClonedVoice | None
 ) -> None:
     said, pcm = [], []
     for pieces in ([TEXT], list(TEXT), [TEXT[:3], TEXT[3:20], TEXT[20:]]):
@@ -146,14 +146,14 @@ def test_text_fed_in_any_pieces_says_the_same_bit_for_bit(
         np.testing.assert_allclose(pcm[other], pcm[0], atol=1e-4)
 
 
-def test_live_text_starves_and_goes_on(bench: Recorder) -> None:
+def test_live_text_starves_and_goes_on(bench: EngineHarness) -> None:
     row = arrive(bench, [TEXT[:25], TEXT[25:]])
     heard = bench.heard[row]
     assert heard.starved
     assert heard.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
-def test_the_voice_is_heard_in_the_sound_and_the_transcript_in_the_words(bench: Recorder, book: Book) -> None:
+def test_the_voice_is_heard_in_the_sound_and_the_transcript_in_the_words(bench: EngineHarness, book: Book) -> None:
     draws, pcm = [], []
     for voice in VOICES:
         row = speak(bench, voice=voice)
@@ -166,7 +166,7 @@ def test_the_voice_is_heard_in_the_sound_and_the_transcript_in_the_words(bench: 
     assert not np.allclose(pcm[0], pcm[2], atol=1e-2), "the recording is in nobody's sound"
 
 
-def test_an_instruction_replaces_the_recording_in_the_prompt(bench: Recorder, book: Book) -> None:
+def test_an_instruction_replaces_the_recording_in_the_prompt(bench: EngineHarness, book: Book) -> None:
     speak(bench, voice=cloned(), instruct="请用广东话表达。")
     bench.run()
     first = book.take()[SEED]
@@ -175,7 +175,7 @@ def test_an_instruction_replaces_the_recording_in_the_prompt(bench: Recorder, bo
     check_identical(first, book.take()[SEED])
 
 
-def test_settings_of_a_request_reach_the_draws(bench: Recorder, book: Book) -> None:
+def test_settings_of_a_request_reach_the_draws(bench: EngineHarness, book: Book) -> None:
     for sampling in (SamplingParams(seed=1, do_sample=False), SamplingParams(seed=1, temperature=0.0)):
         speak(bench, sampling=sampling)
         bench.run()
@@ -189,10 +189,10 @@ def test_settings_of_a_request_reach_the_draws(bench: Recorder, book: Book) -> N
     check_identical(usual, book.take()[SEED])
 
 
-Act = Callable[[Recorder, int], None]
+Act = Callable[[EngineHarness, int], None]
 
 
-def preempted(bench: Recorder, row: int) -> None:
+def preempted(bench: EngineHarness, row: int) -> None:
     for wait in (3, 5):
         for _ in range(wait):
             bench.step()
@@ -200,7 +200,7 @@ def preempted(bench: Recorder, row: int) -> None:
             bench.engine.scheduler.preempt(request)
 
 
-def test_a_row_that_lost_its_memory_says_the_same(bench: Recorder) -> None:
+def test_a_row_that_lost_its_memory_says_the_same(bench: EngineHarness) -> None:
     row = speak(bench)
     bench.run()
     steady = bench.heard[row].pcm
@@ -217,7 +217,7 @@ def test_over_graphs_it_says_what_it_says_without(loaded: LoadedCheckpoint, fold
     graphs = load_engine(folder, config, "cpu", "float32", is_embedded=False)
     said = []
     for engine in (loaded, graphs):
-        bench = Recorder(engine.make_engine())
+        bench = EngineHarness(engine.make_engine())
         rows = [
             speak(bench, layout=layout, voice=voice, text=text, sampling=SamplingParams(seed=seed, top_k=top_k))
             for seed, (voice, text, top_k) in enumerate(zip(VOICES, OTHERS, (25, 128, 5), strict=False))
@@ -237,7 +237,7 @@ def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
     order: Order, loaded: LoadedCheckpoint, book: Book
 ) -> None:
     """Every request of a random order against itself alone: all its draws, and the sound but for rounding."""
-    bench, book.by_seed = Recorder(loaded.make_engine()), {}
+    bench, book.by_seed = EngineHarness(loaded.make_engine()), {}
 
     def submit(number: int) -> int:
         voice, sampling = VOICES[number % len(VOICES)], SamplingParams(seed=len(bench.heard))
@@ -248,7 +248,7 @@ def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
     together = book.take()
     for epoch, text in texts.items():
         heard = bench.heard[epoch]
-        alone = Recorder(loaded.make_engine())
+        alone = EngineHarness(loaded.make_engine())
         again = alone.submit(**(structs.asdict(heard.spec) | dict(text=text)))
         alone.end_input(again)
         alone.run()

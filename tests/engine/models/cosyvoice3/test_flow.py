@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.dit import apply_rope_pairs, chunk_mask
 from engine.models.cosyvoice3.flow import Flow, ode_timesteps, positional_noise
-from tests.engine.models.cosyvoice3.flows import (
+from tests.engine.models.cosyvoice3.flow_fixtures import (
     AHEAD,
     BLOCK_TOKENS,
     NOBODY,

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from engine.errors import CheckpointError
 from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.f0 import F0Predictor
+from engine.models.cosyvoice3.harmonic_source import HarmonicSource, official_generator
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
-from engine.models.cosyvoice3.hift_rows import MAX_CALL_FRAMES, HiftBatch
+from engine.models.cosyvoice3.hift_batch import MAX_CALL_FRAMES, HiftBatch
 from engine.models.cosyvoice3.hift_weights import adapt
-from engine.models.cosyvoice3.source import HarmonicSource, official_generator
 from tests.fakes.cosyvoice3_checkpoint import WEIGHT_NORMS, hift_tensors, with_weight_norm
-from tests.fakes.cosyvoice3_sizes import TINY
+from tests.fakes.cosyvoice3_dims import TINY
 from tests.fakes.cosyvoice3_tensors import hift_shapes
 
 MAX_FRAMES = 40

@@ -16,14 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.api import CheckpointError
-from engine.client import inspect_checkpoint
+from engine.local_engine import inspect_checkpoint
 from engine.models.cosyvoice3.config import CosyTalkerConfig
 from engine.models.cosyvoice3.load import load_model
+from engine.models.cosyvoice3.load_weights import TIED_HEAD, load_flow, load_hift
 from engine.models.cosyvoice3.read_config import read_config
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, TalkerSettings
 from engine.models.cosyvoice3.speech_lm import SpeechLM
-from engine.models.cosyvoice3.weights import TIED_HEAD, load_flow, load_hift
-from engine.weights.pickled import read_state
+from engine.weights.torch_pickle import read_state
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.fakes.cosyvoice3_tensors import talker_shapes
 from tests.fakes.cosyvoice3_voices import saved_voice, write_saved_voices

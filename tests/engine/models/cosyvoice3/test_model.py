@@ -21,16 +21,16 @@ from engine.api import (
     SpeechRequest,
     TextLayout,
 )
-from engine.client import create_engine
 from engine.config import EngineConfig
-from engine.load import LoadedCheckpoint, load_engine
+from engine.loader import LoadedCheckpoint, load_engine
+from engine.local_engine import create_engine
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.instructs import INSTRUCTS, known_sentence
+from engine.models.cosyvoice3.instructions import INSTRUCTS, known_sentence
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, TalkerSettings
 from engine.validation import check_cloned, check_request
+from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
-from tests.engine.recorder import Recorder
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 SETTINGS: dict[str, Any] = dict(num_blocks=400, block_size=8, max_batch=4, max_requests=4, fast_start=True)
@@ -42,16 +42,16 @@ def loaded(folder: Path) -> LoadedCheckpoint:
 
 
 @pytest.fixture
-def bench(loaded: LoadedCheckpoint) -> Recorder:
-    return Recorder(loaded.make_engine())
+def bench(loaded: LoadedCheckpoint) -> EngineHarness:
+    return EngineHarness(loaded.make_engine())
 
 
-def speak(bench: Recorder, **fields: Any) -> int:
+def speak(bench: EngineHarness, **fields: Any) -> int:
     usual = dict(text=TEXT, text_closed=True, sampling=SamplingParams(seed=5))
     return bench.submit(**(usual | fields))
 
 
-def model_of(bench: Recorder) -> CosyVoice3:
+def model_of(bench: EngineHarness) -> CosyVoice3:
     assert isinstance(bench.engine.model, CosyVoice3)
     return bench.engine.model
 
@@ -59,7 +59,7 @@ def model_of(bench: Recorder) -> CosyVoice3:
 Script = Callable[[int], int]
 
 
-def scripted(bench: Recorder, monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
+def scripted(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
     """The n-th draw of the only row is ``script(n)``, if it is allowed."""
     drawn = [0]
 
@@ -78,7 +78,7 @@ EOS, FILL = 6562, 6564
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 27, 28, 29, 53])
 def test_every_length_ends_once_with_all_its_samples(
-    bench: Recorder, monkeypatch: pytest.MonkeyPatch, num_tokens: int
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch, num_tokens: int
 ) -> None:
     scripted(bench, monkeypatch, lambda n: 100 + n if n < num_tokens else EOS)
     row = speak(bench, sampling=GREEDY)
@@ -92,7 +92,7 @@ def test_every_length_ends_once_with_all_its_samples(
     assert len(heard.pcm) == 960 * num_tokens
 
 
-def test_a_head_that_would_end_at_once_says_the_least(bench: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_would_end_at_once_says_the_least(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(bench, monkeypatch, lambda n: EOS)
     row = speak(bench, sampling=SamplingParams(seed=5), text="hello world")
     num_text = len(model_of(bench).tokenizer.encode_text("hello world"))
@@ -100,7 +100,7 @@ def test_a_head_that_would_end_at_once_says_the_least(bench: Recorder, monkeypat
     assert bench.heard[row].end.num_frames == 2 * num_text  # type: ignore[union-attr]
 
 
-def test_a_head_that_never_ends_says_the_most(bench: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_never_ends_says_the_most(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(bench, monkeypatch, lambda n: 100 + n % 1000)
     row = speak(bench, sampling=GREEDY, text="a")
     bench.run()
@@ -108,7 +108,7 @@ def test_a_head_that_never_ends_says_the_most(bench: Recorder, monkeypatch: pyte
     assert (heard.reason, heard.num_samples) == (FinishReason.LENGTH, 20 * 960)
 
 
-def test_endless_silence_is_not_spoken_and_ends(bench: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_silence_is_not_spoken_and_ends(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(bench, monkeypatch, lambda n: (1, 2, 28)[n % 3])
     row = speak(bench, sampling=GREEDY, text="hello")
     bench.run()
@@ -118,14 +118,16 @@ def test_endless_silence_is_not_spoken_and_ends(bench: Recorder, monkeypatch: py
     assert heard.end.num_skipped_tokens >= 15  # type: ignore[union-attr]
 
 
-def test_the_same_token_again_and_again_is_not_taken_for_one(bench: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_token_again_and_again_is_not_taken_for_one(
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scripted(bench, monkeypatch, lambda n: 100 if n < 45 else EOS)
     row = speak(bench, sampling=GREEDY)
     bench.run()
     assert bench.heard[row].num_samples == 45 * 960
 
 
-def test_a_wish_for_text_makes_no_sound(bench: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wish_for_text_makes_no_sound(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two early wishes; with the last text known it speaks on to its end."""
     script = [100, 101, FILL, 102, FILL, 103, 104, EOS]
     scripted(bench, monkeypatch, lambda n: script[min(n, len(script) - 1)])
@@ -139,7 +141,7 @@ def test_a_wish_for_text_makes_no_sound(bench: Recorder, monkeypatch: pytest.Mon
 # -- what is refused ---------------------------------------------------------------------------------------------
 
 
-def test_every_prompt_holds_the_end_of_its_instruction_also_with_text_that_has_none(bench: Recorder) -> None:
+def test_every_prompt_holds_the_end_of_its_instruction_also_with_text_that_has_none(bench: EngineHarness) -> None:
     end = model_of(bench).tokenizer.end_of_prompt
     for fields in ({}, {"voice": cloned()}, {"instruct": "sad"}, {"layout": TextLayout.STREAMING, "voice": cloned()}):
         row = speak(bench, max_frames=2, **fields)
@@ -148,7 +150,7 @@ def test_every_prompt_holds_the_end_of_its_instruction_also_with_text_that_has_n
         assert request.row.inputs.count(end) == 1
 
 
-def told(bench: Recorder, row: int) -> tuple[str | None, str]:
+def told(bench: EngineHarness, row: int) -> tuple[str | None, str]:
     heard = bench.heard[row]
     assert heard.reason is FinishReason.ERROR
     assert heard.end is not None
@@ -165,7 +167,7 @@ def test_what_is_told_of_the_model(loaded: LoadedCheckpoint) -> None:
     assert not info.can_encode, "there are no ONNX files in this folder"
 
 
-def test_more_than_200_text_tokens_are_refused_and_the_others_go_on(bench: Recorder) -> None:
+def test_more_than_200_text_tokens_are_refused_and_the_others_go_on(bench: EngineHarness) -> None:
     other = speak(bench, max_frames=20)
     row = speak(bench, text="1 " * 300)
     live = speak(bench, text="", text_closed=False)
@@ -180,7 +182,7 @@ def test_more_than_200_text_tokens_are_refused_and_the_others_go_on(bench: Recor
     assert bench.heard[other].num_samples == 20 * 960
 
 
-def test_an_instruction_the_model_does_not_know_is_refused_with_those_it_knows(bench: Recorder) -> None:
+def test_an_instruction_the_model_does_not_know_is_refused_with_those_it_knows(bench: EngineHarness) -> None:
     code, message = told(bench, speak(bench, instruct="like a pirate"))
     assert code == InvalidRequest.code
     assert message.startswith("instruct is 'like a pirate', which the model does not know; known: cantonese, ")
@@ -207,7 +209,7 @@ def test_there_are_26_instructions_and_any_other_may_be_let_through() -> None:
     assert known_sentence("like a pirate", takes_any=True) == "like a pirate"
 
 
-def test_text_without_anything_to_speak_is_refused(bench: Recorder) -> None:
+def test_text_without_anything_to_speak_is_refused(bench: EngineHarness) -> None:
     assert told(bench, speak(bench, text=" \n")) == (InvalidRequest.code, "text holds nothing that can be spoken")
 
 
@@ -241,7 +243,7 @@ def test_a_setting_that_is_none_is_named_on_the_way_in(folder: Path) -> None:
 
 @pytest.mark.parametrize("voice", [cloned(), cloned(with_transcript=False), cloned(num_tokens=0)])
 def test_a_voice_with_or_without_words_or_by_its_vector_alone_speaks(
-    bench: Recorder, loaded: LoadedCheckpoint, voice: ClonedVoice
+    bench: EngineHarness, loaded: LoadedCheckpoint, voice: ClonedVoice
 ) -> None:
     check_cloned(voice, loaded.info)
     row = speak(bench, voice=voice, max_frames=4)
@@ -273,7 +275,7 @@ def test_what_is_set_for_one_stage_reaches_it_and_no_other() -> None:
     assert config.graphs is None
 
 
-def test_the_engine_tells_how_many_went_on_with_fewer_blocks(bench: Recorder) -> None:
+def test_the_engine_tells_how_many_went_on_with_fewer_blocks(bench: EngineHarness) -> None:
     assert isinstance(bench.engine.stage, CosyDecodeStage)
     assert bench.engine.stats().num_bounded == 0
     bench.engine.stage.memory.num_bounded = 2
@@ -283,13 +285,13 @@ def test_the_engine_tells_how_many_went_on_with_fewer_blocks(bench: Recorder) ->
 # -- who fails ---------------------------------------------------------------------------------------------------
 
 
-def said_by(bench: Recorder, rows: Sequence[int]) -> list[Any]:
+def said_by(bench: EngineHarness, rows: Sequence[int]) -> list[Any]:
     bench.run()
     bench.check_idle()
     return [bench.heard[row].pcm for row in rows]
 
 
-def test_a_talker_that_breaks_for_one_text_fails_that_row_alone(loaded: LoadedCheckpoint, bench: Recorder) -> None:
+def test_a_talker_that_breaks_for_one_text_fails_that_row_alone(loaded: LoadedCheckpoint, bench: EngineHarness) -> None:
     [alone] = said_by(bench, [speak(bench, text="hello world", max_frames=20)])
     broken_id = model_of(bench).tokenizer.encode("Q")[0]
     table = model_of(bench).talker.table
@@ -304,7 +306,7 @@ def test_a_talker_that_breaks_for_one_text_fails_that_row_alone(loaded: LoadedCh
     np.testing.assert_allclose(said[1], alone, atol=1e-4)
 
 
-def test_a_flow_that_breaks_for_one_voice_fails_that_row_alone(bench: Recorder) -> None:
+def test_a_flow_that_breaks_for_one_voice_fails_that_row_alone(bench: EngineHarness) -> None:
     [alone] = said_by(bench, [speak(bench, text="hello world", max_frames=30)])
     stage = bench.engine.stage
     assert isinstance(stage, CosyDecodeStage)
@@ -348,7 +350,7 @@ def test_what_says_no_more_than_the_usual_is_taken(loaded: LoadedCheckpoint) -> 
     check_request(request, loaded.info, max_text_chars=100)
 
 
-def test_the_least_temperature_draws_the_likeliest(bench: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_temperature_draws_the_likeliest(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores over so little are infinite in fp32."""
     scripted(bench, monkeypatch, lambda n: 100 + n if n < 30 else EOS)
     row = speak(bench, sampling=SamplingParams(seed=5, temperature=1e-38, min_new_tokens=0))

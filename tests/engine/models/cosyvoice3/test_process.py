@@ -18,9 +18,9 @@ from engine.api import (
     SpeechRequest,
     TextLayout,
 )
-from engine.client import create_engine
 from engine.config import EngineConfig
-from engine.remote import EngineProcess, RemoteEngine
+from engine.local_engine import create_engine
+from engine.remote_engine import EngineProcess, RemoteEngine
 from tests.fakes import tiny_onnx
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.sessions.audio.signals import speech_like

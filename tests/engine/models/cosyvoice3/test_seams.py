@@ -20,11 +20,11 @@ from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.dit import chunk_mask
 from engine.models.cosyvoice3.flow import Flow
+from engine.models.cosyvoice3.harmonic_source import HarmonicSource
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
-from engine.models.cosyvoice3.source import HarmonicSource
-from sessions.audio import seam
-from tests.engine.models.cosyvoice3.flows import SMALL, Voice, fill
+from tests.audio import seam_report
+from tests.engine.models.cosyvoice3.flow_fixtures import SMALL, Voice, fill
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
 
 RATE, MEL_SAMPLES, TOKEN_SAMPLES = 24_000, 480, 960
@@ -91,7 +91,7 @@ def seams_of(chunks: Sequence[Pcm]) -> list[int]:
 
 
 def scores(pcm: Pcm, places: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    report = seam.seam_report(pcm, places, RATE)
+    report = seam_report.seam_report(pcm, places, RATE)
     return np.array([report.jump_ratio, report.spectral_ratio])
 
 
@@ -105,7 +105,7 @@ def share_below(pcm: Pcm, seams: Sequence[int]) -> list[float]:
     elsewhere = np.setdiff1d(inside, seams)
     signal = pcm.astype(np.float64)
     found = []
-    for score in (seam._jump_scores(signal, RATE)[inside], seam._spectral_scores(signal, inside, RATE)):
+    for score in (seam_report._jump_scores(signal, RATE)[inside], seam_report._spectral_scores(signal, inside, RATE)):
         mine, others = score[np.searchsorted(inside, at_seams)], score[np.searchsorted(inside, elsewhere)]
         found.append(float(np.mean(mine[:, None] > others)))
     return found

@@ -11,15 +11,15 @@ import torch
 
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
-from engine.graphs.runner import GraphRunner
-from engine.kernels.plain import ReferenceOps
-from engine.load import LoadedCheckpoint, load_engine
+from engine.graphs.graph_runner import GraphRunner
+from engine.kernels.reference_ops import ReferenceOps
+from engine.loader import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3.config import MAX_TOP_K
 from engine.models.cosyvoice3.ras import NOTHING, RasParams, sample
-from engine.models.cosyvoice3.ras_tensors import RasTensors, sample_rows
+from engine.models.cosyvoice3.ras_graph import RasTensors, sample_rows
 from engine.noise import PhiloxNoise, SampleKey
+from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
-from tests.engine.recorder import Recorder
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 TOLERANCE = 1e-5
@@ -41,7 +41,7 @@ def both(folder: Path) -> tuple[LoadedCheckpoint, LoadedCheckpoint]:
     return plain, static
 
 
-def check_same(found: Recorder, wanted: Recorder) -> None:
+def check_same(found: EngineHarness, wanted: EngineHarness) -> None:
     assert isinstance(found.engine.runner, GraphRunner)
     assert not isinstance(wanted.engine.runner, GraphRunner)
     assert set(found.heard) == set(wanted.heard)
@@ -54,7 +54,7 @@ def check_same(found: Recorder, wanted: Recorder) -> None:
 def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[LoadedCheckpoint, LoadedCheckpoint]) -> None:
     benches = []
     for loaded in both:
-        bench = Recorder(loaded.make_engine())
+        bench = EngineHarness(loaded.make_engine())
         for number, sampling in enumerate(SAMPLINGS):
             voice = cloned(17 + number) if number % 2 else None
             text, layout = TEXT[: 6 * number + 9], (TextLayout.FULL, TextLayout.STREAMING)[number // 2]
@@ -68,7 +68,7 @@ def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[LoadedCheckpo
 
 
 def test_a_talker_that_is_not_finite_fails_its_row_alone(both: tuple[LoadedCheckpoint, LoadedCheckpoint]) -> None:
-    bench = Recorder(both[1].make_engine())
+    bench = EngineHarness(both[1].make_engine())
     runner = bench.engine.runner
     assert isinstance(runner, GraphRunner)
     replay = runner.frames.replay

@@ -13,12 +13,12 @@ import torch
 
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow
+from engine.models.cosyvoice3.harmonic_source import HarmonicSource
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
-from engine.models.cosyvoice3.source import HarmonicSource
-from tests.engine.models.cosyvoice3.flows import SMALL, Voice, fill
+from tests.engine.models.cosyvoice3.flow_fixtures import SMALL, Voice, fill
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
-from tests.fakes.cosyvoice3_sizes import TINY
+from tests.fakes.cosyvoice3_dims import TINY
 
 TOKEN_RATE, TOKEN_SAMPLES, BLOCK_TOKENS = 25, 960, 25
 MINUTE = 60 * TOKEN_RATE

@@ -15,7 +15,7 @@ from engine.errors import CheckpointError, EngineError
 from engine.models.cosyvoice3.load import load_encoder
 from engine.models.cosyvoice3.voice_encoder import CosyVoiceEncoder
 from tests.fakes import tiny_onnx
-from tests.fakes.cosyvoice3_sizes import TINY
+from tests.fakes.cosyvoice3_dims import TINY
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.layers.linear import pack_linears
 from engine.layers.streaming import enable_matmul_conv
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
-from tests.engine.cuts import cuts_of
+from tests.engine.splits import cuts_of
 from tests.fakes.checkpoints import TINY
 
 LENGTH = 30

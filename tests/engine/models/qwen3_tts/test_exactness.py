@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as law
 
 from engine.api import FinishReason, SamplingParams, TextLayout
-from engine.client import EMBEDDED_VOICE
 from engine.config import EngineConfig
 from engine.layers.transformer import CausalContext
-from engine.load import load_engine
+from engine.loader import load_engine
+from engine.local_engine import EMBEDDED_VOICE
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.row import QwenSequence
-from tests.engine.any_order import Order, orders, play
-from tests.engine.models.qwen3_tts.draws import DrawBook, check_close, check_identical
-from tests.engine.recorder import Recorder
+from engine.models.qwen3_tts.sequence import QwenSequence
+from tests.engine.engine_harness import EngineHarness
+from tests.engine.models.qwen3_tts.sample_recorder import DrawBook, check_close, check_identical
+from tests.engine.random_schedule import Order, orders, play
 
 ROWS, SEED = 12, 1000
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -36,36 +36,36 @@ def book(monkeypatch: pytest.MonkeyPatch) -> DrawBook:
     return DrawBook().install(monkeypatch)
 
 
-MakeBench = Callable[..., Recorder]
+MakeBench = Callable[..., EngineHarness]
 
 
 @pytest.fixture(params=[("tiny_folder", True), ("projected_folder", False)], ids=["cpu kernels", "plain, projected"])
 def make_bench(request: pytest.FixtureRequest) -> MakeBench:
     folder, cpu_kernels = request.param
 
-    def make(**settings: Any) -> Recorder:
+    def make(**settings: Any) -> EngineHarness:
         usual: dict[str, Any] = dict(num_blocks=300, block_size=8, max_batch=ROWS, max_requests=ROWS, max_frames=24)
         usual["fast_start"] = True  # warming up is seconds for each engine, and says nothing
         config = EngineConfig(**(usual | {"cpu_kernels": cpu_kernels} | settings))
         loaded = load_engine(request.getfixturevalue(folder), config, "cpu", "float32", is_embedded=False)
-        return Recorder(loaded.make_engine())
+        return EngineHarness(loaded.make_engine())
 
     return make
 
 
-def speak(bench: Recorder, **fields: Any) -> int:
+def speak(bench: EngineHarness, **fields: Any) -> int:
     usual = dict(text=TEXT, text_closed=True, layout=TextLayout.STREAMING, sampling=SamplingParams(seed=SEED))
     return bench.submit(**(usual | fields))
 
 
-def others(bench: Recorder, count: int, first_seed: int) -> list[int]:
+def others(bench: EngineHarness, count: int, first_seed: int) -> list[int]:
     return [
         speak(bench, text=OTHERS[n % len(OTHERS)], sampling=SamplingParams(seed=first_seed + n), voice="bo")
         for n in range(count)
     ]
 
 
-def check_spoke(bench: Recorder, row: int) -> None:
+def check_spoke(bench: EngineHarness, row: int) -> None:
     assert bench.heard[row].reason in (FinishReason.STOP, FinishReason.LENGTH)
     assert bench.heard[row].num_samples > 2 * 1920
 
@@ -179,7 +179,7 @@ def test_a_row_that_fails_leaves_the_others_bit_identical(make_bench: MakeBench,
 # -- across shapes -----------------------------------------------------------------------------------------------
 
 
-def whole(bench: Recorder, row: QwenSequence) -> torch.Tensor:
+def whole(bench: EngineHarness, row: QwenSequence) -> torch.Tensor:
     """Teacher forced, the slow way: all inputs at once, one dense causal pass -> hidden states [T, H]."""
     model = bench.engine.model
     assert isinstance(model, Qwen3TTS)
@@ -205,7 +205,7 @@ def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(make_benc
     torch.testing.assert_close(found, logits, atol=TOLERANCE, rtol=0)
 
 
-def draws_of(book: DrawBook, bench: Recorder, act: Callable[[Recorder, int], None]) -> dict[Any, Any]:
+def draws_of(book: DrawBook, bench: EngineHarness, act: Callable[[EngineHarness, int], None]) -> dict[Any, Any]:
     row = speak(bench)
     act(bench, row)
     bench.run()
@@ -213,18 +213,18 @@ def draws_of(book: DrawBook, bench: Recorder, act: Callable[[Recorder, int], Non
     return book.take()[SEED]
 
 
-def undisturbed(bench: Recorder, row: int) -> None:
+def undisturbed(bench: EngineHarness, row: int) -> None:
     pass
 
 
-def among_others(bench: Recorder, row: int) -> None:
+def among_others(bench: EngineHarness, row: int) -> None:
     others(bench, 2, first_seed=1)
     for _ in range(6):
         bench.step()
     others(bench, 8, first_seed=50)
 
 
-def preempted(bench: Recorder, row: int) -> None:
+def preempted(bench: EngineHarness, row: int) -> None:
     for wait in (4, 9):
         for _ in range(wait):
             bench.step()
@@ -243,7 +243,7 @@ def preempted(bench: Recorder, row: int) -> None:
     ],
 )
 def test_across_shapes_logits_are_close_and_codes_equal_until_a_draw_that_close_ones_could_decide(
-    make_bench: MakeBench, book: DrawBook, act: Callable[[Recorder, int], None], settings: dict[str, Any]
+    make_bench: MakeBench, book: DrawBook, act: Callable[[EngineHarness, int], None], settings: dict[str, Any]
 ) -> None:
     usual = draws_of(book, make_bench(), undisturbed)
     other = draws_of(book, make_bench(**settings), act)
@@ -277,7 +277,7 @@ def test_an_engine_made_anew_on_the_same_weights_says_the_same(any_folder: Path,
     )
     said = []
     for _ in range(2):
-        bench = Recorder(loaded.make_engine())
+        bench = EngineHarness(loaded.make_engine())
         speak(bench, max_frames=10)
         bench.run()
         said.append(book.take()[SEED])
@@ -315,11 +315,11 @@ def test_the_embedded_voice_too_is_bit_identical_in_a_pinned_shape(book: DrawBoo
     usual = dict(kv_memory_mb=64, max_batch=ROWS, max_requests=ROWS, max_frames=12, fast_start=True)
     config = EngineConfig(**usual, **PINNED)  # type: ignore[arg-type]
     loaded = load_engine(EMBEDDED_VOICE, config, "cpu", "float32", is_embedded=True)
-    bench = Recorder(loaded.make_engine())
+    bench = EngineHarness(loaded.make_engine())
     speak(bench)
     bench.run()
     alone = book.take()[SEED]
-    crowded = Recorder(loaded.make_engine())
+    crowded = EngineHarness(loaded.make_engine())
     for n in range(3):
         speak(crowded, text=OTHERS[n], sampling=SamplingParams(seed=n))
     for _ in range(3):

@@ -17,7 +17,7 @@ from realtime.protocol.mqtt import messages as say
 from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, pack, parse_header, properties, unpack
 from realtime.protocol.mqtt.dialect import MqttSessionDialect
 from realtime.protocol.mqtt.topics import Topics
-from tests.realtime.dialects.chaos import ChaoticClient
+from tests.realtime.dialects.chaotic_client import ChaoticClient
 from tests.realtime.dialects.test_fuzz import Shell
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000

@@ -13,7 +13,7 @@ from realtime.protocol.dialects import base as on
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.wyoming.dialect import WyomingDialect
 from realtime.protocol.wyoming.events import WyomingEvent, WyomingEventReader, serialize
-from tests.realtime.dialects.chaos import ChaoticClient
+from tests.realtime.dialects.chaotic_client import ChaoticClient
 from tests.realtime.dialects.test_fuzz import Shell
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sessions.audio.formats.encoders import opus_settings
+from sessions.audio.formats.registry import opus_settings
 from sessions.audio.opus import OpusApplication, OpusEncoder, decode_all
 from sessions.config import AudioFormat
 from tests.sessions.audio.signals import noise

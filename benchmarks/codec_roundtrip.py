@@ -1,0 +1,54 @@
+"""The codec's copies of the teacher's speech: encoded by the encoder that training kept, decoded by the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.speech_sources import TEACHERS, Pcm, Setting, Task, TeacherSource
+from engine.local_engine import EMBEDDED_VOICE
+from training.adversarial_finetune import load_finished
+from training.codec import Codec
+from training.settings import FRAME_SAMPLES, SAMPLE_RATE, Settings
+from training.spectral import to_24_khz
+
+SOURCE_FRAME_SAMPLES = FRAME_SAMPLES * 2 // 3
+
+
+@dataclass(frozen=True)
+class CodecCopies:
+    """Speaks as the teacher does, through the codec of a checkpoint folder (None: the embedded voice)."""
+
+    model: Path | None
+    encoder: Path
+    rate_hz: int = SAMPLE_RATE
+
+    @property
+    def settings(self) -> list[Setting]:
+        return [Setting(voice) for voice in TEACHERS]
+
+    def numbers(self, setting: Setting) -> None:
+        """It copies any sentence."""
+
+    def __call__(self, tasks: Sequence[Task], setting: Setting) -> list[Pcm]:
+        codec = self.codec()
+        pairs = zip(self.codes(codec, tasks, setting), TeacherSource()(tasks, setting), strict=True)
+        with torch.inference_mode():
+            return [codec.decoder(codes)[0, : len(pcm) * 3 // 2].numpy() for codes, pcm in pairs]
+
+    def codec(self) -> Codec:
+        codec = Codec(Settings().sizes)
+        load_finished(codec, self.encoder, self.model or EMBEDDED_VOICE)
+        return codec.eval()
+
+    def codes(self, codec: Codec, tasks: Sequence[Task], setting: Setting) -> Iterator[Tensor]:
+        """[1, K, T] of each sentence, padded with silence to whole frames."""
+        for pcm in TeacherSource()(tasks, setting):
+            audio = torch.from_numpy(pcm.astype(np.float32) / 32_768)[None]
+            yield codec.encode(to_24_khz(F.pad(audio, (0, -audio.shape[1] % SOURCE_FRAME_SAMPLES))))

@@ -1,0 +1,234 @@
+"""What the order of work does to a crowd of listeners: the whole engine, on a device that only takes its time.
+
+The engine's own code runs; frames and decode calls take what was measured on one H200 (1.7B, context 256), decode calls
+going first, and Python takes what it takes here. So a policy can be tried, and admission be tested, without a device.
+
+    python -m benchmarks.load_simulation [--batch 1000,1400] [--max-batch 768] [--seconds 10] [--ramp 8] [--set
+    NAME=JSON]
+
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import torch
+
+from benchmarks import host_overhead, random_model
+from benchmarks.gpu import NO_END, SimulatedListener, report, setting, text_of
+from benchmarks.gpu_stages import numbers
+from engine.api import RequestFinished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
+from engine.graphs import decode_executor, graph_runner
+from engine.graphs.pipelined_engine import PipelinedEngine
+from engine.step_model import StepTimeTable
+
+SAMPLE_RATE = 24_000
+POINTS = (0, 1, 8, 64, 256, 512, 1024, 1536)
+FRAME_MS = (0, 3.87, 4.58, 5.16, 7.89, 12.3, 21.4, 30.8)
+DECODE_MS = (0, 0.56, 0.71, 1.72, 5.09, 9.7, 18.4, 27.4)
+"""Of so many rows (docs/experiments/gpu-capacity.md)."""
+
+
+def seconds_of(times_ms: tuple[float, ...], count: int) -> float:
+    beyond = max(1.0, count / POINTS[-1])
+    return beyond * float(np.interp(min(count, POINTS[-1]), POINTS, times_ms)) / 1000
+
+
+@dataclass
+class SimulatedWork:
+    left_s: float
+    after: SimulatedWork | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.left_s <= 0.0
+
+
+class SimulatedDevice:
+    """Two queues; of decode calls the first goes before any frame, once its own frames are made."""
+
+    def __init__(self, host_scale: float, slower: float) -> None:
+        self.now_s, self.host_scale, self.slower = 0.0, host_scale, slower
+        self._frames: deque[SimulatedWork] = deque([SimulatedWork(0.0)])
+        self._calls: deque[SimulatedWork] = deque([SimulatedWork(0.0)])
+        self.last_frame, self.last_call, self.after = self._frames[0], self._calls[0], self._frames[0]
+        self._host_s = time.thread_time()
+
+    def clock(self) -> float:
+        """The host has worked meanwhile."""
+        now_s = time.thread_time()
+        self._pass(self.host_scale * (now_s - self._host_s))
+        self._host_s = now_s
+        return self.now_s
+
+    def queue_frame(self, rows: int) -> None:
+        self.clock()
+        self.last_frame = SimulatedWork(self.slower * seconds_of(FRAME_MS, rows))
+        self._frames.append(self.last_frame)
+
+    def queue_call(self, rows: int, frames: int) -> None:
+        self.clock()
+        self.last_call = SimulatedWork(self.slower * seconds_of(DECODE_MS, rows * frames), self.after)
+        self._calls.append(self.last_call)
+
+    def wait(self, job: SimulatedWork) -> None:
+        self.clock()
+        while not job.passed:
+            head = self._head()
+            assert head is not None
+            self._pass(head.left_s)
+
+    def sleep_until(self, then_s: float) -> None:
+        self._pass(max(0.0, then_s - self.clock()))
+
+    def _head(self) -> SimulatedWork | None:
+        while self._calls and self._calls[0].passed:
+            self._calls.popleft()
+        while self._frames and self._frames[0].passed:
+            self._frames.popleft()
+        call = self._calls[0] if self._calls else None
+        if call is not None and (call.after is None or call.after.passed):
+            return call
+        return self._frames[0] if self._frames else None
+
+    def _pass(self, seconds: float) -> None:
+        while seconds > 0.0:
+            head = self._head()
+            part = seconds if head is None else min(seconds, head.left_s)
+            self.now_s += part
+            seconds -= part
+            if head is not None:
+                head.left_s -= part
+
+    def install(self, engine: PipelinedEngine) -> None:
+        draw = engine.runner.frames._run
+
+        def frame(rows: int) -> None:
+            draw(rows)
+            self.queue_frame(rows)
+
+        engine.runner.frames._run = frame
+        engine.runner.prefills._run = self.queue_frame
+        engine.stage.graphs._run = self.queue_call
+        engine.clock = self.clock
+        device = self
+
+        class Done:
+            def __init__(self, _: torch.device) -> None:
+                self.frame, self.call = device.last_frame, device.last_call
+
+            def make_stream_wait(self) -> None:
+                device.after = self.frame
+
+        class FrameDone(Done):
+            def wait(self) -> None:
+                device.wait(self.frame)
+
+        class CallDone(Done):
+            def wait(self) -> None:
+                device.wait(self.call)
+
+            @property
+            def is_done(self) -> bool:
+                return self.call.passed
+
+        graph_runner.DeviceEvent, decode_executor.DeviceEvent = FrameDone, CallDone  # type: ignore[misc, assignment]
+
+
+def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[PipelinedEngine, SimulatedDevice]:
+    engine = host_overhead.make_engine(
+        folder, size, max_batch=args.max_batch or size, admission_share=args.share, **dict(args.set)
+    )
+    device = SimulatedDevice(args.host_scale, args.slower)
+    device.install(engine)
+    steps = {rows: seconds_of(FRAME_MS, rows) + seconds_of(DECODE_MS, rows) for rows in engine.runner.frame_buckets}
+    engine.step_model.calibrate(StepTimeTable(steps))
+    return engine, device
+
+
+class LoadSimulation:
+    def __init__(self, engine: PipelinedEngine, device: SimulatedDevice, size: int, args: argparse.Namespace) -> None:
+        self.engine, self.device, self.args, self.size = engine, device, args, size
+        self.start_s = device.clock()
+        self.listeners = [SimulatedListener(self.start_s + args.ramp * number / size) for number in range(size)]
+        self.num_come = 0
+
+    def run(self) -> dict[str, Any]:
+        engine = self.engine
+        engine.hand_over = self.hand_over
+        while True:
+            now_s = self.device.clock()
+            while self.num_come < self.size and self.listeners[self.num_come].asked_s <= now_s:
+                self.submit()
+            if engine.has_work:
+                engine.step()
+                self.hand_over()
+            elif not self.sleep():
+                return report(self.listeners, self.device.clock() - self.start_s)
+
+    def sleep(self) -> bool:
+        """Until somebody comes or a row may run again; False when there is nothing to wait for."""
+        comes = [one.asked_s for one in self.listeners[self.num_come : self.num_come + 1]]
+        wakes = [wake_s for wake_s in [self.engine.next_wake_s()] if wake_s is not None]
+        if not comes + wakes:
+            return False
+        self.device.sleep_until(min(comes + wakes) + 1e-6)
+        return True
+
+    def submit(self) -> None:
+        number = self.num_come
+        self.num_come += 1
+        spec = SpeechRequest(
+            request_id=str(number), text=text_of(400), text_closed=True, layout=TextLayout.STREAMING,
+            sampling=SamplingParams(seed=number, min_new_tokens=NO_END),
+            max_frames=int(self.args.seconds / 0.08), lead_ms=self.args.lead_ms,
+        )  # fmt: skip
+        self.engine.submit(spec, number)
+
+    def hand_over(self) -> None:
+        now_s = self.device.clock()
+        events, self.engine.events = self.engine.events, []
+        for number, event in events:
+            if isinstance(event, SpeechChunk):
+                self.listeners[number].hear(event, SAMPLE_RATE, now_s)
+            elif isinstance(event, RequestFinished):
+                self.listeners[number].failed = event.code is not None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=numbers, default=[1000, 1400, 1600])
+    parser.add_argument("--max-batch", type=int, help="rows of one step; by default as many as listeners")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--ramp", type=float, default=8.0)
+    parser.add_argument("--lead-ms", type=int, default=2000)
+    parser.add_argument("--share", type=float, default=0.95, help="admission_share")
+    parser.add_argument("--host-scale", type=float, default=0.6, help="what Python takes there, of what it takes here")
+    parser.add_argument("--slower", type=float, default=1.0, help="how many times slower the device is than measured")
+    parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=JSON", help="engine settings")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = []
+    with tempfile.TemporaryDirectory() as room:
+        random_model.SHAPES["small"] = host_overhead.SMALL
+        folder = random_model.write(Path(room), "small", torch.device("cpu"))
+        for size in args.batch:
+            found.append(LoadSimulation(*make_engine(folder, size, args), size, args).run())
+            print(json.dumps(found[-1]), flush=True)
+    print(json.dumps({"benchmark": "crowd_sim", "max_batch": args.max_batch, "crowd": found}))
+
+
+if __name__ == "__main__":
+    main()

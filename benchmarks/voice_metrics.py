@@ -1,0 +1,238 @@
+"""What is measured of one sentence, the sums of a row of the table, and the gates that a row must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.speech_sources import TEACHERS, Setting, Task
+from training import phoneme_judge
+from training.acoustics import Levels, Likeness, Signal, VoicePrint, levels, likeness, share_told_apart, voice_print
+from training.asr_judge import Score, Transcription, hear_one
+from training.held_out import SENTENCES, read_sentences
+from training.phoneme_judge import PhoneJudge, PhoneScore
+
+if TYPE_CHECKING:
+    from training.mos import Opinion
+
+LENGTH_TOLERANCE = 0.3
+MIN_MOS = {"overall": 2.9, "P.808": 3.4}
+
+
+@dataclass(frozen=True)
+class Recognizers:
+    """Who listens, beside the recogniser with its bigram models."""
+
+    stock: bool = True
+    listener: Path | None = None
+    mos: bool = False
+    """DNSMOS, about a second a sentence."""
+
+
+@dataclass(frozen=True)
+class SentenceMetrics:
+    """One sentence by one speaker."""
+
+    bigram: Transcription
+    stock: Transcription | None
+    phones: phoneme_judge.PhonemeTranscription | None
+    levels: Levels
+    voice: VoicePrint
+    likeness: Likeness | None
+    length: float
+    """In lengths of the teacher's."""
+    opinion: Opinion | None = None
+
+
+def measure(text: str, signal: Signal, taught: Signal, ears: Recognizers, *, is_copy: bool) -> SentenceMetrics:
+    """Of 16 kHz ``signal``, beside the teacher's; recognisers are kept for the life of the process."""
+    return SentenceMetrics(
+        bigram=hear_one(text, signal, _sentences()),
+        stock=hear_one(text, signal, None) if ears.stock else None,
+        phones=_listener(ears.listener).judge(text, signal) if ears.listener else None,
+        levels=levels(signal),
+        voice=voice_print(signal),
+        likeness=likeness(taught, signal) if is_copy else None,
+        length=len(signal) / len(taught),
+        opinion=_rate(signal) if ears.mos else None,
+    )
+
+
+def _rate(signal: Signal) -> Opinion:
+    from training import mos
+
+    return mos.rate(signal)
+
+
+@cache
+def _sentences() -> tuple[str, ...]:
+    return tuple(read_sentences())
+
+
+@cache
+def _listener(weights: Path) -> PhoneJudge:
+    return PhoneJudge(weights)
+
+
+def read_tasks(every: int) -> tuple[list[Task], dict[int, str]]:
+    """Every ``every``-th sentence, and the kind of each."""
+    tasks: list[Task] = []
+    kinds: dict[int, str] = {}
+    kind = ""
+    for line in SENTENCES.read_text().splitlines():
+        if line.startswith("["):
+            kind = line.strip("[]")
+        elif line and not line.startswith("#"):
+            kinds[len(kinds)] = kind
+            tasks.append(Task(len(tasks), line))
+    return tasks[::every], kinds
+
+
+@dataclass(frozen=True)
+class Row:
+    """One speaker in one setting. Rates are in percent."""
+
+    speaker: str
+    setting: str
+    words_wrong_bigram: float
+    words_wrong_stock: float | None
+    words_missing: float
+    words_repeated: float
+    phones_wrong: float | None
+    """By the second listener, as are the next two."""
+    words_lost: float | None
+    words_twice: float | None
+    length_kept: float
+    """Utterances within 30 % of the teacher's length."""
+    loudness_dbfs: float
+    lead_ms: float
+    tail_ms: float
+    clipped: float
+    pitch_hz: float
+    centroid_hz: float
+    told_apart: float
+    stoi: float | None
+    pesq: float | None
+    words_wrong_by_kind: dict[str, float]
+    mos_overall: float | None = None
+    """DNSMOS, as the next one."""
+    mos_p808: float | None = None
+
+
+def percent(share: float) -> float:
+    return round(100 * share, 2)
+
+
+def row_of(
+    speaker: str,
+    setting: Setting,
+    tasks: Sequence[Task],
+    found: Sequence[SentenceMetrics],
+    prints: dict[str, list[VoicePrint]],
+) -> Row:
+    """``prints``: the teacher's, by voice."""
+    bigram = Score([one.bigram for one in found])
+    stock = Score([one.stock for one in found if one.stock])
+    phones = PhoneScore([one.phones for one in found if one.phones])
+    alike = [one.likeness for one in found if one.likeness]
+    opinions = [one.opinion for one in found if one.opinion]
+    other = next(voice for voice in TEACHERS if voice != setting.voice)
+    kinds = read_tasks(1)[1]
+    return Row(
+        speaker=speaker,
+        setting=str(setting),
+        words_wrong_bigram=percent(bigram.word_error_rate),
+        words_wrong_stock=percent(stock.word_error_rate) if stock.heard else None,
+        words_missing=percent(bigram.missing_rate),
+        words_repeated=percent(bigram.repeated_rate),
+        phones_wrong=percent(phones.phone_error_rate) if phones.heard else None,
+        words_lost=percent(phones.missing_rate) if phones.heard else None,
+        words_twice=percent(phones.repeated_rate) if phones.heard else None,
+        length_kept=percent(fmean(abs(one.length - 1) <= LENGTH_TOLERANCE for one in found)),
+        loudness_dbfs=round(fmean(one.levels.loudness_dbfs for one in found), 1),
+        lead_ms=round(1000 * fmean(one.levels.lead_s for one in found)),
+        tail_ms=round(1000 * fmean(one.levels.tail_s for one in found)),
+        clipped=percent(fmean(one.levels.clipped for one in found)),
+        pitch_hz=round(fmean(one.voice.pitch_hz for one in found), 1),
+        centroid_hz=round(fmean(one.voice.centroid_hz for one in found)),
+        told_apart=percent(share_told_apart([one.voice for one in found], prints[setting.voice], prints[other])),
+        stoi=round(float(np.nanmean([one.stoi for one in alike])), 3) if alike else None,
+        pesq=round(float(np.nanmean([one.pesq for one in alike])), 2) if alike else None,
+        words_wrong_by_kind={
+            kind: percent(bigram.part([kinds[task.number] == kind for task in tasks]).word_error_rate)
+            for kind in dict.fromkeys(kinds.values())
+        },
+        mos_overall=round(fmean(one.overall for one in opinions), 2) if opinions else None,
+        mos_p808=round(fmean(one.p808 for one in opinions), 2) if opinions else None,
+    )
+
+
+@dataclass(frozen=True)
+class Gate:
+    name: str
+    value: float
+    limit: float
+    at_least: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+def gates_of(row: Row, teacher: Row) -> list[Gate]:
+    """What the voice must hold, beside the teacher's row of the same voice."""
+    more_bigram = round(row.words_wrong_bigram - teacher.words_wrong_bigram, 2)
+    if row.speaker == "codec":
+        return [
+            Gate("words wrong above the teacher, bigram", more_bigram, 2),
+            *_stock_gate(row, teacher, 3),
+            Gate("STOI", row.stoi or 0, 0.94, at_least=True),
+            Gate("PESQ", row.pesq or 0, 2.3, at_least=True),
+            *_mos_gates(row, teacher, 0.12),
+        ]
+    if row.speaker == "model":
+        return [
+            Gate("words wrong, bigram", row.words_wrong_bigram, 10),
+            *_stock_gate(row, teacher, 10),
+            Gate("utterances of the right length", row.length_kept, 98, at_least=True),
+            Gate("words missing or repeated", missing_or_repeated(row), 1),
+            Gate("told apart", row.told_apart, 100, at_least=True),
+            *_mos_gates(row, teacher, 0.25, MIN_MOS),
+        ]
+    return []
+
+
+def _mos_gates(row: Row, teacher: Row, limit: float, min_scores: dict[str, float] | None = None) -> list[Gate]:
+    """None where DNSMOS was not asked for."""
+    gates = []
+    for name, score, taught in (
+        ("overall", row.mos_overall, teacher.mos_overall),
+        ("P.808", row.mos_p808, teacher.mos_p808),
+    ):
+        if score is None or taught is None:
+            continue
+        gates.append(Gate(f"DNSMOS {name} below the teacher", round(taught - score, 2), limit))
+        if min_scores is not None:
+            gates.append(Gate(f"DNSMOS {name}", score, min_scores[name], at_least=True))
+    return gates
+
+
+def _stock_gate(row: Row, teacher: Row, limit: float) -> list[Gate]:
+    """None where the stock model did not listen."""
+    if row.words_wrong_stock is None or teacher.words_wrong_stock is None:
+        return []
+    more = round(row.words_wrong_stock - teacher.words_wrong_stock, 2)
+    return [Gate("words wrong above the teacher, stock", more, limit)]
+
+
+def missing_or_repeated(row: Row) -> float:
+    """By the second listener where there is one, which has no language model to fill gaps with."""
+    if row.words_lost is None or row.words_twice is None:
+        return row.words_missing + row.words_repeated
+    return row.words_lost + row.words_twice

@@ -1,0 +1,115 @@
+"""Commands and events as bytes between an engine in its own process and the processes in front of it. No torch.
+
+A message is a 4-byte big-endian length and MessagePack; the PCM of its events follows as it is, so that it is never
+copied on the engine's thread. Both ends are ours and of one version: no negotiation.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engine.api import EngineInfo, EngineStats, FinishReason, RequestFinished, RequestParked, SpeechChunk, SpeechEvent
+from engine.commands import Command, Emitted, RequestReleased, VoiceEncoded
+from engine.queue_limits import QueueLimits
+
+LENGTH = struct.Struct(">I")
+READY = "ready"
+"""What the engine's process prints once it listens; anything else in its place is why it cannot."""
+PROGRESS = "progress: "
+"""Begins the lines before that."""
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+class HelloMessage(msgspec.Struct, frozen=True, tag=True):
+    """The first message of the engine on every connection."""
+
+    info: EngineInfo
+    max_text_chars: int
+    queue_limits: QueueLimits
+
+
+class StatsMessage(msgspec.Struct, frozen=True, tag=True):
+    stats: EngineStats
+
+
+class EventsMessage(msgspec.Struct, frozen=True, tag=True):
+    """Each event as (epoch, kind, fields...), PCM as its number of samples; float32 of all of them follows."""
+
+    events: list[tuple[Any, ...]]
+    num_pcm_bytes: int = 0
+
+
+Message = HelloMessage | StatsMessage | EventsMessage | VoiceEncoded
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder = msgspec.msgpack.Decoder(Command)
+_message_decoder = msgspec.msgpack.Decoder(Message)
+
+
+Buffer = bytes | memoryview
+
+
+def frame_message(payload: bytes) -> bytes:
+    return LENGTH.pack(len(payload)) + payload
+
+
+def encode(message: Command | Message) -> bytes:
+    return frame_message(_encoder.encode(message))
+
+
+def decode_command(payload: bytes) -> Command:
+    return _command_decoder.decode(payload)
+
+
+def decode_message(payload: bytes) -> Message:
+    return _message_decoder.decode(payload)
+
+
+def pack_event(epoch: int, event: SpeechEvent | RequestReleased) -> tuple[Any, ...]:
+    match event:
+        case SpeechChunk(request_id, start, pcm, tail, last):
+            return (epoch, "chunk", request_id, start, len(pcm), tail, last)
+        case RequestParked(request_id, lead_ms):
+            return (epoch, "starved", request_id, lead_ms)
+        case RequestFinished():
+            return (epoch, "finished", *astuple(event))
+        case RequestReleased(request_id):
+            return (epoch, "released", request_id)
+
+
+def pack_events(events: Iterable[Emitted]) -> list[Buffer]:
+    """One message, in pieces: what there is to tell, then the PCM of each chunk where it lies."""
+    packed, pcm = [], []
+    for epoch, event in events:
+        packed.append(pack_event(epoch, event))
+        if isinstance(event, SpeechChunk) and len(event.pcm):
+            pcm.append(np.ascontiguousarray(event.pcm, np.float32).data.cast("B"))
+    return [encode(EventsMessage(packed, sum(map(len, pcm)))), *pcm]
+
+
+def unpack_events(message: EventsMessage, pcm: bytes) -> Iterator[Emitted]:
+    """Chunks are copies of their own: a slow reader of one must not keep all that came with it."""
+    samples, end = np.frombuffer(pcm, np.float32), 0
+    for epoch, kind, *fields in message.events:
+        if kind == "chunk":
+            request_id, start, count, tail, last = fields
+            end += count
+            yield epoch, SpeechChunk(request_id, start, samples[end - count : end].copy(), tail, last)
+        else:
+            yield unpack_event(epoch, kind, fields)
+
+
+def unpack_event(epoch: int, kind: str, fields: Sequence[Any]) -> Emitted:
+    match kind:
+        case "starved":
+            return epoch, RequestParked(*fields)
+        case "finished":
+            return epoch, RequestFinished(fields[0], FinishReason(fields[1]), *fields[2:])
+        case "released":
+            return epoch, RequestReleased(*fields)
+    raise ValueError(f"unknown event kind {kind!r}")

@@ -1,0 +1,158 @@
+"""The composition root: a configuration in, an application or a running server out."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from engine.api import EngineError, SpeechEngine
+from realtime.auth import load_authenticator
+from realtime.calls.call_registry import CallRegistry
+from realtime.calls.hub_client import HubClient
+from realtime.config import ServerConfig, load_config
+from realtime.engine_factory import make_engine
+from realtime.errors import RequestRefused
+from realtime.mqtt.bridge import MqttBridge
+from realtime.protocol.native import PATH
+from realtime.server import SpeechServer
+from realtime.signals import run_until_signal
+from realtime.transports.audiosocket import AudioSocketServer
+from realtime.transports.call_routes import call_routes
+from realtime.transports.dialect_routes import dialect_routes
+from realtime.transports.http_routes import INFORMATION_ROUTES, error_handler, reject_unknown_websocket
+from realtime.transports.listener import DrainingServer, Ports, UvicornConfig, open_listeners
+from realtime.transports.native_websocket import NativeEndpoint
+from realtime.transports.page import page_routes
+from realtime.transports.speech_batch_routes import speech_batch
+from realtime.transports.speech_routes import speech
+from realtime.transports.telephony_routes import default_call_owner, telephony_routes
+from realtime.transports.token_routes import token_routes
+from realtime.transports.vendor_voices import VENDOR_VOICE_ROUTES, open_webui_routes
+from realtime.transports.voice_routes import VOICE_ROUTES
+from realtime.transports.wyoming_server import WyomingServer
+from realtime.transports.xiaozhi_mqtt_server import XiaozhiMqttServer
+from realtime.transports.xiaozhi_routes import XiaozhiService, device_routes
+from sessions.errors import SessionError
+from sessions.usage_counters import UsageCounters
+
+
+def create_app(
+    config: ServerConfig | None = None,
+    engine: SpeechEngine | None = None,
+    tally: UsageCounters | None = None,
+    exchange: Path | None = None,
+) -> Starlette:
+    """The ASGI application; the engine starts with its lifespan. Without a ``config`` the environment gives it.
+
+    The engine gets a process of its own unless its options say otherwise: as a thread it would wait for the sockets'
+    Python code at every operator. Gateways hear of each other's calls by the ``exchange``.
+
+    Raises ``ConfigError``.
+    """
+    config = load_config(environment=os.environ) if config is None else config
+    if engine is None:
+        options = {"process": True} | config.engine.options
+        engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
+    server = SpeechServer(config, engine, load_authenticator(config.auth, config.wires.token_ttl_s), tally)
+    switchboard = CallRegistry(config.calls.max_events)
+    relay = HubClient(switchboard, exchange, config.calls.answer_timeout_s)
+    audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
+    mqtt = MqttBridge(server, switchboard)
+    wyoming = WyomingServer(server)
+    devices = XiaozhiService(server, switchboard)
+    device_ports = XiaozhiMqttServer(devices)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await server.start()
+        try:
+            async with relay.open(), audiosocket.open(), mqtt.open(), wyoming.open(), device_ports.open():
+                yield
+        finally:
+            devices.close()
+            await server.aclose()
+
+    app = Starlette(
+        routes=_routes(server, switchboard, devices),
+        exception_handlers={
+            RequestRefused: error_handler,
+            SessionError: error_handler,
+            EngineError: error_handler,
+            404: error_handler,
+            405: error_handler,
+            500: error_handler,
+        },
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    app.state.audiosocket = audiosocket
+    app.state.mqtt = mqtt
+    app.state.wyoming = wyoming
+    app.state.device_ports = device_ports
+    return app
+
+
+def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiService) -> list[BaseRoute]:
+    api: list[BaseRoute] = [
+        WebSocketRoute(PATH, NativeEndpoint(server)),
+        *dialect_routes(server),
+        *token_routes(),
+        *telephony_routes(server, switchboard),
+        *call_routes(server, switchboard),
+        *device_routes(devices),
+        Route("/v1/audio/speech", speech, methods=["POST"]),
+        Route("/v1/audio/speech/batch", speech_batch, methods=["POST"]),
+        *VOICE_ROUTES,
+        *VENDOR_VOICE_ROUTES,
+        *INFORMATION_ROUTES,
+        WebSocketRoute("/{path:path}", reject_unknown_websocket),
+    ]
+    return [*open_webui_routes(api), *api, *page_routes(server)]
+
+
+def freeze_startup_objects() -> None:
+    """What is there now is left out of Python's collections, which would look through it while all calls wait."""
+    gc.collect()
+    gc.freeze()
+
+
+async def serve(
+    config: ServerConfig,
+    app: Starlette | None = None,
+    on_ready: Callable[[Ports], None] | None = None,
+    share_port: bool = False,
+) -> None:
+    """Listen until SIGTERM or SIGINT, then drain; a second SIGINT cuts that short.
+
+    ``on_ready`` is told the ports once requests are taken.
+
+    With ``share_port`` other processes may listen on the same one.
+
+    Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before that.
+    """
+    app = create_app(config) if app is None else app
+    listen = UvicornConfig(app, config.listen, config.limits)
+    listen.load()
+    listeners = open_listeners(config.listen, share_port)
+    server = DrainingServer(listen, app.state.server, listeners)
+
+    def started() -> None:
+        if config.limits.start_is_kept:
+            freeze_startup_objects()
+        if on_ready is not None:
+            on_ready(listeners.ports)
+
+    server.on_started = started
+    try:
+        if await run_until_signal(app.state.server.start()):
+            await server.serve(listeners.all)
+        else:
+            await app.state.server.aclose()
+    finally:
+        listeners.close()

@@ -1,0 +1,140 @@
+"""Which calls there are, and which agents hear of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from realtime.errors import RequestRefused
+from realtime.protocol import call_events as on
+from sessions.vad.scheduler import VadScheduler
+
+CommandHandler = Callable[[on.Command], Awaitable[on.CallEvent | None]]
+
+
+@dataclass(slots=True, eq=False)
+class RegisteredCall:
+    caller_name: str
+    """Whose it is."""
+    connected: on.CallConnected
+    handle_command: CommandHandler
+    is_local: bool = True
+    """Its line is in this process."""
+
+
+class RemoteCalls(Protocol):
+    """Other processes, whose agents hear of the calls here."""
+
+    def connected(self, call: RegisteredCall) -> None: ...
+
+    def forward_event(self, event: on.CallEvent) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class AgentSubscription:
+    """Who hears of the calls of a key, or of one of them."""
+
+    caller_name: str
+    call_id: str | None
+    local_only: bool
+    max_events: int
+    events: asyncio.Queue[on.CallEvent | None] = field(default_factory=asyncio.Queue)
+    """``None``: there will be no more."""
+    is_overflowed: bool = False
+    """So many events waited that it was left behind."""
+
+    def matches(self, call: RegisteredCall) -> bool:
+        mine = self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
+        return mine and (call.is_local or not self.local_only)
+
+    def enqueue(self, event: on.CallEvent) -> None:
+        if self.is_overflowed:
+            return
+        if self.events.qsize() >= self.max_events:
+            self.is_overflowed = True
+            self.events.put_nowait(None)
+        else:
+            self.events.put_nowait(event)
+
+
+class CallRegistry:
+    def __init__(self, max_events: int) -> None:
+        self.vad_scheduler = VadScheduler()
+        """Of all its calls."""
+        self.elsewhere: RemoteCalls | None = None
+        self._max_events = max_events
+        self._calls: dict[str, RegisteredCall] = {}
+        self._agents: set[AgentSubscription] = set()
+
+    @contextmanager
+    def connected(self, call: RegisteredCall) -> Iterator[None]:
+        """The call is there while this lasts."""
+        self.on_remote_call(call)
+        try:
+            yield
+        finally:
+            del self._calls[call.connected.call_id]
+
+    @contextmanager
+    def subscribe(
+        self, caller_name: str, call_id: str | None = None, only_here: bool = False
+    ) -> Iterator[AgentSubscription]:
+        """An agent, told first of the calls that are there. Raises ``RequestRefused`` when it asks for one that is not.
+
+        ``only_here``: of calls whose lines are in this process.
+        """
+        if call_id is not None:
+            self.call(caller_name, call_id)
+        agent = AgentSubscription(caller_name, call_id, only_here, self._max_events)
+        for call in filter(agent.matches, self._calls.values()):
+            agent.events.put_nowait(call.connected)
+        self._agents.add(agent)
+        try:
+            yield agent
+        finally:
+            self._agents.remove(agent)
+
+    def calls(self, caller_name: str) -> list[on.CallConnected]:
+        return [call.connected for call in self._calls.values() if call.caller_name == caller_name]
+
+    def local_calls(self) -> list[RegisteredCall]:
+        """Those whose lines are in this process."""
+        return [call for call in self._calls.values() if call.is_local]
+
+    def call(self, caller_name: str, call_id: str) -> RegisteredCall:
+        """Raises ``RequestRefused``."""
+        call = self._calls.get(call_id)
+        if call is None or call.caller_name != caller_name:
+            raise RequestRefused("unknown_call", f"call {call_id[:64]!r} is unknown, or has ended", "call_id")
+        return call
+
+    def publish(self, call: RegisteredCall, event: on.CallEvent) -> None:
+        for agent in filter(lambda agent: agent.matches(call), self._agents):
+            agent.enqueue(event)
+            if isinstance(event, on.CallEnded) and agent.call_id is not None:
+                agent.events.put_nowait(None)
+        if call.is_local and self.elsewhere is not None:
+            self.elsewhere.forward_event(event)
+
+    def on_remote_call(self, call: RegisteredCall) -> None:
+        self._calls[call.connected.call_id] = call
+        for agent in filter(lambda agent: agent.matches(call), self._agents):
+            agent.enqueue(call.connected)
+        if call.is_local and self.elsewhere is not None:
+            self.elsewhere.connected(call)
+
+    def on_remote_event(self, event: on.CallEvent) -> None:
+        """An event of a call whose line is in another process. After the last one it is forgotten."""
+        call = self._calls.get(event.call_id or "")
+        if call is None or call.is_local:
+            return
+        self.publish(call, event)
+        if isinstance(event, on.CallEnded):
+            del self._calls[event.call_id]
+
+    def remove_remote_call(self, call_id: str) -> None:
+        """The process that has its line is gone, or out of reach."""
+        self.on_remote_event(on.CallEnded(call_id=call_id, reason="internal_error"))

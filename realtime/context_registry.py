@@ -1,0 +1,316 @@
+"""The contexts of one connection on a vendor's wire: what a dialect asks of them, and what it is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from engine.api import EngineError
+from realtime.errors import RequestRefused, describe, error_body
+from realtime.option_resolver import OptionResolver
+from realtime.protocol.dialects import base as on
+from sessions.alignment.word_times import WordTime
+from sessions.clock import now_s
+from sessions.config import SpeechSettings
+from sessions.errors import LimitExceeded, SessionClosed, SessionError
+from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
+from sessions.response import Response
+from sessions.session import Session
+
+ContextIntent = on.OpenContext | on.AppendText | on.FlushContext | on.EndContext | on.CancelContext | on.FinishContexts
+TextIntent = on.AppendText | on.FlushContext | on.EndContext
+
+
+@dataclass(slots=True, eq=False)
+class ContextState:
+    """A text that is spoken as one signal: a response, from its first text on."""
+
+    context_id: str
+    settings: SpeechSettings
+    last_activity_s: float
+    track: str | None = None
+    """Contexts of one line speak one after the other."""
+    pending: list[TextIntent] | None = None
+    """What is to be done once it is this context's turn; ``None`` when it is."""
+    admitted: bool = False
+    """It was, when it began to wait."""
+    response: Response | None = None
+    ended: bool = False
+    """Has all its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextLimits:
+    max_contexts: int
+    max_waiting_chars: int
+    """Of text that waits for its turn, of all contexts."""
+    max_remembered: int
+
+
+class EventSink(Protocol):
+    def __call__(self, event: on.DialectEvent, wanted: Callable[[], bool] | None = None) -> Awaitable[None]:
+        """Tell the dialect, and carry out what it asks for; messages only while they are ``wanted``."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class ContextRegistry:
+    """``act`` never waits: it gives what is to be told at once. What comes later is told by a task of ``tasks`` for
+    each context that speaks."""
+
+    session: Session
+    grantor: OptionResolver
+    tasks: asyncio.TaskGroup
+    send_event: EventSink
+    check_can_start: Callable[[], None]
+    """Raises ``RequestRefused`` when nothing may begin now."""
+    limits: ContextLimits
+    serial: bool = False
+    """All are of one line."""
+    reports_heard_text: bool = True
+    """Somebody is told what was heard. In a line that is found as it sounds: the next one begins once it is known."""
+    _open: dict[str, ContextState] = field(default_factory=dict)
+    """In the order they were opened."""
+    _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
+    _speaking: set[asyncio.Task[None]] = field(default_factory=set)
+    _num_waiting_chars: int = 0
+    _finishing: bool = False
+
+    @property
+    def num_speaking(self) -> int:
+        """Open ones that hold a place."""
+        return sum(context.response is not None for context in self._open.values())
+
+    def handle(self, intent: ContextIntent) -> list[on.DialectEvent]:
+        """What is to be told at once. An intent on a context that is not open changes nothing."""
+        self.session.touch()
+        return [*self._apply(intent), *self._finish_if_done()]
+
+    async def query_heard(self, intent: on.QueryHeard) -> list[on.DialectEvent]:
+        """What is to be told once the words are found."""
+        self.session.touch()
+        response = self._past.get(intent.context)
+        if response is None:
+            return []
+        heard = await response.query_heard(intent.played_ms)
+        return (
+            []
+            if response.forgotten
+            else [on.HeardReported(intent.context, heard.text, heard.remaining, heard.audio_ms)]
+        )
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Wait until every context has been told its end, or so long; but not for the task that asks."""
+        if others := self._speaking - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=timeout_s)
+
+    def idle(self, timeout_s: float, now: float) -> list[on.ContextIdle]:
+        """The contexts that nothing was said to, nor by, for so long."""
+        quiet = (context for context in self._open.values() if context.pending is None)
+        return [on.ContextIdle(context.context_id) for context in quiet if now - context.last_activity_s >= timeout_s]
+
+    def _apply(self, intent: ContextIntent) -> list[on.DialectEvent]:
+        match intent:
+            case on.OpenContext():
+                return self._begin(intent)
+            case on.FinishContexts():
+                self._finishing = True
+                return []
+        context = self._open.get(intent.context)
+        if context is None:
+            return []
+        context.last_activity_s = now_s()
+        if isinstance(intent, on.CancelContext):
+            return self._cancel(context, intent.played_ms)
+        return self._wait(context, intent) if context.pending is not None else self._write(context, intent)
+
+    def _begin(self, intent: on.OpenContext) -> list[on.DialectEvent]:
+        if intent.context in self._open:
+            return []
+        line = "" if self.serial else intent.track
+        waits: list[TextIntent] | None = [] if self._is_busy(line) else None
+        try:
+            self._check_capacity()
+            settings, warnings = self.grantor.resolve(intent.options)
+            if waits is not None:
+                self.check_can_start()
+        except (RequestRefused, SessionError) as error:
+            return [_failed(intent.context, error)]
+        self._open[intent.context] = ContextState(
+            intent.context, settings, now_s(), line, waits, admitted=waits is not None
+        )
+        return [on.ContextOpened(intent.context, warnings)]
+
+    def _is_busy(self, line: str | None) -> bool:
+        return line is not None and any(context.track == line for context in self._open.values())
+
+    def _check_capacity(self) -> None:
+        if self._finishing:
+            raise SessionClosed("the connection is closing")
+        if len(self._open) >= self.limits.max_contexts:
+            raise LimitExceeded(f"max_contexts of a connection is {self.limits.max_contexts}")
+
+    def _wait(self, context: ContextState, intent: TextIntent) -> list[on.DialectEvent]:
+        """Keep it until the contexts before have ended."""
+        assert context.pending is not None
+        context.pending.append(intent)
+        self._num_waiting_chars += _weight(intent)
+        if self._num_waiting_chars > self.limits.max_waiting_chars:
+            limit = self.limits.max_waiting_chars
+            return self._fail(context, LimitExceeded(f"the text that waits for its turn may have {limit} characters"))
+        return []
+
+    def _write(self, context: ContextState, intent: TextIntent) -> list[on.DialectEvent]:
+        if context.ended or (context.response is not None and context.response.is_done):
+            return []
+        match intent:
+            case on.AppendText():
+                return self._append(context, intent.text, intent.last)
+            case on.FlushContext() if context.response is None:
+                return [on.ContextFlushed(context.context_id, 0.0)]
+            case on.FlushContext():
+                assert context.response is not None
+                context.response.flush()
+                return []
+            case on.EndContext():
+                return self._end_text(context)
+
+    def _append(self, context: ContextState, text: str, last: bool) -> list[on.DialectEvent]:
+        if context.response is None and text.strip():
+            return self._stream_context(context, text.lstrip(), last)
+        if context.response is not None:
+            context.response.push_text(text)
+        return self._end_text(context) if last else []
+
+    def _end_text(self, context: ContextState) -> list[on.DialectEvent]:
+        context.ended = True
+        if context.response is None:
+            return self._leave(context, on.ContextEnded(context.context_id))
+        context.response.end_input()
+        return []
+
+    def _stream_context(self, context: ContextState, text: str, last: bool) -> list[on.DialectEvent]:
+        """The first text: take a place, and speak."""
+        try:
+            if not context.admitted:
+                self.check_can_start()
+            settings = replace(context.settings, reports_heard_text=self.reports_heard_text, align_eagerly=self.serial)
+            response = self.session.create_response(settings=settings, text=text, text_closed=last)
+        except (RequestRefused, SessionError, EngineError) as error:
+            return self._fail(context, error)
+        context.response = response
+        context.ended = last
+        task = self.tasks.create_task(
+            self._consume_response(context, response), name=f"voicewire context {response.response_id}"
+        )
+        self._speaking.add(task)
+        task.add_done_callback(self._speaking.discard)
+        return []
+
+    def _cancel(self, context: ContextState, played_ms: float | None) -> list[on.DialectEvent]:
+        if context.response is None:
+            return self._leave(context, on.ContextEnded(context.context_id, "cancelled"))
+        context.response.cancel(played_ms)
+        return []
+
+    async def _consume_response(self, context: ContextState, response: Response) -> None:
+        async for event in response:
+            context.last_activity_s = now_s()
+            if isinstance(event, ResponseFinished):
+                self._remember(context.context_id, response)
+                for told in (*self._leave(context, _ended(context.context_id, event)), *self._finish_if_done()):
+                    await self.send_event(told)
+            else:
+                for told in _to_dialect_event(context.context_id, response, event):
+                    await self.send_event(told, lambda: not response.is_done)
+
+    def _fail(self, context: ContextState, error: Exception) -> list[on.DialectEvent]:
+        return self._leave(context, _failed(context.context_id, error))
+
+    def _leave(self, context: ContextState, ended: on.ContextEnded) -> list[on.DialectEvent]:
+        del self._open[context.context_id]
+        self._apply_pending(context)
+        return [ended]
+
+    def _apply_pending(self, context: ContextState) -> list[TextIntent]:
+        waits, context.pending = context.pending or [], None
+        self._num_waiting_chars -= sum(map(_weight, waits))
+        return waits
+
+    def _finish_if_done(self) -> list[on.DialectEvent]:
+        """Whose turn is it, and has everything ended?"""
+        told = [event for context in self._is_current() for event in self._drain_pending(context)]
+        if self._finishing and not self._open:
+            self._finishing = False
+            told.append(on.AllContextsEnded())
+        return told
+
+    def _is_current(self) -> Iterator[ContextState]:
+        while (first := self._next_pending()) is not None:
+            yield first
+
+    def _next_pending(self) -> ContextState | None:
+        """In its line, with nobody before it."""
+        busy: set[str | None] = {None}
+        for context in self._open.values():
+            if context.track not in busy and context.pending is not None:
+                return context
+            busy.add(context.track)
+        return None
+
+    def _drain_pending(self, context: ContextState) -> list[on.DialectEvent]:
+        context.last_activity_s = now_s()
+        return [event for intent in self._apply_pending(context) for event in self._apply(intent)]
+
+    def _remember(self, context_id: str, response: Response) -> None:
+        self._past[context_id] = response
+        self._past.move_to_end(context_id)
+        if len(self._past) > self.limits.max_remembered:
+            self._past.popitem(last=False)
+
+
+def _weight(intent: TextIntent) -> int:
+    return 1 + len(intent.text) if isinstance(intent, on.AppendText) else 1
+
+
+def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent) -> Iterator[on.DialectEvent]:
+    def ms(sample: int) -> float:
+        return max(1000 * (sample - response.pre_skip_samples) / response.format.sample_rate, 0.0)
+
+    match event:
+        case ResponseAudio():
+            end_sample = event.start_sample + event.num_samples
+            yield on.ContextAudio(
+                context_id, b"".join(event.packets), ms(event.start_sample), ms(end_sample), event.packets
+            )
+        case ResponseWordTimes():
+            yield on.ContextWords(context_id, tuple(_timed(word) for word in event.words))
+        case FlushCompleted():
+            yield on.ContextFlushed(context_id, ms(event.end_sample))
+
+
+def _timed(word: WordTime) -> on.TimedWord:
+    return on.TimedWord(
+        text=word.text,
+        start_ms=word.start_ms,
+        end_ms=word.end_ms,
+        char_ends_ms=word.char_ends_ms,
+        spoken=word.spoken,
+        spoken_ends_ms=word.spoken_ends_ms,
+        raw_start=word.raw_start,
+    )
+
+
+def _ended(context_id: str, done: ResponseFinished) -> on.ContextEnded:
+    heard: HeardText = done.heard
+    error = None if done.error is None else error_body(done.error)
+    return on.ContextEnded(
+        context_id, done.status.value, done.audio_ms, heard.text, heard.remaining, heard.audio_ms, error=error
+    )
+
+
+def _failed(context_id: str, error: Exception) -> on.ContextEnded:
+    return on.ContextEnded(context_id, "failed", error=error_body(describe(error)))

@@ -1,0 +1,210 @@
+"""``serve --gateways N``: several processes for sockets and Opus in front of one engine, on one port.
+
+The parent owns the engine's process and watches the gateways; the system spreads new connections over them. A gateway
+that dies takes its own connections with it and is started again. Limits hold for all of them together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from prometheus_client import multiprocess
+
+from engine.api import SpeechEngine
+from realtime.app import create_app, serve
+from realtime.auth import load_authenticator
+from realtime.calls.gateway_hub import GatewayHub
+from realtime.config import ServerConfig
+from realtime.engine_factory import connect_engine, share_engine
+from realtime.logs import configure_logs
+from realtime.metrics import MULTIPROCESS_FOLDER
+from realtime.shared_counters import SharedUsageCounters
+from realtime.signals import STOP_SIGNALS, run_until_signal
+from realtime.transports.listener import Ports, open_listeners
+from sessions.usage_counters import counter_names
+
+log = logging.getLogger("voicewire.gateways")
+
+READY = b"ready\n"
+RESTART_PAUSE_S = 1.0
+
+
+GATEWAY_COMMAND = (sys.executable, "-P", "-m", "realtime.gateway_supervisor")
+"""``-P`` keeps the current folder, and whatever lies in it, out of the imports."""
+
+
+def gateway_environment(metrics_folder: str) -> dict[str, str]:
+    """Ours, with this very ``realtime`` first on the path, installed or in a source tree."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {MULTIPROCESS_FOLDER: metrics_folder, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway is told on its standard input."""
+
+    config: ServerConfig
+    engine: str
+    """Address of the engine's process."""
+    tally: str
+    """File of the tally that all gateways keep."""
+    counted: tuple[str, ...]
+    """The names in it."""
+    exchange: str
+    """Address by which gateways hear of each other's calls."""
+    column: int = 0
+    """Which of its columns is this gateway's."""
+
+    def open_tally(self) -> SharedUsageCounters:
+        return SharedUsageCounters(Path(self.tally), self.counted, self.column)
+
+
+class GatewaySupervisor:
+    """The processes. ``run`` until SIGTERM or SIGINT."""
+
+    def __init__(self, plan: GatewayPlan, metrics_folder: str) -> None:
+        self._plan = plan
+        self._metrics_folder = metrics_folder
+        self._running: set[Process] = set()
+        self._stopping = asyncio.Event()
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Raises ``ChildProcessError`` when a gateway does not come up in the beginning."""
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._stop, number)
+        try:
+            columns = range(self._plan.config.listen.gateways)
+            first = await asyncio.gather(*map(self._start, columns))
+            on_ready()
+            async with asyncio.TaskGroup() as keepers:
+                for process, column in zip(first, columns, strict=True):
+                    keepers.create_task(self._supervise(process, column), name="voicewire gateway keeper")
+                await self._stopping.wait()
+                self._broadcast(signal.SIGTERM)
+        finally:
+            self._broadcast(signal.SIGTERM)
+            await asyncio.gather(*(process.wait() for process in self._running))
+
+    def _stop(self, number: signal.Signals) -> None:
+        """The second Ctrl-C is passed on: then gateways wait no longer for what they speak."""
+        if self._stopping.is_set() and number is signal.SIGINT:
+            self._broadcast(number)
+        self._stopping.set()
+
+    async def _supervise(self, process: Process, column: int) -> None:
+        while True:
+            await process.wait()
+            self._plan_of(column).open_tally().clear()
+            self._running.discard(process)
+            multiprocess.mark_process_dead(process.pid, self._metrics_folder)  # type: ignore[no-untyped-call]
+            if self._stopping.is_set():
+                return
+            log.error("a gateway ended with status %s; starting another", process.returncode)
+            while (again := await self._restart(column)) is None:
+                if self._stopping.is_set():
+                    return
+            process = again
+
+    async def _restart(self, column: int) -> Process | None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), RESTART_PAUSE_S)
+        try:
+            return None if self._stopping.is_set() else await self._start(column)
+        except ChildProcessError as error:
+            log.error("%s", error)
+            return None
+
+    def _plan_of(self, column: int) -> GatewayPlan:
+        return msgspec.structs.replace(self._plan, column=column)
+
+    async def _start(self, column: int) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            *GATEWAY_COMMAND,
+            stdin=PIPE,
+            stdout=PIPE,
+            process_group=0,  # not a session: niceness counts within one alone where the kernel groups by them
+            env=gateway_environment(self._metrics_folder),
+        )
+        self._running.add(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(self._plan_of(column)) + b"\n")
+        if await process.stdout.readline() != READY:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            self._running.discard(process)
+            raise ChildProcessError("a gateway did not come up")
+        return process
+
+    def _broadcast(self, number: signal.Signals) -> None:
+        for process in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+
+async def serve_with_gateways(
+    config: ServerConfig, on_ready: Callable[[Ports], None], shared: tuple[SpeechEngine, Path] | None = None
+) -> None:
+    """In front of the engine that ``config`` names, or one that is ``shared`` at an address.
+
+    Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before ``on_ready``.
+    """
+    model = Path(config.engine.model) if config.engine.model else None
+    engine, address = shared or share_engine(model, **config.engine.options)
+    reserved = open_listeners(config.listen, share_port=True)
+    ports = reserved.ports
+    listen = msgspec.structs.replace(config.listen, port=ports.main, tls_port=ports.tls)
+    counted = counter_names(load_authenticator(config.auth).key_names)
+    try:
+        if not await run_until_signal(engine.start()):
+            return
+        folder = address.parent / "gateways"
+        folder.mkdir()
+        tally = folder / "tally"
+        SharedUsageCounters.make_file(tally, counted, config.listen.gateways)
+        plan = GatewayPlan(
+            config=msgspec.structs.replace(config, listen=listen),
+            engine=str(address),
+            tally=str(tally),
+            counted=tuple(counted),
+            exchange=str(folder / "exchange"),
+        )
+        async with GatewayHub().open(Path(plan.exchange)):
+            await GatewaySupervisor(plan, str(folder)).run(lambda: on_ready(ports))
+    finally:
+        await engine.aclose()
+        reserved.close()
+
+
+async def run_gateway(plan: GatewayPlan) -> None:
+    app = create_app(plan.config, connect_engine(Path(plan.engine)), plan.open_tally(), Path(plan.exchange))
+    await serve(plan.config, app, on_ready=lambda _: print("ready", flush=True), share_port=True)
+
+
+def main() -> None:
+    """A gateway. It drains when its parent is gone, too."""
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewayPlan)
+    configure_logs(plan.config.log)
+    threading.Thread(target=exit_with_parent, name="voicewire parent watch", daemon=True).start()
+    asyncio.run(run_gateway(plan))
+
+
+def exit_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # nothing more is said until the parent is gone
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

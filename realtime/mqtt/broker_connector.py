@@ -1,0 +1,186 @@
+"""One connection to a broker, and the next one when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import aiomqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from realtime.config import ConfigError
+from realtime.errors import RequestRefused
+from realtime.integration_config import MqttSettings
+from realtime.mqtt.batched_connection import BatchedMqttConnection
+from realtime.mqtt.connection import BrokerDisconnected, BrokerLimits, MqttConnection, Publication, reason
+
+log = logging.getLogger("voicewire.mqtt")
+
+NODELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+NOTSENT_LOWAT = [(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 65_536)] if hasattr(socket, "TCP_NOTSENT_LOWAT") else []
+"""Else the system takes megabytes, which on a slow way are seconds, and for as long says that it takes no more."""
+STABLE_AFTER_S = 10.0
+"""A connection that lasted so long was a good one: the next is tried at once."""
+HARD_LIMIT = 4
+"""The broker keeps messages of so many times ``max_message_bytes`` from us."""
+
+quiet = logging.getLogger("voicewire.mqtt.client")
+quiet.setLevel(logging.CRITICAL)  # it writes a line for every message that it drops
+
+
+class BrokerConnector:
+    """``run`` keeps a connection. ``will`` is what the broker says when it loses us."""
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        identifier: str,
+        *,
+        will: Publication | None = None,
+        max_message_bytes: int = 262_144,
+    ) -> None:
+        self._settings, self._identifier = settings, identifier
+        self._will = will
+        self._max_bytes = HARD_LIMIT * max_message_bytes
+        self._tls = tls_context(settings)
+
+    async def run(self, serve: Callable[[MqttConnection], Awaitable[None]]) -> None:
+        """``serve`` each connection until it is lost, again and again."""
+        pause_s, now_s = self._settings.retry_min_s, asyncio.get_running_loop().time
+        while True:
+            began_s = now_s()
+            try:
+                async with self.connected() as line:
+                    log.info("connected to the broker", extra={"host": self._settings.host})
+                    await serve(line)
+            except (BrokerDisconnected, RequestRefused) as error:
+                if now_s() - began_s >= STABLE_AFTER_S:
+                    pause_s = self._settings.retry_min_s
+                log.warning("no broker: %s; trying again in %.2f s", error, pause_s)
+            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
+            pause_s = min(2 * pause_s, self._settings.retry_max_s)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[MqttConnection]:
+        """Raises ``BrokerDisconnected``."""
+        client, capacity = self._client(), BrokerLimits()
+        _apply_broker_limits(client, capacity)
+        await self._connect(client)
+        try:
+            yield self._create_connection(client, capacity)
+        finally:
+            await _disconnect(client)
+
+    async def _connect(self, client: aiomqtt.Client) -> None:
+        """Not to be torn in the middle: aiomqtt would leave its socket and a task behind."""
+        connecting = asyncio.ensure_future(client.__aenter__())
+        try:
+            await asyncio.shield(connecting)
+        except aiomqtt.MqttError as error:
+            _force_close(client)
+            raise BrokerDisconnected(reason(error)) from None
+        except asyncio.CancelledError:
+            await asyncio.wait([connecting])
+            if connecting.exception() is None:
+                await _disconnect(client)
+            else:
+                _force_close(client)
+            raise
+
+    def _create_connection(self, client: aiomqtt.Client, capacity: BrokerLimits) -> MqttConnection:
+        settings = self._settings
+        if settings.gathered:
+            return BatchedMqttConnection(
+                client, settings.timeout_s, settings.max_waiting_messages, self._max_bytes, capacity
+            )
+        return MqttConnection(client, settings.timeout_s, capacity)
+
+    def _client(self) -> aiomqtt.Client:
+        settings = self._settings
+        properties = Properties(PacketTypes.CONNECT)
+        properties.MaximumPacketSize = self._max_bytes
+        client = aiomqtt.Client(
+            settings.host or "",
+            settings.port,
+            username=settings.username,
+            password=settings.password,
+            identifier=self._identifier,
+            protocol=aiomqtt.ProtocolVersion.V5,
+            clean_start=True,
+            timeout=settings.timeout_s,
+            keepalive=settings.keepalive_s,
+            max_queued_incoming_messages=settings.max_waiting_messages,
+            properties=properties,
+            tls_context=self._tls,
+            socket_options=[NODELAY, *NOTSENT_LOWAT],
+            will=None if self._will is None else _will(self._will),
+            logger=quiet,
+        )
+        client._client.connect_timeout = settings.timeout_s  # aiomqtt has no other way to say so
+        return client
+
+
+class AutoClosingSslSocket(ssl.SSLSocket):
+    """Closed when nothing comes of it, which paho-mqtt forgets."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except OSError:
+            self.close()
+            raise
+
+
+def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
+    """Raises ``ConfigError``."""
+    if not settings.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca)
+        context.sslsocket_class = AutoClosingSslSocket
+        if settings.tls_certificate is not None:
+            context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        files = f"mqtt.tls_ca = {settings.tls_ca}, mqtt.tls_certificate = {settings.tls_certificate}"
+        raise ConfigError(f"{files}, mqtt.tls_key = {settings.tls_key}: {error}") from error
+    return context
+
+
+def _apply_broker_limits(client: aiomqtt.Client, capacity: BrokerLimits) -> None:
+    """What aiomqtt does not: the limits with which the broker greets."""
+    paho = client._client
+    greeted = paho.on_connect
+
+    def on_connect(*told: Any) -> None:
+        capacity.from_connack(told[-1])
+        paho._max_inflight_messages = capacity.unacknowledged  # its own setter wants to be asked before
+        greeted(*told)
+
+    paho.on_connect = on_connect
+
+
+async def _disconnect(client: aiomqtt.Client) -> None:
+    with suppress(aiomqtt.MqttError):
+        await client.__aexit__(None, None, None)
+    _force_close(client)
+
+
+def _force_close(client: aiomqtt.Client) -> None:
+    """Close what is still open of a connection that came to nothing; aiomqtt itself would wait for its keep-alive."""
+    client._client._sock_close()
+    if client._disconnected.done():
+        client._disconnected.exception()  # nobody else may have asked for it
+
+
+def _will(publication: Publication) -> aiomqtt.Will:
+    properties = Properties(PacketTypes.WILLMESSAGE)  # paho looks at the class of these
+    if publication.expiry_s is not None:
+        properties.MessageExpiryInterval = publication.expiry_s
+    return aiomqtt.Will(publication.topic, publication.payload, publication.qos, publication.retain, properties)

@@ -1,0 +1,90 @@
+"""The text side of calls on a broker: agents hear of the calls of one key, and speak into them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from engine.api import EngineError
+from realtime.auth import Principal
+from realtime.calls.call_registry import CallRegistry
+from realtime.calls.command_errors import to_command_refused
+from realtime.errors import RequestRefused
+from realtime.mqtt.connection import MqttConnection, Publication
+from realtime.protocol import call_events as on
+from realtime.protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
+from realtime.protocol.mqtt.messages import JSON
+from realtime.protocol.mqtt.topics import Topics
+from realtime.server import SpeechServer
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.mqtt")
+
+EXPIRY_S = 60
+
+
+class MqttCallBridge:
+    """On one connection to the broker. ``run`` raises ``BrokerDisconnected``."""
+
+    def __init__(
+        self,
+        server: SpeechServer,
+        switchboard: CallRegistry,
+        owner: Principal,
+        line: MqttConnection,
+        topics: Topics,
+        worker: str,
+    ) -> None:
+        self._server, self._switchboard, self._owner = server, switchboard, owner
+        self._line, self._topics, self._worker = line, topics, worker
+        self._max_waiting = server.config.mqtt.max_waiting_per_session
+        self._commands: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+
+    @property
+    def filter(self) -> str:
+        return self._topics.all_call_commands(self._worker)
+
+    def on_message(self, topic: str, payload: bytes) -> None:
+        """A command; more than may wait are dropped."""
+        if self._commands.qsize() < self._max_waiting:
+            self._commands.put_nowait((self._topics.call_of_command(self._worker, topic), payload))
+        else:
+            self._server.metrics.refused("limit_exceeded")
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._execute_command(), name="voicewire mqtt commands")
+            tasks.create_task(self._publish_events(), name="voicewire mqtt calls")
+
+    async def _publish_events(self) -> None:
+        while True:
+            with self._switchboard.subscribe(self._owner.name, only_here=True) as agent:
+                while (event := await agent.events.get()) is not None:
+                    await self._publish(event.call_id or "", event)
+            log.warning("events of calls came faster than the broker takes them; some were lost")
+
+    async def _execute_command(self) -> None:
+        while True:
+            call_id, payload = await self._commands.get()
+            try:
+                answer = await self._switchboard.call(self._owner.name, call_id).handle_command(self._parse(payload))
+            except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
+                answer = to_command_refused(error, call_id)
+                self._server.metrics.refused(answer.code)
+            if answer is not None:
+                await self._publish(call_id, answer)
+
+    def _parse(self, payload: bytes) -> on.Command:
+        limit = self._server.config.limits.max_message_bytes
+        if len(payload) > limit:
+            raise RemoteProtocolError("message_too_big", f"max_message_bytes is {limit}, a message has {len(payload)}")
+        return on.parse_command(payload)
+
+    async def _publish(self, call_id: str, event: on.CallEvent) -> None:
+        topic = self._topics.call_events(self._worker, call_id)
+        said = Publication(topic=topic, payload=on.serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
+        try:
+            await self._line.publish(said)
+        except (RequestRefused, LocalProtocolError) as error:  # agents do not hear of it, and the call goes on
+            log.warning("%s", error)
+            self._server.metrics.refused(error.code)

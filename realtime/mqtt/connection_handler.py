@@ -1,0 +1,265 @@
+"""One connection to a broker, from the subscriptions to its end: who opens sessions there, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from engine.api import EngineError
+from realtime.auth import Principal
+from realtime.calls.call_registry import CallRegistry
+from realtime.errors import RequestRefused, describe, error_body
+from realtime.mqtt.broker_connector import HARD_LIMIT
+from realtime.mqtt.call_bridge import MqttCallBridge
+from realtime.mqtt.connection import BrokerDisconnected, IncomingMessage, MqttConnection, Publication
+from realtime.mqtt.session_table import MqttSessionTable
+from realtime.mqtt.session_transport import MqttReplyTransport, MqttSessionTransport
+from realtime.mqtt.status_publisher import StatusPublisher
+from realtime.protocol.dialects.registry import DialectRoute
+from realtime.protocol.errors import ProtocolError, RemoteProtocolError
+from realtime.protocol.mqtt import messages as say
+from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialect, failed
+from realtime.protocol.mqtt.topics import Topics
+from realtime.server import SpeechServer
+from realtime.transports.dialect_connection import DialectConnection
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.mqtt")
+
+SESSION_ROUTE = DialectRoute("mqtt", MqttSessionDialect, serial=True)
+ONE_SHOT_ROUTE = DialectRoute("mqtt/say", MqttOneShotDialect)
+FAULTS = (ProtocolError, RequestRefused, SessionError, EngineError)
+MAX_PENDING_REFUSALS = 256
+"""Messages that are being refused at once; more are dropped without a word."""
+
+
+class MqttConnectionHandler:
+    """``attend`` raises ``BrokerDisconnected`` or ``RequestRefused``; by then every session of this connection has
+    ended.
+    """
+
+    def __init__(
+        self,
+        server: SpeechServer,
+        switchboard: CallRegistry,
+        owner: Principal,
+        topics: Topics,
+        worker: str,
+        line: MqttConnection,
+    ) -> None:
+        mqtt = server.config.mqtt
+        self._server, self._owner, self._settings = server, owner, mqtt
+        self._topics, self._worker, self._line = topics, worker, line
+        retry_after_ms = server.config.limits.retry_after_ms
+        self.sessions = MqttSessionTable(mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms)
+        self._status = StatusPublisher(line, topics, worker, self._read_status)
+        self._calls = MqttCallBridge(server, switchboard, owner, line, topics, worker) if mqtt.calls else None
+        self._tasks, self._sessions = asyncio.TaskGroup(), asyncio.TaskGroup()
+        self._num_working = 0
+        self.ready = False
+        """Whether all subscriptions are made."""
+
+    async def run(self) -> None:
+        lost: BaseException
+        async with self._sessions:  # which are not cancelled, but cut: then they end by themselves, and at once
+            try:
+                async with self._tasks:
+                    await self._work()
+            except ExceptionGroup as faults:
+                lost = _broker_lost(faults)
+            except asyncio.CancelledError as stopped:
+                lost = stopped
+                with suppress(BrokerDisconnected, RequestRefused):
+                    await self._status.clear()
+            finally:
+                self.sessions.disconnect_all()
+        raise lost
+
+    async def _work(self) -> None:
+        self._tasks.create_task(self._line.wait_disconnected(), name="voicewire mqtt watch")
+        await self._subscribe()
+        self.ready = True
+        self._tasks.create_task(self._status.run(self._unsubscribe_on_drain), name="voicewire mqtt status")
+        if self._calls is not None:
+            self._tasks.create_task(self._calls.run(), name="voicewire mqtt calls")
+        await self._line.set_handler(self._on_message)
+
+    async def _subscribe(self) -> None:
+        await self._line.subscribe(self._topics.all_wills)
+        if self._calls is not None:
+            await self._line.subscribe(self._calls.filter)
+        for topic in (self._topics.open, self._topics.say):
+            await self._line.subscribe(self._topics.shared(topic))
+
+    async def _unsubscribe_on_drain(self) -> None:
+        """Let others of the group take what is new."""
+        for topic in (self._topics.open, self._topics.say):
+            await self._line.unsubscribe(self._topics.shared(topic))
+
+    def _read_status(self) -> say.MqttServerStatus:
+        return say.MqttServerStatus(
+            state="draining" if self._server.draining else "online",
+            sessions=self.sessions.num_sessions,
+            max_sessions=self.sessions.max_sessions,
+        )
+
+    def _on_message(self, arrival: IncomingMessage) -> None:
+        topics, topic = self._topics, arrival.topic
+        if arrival.retained:
+            return  # left on the broker, by whoever and whenever
+        if (link := self.sessions.find_transport(topic)) is not None:
+            link.on_message(arrival.payload)
+        elif topic == topics.open:
+            self._begin(self._open, arrival)
+        elif topic == topics.say:
+            self._begin(self._run_one_shot, arrival)
+        elif topic.endswith("/gone"):
+            self.sessions.disconnect_client(topics.client_of_will(topic))
+        elif self._calls is not None and topic.startswith(f"{topics.root}/calls/"):
+            self._calls.on_message(topic, arrival.payload)
+
+    def _begin(
+        self, work: Callable[[str, IncomingMessage], Coroutine[Any, Any, None]], arrival: IncomingMessage
+    ) -> None:
+        try:
+            client = self._topics.client_of(arrival.response_topic)
+        except RemoteProtocolError as error:
+            self._log_error(error)
+            return
+        if self._num_working >= self.sessions.max_sessions + MAX_PENDING_REFUSALS:
+            self._server.metrics.refused("overloaded")
+            return
+        self._sessions.create_task(self._guarded(work(client, arrival)), name="voicewire mqtt session")
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        self._num_working += 1
+        try:
+            await work
+        except BrokerDisconnected:
+            pass  # whoever reads from the broker says so
+        except RequestRefused as error:  # nobody may be told there
+            self._log_error(error)
+        except Exception:  # a fault of ours in one session ends no other
+            log.exception("a session at the broker failed")
+        finally:
+            self._num_working -= 1
+
+    async def _open(self, client: str, arrival: IncomingMessage) -> None:
+        async with AsyncExitStack() as held:
+            try:
+                connection, link, answer = await self._prepare_session(held, client, arrival)
+            except FAULTS as error:
+                self._log_error(error)
+                await self._answer(arrival, say.serialize(say.MqttRefusal(error=error_body(describe(error)))))
+                return
+            await self._answer(arrival, say.serialize(answer))
+            await connection.run(link)
+            if link.farewell is not None:
+                await self._reject_unknown_session(link)
+
+    async def _prepare_session(
+        self, held: AsyncExitStack, client: str, arrival: IncomingMessage
+    ) -> tuple[DialectConnection, MqttSessionTransport, say.MqttOpened]:
+        """Take a place, and be there to hear. Raises what refuses a session."""
+        self._check_size(arrival.payload)
+        wanted = say.parse_open(arrival.payload)
+        sid = wanted.sid or secrets.token_hex(8)
+        topics = self._topics.session(client, sid)
+        held.enter_context(self.sessions.reserve(client, topics.inbox, topics.events))
+        connection = self._run_session(
+            held, SESSION_ROUTE, MqttSessionDialect(sid, wanted.to_options(self._settings.lead_ms))
+        )
+        content_type = say.CONTENT_TYPES[wanted.format.encoding]
+        max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
+        link = MqttSessionTransport(self._line, topics, content_type, self._settings.max_waiting_per_session, max_bytes)
+        self.sessions.register(topics.inbox, link)
+        await self._line.subscribe(topics.inbox)
+        held.push_async_callback(self._unsubscribe, topics.inbox)
+        answer = say.MqttOpened(sid=sid, worker=self._worker, inbox=topics.inbox, audio=topics.audio, ev=topics.events)
+        return connection, link, answer
+
+    async def _run_one_shot(self, client: str, arrival: IncomingMessage) -> None:
+        async with AsyncExitStack() as held:
+            try:
+                connection, link = self._prepare_text(held, client, arrival)
+            except FAULTS as error:
+                self._log_error(error)
+                await self._answer(arrival, say.serialize(failed(error_body(describe(error)))), last=True)
+                return
+            await connection.run(link)
+
+    def _prepare_text(
+        self, held: AsyncExitStack, client: str, arrival: IncomingMessage
+    ) -> tuple[DialectConnection, MqttReplyTransport]:
+        self._check_size(arrival.payload)
+        wanted = say.parse_say(arrival.payload)
+        limit = self._server.config.limits.max_speech_chars
+        if len(wanted.text) > limit:
+            found = f"text has {len(wanted.text)} characters, max_speech_chars is {limit}"
+            raise RequestRefused("request_too_long", found, "text")
+        seat = f"say/{secrets.token_hex(8)}"
+        held.enter_context(self.sessions.reserve(client, seat))
+        connection = self._run_session(
+            held, ONE_SHOT_ROUTE, MqttOneShotDialect(seat, wanted.to_options(0), wanted.text)
+        )
+        content_type = say.CONTENT_TYPES[wanted.format.encoding]
+        link = MqttReplyTransport(self._line, arrival.response_topic or "", arrival.correlation, content_type)
+        self.sessions.register(seat, link)
+        return connection, link
+
+    def _run_session(
+        self, held: AsyncExitStack, wire: DialectRoute, dialect: MqttSessionDialect | MqttOneShotDialect
+    ) -> DialectConnection:
+        self._server.check_connection_limits(self._owner)
+        self._server.check_response_limits(self._owner)
+        connection = DialectConnection(self._server, wire, dialect)
+        held.push_async_callback(connection.aclose)
+        connection.open(self._owner)
+        return connection
+
+    def _check_size(self, payload: bytes) -> None:
+        limit = self._server.config.limits.max_message_bytes
+        if len(payload) > limit:
+            found = f"a message of {len(payload)} bytes, max_message_bytes is {limit}"
+            raise RemoteProtocolError("message_too_big", found)
+
+    async def _answer(self, arrival: IncomingMessage, payload: str, last: bool = False) -> None:
+        await self._line.publish(
+            Publication(
+                topic=arrival.response_topic or "",
+                payload=payload,
+                qos=1,
+                content_type=say.JSON,
+                correlation=arrival.correlation,
+                user=(("last", "1"),) if last else (),
+            )
+        )
+
+    async def _reject_unknown_session(self, link: MqttSessionTransport) -> None:
+        closed = say.serialize(say.MqttClosed(reason=link.farewell or ""))
+        await self._line.publish(Publication(topic=link.topics.events, payload=closed, qos=1, content_type=say.JSON))
+
+    async def _unsubscribe(self, topic: str) -> None:
+        with suppress(BrokerDisconnected):
+            await self._line.unsubscribe(topic)
+
+    def _log_error(self, error: Exception) -> None:
+        code = describe(error).code
+        self._server.metrics.refused(code)
+        log.info("refused a message", extra={"code": code})
+
+
+def _broker_lost(faults: BaseExceptionGroup[BaseException]) -> BrokerDisconnected:
+    lost, others = faults.split((BrokerDisconnected, RequestRefused))
+    if others is not None:
+        log.error("a connection to the broker failed", exc_info=others)
+    return BrokerDisconnected(str(_first(lost or faults)))
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found

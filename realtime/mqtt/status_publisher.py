@@ -1,0 +1,62 @@
+"""What a server tells of itself on its retained topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from realtime.mqtt.connection import MqttConnection, Publication
+from realtime.protocol.mqtt.messages import JSON, MqttServerStatus, serialize
+from realtime.protocol.mqtt.topics import Topics
+
+EXPIRY_S = 300
+"""What is told of a server that is gone is forgotten after this; one that lives tells again before."""
+POLL_INTERVAL_S = 0.25
+PUBLISH_INTERVAL_S = 2.0
+
+
+class StatusPublisher:
+    def __init__(self, line: MqttConnection, topics: Topics, worker: str, read: Callable[[], MqttServerStatus]) -> None:
+        self._line, self._topics, self._worker = line, topics, worker
+        self._read = read
+        self._told: MqttServerStatus | None = None
+        self._told_s = 0.0
+
+    async def run(self, on_draining: Callable[[], Awaitable[None]]) -> None:
+        """Tell what has changed, now and then; that the server is draining, at once."""
+        stood_aside = False
+        while True:
+            status = self._read()
+            leaves = status.state == "draining" and not stood_aside
+            if leaves:
+                stood_aside = True
+                await on_draining()
+            await self._publish(status, now=leaves)
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def clear(self) -> None:
+        await self._line.publish(Publication(topic=self._topics.status(self._worker), qos=1, retain=True))
+
+    async def _publish(self, status: MqttServerStatus, now: bool = False) -> None:
+        time_s = asyncio.get_running_loop().time()
+        since_s = time_s - self._told_s
+        due = self._told is None or now or since_s >= EXPIRY_S / 2
+        if due or (status != self._told and since_s >= PUBLISH_INTERVAL_S):
+            await self._line.publish_nowait(publication(self._topics, self._worker, status))
+            self._told, self._told_s = status, time_s
+
+
+def publication(topics: Topics, worker: str, status: MqttServerStatus) -> Publication:
+    return Publication(
+        topic=topics.status(worker),
+        payload=serialize(status),
+        qos=1,
+        retain=True,
+        content_type=JSON,
+        expiry_s=EXPIRY_S,
+    )
+
+
+def offline(topics: Topics, worker: str) -> Publication:
+    """The will of a server."""
+    return publication(topics, worker, MqttServerStatus(state="offline"))

@@ -1,0 +1,85 @@
+"""What a vendor's client wishes, as far as it can be had here: unknown voices and languages become the default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from engine.api import EngineInfo
+from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
+from realtime.speech_api.instructions import supported_instructions
+from realtime.speech_api.languages import known_language
+from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED
+from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.errors import UnsupportedFormat
+
+MAX_DISPLAY_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class OptionResolver:
+    """Turns wishes into settings."""
+
+    base: SpeechSettings
+    info: EngineInfo
+    aliases: Mapping[str, str]
+    """Vendors' voice ids -> voices of ours."""
+    is_stored: Callable[[str], bool]
+    """Whether the caller has a voice of this name beside those of the checkpoint."""
+
+    def resolve(self, wish: SpeechOptions) -> tuple[SpeechSettings, tuple[str, ...]]:
+        """The settings, and what to tell of them. Raises ``UnsupportedFormat``."""
+        voice, voice_warning = self._voice(wish.voice)
+        language, language_warning = self._language(wish.language)
+        speed, speed_warning = self._speed(wish.speed)
+        instruct, instruct_warning = supported_instructions(wish.instruct, self.info)
+        settings = replace(
+            self.base,
+            voice=voice,
+            language=language,
+            instruct=instruct or self.base.instruct,
+            format=audio_format(wish.format),
+            word_times=wish.word_times,
+            lead_ms=None if wish.burst else self.base.lead_ms if wish.lead_ms is None else wish.lead_ms,
+            speed=speed,
+            sampling=msgspec.structs.replace(self.base.sampling, seed=wish.seed),
+        )
+        return settings, tuple(filter(None, (voice_warning, language_warning, speed_warning, instruct_warning)))
+
+    def _voice(self, named: str | None) -> tuple[str | None, str]:
+        if not named:
+            return self.base.voice, ""
+        wanted = self.aliases.get(named, named)
+        ours = next((voice.name for voice in self.info.voices if voice.name.lower() == wanted.lower()), None)
+        if ours is None and self.is_stored(wanted):
+            ours = wanted
+        if ours is not None:
+            return ours, ""
+        return self.base.voice, f"voice {_truncate(named)} is unknown, the default one speaks"
+
+    def _language(self, named: str | None) -> tuple[str, str]:
+        if not named:
+            return self.base.language, ""
+        ours = known_language(named, self.info.languages)
+        if ours is not None:
+            return ours, ""
+        return self.base.language, f"language {_truncate(named)} is unknown, the default is taken"
+
+    def _speed(self, asked: float) -> tuple[float, str]:
+        speed = min(max(asked, MIN_SPEED), MAX_SPEED)
+        return speed, "" if speed == asked else f"speed is taken as {speed:g}, the nearest there is"
+
+
+def audio_format(wished: RequestedFormat) -> AudioFormat:
+    try:
+        encoding = Encoding(wished.encoding)
+    except ValueError:
+        raise UnsupportedFormat(f"encoding {_truncate(wished.encoding)} cannot be served", "encoding") from None
+    audio = AudioFormat(encoding=encoding, sample_rate=wished.sample_rate, packet_ms=wished.packet_ms)
+    return audio if wished.bitrate is None else replace(audio, bitrate=wished.bitrate)
+
+
+def _truncate(text: str) -> str:
+    return repr(text if len(text) <= MAX_DISPLAY_CHARS else text[:MAX_DISPLAY_CHARS] + "...")

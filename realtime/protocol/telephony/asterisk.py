@@ -1,0 +1,74 @@
+"""Asterisk's ``chan_websocket`` with ``f(json)``: control in JSON, audio in binary, which Asterisk plays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from realtime.protocol.dialects.parsing import dump, parse_json
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.telephony import base, parsing
+
+FORMATS = {
+    "ulaw": base.TelephonyFormat("mulaw"),
+    "alaw": base.TelephonyFormat("alaw"),
+    "slin": base.TelephonyFormat("pcm_s16le", 8_000),
+    "slin12": base.TelephonyFormat("pcm_s16le", 12_000),
+    "slin16": base.TelephonyFormat("pcm_s16le", 16_000),
+    "slin24": base.TelephonyFormat("pcm_s16le", 24_000),
+    "slin32": base.TelephonyFormat("pcm_s16le", 32_000),
+    "slin44": base.TelephonyFormat("pcm_s16le", 44_100),
+    "slin48": base.TelephonyFormat("pcm_s16le", 48_000),
+}
+
+
+class AsteriskMessage(Struct):
+    event: str
+    connection_id: str = ""
+    channel_id: str = ""
+    channel: str = ""
+    format: str = ""
+    channel_variables: dict[str, object] | None = None
+    correlation_id: str = ""
+    digit: str = ""
+
+
+class AsteriskDialect(base.TelephonyDialect):
+    name = "asterisk"
+    formats = frozenset(FORMATS.values())
+    subprotocol = "media"
+
+    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+        if isinstance(message, bytes):
+            return [self.caller_audio(message)]
+        if not message.lstrip().startswith("{"):
+            raise RemoteProtocolError("malformed_json", "control messages must be JSON: dial with f(json)")
+        told = parse_json(message, AsteriskMessage)
+        match told.event:
+            case "MEDIA_START":
+                return [self._begin(told)]
+            case "DTMF_END":
+                return [base.DtmfReceived(parsing.digit(told.digit))]
+            case "MEDIA_MARK_PROCESSED":
+                return [base.MarkPlayed(parsing.mark_name(told.correlation_id))]
+            case "MEDIA_XOFF" | "MEDIA_XON":
+                return [base.FlowControl(told.event == "MEDIA_XOFF")]
+        return []
+
+    def _begin(self, told: AsteriskMessage) -> base.StreamStarted:
+        line = FORMATS.get(told.format) or base.TelephonyFormat(told.format, 0)
+        variables = parsing.parameters((told.channel_variables or {}) | {"channel": told.channel})
+        return self.start(told.channel_id or told.connection_id, line, variables)
+
+    def send_audio(self, data: bytes) -> bytes:
+        return data
+
+    def send_mark(self, name: str) -> str:
+        return dump(command="MARK_MEDIA", correlation_id=name)
+
+    def send_clear(self) -> str:
+        return dump(command="FLUSH_MEDIA")
+
+    def send_hang_up(self) -> str:
+        return dump(command="HANGUP")

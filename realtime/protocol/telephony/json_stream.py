@@ -1,0 +1,85 @@
+"""Providers whose messages are all JSON with the name of an ``event``: audio in base64, keys, marks, the end.
+
+They differ in how a call starts, in the name of a mark, and in what is said to them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+from msgspec import Struct
+
+from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+from realtime.protocol.telephony import base, parsing
+
+PAYLOAD = '"payload":'
+INBOUND = "inbound"
+
+
+class MediaMessage(Struct):
+    payload: str
+    track: str = INBOUND
+    chunk: int | None = None
+
+
+class DtmfMessage(Struct):
+    digit: str
+
+
+class MarkMessage(Struct):
+    name: str
+
+
+class JsonStreamMessage(Struct):
+    event: str
+    media: MediaMessage | None = None
+    dtmf: DtmfMessage | None = None
+    mark: MarkMessage | None = None
+
+
+MessageT = TypeVar("MessageT", bound=JsonStreamMessage)
+
+
+class JsonStreamDialect(base.TelephonyDialect):
+    messages: ClassVar[type[JsonStreamMessage]]
+    """What its messages say beyond the above."""
+    _audio: tuple[str, str] | None = None
+    """A message of audio, without its payload: what comes before it, and behind."""
+
+    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+        told = parse_json(text_only(message), self.messages)
+        match told.event:
+            case "start":
+                return [self.begin(told)]
+            case "media":
+                media = parsing.required(told.media, "media")
+                audio = self.caller_audio(parsing.payload(media.payload), media.chunk)
+                return [audio] if media.track == INBOUND else []
+            case "dtmf":
+                return [base.DtmfReceived(parsing.digit(parsing.required(told.dtmf, "dtmf").digit))]
+            case "mark":
+                return [base.MarkPlayed(parsing.mark_name(parsing.required(told.mark, "mark").name))]
+            case "stop":
+                return [base.StreamEnded()]
+        return self.receive_more(told)
+
+    @abstractmethod
+    def begin(self, told: Any) -> base.StreamStarted:
+        """Raises ``RemoteProtocolError``."""
+
+    def receive_more(self, told: Any) -> Sequence[base.TelephonyEvent]:
+        """Events that only this provider has. Raises ``RemoteProtocolError``."""
+        return []
+
+    @abstractmethod
+    def media(self) -> dict[str, Any]:
+        """A message of audio whose ``payload``, its last text, is empty; it is the same throughout a call."""
+
+    def send_audio(self, data: bytes) -> str:
+        if self._audio is None:
+            self.require_start("audio")
+            before, _, behind = dump(**self.media()).rpartition(PAYLOAD + '""')
+            self._audio = (before + PAYLOAD + '"', '"' + behind)
+        return parsing.encode_base64(data).join(self._audio)

@@ -1,0 +1,65 @@
+"""Telnyx media streaming (``stream_bidirectional_mode=rtp``): JSON, mu-law or A-law at 8 kHz."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from realtime.protocol.dialects.parsing import dump
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.telephony import base, parsing
+from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
+
+ENCODINGS = {"PCMU": "mulaw", "PCMA": "alaw"}
+
+
+class TelnyxMediaFormat(Struct):
+    encoding: str
+    sample_rate: int
+    channels: int = 1
+
+
+class TelnyxStart(Struct):
+    media_format: TelnyxMediaFormat
+    call_control_id: str = ""
+    custom_parameters: dict[str, object] | None = None
+
+
+class TelnyxError(Struct):
+    title: str = ""
+    code: int = 0
+
+
+class TelnyxMessage(JsonStreamMessage):
+    stream_id: str = ""
+    start: TelnyxStart | None = None
+    payload: TelnyxError | None = None
+
+
+class TelnyxDialect(JsonStreamDialect):
+    name = "telnyx"
+    formats = frozenset({base.TelephonyFormat("mulaw"), base.TelephonyFormat("alaw")})
+    messages = TelnyxMessage
+
+    def begin(self, told: TelnyxMessage) -> base.StreamStarted:
+        start = parsing.required(told.start, "start")
+        audio = start.media_format
+        line = base.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
+        return self.start(start.call_control_id or told.stream_id, line, parsing.parameters(start.custom_parameters))
+
+    def receive_more(self, told: TelnyxMessage) -> Sequence[base.TelephonyEvent]:
+        if told.event == "error":
+            fault = told.payload or TelnyxError()
+            raise RemoteProtocolError("invalid_event", f"Telnyx reports error {fault.code}: {fault.title[:100]}")
+        return []
+
+    def media(self) -> dict[str, Any]:
+        return {"event": "media", "media": {"payload": ""}}
+
+    def send_mark(self, name: str) -> str:
+        return dump(event="mark", mark={"name": name})
+
+    def send_clear(self) -> str:
+        return dump(event="clear")

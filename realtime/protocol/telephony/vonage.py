@@ -1,0 +1,70 @@
+"""Vonage's WebSocket endpoint of a call: control in JSON, audio in binary, L16 little-endian at 8, 16 or 24 kHz."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from realtime.protocol.dialects.parsing import dump, parse_json
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.telephony import base, parsing
+from realtime.protocol.telephony.json_stream import DtmfMessage
+
+CONTENT_TYPE = re.compile(r"audio/l16;\s*rate=(\d{1,6})", re.IGNORECASE)
+RESERVED_FIELDS = ("event", "content-type")
+
+
+class VonageNotify(Struct):
+    mark: str = ""
+
+
+class VonageMessage(Struct):
+    event: str
+    content_type: str = msgspec.field(default="", name="content-type")
+    digit: str = ""
+    dtmf: DtmfMessage | None = None
+    """Where older versions have it."""
+    payload: VonageNotify | None = None
+
+
+class VonageDialect(base.TelephonyDialect):
+    name = "vonage"
+    formats = frozenset(base.TelephonyFormat("pcm_s16le", rate) for rate in (8_000, 16_000, 24_000))
+
+    def __init__(self, call_id: str) -> None:
+        """The call's id is among the headers that the application chose, or else this one."""
+        self._call_id = call_id
+
+    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+        if isinstance(message, bytes):
+            return [self.caller_audio(message)]
+        told = parse_json(message, VonageMessage)
+        match told.event:
+            case "websocket:connected":
+                return [self._begin(told, parse_json(message, dict[str, object]))]
+            case "websocket:dtmf":
+                return [base.DtmfReceived(parsing.digit(told.digit or (told.dtmf.digit if told.dtmf else "")))]
+            case "websocket:notify" if told.payload is not None and told.payload.mark:
+                return [base.MarkPlayed(parsing.mark_name(told.payload.mark))]
+        return []
+
+    def _begin(self, told: VonageMessage, content: dict[str, object]) -> base.StreamStarted:
+        found = CONTENT_TYPE.fullmatch(told.content_type.strip())
+        if found is None:
+            asked = f"content-type must be audio/l16;rate=N, is {told.content_type[:40]!r}"
+            raise RemoteProtocolError("unsupported_format", asked, "content-type")
+        headers = parsing.parameters({name: value for name, value in content.items() if name not in RESERVED_FIELDS})
+        call_id = headers.get("uuid") or headers.get("call_uuid") or self._call_id
+        return self.start(call_id, base.TelephonyFormat("pcm_s16le", int(found[1])), headers)
+
+    def send_audio(self, data: bytes) -> bytes:
+        return data
+
+    def send_mark(self, name: str) -> str:
+        return dump(action="notify", payload={"mark": name})
+
+    def send_clear(self) -> str:
+        return dump(action="clear")

@@ -1,0 +1,149 @@
+"""xiaozhi devices: JSON to speak of the conversation, packets of Opus in 60 ms for sound.
+
+To the line such a device is a phone with PCM; its link encodes and decodes (``realtime/xiaozhi/device_transport.py``).
+A device plays only between ``tts start`` and ``tts stop``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.telephony import base
+
+SAMPLE_RATE = 24_000
+"""Of what devices are sent. What they send has a rate of its own, which every decoder of Opus makes into this."""
+PACKET_MS = 60
+MAX_BUFFER_MS = 1_000
+"""A device holds 2.4 s and throws away what is beyond."""
+LINE = base.TelephonyFormat("pcm_s16le", SAMPLE_RATE)
+FLUSH = b""
+"""A message of sound without any: what has been gathered for a packet leaves now."""
+MAX_TEXT_CHARS = 4_096
+MAX_PACKET_BYTES = 4_000
+HEADERS = {2: struct.Struct(">HHIII"), 3: struct.Struct(">BBH")}
+"""Before each packet, by the version. 2: version, kind, nothing, milliseconds, bytes; 3: kind, nothing, bytes."""
+SOUND = 0
+VERSIONS = (1, 2, 3)
+
+_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+
+
+class XiaozhiDialect(base.TelephonyDialect):
+    """Its messages are text, and PCM in place of the packets."""
+
+    name = "xiaozhi"
+    formats = frozenset({LINE})
+    max_buffer_ms = MAX_BUFFER_MS
+    has_marks = False
+
+    def __init__(
+        self, session_id: str, parameters: Mapping[str, str], transport: str = "websocket", **offer: object
+    ) -> None:
+        self.session_id = session_id
+        self._parameters = dict(parameters)
+        self._transport = transport
+        self._offer = offer
+        """What stands in our hello besides."""
+
+    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+        if isinstance(message, bytes):
+            return [self.caller_audio(message)]
+        found = _read(message)
+        match found.get("type"):
+            case "hello":
+                return [self._hello(found)]
+            case "abort":
+                self.require_start("abort")
+                return [base.RemoteBargeIn()]
+            case "listen" if found.get("state") == "detect":
+                return self._detected(found.get("text"))
+            case "goodbye":
+                return [base.StreamEnded()]
+        return []
+
+    def send_greeting(self) -> str:
+        audio = {"format": "opus", "sample_rate": SAMPLE_RATE, "channels": 1, "frame_duration": PACKET_MS}
+        return self._send_json("hello", transport=self._transport, audio_params=audio, **self._offer)
+
+    def send_audio(self, data: bytes) -> bytes:
+        return data
+
+    def send_mark(self, name: str) -> bytes:
+        """Nothing comes back for it; the sound before it must not wait for more."""
+        return FLUSH
+
+    def send_clear(self) -> str:
+        return self.stop()
+
+    def start_speech(self) -> str:
+        return self._send_json("tts", state="start")
+
+    def stop(self) -> str:
+        return self._send_json("tts", state="stop")
+
+    def send_hang_up(self) -> str:
+        return self._send_json("goodbye")
+
+    def _hello(self, hello: Mapping[str, Any]) -> base.StreamStarted:
+        if hello.get("transport", self._transport) != self._transport:
+            raise RemoteProtocolError("invalid_event", f"transport must be {self._transport} here", "transport")
+        audio = hello.get("audio_params") or {}
+        if not isinstance(audio, dict) or audio.get("format", "opus") != "opus":
+            raise RemoteProtocolError("unsupported_format", "audio_params.format must be opus", "audio_params.format")
+        return self.start(self.session_id, LINE, self._parameters)
+
+    def _detected(self, text: object) -> list[base.TelephonyEvent]:
+        self.require_start("listen")
+        if not isinstance(text, str) or not text:
+            return []
+        if len(text) > MAX_TEXT_CHARS:
+            raise RemoteProtocolError("invalid_event", f"text has at most {MAX_TEXT_CHARS} characters", "text")
+        return [base.TextReceived(text)]
+
+    def _send_json(self, kind: str, **more: object) -> str:
+        return msgspec.json.encode({"type": kind, "session_id": self.session_id, **more}).decode()
+
+
+def pack_frame(version: int, packet: bytes, time_ms: int) -> bytes:
+    """A packet as it goes over the WebSocket."""
+    match version:
+        case 2:
+            return HEADERS[2].pack(version, SOUND, 0, time_ms % 2**32, len(packet)) + packet
+        case 3:
+            return HEADERS[3].pack(SOUND, 0, len(packet)) + packet
+    return packet
+
+
+def unpack_frame(version: int, message: bytes) -> bytes:
+    """The packet in it; nothing if it holds something else than sound. Raises ``RemoteProtocolError``."""
+    packet = message
+    if version in HEADERS:
+        header = HEADERS[version]
+        if len(message) < header.size:
+            found = f"a message of version {version} has at least {header.size} bytes, this one {len(message)}"
+            raise RemoteProtocolError("invalid_event", found)
+        fields = header.unpack_from(message)
+        kind, length = (fields[1], fields[4]) if version == 2 else (fields[0], fields[2])
+        packet = message[header.size :]
+        if len(packet) != length:
+            raise RemoteProtocolError("invalid_event", f"a packet of {length} bytes has {len(packet)}", "size")
+        if kind != SOUND:
+            return b""
+    if len(packet) > MAX_PACKET_BYTES:
+        found = f"a packet has at most {MAX_PACKET_BYTES} bytes, this one {len(packet)}"
+        raise RemoteProtocolError("message_too_big", found)
+    return packet
+
+
+def _read(message: str) -> dict[str, Any]:
+    try:
+        return _decoder.decode(message)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError("invalid_event", str(error)) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise RemoteProtocolError("malformed_json", f"not a JSON message: {error}") from None

@@ -1,0 +1,83 @@
+"""A request read to the end: the text, how to speak it, and how to hand it over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from engine.api import InvalidRequest
+from realtime.auth import Principal
+from realtime.errors import RequestRefused
+from realtime.server import SpeechServer
+from realtime.speech_api.formats import Delivery, delivery, file_format
+from realtime.speech_api.instructions import supported_instructions
+from realtime.speech_api.request_body import SpeechRequestBody
+from realtime.speech_api.settings import build_settings
+from realtime.speech_api.voice_selection import ReferenceEncoder, check_reference, check_task, select_voice
+from sessions.config import SpeechSettings
+from sessions.errors import SessionError
+from sessions.response import Response
+from sessions.session import Session
+from sessions.validation import check_settings
+
+PARAMS = {"instruct": "instructions", "text": "input"}
+"""Of errors of the sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechJob:
+    text: str
+    settings: SpeechSettings
+    delivery: Delivery
+    media_type: str
+    warning: str | None = None
+    num_reference_frames: int = 0
+
+
+async def prepare_job(
+    body: SpeechRequestBody, server: SpeechServer, caller: Principal, listener: ReferenceEncoder | None = None
+) -> SpeechJob:
+    """What can be told without listening to a recording is told first.
+
+    Raises ``RequestRefused``, ``SessionError`` or ``InvalidRequest``.
+    """
+    _check_text(body, server)
+    default_format = server.config.speech.response_format
+    how = delivery(body, default_format)
+    settings = build_settings(body, server)
+    check_task(body, server.engine.info)
+    check_reference(body, caller)
+    with map_error_params():
+        check_settings(replace(settings, voice=None), server.engine.info, server.registry.limits.session)
+    voice = await select_voice(body, server, caller, listener or server.cloning)
+    settings = replace(settings, voice=voice.name, clone=voice.clone)
+    media_type = file_format(body, default_format).media_type
+    _, instructions_warning = supported_instructions(body.instructions or "", server.engine.info)
+    warning = "; ".join(filter(None, (voice.warning, instructions_warning))) or None
+    return SpeechJob(body.input, settings, how, media_type, warning, voice.num_reference_frames)
+
+
+def start_response(order: SpeechJob, session: Session) -> Response:
+    """Raises what ``Session.create_response`` does."""
+    with map_error_params():
+        return session.create_response(settings=order.settings, text=order.text, text_closed=True)
+
+
+@contextmanager
+def map_error_params() -> Iterator[None]:
+    """Errors of the sessions name their field as this API does."""
+    try:
+        yield
+    except (InvalidRequest, SessionError) as error:
+        error.param = PARAMS.get(error.param or "", error.param)
+        raise
+
+
+def _check_text(body: SpeechRequestBody, server: SpeechServer) -> None:
+    limit = server.config.limits.max_speech_chars
+    if not body.input.strip():
+        raise RequestRefused("invalid_request", "input is empty", "input")
+    if len(body.input) > limit:
+        found = f"input has {len(body.input)} characters"
+        raise RequestRefused("request_too_long", f"{found}, max_speech_chars is {limit}", "input")

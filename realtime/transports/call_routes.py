@@ -1,0 +1,224 @@
+"""The text side of calls: a WebSocket or HTTP by which an agent speaks into them and hears of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from engine.api import EngineError
+from realtime.auth import Principal
+from realtime.calls.call_registry import AgentSubscription, CallRegistry
+from realtime.calls.command_errors import COMMAND_ERRORS, to_command_refused
+from realtime.errors import RequestRefused, describe, rule_for
+from realtime.protocol import call_events as on
+from realtime.protocol.close import CloseCode
+from realtime.protocol.errors import ProtocolError, RemoteProtocolError
+from realtime.server import SpeechServer
+from realtime.transports.http_routes import refusal_response
+from realtime.transports.http_transport import read_limited_body
+from realtime.transports.message_reader import MessageReader, check_size
+from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.call")
+
+PATH = "/v1/calls"
+KEEPALIVE_INTERVAL_S = 15.0
+EVENT_STREAM = "text/event-stream"
+
+
+class AgentEndpoint:
+    """The WebSocket of an agent: of all calls of its key, or of the one that the address names."""
+
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
+        self._server, self._switchboard = server, switchboard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = WebSocket(scope, receive, send)
+        call_id = websocket.path_params.get("call_id")
+        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
+        link = WebSocketTransport(scope, receive, send, timeout_s)
+        try:
+            caller = self._server.gatekeeper.require_api_key(websocket)
+            self._server.check_connection_limits(caller)
+            listening = self._switchboard.subscribe(caller.name, call_id)
+            agent = listening.__enter__()
+        except (RequestRefused, SessionError, EngineError) as error:
+            self._server.metrics.refused(describe(error).code)
+            await websocket.send_denial_response(refusal_response(error))
+            return
+        connection = AgentConnection(self._server, self._switchboard, caller, agent, link)
+        try:
+            with self._server.track_connection(connection, caller):
+                await websocket.accept()
+                await connection.run()
+        finally:
+            listening.__exit__(None, None, None)
+
+
+class AgentConnection:
+    def __init__(
+        self,
+        server: SpeechServer,
+        switchboard: CallRegistry,
+        caller: Principal,
+        agent: AgentSubscription,
+        link: WebSocketTransport,
+    ) -> None:
+        self._server, self._switchboard, self._caller = server, switchboard, caller
+        self._agent, self._link = agent, link
+        self._num_errors = 0
+        self._tasks = asyncio.TaskGroup()
+        self._ending = True
+
+    async def run(self) -> None:
+        """Returns when the line is closed."""
+        async with self._tasks:
+            self._ending = False
+            telling = self._tasks.create_task(self._send_events(), name="voicewire agent")
+            reader = MessageReader(self._link)
+            while (message := await reader.receive()) is not None:
+                await self._receive(message)
+            self._ending = True
+            telling.cancel()
+
+    def on_tick(self, now_s: float) -> None:
+        if self._server.draining and not self._switchboard.calls(self._caller.name):
+            self.close("draining")
+
+    def close(self, code: str) -> None:
+        if not self._ending:
+            self._ending = True
+            close = rule_for(code).close or CloseCode.POLICY_VIOLATION
+            self._tasks.create_task(self._link.close(close, code), name="voicewire agent close")
+
+    async def _send_events(self) -> None:
+        while (event := await self._agent.events.get()) is not None:
+            await self._link.send(on.serialize(event))
+        self._ending = True
+        if self._agent.is_overflowed:
+            await self._link.close(CloseCode.POLICY_VIOLATION, "slow_reader")
+        else:
+            await self._link.close(CloseCode.NORMAL)
+
+    async def _receive(self, message: str | bytes) -> None:
+        call_id = self._agent.call_id
+        try:
+            command = self._parse(message)
+            call_id = call_id or command.call_id
+            if call_id is None:
+                raise RemoteProtocolError("invalid_event", "call_id must be given here", "call_id")
+            answer = await self._switchboard.call(self._caller.name, call_id).handle_command(command)
+        except COMMAND_ERRORS as error:
+            answer = to_command_refused(error, call_id)
+            self._count_error(answer.code)
+        if answer is not None:
+            self._agent.enqueue(answer)
+
+    def _parse(self, message: str | bytes) -> on.Command:
+        check_size(message, self._server.config.limits.max_message_bytes)
+        if isinstance(message, bytes):
+            raise RemoteProtocolError("binary_not_accepted", "this address takes text messages only")
+        return on.parse_command(message)
+
+    def _count_error(self, code: str) -> None:
+        self._server.metrics.refused(code)
+        self._num_errors += 1
+        if self._num_errors >= self._server.config.limits.max_errors:
+            self.close("too_many_errors")
+
+
+class CallEventStream:
+    """Counts as a connection of its key, and ends with its call."""
+
+    def __init__(self, agent: AgentSubscription) -> None:
+        self._agent = agent
+
+    def on_tick(self, now_s: float) -> None:
+        """The call has its own clock."""
+
+    def close(self, code: str) -> None:
+        self._agent.events.put_nowait(None)
+
+
+class LeasedStreamingResponse(StreamingResponse):
+    """Holds what was entered for it, until it has been sent or nobody is there for it any more."""
+
+    def __init__(self, events: AsyncIterator[str], held: ExitStack) -> None:
+        super().__init__(events, media_type=EVENT_STREAM)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+class CallHttpApi:
+    """``GET`` which calls there are, ``POST`` a command, ``GET`` the events of a call."""
+
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
+        self._server, self._switchboard = server, switchboard
+
+    async def calls(self, request: Request) -> Response:
+        caller = self._server.gatekeeper.require_api_key(request)
+        return JSONResponse({"calls": [msgspec.to_builtins(one) for one in self._switchboard.calls(caller.name)]})
+
+    async def command(self, request: Request) -> Response:
+        caller = self._server.gatekeeper.require_api_key(request)
+        call = self._switchboard.call(caller.name, request.path_params["call_id"])
+        try:
+            answer = await call.handle_command(on.parse_command(await self._body(request)))
+        except ProtocolError as error:
+            raise RequestRefused(error.code, str(error), error.param) from None
+        return JSONResponse({} if answer is None else msgspec.to_builtins(answer), 202)
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events until the call has ended."""
+        caller = self._server.gatekeeper.require_api_key(request)
+        call_id = request.path_params["call_id"]
+        self._switchboard.call(caller.name, call_id)
+        self._server.check_connection_limits(caller)
+        with ExitStack() as entered:
+            agent = entered.enter_context(self._switchboard.subscribe(caller.name, call_id))
+            entered.enter_context(self._server.track_connection(CallEventStream(agent), caller))
+            return LeasedStreamingResponse(self._stream(agent), entered.pop_all())
+
+    async def _stream(self, agent: AgentSubscription) -> AsyncIterator[str]:
+        while True:
+            try:
+                event = await asyncio.wait_for(agent.events.get(), KEEPALIVE_INTERVAL_S)
+            except TimeoutError:
+                yield ": still there\n\n"
+                continue
+            if event is None:
+                break
+            yield f"data: {on.serialize(event)}\n\n"
+        if agent.is_overflowed:
+            error = RequestRefused("slow_reader", f"more events waited than max_events, {agent.max_events}")
+            yield f"data: {on.serialize(to_command_refused(error, agent.call_id))}\n\n"
+
+    async def _body(self, request: Request) -> bytes:
+        """Raises ``RequestRefused``."""
+        config = self._server.config
+        return await read_limited_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
+
+
+def call_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:
+    over_http = CallHttpApi(server, switchboard)
+    agent = AgentEndpoint(server, switchboard)
+    return [
+        WebSocketRoute(PATH, agent),
+        WebSocketRoute(PATH + "/{call_id}", agent),
+        Route(PATH, over_http.calls),
+        Route(PATH + "/{call_id}", over_http.command, methods=["POST"]),
+        Route(PATH + "/{call_id}/events", over_http.events),
+    ]

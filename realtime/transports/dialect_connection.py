@@ -1,0 +1,357 @@
+"""One client on a vendor's wire: reads while it speaks, whatever carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, cast
+
+from starlette.responses import JSONResponse
+
+from engine.api import EngineError
+from realtime.auth import UNKNOWN_KEY, Principal
+from realtime.context_registry import ContextIntent, ContextLimits, ContextRegistry
+from realtime.errors import RequestRefused, describe, error_body, http_status, rule_for
+from realtime.option_resolver import OptionResolver
+from realtime.protocol.close import CloseCode
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.registry import DialectRoute
+from realtime.protocol.errors import ProtocolError
+from realtime.server import SpeechServer
+from realtime.speech_api.overrides import merge_fields, override_settings
+from realtime.transports.http_routes import refusal_headers
+from realtime.transports.http_transport import HttpTransport, ResponseAborted
+from realtime.transports.message_reader import MessageReader, check_size
+from realtime.transports.transport import MessageTransport
+from sessions.clock import now_s
+from sessions.errors import ErrorInfo, SessionError
+from sessions.session import Session
+from sessions.validation import check_format
+from sessions.voices.lookup import find_voice
+from sessions.weak import weak_method
+
+log = logging.getLogger("voicewire.wire")
+
+OtherIntent = on.CloseConnection | on.AbortRequest | on.AuthenticateKey | on.Configure | on.QueryHeard | ContextIntent
+CLOSE_GRACE_S = 0.5
+"""A connection that is closed waits at most so long until each context was told its end."""
+VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
+"""Clients of vendors do not know our own codes."""
+WARNING = "X-Voicewire-Warning"
+
+
+class DialectConnection:
+    """One client on one wire. ``enter``, ``converse``, ``aclose``."""
+
+    def __init__(self, server: SpeechServer, wire: DialectRoute, dialect: on.Dialect) -> None:
+        self._server = server
+        self._wire = wire
+        self._dialect = dialect
+        self._limits = server.config.limits
+        self._tasks = asyncio.TaskGroup()
+        self._entered = ExitStack()
+        self._caller = Principal()
+        self._grantor = OptionResolver(
+            replace(server.settings, lead_ms=self._lead_ms),
+            server.engine.info,
+            server.config.wires.voices,
+            weak_method(self._has_stored_voice),
+        )
+        self._session: Session | None = None
+        self._contexts: ContextRegistry
+        """There with the session: once it is known whose connection this is."""
+        self._link: MessageTransport
+        self._warnings: tuple[str, ...] = ()
+        self._speech_fields: dict[str, Any] = {}
+        self._num_errors = 0
+        self._opened_s = now_s()
+        self._ending = True
+        """Not to be ended: not yet begun, or about to end."""
+        self._closing = False
+        self._writing = asyncio.Lock()
+
+    @property
+    def _lead_ms(self) -> int | None:
+        config = self._server.config
+        return None if self._wire.transport == "http" else min(config.wires.lead_ms, config.limits.max_lead_ms)
+
+    def open(self, caller: Principal) -> None:
+        """Take a place. Raises what refuses a handshake."""
+        self._caller = caller
+        if self._dialect.options is not None:
+            self._warnings = self._validate_options(self._dialect.options)
+        if caller.is_authenticated:
+            self._open_session(caller)
+        self._entered.enter_context(self._server.track_connection(self, caller))
+
+    def _validate_options(self, wish: on.SpeechOptions) -> tuple[str, ...]:
+        """What to warn of. Raises ``UnsupportedFormat``."""
+        settings, warnings = self._grantor.resolve(wish)
+        check_format(settings.format)
+        return warnings
+
+    def headers(self) -> dict[str, str]:
+        """Of the answer to the handshake or request."""
+        warning = {WARNING: "; ".join(self._warnings)} if self._warnings else {}
+        return printable(self._dialect.headers() | warning)
+
+    def head(self) -> tuple[str, dict[str, str]]:
+        return self._dialect.media_type, self.headers()
+
+    async def run(self, link: MessageTransport, body: bytes | None = None) -> None:
+        """Returns when the line is closed. An HTTP request has its ``body``. Raises ``ResponseAborted``."""
+        self._link = link
+        self._server.metrics.inc("wire_connections_total", wire=self._wire.path)
+        try:
+            async with self._tasks:
+                self._ending = False
+                await self._execute(self._dialect.start())
+                if body is not None:
+                    await self._receive(body)
+                await self._read()
+                self._ending = True
+                self._detach()
+        except ExceptionGroup as faults:
+            self._ending = True
+            self._detach()
+            if faults.split(ResponseAborted)[1] is None:
+                raise ResponseAborted from None
+            log.exception("a connection failed", extra={"wire": self._wire.path})
+            await self._fail(ErrorInfo("internal_error", "internal error"), CloseCode.INTERNAL_ERROR)
+
+    async def aclose(self) -> None:
+        """Returns when nothing of the session is left."""
+        self._entered.close()
+        if self._session is not None:
+            await self._session.aclose()
+
+    def on_tick(self, now_s: float) -> None:
+        if self._ending:
+            return
+        if now_s - self._opened_s >= self._limits.max_session_s:
+            self.close("session_expired")
+        elif self._session is None:
+            if now_s - self._opened_s >= self._server.config.listen.handshake_timeout_s:
+                self.close("unauthorized")
+        elif self._session.detached.is_set():
+            self.close("idle_timeout")
+        elif self._server.draining and not self._contexts.num_speaking:
+            self.close("draining")
+        elif self._dialect.context_timeout_s is not None:
+            for idle in self._contexts.idle(self._dialect.context_timeout_s, now_s):
+                self._tasks.create_task(self._send_event(idle), name="voicewire idle context")
+
+    def close(self, code: str) -> None:
+        if not self._ending:
+            self._ending = True
+            reason = describe(RequestRefused(code, rule_for(code).meaning))
+            self._tasks.create_task(self._fail(reason, rule_for(code).close), name="voicewire close")
+
+    async def _read(self) -> None:
+        reader = MessageReader(self._link)
+        while (message := await reader.receive()) is not None:
+            if not self._closing:
+                await self._receive(message)
+
+    async def _receive(self, message: on.Message) -> None:
+        if self._session is not None:
+            self._session.touch()
+        try:
+            check_size(message, self._limits.max_message_bytes)
+            await self._execute(self._dialect.receive_message(message))
+        except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
+            await self._answer(error)
+
+    async def _execute(self, intents: Iterable[on.DialectCommand], wanted: Callable[[], bool] | None = None) -> None:
+        for kind, run in itertools.groupby(list(intents), type):
+            if kind is on.SendMessage:
+                messages = list(cast(Iterable[on.SendMessage], run))
+                await self._send(messages, wanted)
+                await self._count_errors(sum(message.is_refusal for message in messages))
+            else:
+                await self._handle_command(cast(Iterable[OtherIntent], run))
+
+    async def _send(self, messages: Iterable[on.SendMessage], wanted: Callable[[], bool] | None) -> None:
+        """Nothing comes between messages that belong together, however slowly the line takes them."""
+        async with self._writing:
+            for each in messages:
+                await self._link.send(each.message, wanted)
+
+    async def _handle_command(self, intents: Iterable[OtherIntent]) -> None:
+        for intent in intents:
+            match intent:
+                case on.CloseConnection():
+                    await self._close(intent.code, intent.reason)
+                case on.AbortRequest():
+                    await self._abort(intent)
+                case on.AuthenticateKey():
+                    self._authenticate(intent.key)
+                case on.Configure():
+                    await self._configure(intent.fields)
+                case _:
+                    for event in await self._handle_event(intent):
+                        await self._send_event(event)
+                        await self._count_refusal(event)
+
+    async def _handle_event(self, intent: ContextIntent | on.QueryHeard) -> list[on.DialectEvent]:
+        if self._session is None:
+            raise RequestRefused("unauthorized", UNKNOWN_KEY)
+        return (
+            await self._contexts.query_heard(intent)
+            if isinstance(intent, on.QueryHeard)
+            else self._contexts.handle(intent)
+        )
+
+    async def _send_event(self, event: on.DialectEvent, wanted: Callable[[], bool] | None = None) -> None:
+        if isinstance(event, on.ContextOpened):
+            self._log_warnings(event.warnings)
+        if isinstance(event, on.ContextEnded):
+            log.info("context ended", extra=self._facts(event))
+            self._server.metrics.inc("wire_contexts_total", wire=self._wire.path, status=event.status)
+        await self._execute(self._dialect.send_event(event), wanted)
+
+    async def _count_refusal(self, event: on.DialectEvent) -> None:
+        """A context that fails in answer to a message counts as an error of the connection."""
+        if not isinstance(event, on.ContextEnded) or event.error is None:
+            return
+        self._server.metrics.refused(event.error.code)
+        await self._count_errors(1)
+
+    async def _count_errors(self, num_errors: int) -> None:
+        for _ in range(num_errors):
+            if self._is_one_error_too_many():
+                await self._fail_by_errors()
+
+    def _is_one_error_too_many(self) -> bool:
+        self._num_errors += 1
+        return self._num_errors >= self._limits.max_errors and not self._closing
+
+    async def _fail_by_errors(self) -> None:
+        info = ErrorInfo("too_many_errors", f"max_errors is {self._limits.max_errors}")
+        await self._fail(info, CloseCode.POLICY_VIOLATION)
+
+    def _log_warnings(self, warnings: tuple[str, ...]) -> None:
+        if warnings:
+            self._warnings = warnings
+            log.info("a wish was not granted", extra={"wire": self._wire.path})
+
+    def _facts(self, ended: on.ContextEnded) -> dict[str, object]:
+        """What the log is told of a context: nothing that was said."""
+        return {
+            "session_id": self._session and self._session.session_id,
+            "wire": self._wire.path,
+            "status": ended.status,
+            "code": ended.error and ended.error.code,
+            "audio_ms": round(ended.audio_ms),
+        }
+
+    async def _answer(self, error: Exception) -> None:
+        """Tell the client what it did wrong, and close if that broke the wire."""
+        info = describe(error)
+        self._server.metrics.refused(info.code)
+        log.info("refused a message", extra={"wire": self._wire.path, "code": info.code})
+        if self._is_one_error_too_many():
+            await self._fail_by_errors()
+        else:
+            await self._fail(info, self._close_after(error, info.code))
+
+    def _close_after(self, error: Exception, code: str) -> CloseCode | None:
+        if self._session is None:
+            return rule_for(code).close or CloseCode.POLICY_VIOLATION
+        if code == "message_too_big":
+            return rule_for(code).close
+        return rule_for(code).close if isinstance(error, ProtocolError) and not self._dialect.forgiving else None
+
+    async def _fail(self, info: ErrorInfo, close: CloseCode | None) -> None:
+        code = None if close is None else VENDOR_CLOSE.get(close, close)
+        if code is not None:
+            self._ending = True
+            self._detach()
+        await self._execute(self._dialect.send_error(error_body(info), code))
+        if code is not None:
+            await self._close(code, info.code)
+
+    async def _close(self, code: int, reason: str) -> None:
+        """The first reason to close counts: contexts that end by it may ask for it again."""
+        if self._closing:
+            return
+        self._ending = self._closing = True
+        self._detach()
+        if self._session is not None:
+            await self._contexts.wait_idle(CLOSE_GRACE_S)
+        await self._link.close(code, reason)
+
+    async def _abort(self, abort: on.AbortRequest) -> None:
+        self._ending = True
+        self._detach()
+        error = abort.error
+        info = ErrorInfo(error.code, error.message, error.param, error.retryable, error.retry_after_ms)
+        if isinstance(self._link, HttpTransport):
+            await self._link.abort(refusal(self._wire, info))
+        else:
+            await self._link.close(CloseCode.INTERNAL_ERROR, error.code)
+
+    def _authenticate(self, key: str) -> None:
+        """Raises ``RequestRefused`` or ``SessionError``. Once it is known whose connection this is, it stays theirs."""
+        if self._session is not None:
+            return
+        caller = self._server.gatekeeper.principal_for_key(key)
+        self._entered.close()  # its own place counts for nobody
+        self._server.check_connection_limits(caller)
+        self._server.check_response_limits(caller)
+        self._open_session(caller)
+        self._entered.enter_context(self._server.track_connection(self, caller))
+
+    async def _configure(self, given: Mapping[str, Any]) -> None:
+        """Raises what ``override_settings`` does; then what was configured before goes on to hold."""
+        if self._session is None:
+            raise RequestRefused("unauthorized", UNKNOWN_KEY)
+        fields = merge_fields(self._speech_fields, given)
+        base = await override_settings(self._grantor.base, fields, self._server, self._caller)
+        self._speech_fields = fields
+        self._contexts.grantor = replace(self._grantor, base=base)
+
+    def _open_session(self, caller: Principal) -> None:
+        self._caller = caller
+        self._session = self._server.open_session(caller)
+        self._contexts = ContextRegistry(
+            self._session,
+            self._grantor,
+            self._tasks,
+            weak_method(self._send_event),
+            self._server.check_not_draining,
+            ContextLimits(
+                max_contexts=self._server.config.wires.max_contexts,
+                max_waiting_chars=self._limits.max_response_chars,
+                max_remembered=self._limits.max_remembered_responses,
+            ),
+            serial=self._wire.serial,
+            reports_heard_text=self._dialect.reports_heard_text,
+        )
+
+    def _has_stored_voice(self, name: str) -> bool:
+        return find_voice(self._server.voices, self._caller.name, name) is not None
+
+    def _detach(self) -> None:
+        if self._session is not None:
+            self._session.detach()
+
+
+def refusal(wire: DialectRoute, info: ErrorInfo) -> JSONResponse:
+    """The vendor's shape of an HTTP error."""
+    status = http_status(info)
+    body, headers = wire.dialect.reject_handshake(error_body(info), status)
+    return JSONResponse(body, status, refusal_headers(info) | printable(headers))
+
+
+def printable(headers: dict[str, str]) -> dict[str, str]:
+    """What a client wrote may come back in a header: nothing of it ends the header."""
+    return {name: _line(value).encode("latin-1", "replace").decode("latin-1") for name, value in headers.items()}
+
+
+def _line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text).strip()

@@ -1,0 +1,115 @@
+"""The addresses of the vendors' wires: the handshake or the request, and how it is refused."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from engine.api import EngineError
+from realtime.auth import Principal
+from realtime.errors import RequestRefused, describe
+from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
+from realtime.protocol.errors import ProtocolError
+from realtime.server import SpeechServer
+from realtime.transports.dialect_connection import DialectConnection, refusal
+from realtime.transports.http_transport import HttpTransport
+from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
+from sessions.errors import ErrorInfo, SessionError
+from sessions.weak import weak_method
+
+log = logging.getLogger("voicewire.wire")
+
+
+class DialectEndpoint:
+    """The ASGI application of one wire."""
+
+    def __init__(self, server: SpeechServer, wire: DialectRoute) -> None:
+        self._server = server
+        self._wire = wire
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            request = HTTPConnection(scope)
+            caller = self._admit(request)
+            dialect = self._wire.dialect(_handshake(request))
+            connection = DialectConnection(self._server, self._wire, dialect)
+            connection.open(caller)
+        except (RequestRefused, ProtocolError, SessionError, EngineError) as error:
+            await self._refuse(error, scope, receive, send)
+            return
+        try:
+            if self._wire.transport == "http":
+                await self._serve_http(connection, scope, receive, send)
+            else:
+                await self._serve_socket(connection, scope, receive, send)
+        finally:
+            await connection.aclose()
+
+    def refusal(self, info: ErrorInfo) -> JSONResponse:
+        return refusal(self._wire, info)
+
+    def _admit(self, request: HTTPConnection) -> Principal:
+        """Raises ``RequestRefused``."""
+        gatekeeper = self._server.gatekeeper
+        anybody = Principal(max_connections=self._server.config.wires.max_connections_without_key)
+        caller = (
+            gatekeeper.authenticate_deferred(request) or anybody
+            if self._wire.late_key
+            else gatekeeper.authenticate(request)
+        )
+        self._server.check_connection_limits(caller)
+        self._server.check_response_limits(caller)
+        return caller
+
+    async def _serve_socket(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
+        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
+        headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in connection.headers().items()]
+        offered = scope.get("subprotocols", [])
+        await WebSocket(scope, receive, send).accept(subprotocol=offered[0] if offered else None, headers=headers)
+        await connection.run(WebSocketTransport(scope, receive, send, timeout_s))
+
+    async def _serve_http(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
+        link = HttpTransport(scope, receive, send, weak_method(connection.head))
+        try:
+            limit = self._server.config.limits.max_message_bytes
+            body = await link.read_body(limit, self._server.config.listen.handshake_timeout_s)
+        except RequestRefused as error:
+            await self._refuse(error, scope, receive, send)
+        else:
+            await connection.run(link, body)
+
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        info = describe(error)
+        self._server.metrics.refused(info.code)
+        log.info("refused a handshake", extra={"code": info.code, "wire": self._wire.path})
+        answer = self.refusal(info)
+        if scope["type"] == "websocket":
+            await WebSocket(scope, receive, send).send_denial_response(answer)
+        else:
+            await answer(scope, receive, send)
+
+
+def dialect_routes(server: SpeechServer) -> list[BaseRoute]:
+    return [
+        WebSocketRoute(wire.path, DialectEndpoint(server, wire))
+        if wire.transport == "socket"
+        else Route(wire.path, DialectEndpoint(server, wire), methods=["POST"])
+        for wire in DIALECT_ROUTES
+    ]
+
+
+def _handshake(request: HTTPConnection) -> on.ClientHandshake:
+    return on.ClientHandshake(
+        path={name: str(value) for name, value in request.path_params.items()},
+        query=dict(request.query_params),
+        headers=dict(request.headers),
+        request_id=secrets.token_hex(16),
+        subprotocols=tuple(request.scope.get("subprotocols", ())),
+    )

@@ -1,0 +1,151 @@
+"""``POST /v1/audio/speech/batch``: up to 32 texts in, all their files out, each with its own success or error."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from engine.api import ClonedVoice, EngineError, InvalidRequest
+from realtime.auth import Principal
+from realtime.errors import RequestRefused, describe, rule_for
+from realtime.server import SpeechServer
+from realtime.speech_api.request_body import body_of, parse_object
+from realtime.speech_api.speech_job import prepare_job
+from realtime.speech_api.usage import usage
+from realtime.speech_api.voice_selection import ReferenceEncoder
+from realtime.transports.disconnect import cancel_on_disconnect
+from realtime.transports.http_routes import server_of
+from realtime.transports.speech_routes import ByteBudget, check_limits, decode, read_body, speak_whole
+from sessions.errors import SessionError
+from sessions.session import Session
+
+MAX_ITEMS = 32
+AUDIO = "audio_data"
+PIECE_BYTES = 3 * 16_384
+"""Each becomes base64 without padding, so that the pieces can be joined."""
+OF_STREAMS = ("stream", "stream_format")
+"""A batch is sent as a whole; these are passed over."""
+
+
+class SharedReferenceEncoder:
+    """Items that name the same recording share what was made of it, be it a voice or an error."""
+
+    def __init__(self, listener: ReferenceEncoder) -> None:
+        self._listener = listener
+        self._made: dict[tuple[str, str], ClonedVoice | InvalidRequest] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def from_reference(self, reference: str, transcript: str) -> ClonedVoice:
+        key = (reference, transcript)
+        async with self._one_at_a_time:
+            if key not in self._made:
+                try:
+                    self._made[key] = await self._listener.from_reference(reference, transcript)
+                except InvalidRequest as error:
+                    self._made[key] = error
+            made = self._made[key]
+        if isinstance(made, InvalidRequest):
+            raise made
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechBatch:
+    server: SpeechServer
+    caller: Principal
+    session: Session
+    listener: SharedReferenceEncoder
+    byte_budget: ByteBudget
+    concurrency: asyncio.Semaphore
+
+
+async def speech_batch(request: Request) -> Response:
+    """Raises ``RequestRefused`` or ``LimitExceeded`` for what is wrong with all of it."""
+    server = server_of(request)
+    caller = server.gatekeeper.authenticate(request)
+    items = _items(await decode(parse_object, await read_body(request, server, caller)))
+    check_limits(server, caller)
+    results = await cancel_on_disconnect(request, _synthesize_all(items, server, caller))
+    return StreamingResponse(_encode_results(results), media_type="application/json")
+
+
+async def _synthesize_all(items: list[dict[str, Any]], server: SpeechServer, caller: Principal) -> list[dict[str, Any]]:
+    limits, session = server.config.limits, server.open_session(caller)
+    at_once = asyncio.Semaphore(limits.max_active_responses_per_session)
+    room = ByteBudget(limits.max_answer_bytes)
+    batch = SpeechBatch(server, caller, session, SharedReferenceEncoder(server.cloning), room, at_once)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            spoken = [tasks.create_task(_synthesize_item(index, item, batch)) for index, item in enumerate(items)]
+    finally:
+        session.detach()
+    return [task.result() for task in spoken]
+
+
+def _items(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each with the batch's own fields as its defaults. Raises ``RequestRefused``."""
+    items = body.pop("items", None)
+    if not isinstance(items, list) or not 1 <= len(items) <= MAX_ITEMS:
+        found = f"{len(items)}" if isinstance(items, list) else "none"
+        raise RequestRefused("invalid_request", f"items must be a list of 1 to {MAX_ITEMS}, holds {found}", "items")
+    return [body | item if isinstance(item, dict) else {"input": None} for item in items]
+
+
+async def _synthesize_item(index: int, item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
+    async with batch.concurrency:
+        try:
+            return {"index": index, "status": "success"} | await _synthesize(item, batch)
+        except (RequestRefused, SessionError, EngineError) as error:
+            return {"index": index, "status": "error"} | _error(error)
+
+
+async def _synthesize(item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
+    fields = {name: value for name, value in item.items() if name not in OF_STREAMS}
+    order = await prepare_job(body_of(fields), batch.server, batch.caller, batch.listener)
+    data, done = await speak_whole(order, batch.session, batch.byte_budget, batch.server.metrics)
+    told = {AUDIO: data, "media_type": order.media_type, "usage": usage(done, order.num_reference_frames)}
+    return told | ({"warning": order.warning} if order.warning else {})
+
+
+def _error(error: Exception) -> dict[str, Any]:
+    info = describe(error)
+    body = {
+        "message": info.message,
+        "type": f"{rule_for(info.code).fault}_error",
+        "param": info.param,
+        "code": info.code,
+    }
+    return {"error": body}
+
+
+async def _encode_results(results: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """The JSON of all of it, in pieces so small that others are served in between."""
+    succeeded = sum(result["status"] == "success" for result in results)
+    counts = {"total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
+    head = {"id": f"speech-batch-{secrets.token_hex(8)}"} | counts
+    yield msgspec.json.encode(head)[:-1] + b',"results":['
+    for index, result in enumerate(results):
+        yield b"," if index else b""
+        for piece in _encode_result(result):
+            yield piece
+    yield b"]}"
+
+
+def _encode_result(result: dict[str, Any]) -> Iterator[bytes]:
+    audio = result.pop(AUDIO, None)
+    rest = msgspec.json.encode(result)
+    if audio is None:
+        yield rest
+        return
+    yield b'{"%s":"' % AUDIO.encode()
+    for start in range(0, len(audio), PIECE_BYTES):
+        yield base64.b64encode(audio[start : start + PIECE_BYTES])
+    yield b'",' + rest[1:]

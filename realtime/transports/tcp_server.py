@@ -1,0 +1,108 @@
+"""A TCP port of its own beside the server's one, for wires that are no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from msgspec import structs
+
+from realtime.auth import LOCAL, Principal
+from realtime.config import ConfigError
+from realtime.server import SpeechServer
+from realtime.transports.acceptor import Acceptor
+from realtime.transports.audiosocket import WRITE_BUFFER_BYTES, AudioSocketTransport
+from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
+from realtime.transports.transport import WRITE_GRACE_S
+
+log = logging.getLogger("voicewire.port")
+
+READ_BYTES = 65_536
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class TcpStreamTransport(AudioSocketTransport):
+    """Messages are whatever has come, so much at most."""
+
+    max_bytes = READ_BYTES
+
+    async def receive(self) -> bytes | None:
+        if self._closed:
+            return None
+        try:
+            piece = await self._reader.read(self.max_bytes)
+        except OSError:
+            piece = b""
+        self._closed = self._closed or not piece
+        return piece or None
+
+
+def create_stream_transport(
+    server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> TcpStreamTransport:
+    config = server.config
+    writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+    timeout_s = config.limits.reader_timeout_s + WRITE_GRACE_S
+    link = TcpStreamTransport(reader, writer, timeout_s, config.listen.close_timeout_s)
+    link.max_bytes = min(READ_BYTES, config.limits.max_message_bytes)
+    return link
+
+
+@asynccontextmanager
+async def run_server(
+    server: SpeechServer,
+    name: str,
+    host: str,
+    port: int,
+    serve: Serve,
+    tls: ssl.SSLContext | None = None,
+    asks_for_keys: bool = False,
+    num_unknown: Callable[[], int] = int,
+) -> AsyncIterator[int]:
+    """The port, while this lasts. TLS handshakes and ``num_unknown`` connections together are at most
+    ``max_http_connections``. Raises ``OSError``."""
+    listen = server.config.listen
+    sockets = listening_sockets(structs.replace(listen, host=host, port=port), share_port=listen.gateways > 1)
+    max_connections = server.config.limits.max_http_connections
+    acceptor = Acceptor(
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), serve),
+        listen.handshake_timeout_s,
+        lambda: max_connections - num_unknown(),
+    )
+    found: int = sockets[0].getsockname()[1]
+    if not asks_for_keys:
+        warn_if_public_without_auth(name, sockets)
+    acceptor.listen(sockets, listen.backlog, tls)
+    log.info("listening for %s", name, extra={"host": host, "port": found})
+    try:
+        yield found
+    finally:
+        acceptor.close()
+        await acceptor.wait_closed()
+
+
+async def close_writer(server: SpeechServer, writer: asyncio.StreamWriter) -> None:
+    """Close, and wait for what is still to be sent, but not for ever."""
+    writer.close()
+    try:
+        async with asyncio.timeout(server.config.listen.close_timeout_s):
+            await writer.wait_closed()
+    except (TimeoutError, OSError):
+        writer.transport.abort()
+
+
+def resolve_owner(server: SpeechServer, setting: str, name: str | None) -> Principal:
+    """Whose work it is that shows no key. Raises ``ConfigError``."""
+    owner = server.gatekeeper.principal_by_name(name) if server.gatekeeper.has_keys or name is not None else LOCAL
+    if owner is None:
+        raise ConfigError(f"{setting} = {name!r}: no API key has this name")
+    return owner
+
+
+def check_port_for_gateways(server: SpeechServer, setting: str, port: int) -> None:
+    """Raises ``ConfigError``."""
+    if not port and server.config.listen.gateways > 1:
+        raise ConfigError(f"{setting} = 0: several gateways share one port, which has to be named")

@@ -1,0 +1,106 @@
+"""The addresses where providers of telephony bring their lines."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from engine.api import EngineError
+from realtime.auth import Principal
+from realtime.browser_tokens import TokenScope
+from realtime.calls.call_registry import CallRegistry
+from realtime.calls.connection import CallConnection
+from realtime.config import CallSettings, ConfigError
+from realtime.errors import RequestRefused, describe
+from realtime.protocol.telephony.registry import TELEPHONY_ROUTES, TelephonyRoute
+from realtime.protocol.telephony.signature import is_signed
+from realtime.server import SpeechServer
+from realtime.transports.http_routes import refusal_response
+from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.call")
+
+SIGNATURE = "x-twilio-signature"
+SOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+class TelephonyEndpoint:
+    """The ASGI application of one provider."""
+
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry, phone: TelephonyRoute) -> None:
+        self._server, self._switchboard, self._phone = server, switchboard, phone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = WebSocket(scope, receive, send)
+        dialect = self._phone.dialect(f"line-{secrets.token_hex(8)}")
+        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
+        try:
+            caller = self._admit(websocket)
+            self._server.check_connection_limits(caller)
+            link = WebSocketTransport(scope, receive, send, timeout_s)
+            connection = CallConnection(self._server, self._switchboard, dialect, caller, link)
+        except (RequestRefused, SessionError, EngineError) as error:
+            self._server.metrics.refused(describe(error).code)
+            log.info("refused a line", extra={"code": describe(error).code, "wire": dialect.name})
+            await websocket.send_denial_response(refusal_response(error))
+            return
+        try:
+            offered = dialect.subprotocol in scope.get("subprotocols", [])
+            await websocket.accept(subprotocol=dialect.subprotocol if offered else None)
+            await connection.run()
+        finally:
+            await connection.aclose()
+
+    def _admit(self, request: HTTPConnection) -> Principal:
+        """Raises ``RequestRefused``."""
+        calls = self._server.config.calls
+        if not self._phone.signed or calls.twilio_auth_token is None:
+            return self._server.gatekeeper.authenticate(request, TokenScope.CALLS)
+        if not is_signed(calls.twilio_auth_token, external_url(request, calls), request.headers.get(SIGNATURE, "")):
+            raise RequestRefused("unauthorized", "X-Twilio-Signature is missing or wrong for this address", SIGNATURE)
+        return default_call_owner(self._server)
+
+
+def external_url(request: HTTPConnection, calls: CallSettings) -> str:
+    """The address as the provider spells it."""
+    scope = request.scope
+    path = scope["path"] if not scope["query_string"] else f"{scope['path']}?{scope['query_string'].decode('latin-1')}"
+    if calls.public_url is None:
+        return f"wss://{request.headers.get('host', '')}{path}"
+    public = urlsplit(calls.public_url)
+    return f"{SOCKET_SCHEMES[public.scheme]}://{public.netloc}{public.path.rstrip('/')}{path}"
+
+
+def check_public_url(url: str | None) -> None:
+    """Raises ``ConfigError`` for what is no address that a provider could call."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in SOCKET_SCHEMES and parts.hostname and not (parts.query or parts.fragment)
+        good = good and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"calls.public_url = {url!r}: must be an address such as https://voice.example.com")
+
+
+def default_call_owner(server: SpeechServer) -> Principal:
+    """Whose the lines are that show no key. Raises ``ConfigError``."""
+    owner = server.gatekeeper.principal_by_name(server.config.calls.owner)
+    if owner is None:
+        raise ConfigError(f"calls.owner = {server.config.calls.owner!r}: no API key has this name")
+    return owner
+
+
+def telephony_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:
+    """Raises ``ConfigError``."""
+    check_public_url(server.config.calls.public_url)
+    return [WebSocketRoute(phone.path, TelephonyEndpoint(server, switchboard, phone)) for phone in TELEPHONY_ROUTES]

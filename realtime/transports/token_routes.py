@@ -1,0 +1,113 @@
+"""Short-lived tokens for browsers, in our shape and in those of the vendors: an API key in, a token out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from realtime.browser_tokens import TokenScope
+from realtime.errors import RequestRefused
+from realtime.protocol.native import field_at_fault
+from realtime.transports.http_routes import server_of
+from realtime.transports.http_transport import read_limited_body
+
+
+class IssuedToken(NamedTuple):
+    token: str
+    expires_s: int
+    """Unix time."""
+    ttl_s: int
+
+
+class TokenRoute(NamedTuple):
+    """One address where tokens are to be had."""
+
+    path: str
+    ttl_field: str | None
+    """Where the body may say it; a dot leads into an object."""
+    default_ttl_s: int
+    answer: Callable[[IssuedToken], dict[str, Any]]
+    scopes_field: str | None = None
+    """Where the body may list scopes; without it a token speaks, and does nothing else."""
+
+
+TOKEN_ROUTES = (
+    TokenRoute(
+        "/v1/tokens", "ttl_s", 60, lambda minted: {"token": minted.token, "expires_at": minted.expires_s}, "scopes"
+    ),
+    TokenRoute("/v1/single-use-token/{kind}", None, 900, lambda minted: {"token": minted.token}),
+    TokenRoute("/access-token", "expires_in", 60, lambda minted: {"token": minted.token}),
+    TokenRoute(
+        "/v1/auth/grant",
+        "ttl_seconds",
+        30,
+        lambda minted: {"access_token": minted.token, "expires_in": minted.ttl_s},
+    ),
+    TokenRoute(
+        "/v1/realtime/client_secrets",
+        "expires_after.seconds",
+        600,
+        lambda minted: {"value": minted.token, "expires_at": minted.expires_s, "session": {"type": "realtime"}},
+    ),
+)
+"""Ours, ElevenLabs', Cartesia's, Deepgram's and OpenAI's."""
+
+
+class TokenEndpoint:
+    def __init__(self, mint: TokenRoute) -> None:
+        self._mint = mint
+
+    async def __call__(self, request: Request) -> Response:
+        """Raises ``RequestRefused``."""
+        server = server_of(request)
+        caller = server.gatekeeper.require_api_key(request)
+        longest_s = server.config.wires.token_ttl_s
+        body = await read_object(request)
+        ttl_s, scopes = self._ttl_s(body, longest_s), self._scopes(body)
+        token, expires_s = server.gatekeeper.issue_token(caller, ttl_s, scopes)
+        answer = self._mint.answer(IssuedToken(token, expires_s, ttl_s))
+        return JSONResponse(answer, headers={"Cache-Control": "no-store"})
+
+    def _ttl_s(self, body: Mapping[str, Any], longest_s: int) -> int:
+        name = self._mint.ttl_field
+        asked = _found(body, name) if name else None
+        if asked is None:
+            return min(self._mint.default_ttl_s, longest_s)
+        if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= longest_s:
+            raise RequestRefused("invalid_request", f"{name} must be 1 to {longest_s} (wires.token_ttl_s)", name)
+        return asked
+
+    def _scopes(self, body: Mapping[str, Any]) -> frozenset[TokenScope]:
+        if self._mint.scopes_field is None or (asked := body.get(self._mint.scopes_field)) is None:
+            return frozenset({TokenScope.SPEECH})
+        known = [scope.value for scope in TokenScope]
+        if not isinstance(asked, list) or not asked or any(one not in known for one in asked):
+            raise RequestRefused("invalid_request", f"scopes must be a list of {' or '.join(known)}", "scopes")
+        return frozenset(map(TokenScope, asked))
+
+
+def _found(body: Any, name: str) -> Any:
+    for part in name.split("."):
+        body = body.get(part) if isinstance(body, Mapping) else None
+    return body
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body, a JSON object or nothing. Raises ``RequestRefused``."""
+    config = server_of(request).config
+    body = await read_limited_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
+    try:
+        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
+    except msgspec.ValidationError as error:
+        raise RequestRefused("invalid_event", str(error), field_at_fault(str(error))) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise RequestRefused("malformed_json", f"the body is not JSON: {error}") from None
+
+
+def token_routes() -> list[BaseRoute]:
+    return [Route(mint.path, TokenEndpoint(mint).__call__, methods=["POST"]) for mint in TOKEN_ROUTES]

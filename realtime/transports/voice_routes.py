@@ -1,0 +1,185 @@
+"""``/v1/audio/voices``: the voices that can speak here; adding one of one's own, and deleting it.
+
+Forms and answers are those of vLLM-Omni and SGLang; ``/v1/voices`` tells the same in the shape of ElevenLabs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from engine.api import ClonedVoice, EngineInfo, InvalidRequest, VoiceInfo
+from realtime.auth import Principal
+from realtime.errors import RequestRefused
+from realtime.server import SpeechServer
+from realtime.transports.disconnect import cancel_on_disconnect
+from realtime.transports.http_routes import server_of
+from realtime.transports.uploads import UploadForm, read_form
+from realtime.voice_cloner import check_transcript
+from sessions.voices.lookup import find_voice, is_built_in, resembles_built_in, voices_for
+from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
+
+log = logging.getLogger("voicewire.voices")
+
+AUDIO_FIELDS = ("audio_sample", "audio", "file")
+EMBEDDING_FIELD = "speaker_embedding"
+
+
+async def list_voices(request: Request) -> Response:
+    server = server_of(request)
+    caller = server.gatekeeper.authenticate(request)
+    info, stored = server.engine.info, await _stored(server, caller)
+    names = [voice.name for voice in info.voices] + [manifest.name for manifest in stored]
+    uploaded = [_describe_voice(manifest, caller) for manifest in stored]
+    return JSONResponse({"model": info.model, "voices": names, "uploaded_voices": uploaded})
+
+
+async def list_voices_with_ids(request: Request) -> Response:
+    server = server_of(request)
+    caller = server.gatekeeper.authenticate(request)
+    info, stored = server.engine.info, await _stored(server, caller)
+    voices = [_describe_built_in(voice) for voice in info.voices]
+    for manifest in stored:
+        about = _voice_fields(manifest.name, info.languages, manifest.description)
+        voices += [_describe_voice(manifest, caller) | about]
+    return JSONResponse({"model": info.model, "voices": voices})
+
+
+async def show_voice(request: Request) -> Response:
+    server = server_of(request)
+    caller, name = server.gatekeeper.authenticate(request), request.path_params["name"]
+    for voice in server.engine.info.voices:
+        if voice.name == name:
+            return JSONResponse(_describe_built_in(voice))
+    found = await asyncio.to_thread(find_voice, server.voices, caller.name, name)
+    if found is None:
+        raise _not_found(name)
+    return JSONResponse(_describe_voice(found.manifest, caller))
+
+
+async def add_voice(request: Request) -> Response:
+    server = server_of(request)
+    caller = server.gatekeeper.require_api_key(request)
+    settings = server.config.voices
+    with server.cloning.uploads.acquire():
+        form = await read_form(request, settings.max_upload_bytes, settings.upload_timeout_s)
+        manifest = _manifest(form, caller, server.engine.info)
+        _check_free(server, manifest)
+        clone, manifest = await cancel_on_disconnect(request, _cloned(server, form, manifest))
+    try:
+        await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone))
+    except OSError:
+        log.exception("a voice could not be stored")
+        raise RequestRefused("internal_error", "the voice could not be stored") from None
+    return JSONResponse({"success": True, "voice": _describe_voice(manifest, caller)})
+
+
+async def delete_voice(request: Request) -> Response:
+    server = server_of(request)
+    caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
+    if is_built_in(name, server.engine.info):
+        raise RequestRefused("voice_protected", f"voice {name!r} belongs to the model", "name")
+    if not await asyncio.to_thread(server.voices.remove, caller.name, name):
+        if await asyncio.to_thread(server.voices.find, SHARED, name):
+            raise RequestRefused("voice_protected", f"voice {name!r} belongs to the operator", "name")
+        raise _not_found(name)
+    return JSONResponse({"success": True, "message": f"voice {name!r} was deleted"})
+
+
+async def _stored(server: SpeechServer, caller: Principal) -> list[VoiceManifest]:
+    return await asyncio.to_thread(voices_for, server.voices, caller.name)
+
+
+def _manifest(form: UploadForm, caller: Principal, info: EngineInfo) -> VoiceManifest:
+    """Raises ``InvalidRequest`` for whatever can be seen without listening."""
+    has_audio, has_embedding = form.file(*AUDIO_FIELDS) is not None, bool(form.text(EMBEDDING_FIELD))
+    if has_audio == has_embedding:
+        given = "both are given" if has_audio else "none is given"
+        raise InvalidRequest(f"a voice is made of audio_sample or of speaker_embedding; {given}", "audio_sample")
+    transcript = form.text("ref_text", "transcript") if has_audio else ""
+    check_transcript(transcript)
+    manifest = VoiceManifest(
+        name=form.text("name"),
+        owner=caller.name,
+        model=info.model,
+        created_s=int(time.time()),
+        consent=form.text("consent"),
+        description=form.text("speaker_description", "description"),
+        transcript=transcript,
+        source="audio" if has_audio else "embedding",
+    )
+    check_manifest(manifest)
+    return manifest
+
+
+def _check_free(server: SpeechServer, manifest: VoiceManifest) -> None:
+    """Before any work; the store looks again when it writes."""
+    if resembles_built_in(manifest.name, server.engine.info):
+        raise RequestRefused("voice_protected", f"voice {manifest.name!r} belongs to the model", "name")
+    if server.voices.find(manifest.owner, manifest.name):
+        raise RequestRefused("voice_exists", f"voice {manifest.name!r} exists already; delete it first", "name")
+
+
+async def _cloned(server: SpeechServer, form: UploadForm, manifest: VoiceManifest) -> tuple[ClonedVoice, VoiceManifest]:
+    audio = form.file(*AUDIO_FIELDS)
+    if audio is None:
+        return server.cloning.from_embedding(_numbers(form.text(EMBEDDING_FIELD))), manifest
+    clone, sample_s = await server.cloning.from_upload(audio, manifest.transcript)
+    return clone, msgspec.structs.replace(manifest, sample_s=round(sample_s, 2))
+
+
+def _numbers(text: str) -> list[float]:
+    """Raises ``InvalidRequest``."""
+    try:
+        return msgspec.json.decode(text, type=list[float])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise InvalidRequest("speaker_embedding must be a JSON list of numbers", EMBEDDING_FIELD) from None
+
+
+def _describe_voice(manifest: VoiceManifest, caller: Principal) -> dict[str, Any]:
+    """What may be told of a stored voice: who agreed to it and what was said is for the holder of its owner's key."""
+    is_shared = manifest.owner == SHARED
+    is_private = is_shared or caller.by_token
+    told = {
+        "name": manifest.name,
+        "created_at": manifest.created_s,
+        "model": manifest.model,
+        "source": manifest.source,
+        "in_context": bool(manifest.transcript),
+        "shared": is_shared,
+    }
+    more = {
+        "sample_s": manifest.sample_s,
+        "consent": "" if is_private else manifest.consent,
+        "ref_text": "" if is_private else manifest.transcript,
+        "speaker_description": manifest.description,
+    }
+    return told | {field: value for field, value in more.items() if value}
+
+
+def _describe_built_in(voice: VoiceInfo) -> dict[str, Any]:
+    return _voice_fields(voice.name, voice.languages, voice.description) | {"built_in": True}
+
+
+def _voice_fields(name: str, languages: tuple[str, ...], description: str) -> dict[str, Any]:
+    return {"name": name, "voice_id": name, "languages": list(languages), "description": description}
+
+
+def _not_found(name: str) -> RequestRefused:
+    return RequestRefused("voice_not_found", f"voice {name!r} is unknown", "name")
+
+
+VOICE_ROUTES: list[BaseRoute] = [
+    Route("/v1/voices", list_voices_with_ids),
+    Route("/v1/audio/voices", list_voices),
+    Route("/v1/audio/voices", add_voice, methods=["POST"]),
+    Route("/v1/audio/voices/{name}", show_voice),
+    Route("/v1/audio/voices/{name}", delete_voice, methods=["DELETE"]),
+]

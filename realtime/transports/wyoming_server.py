@@ -1,0 +1,105 @@
+"""A TCP port for Wyoming, the protocol of Home Assistant's voices. It has no keys: whoever reaches it may speak."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from engine.api import EngineError
+from realtime.config import ConfigError
+from realtime.errors import RequestRefused, describe
+from realtime.protocol.dialects.registry import DialectRoute
+from realtime.protocol.wyoming.dialect import WyomingDialect, build_info
+from realtime.protocol.wyoming.events import Data, WyomingEvent, serialize
+from realtime.server import SpeechServer
+from realtime.speech_api.languages import CODES
+from realtime.transports.dialect_connection import DialectConnection
+from realtime.transports.tcp_server import (
+    check_port_for_gateways,
+    close_writer,
+    create_stream_transport,
+    resolve_owner,
+    run_server,
+)
+from realtime.version import VERSION
+from sessions.audio.formats.registry import COMMON_RATES
+from sessions.errors import SessionError
+from sessions.voices.lookup import voices_for
+
+log = logging.getLogger("voicewire.wyoming")
+
+WIRE = DialectRoute("wyoming", WyomingDialect, serial=True)
+
+
+class WyomingServer:
+    """The constructor raises ``ConfigError``."""
+
+    def __init__(self, server: SpeechServer) -> None:
+        self._server, self._settings = server, server.config.wyoming
+        self._num_connections = 0
+        self.port: int | None = None
+        """While it is open."""
+        if self._settings.enabled:
+            self._owner = resolve_owner(server, "wyoming.owner", self._settings.owner)
+            check_port_for_gateways(server, "wyoming.port", self._settings.port)
+            if self._settings.sample_rate not in COMMON_RATES:
+                known = ", ".join(map(str, COMMON_RATES))
+                raise ConfigError(f"wyoming.sample_rate = {self._settings.sample_rate}: expected one of {known}")
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Does nothing without ``wyoming.enabled``. Raises ``OSError``."""
+        if not self._settings.enabled:
+            yield
+            return
+        async with run_server(self._server, "Wyoming", self._settings.host, self._settings.port, self._serve) as port:
+            self.port = port
+            yield
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._num_connections += 1
+        try:
+            await self._serve_connection(reader, writer)
+        finally:
+            self._num_connections -= 1
+            await close_writer(self._server, writer)
+
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        limit = self._server.config.limits.max_message_bytes
+        try:
+            self._check_capacity()
+            dialect = WyomingDialect(await self._info(), self._settings.sample_rate, limit)
+            connection = DialectConnection(self._server, WIRE, dialect)
+            connection.open(self._owner)
+        except (RequestRefused, SessionError, EngineError) as error:
+            info = describe(error)
+            self._server.metrics.refused(info.code)
+            log.info("refused a connection", extra={"code": info.code, "wire": WIRE.path})
+            writer.write(serialize(WyomingEvent("error", {"text": info.message, "code": info.code})))
+            return
+        try:
+            await connection.run(create_stream_transport(self._server, reader, writer))
+        finally:
+            await connection.aclose()
+
+    def _check_capacity(self) -> None:
+        self._server.check_connection_limits(self._owner)
+        limit = self._settings.max_connections
+        if self._num_connections > limit:
+            wait_ms = self._server.config.limits.retry_after_ms
+            raise RequestRefused("too_many_connections", f"wyoming.max_connections is {limit}", retry_after_ms=wait_ms)
+
+    async def _info(self) -> Data:
+        info = self._server.engine.info
+        voices = [(voice.name, voice.description or voice.name, codes(voice.languages)) for voice in info.voices]
+        if info.can_clone:
+            stored = await asyncio.to_thread(voices_for, self._server.voices, self._owner.name)
+            voices += [(manifest.name, manifest.name, codes(info.languages)) for manifest in stored]
+        return build_info(VERSION, info.model, voices)
+
+
+def codes(languages: tuple[str, ...]) -> list[str]:
+    """As Home Assistant names them."""
+    return [CODES.get(language.lower(), language) for language in languages if language != "auto"]

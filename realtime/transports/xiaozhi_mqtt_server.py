@@ -1,0 +1,270 @@
+"""Ports where xiaozhi devices connect by MQTT, with their sound over UDP. No broker stands between: the firmware
+subscribes to nothing, and takes whatever is published to it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+
+from engine.api import EngineError
+from realtime.auth import NO_KEYS, Principal
+from realtime.browser_tokens import TokenScope
+from realtime.config import ConfigError
+from realtime.errors import RequestRefused, describe
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.mqtt311 import packets as mqtt
+from realtime.protocol.telephony.xiaozhi import XiaozhiDialect
+from realtime.transports.tcp_server import TcpStreamTransport, close_writer, create_stream_transport, run_server
+from realtime.transports.xiaozhi_routes import XiaozhiService
+from realtime.xiaozhi.mqtt_transport import XiaozhiMqttTransport
+from realtime.xiaozhi.udp_server import UdpServer
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.xiaozhi")
+
+DEVICE_TOPIC = "devices/p2p/"
+KEEP_ALIVE_GRACE = 1.5
+MAX_KEEP_ALIVE_S = 1_200
+"""For devices that ask for none, or for more."""
+
+
+class XiaozhiMqttServer:
+    """Both ports. The constructor raises ``ConfigError``."""
+
+    def __init__(self, devices: XiaozhiService) -> None:
+        self._devices, self._server = devices, devices.server
+        self._settings = devices.server.config.xiaozhi
+        self._udp = UdpServer(self._settings.max_packets_per_s)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._num_devices = 0
+        """Of them, that have shown who they are."""
+        self.port: int | None = None
+        """While it is open."""
+        if self._settings.mqtt and self._server.config.listen.gateways > 1:
+            raise ConfigError("xiaozhi.mqtt needs listen.gateways = 1: both lines of a device end in one process")
+
+    @property
+    def udp_port(self) -> int:
+        return self._udp.port
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Does nothing without ``xiaozhi.mqtt``. Raises ``OSError``."""
+        if not self._settings.mqtt:
+            yield
+            return
+        host, tls = self._settings.mqtt_host, self._tls()
+        async with (
+            self._udp.open(host, self._settings.udp_port),
+            run_server(
+                self._server,
+                "xiaozhi",
+                host,
+                self._settings.mqtt_port,
+                self._serve,
+                tls,
+                asks_for_keys=True,
+                num_unknown=lambda: len(self._serving) - self._num_devices,
+            ) as port,
+        ):
+            self.port = port
+            try:
+                yield
+            finally:
+                for task in self._serving:
+                    task.cancel()
+                await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """As on the server's one port, where the certificate was looked at already."""
+        listen = self._server.config.listen
+        if listen.tls_certificate is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(listen.tls_certificate, listen.tls_key)
+        return context
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        link = create_stream_transport(self._server, reader, writer)
+        try:
+            await self._handle_connection(link, str(writer.get_extra_info("peername")[0]), writer)
+        except (RemoteProtocolError, RequestRefused, SessionError, EngineError, TimeoutError) as error:
+            code = "idle_timeout" if isinstance(error, TimeoutError) else describe(error).code
+            self._server.metrics.refused(code)
+            log.info("a device was turned away", extra={"code": code})
+        except asyncio.CancelledError:
+            pass  # the port is closed; the streams of Python 3.11 call a cancelled task a fault
+        finally:
+            self._serving.discard(task)
+            await close_writer(self._server, writer)
+
+    async def _handle_connection(self, link: TcpStreamTransport, host: str, writer: asyncio.StreamWriter) -> None:
+        self._warn_if_public()
+        reader = mqtt.MqttPacketReader(self._server.config.limits.max_message_bytes)
+        async with asyncio.timeout(self._server.config.listen.handshake_timeout_s):
+            first, early = await self._first(link, reader)
+        connect, caller = await self._admit(link, first, host)
+        where = str(writer.get_extra_info("sockname")[0])
+        device = XiaozhiMqttDevice(
+            self._devices, self._udp, link, connect, caller, host, self._settings.udp_public_host or where
+        )
+        self._num_devices += 1
+        try:
+            await self._serve_device(link, reader, device, early, self._keepalive_timeout_s(connect))
+        finally:
+            self._num_devices -= 1
+
+    def _warn_if_public(self) -> None:
+        """Raises ``RequestRefused``. Who shows no key takes no device's place."""
+        limit = self._server.config.limits.max_http_connections
+        if len(self._serving) - self._num_devices > limit:
+            raise RequestRefused("too_many_connections", f"max_http_connections is {limit}")
+
+    async def _serve_device(
+        self,
+        link: TcpStreamTransport,
+        reader: mqtt.MqttPacketReader,
+        device: XiaozhiMqttDevice,
+        early: list[mqtt.MqttPacket],
+        patience_s: float,
+    ) -> None:
+        await link.send(mqtt.connack(mqtt.ACCEPTED))
+        async with device:
+            for packet in early:
+                await device.handle_packet(packet)
+            while True:
+                async with asyncio.timeout(patience_s):
+                    piece = await link.receive()
+                if piece is None:
+                    return
+                for packet in reader.push(piece):
+                    if packet.kind == mqtt.DISCONNECT:
+                        return
+                    await device.handle_packet(packet)
+
+    async def _first(
+        self, link: TcpStreamTransport, reader: mqtt.MqttPacketReader
+    ) -> tuple[mqtt.MqttPacket, list[mqtt.MqttPacket]]:
+        """The first packet, and what came right behind it."""
+        while (piece := await link.receive()) is not None:
+            if found := list(reader.push(piece)):
+                return found[0], found[1:]
+        raise RemoteProtocolError("invalid_event", "the device left before it said who it is")
+
+    async def _admit(
+        self, link: TcpStreamTransport, packet: mqtt.MqttPacket, host: str
+    ) -> tuple[mqtt.ConnectPacket, Principal]:
+        """By its password, which is an API key. Raises ``RemoteProtocolError`` or ``RequestRefused``."""
+        code = mqtt.WRONG_LEVEL
+        try:
+            connect = mqtt.parse_connect(packet)
+            code = mqtt.WRONG_KEY
+            gatekeeper = self._server.gatekeeper
+            if not gatekeeper.has_keys and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+                raise RequestRefused("not_loopback", NO_KEYS)
+            caller = gatekeeper.principal_for_key(connect.password, TokenScope.CALLS)
+            code = mqtt.BUSY
+            self._server.check_connection_limits(caller)
+            if self._num_devices >= self._settings.max_devices:
+                raise RequestRefused("too_many_connections", f"xiaozhi.max_devices is {self._settings.max_devices}")
+        except (RemoteProtocolError, RequestRefused):
+            await link.send(mqtt.connack(code))
+            raise
+        return connect, caller
+
+    def _keepalive_timeout_s(self, connect: mqtt.ConnectPacket) -> float:
+        return KEEP_ALIVE_GRACE * min(connect.keep_alive_s or MAX_KEEP_ALIVE_S, MAX_KEEP_ALIVE_S)
+
+
+class XiaozhiMqttDevice:
+    """One that is connected; its conversations come and go, one at a time."""
+
+    def __init__(
+        self,
+        devices: XiaozhiService,
+        udp: UdpServer,
+        link: TcpStreamTransport,
+        connect: mqtt.ConnectPacket,
+        caller: Principal,
+        host: str,
+        public_host: str,
+    ) -> None:
+        self._devices, self._udp, self._link, self._caller = devices, udp, link, caller
+        self._client_id, self._topic = connect.client_id, DEVICE_TOPIC + connect.client_id
+        self._host, self._public_host = host, public_host
+        self._line: XiaozhiMqttTransport | None = None
+        self._conversing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> XiaozhiMqttDevice:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    async def handle_packet(self, packet: mqtt.MqttPacket) -> None:
+        """Raises ``RemoteProtocolError``, ``RequestRefused`` or ``SessionError``."""
+        match packet.kind:
+            case mqtt.PUBLISH:
+                published = mqtt.parse_publish(packet)
+                if published.packet_id is not None:
+                    await self._link.send(mqtt.puback(published.packet_id))
+                await self._on_audio(published.payload)
+            case mqtt.SUBSCRIBE:
+                await self._link.send(mqtt.suback(*mqtt.parse_subscribe(packet)))
+            case mqtt.PING:
+                await self._link.send(mqtt.PINGRESP)
+
+    async def _on_audio(self, payload: bytes) -> None:
+        message = payload.decode("utf-8", "replace")
+        if is_hello(message):
+            await self._end()
+            self._line = line = XiaozhiMqttTransport(self._publish)
+            self._conversing = asyncio.create_task(self._run_conversation(line), name="voicewire device")
+        if self._line is not None:
+            self._line.on_text(message)
+
+    async def _run_conversation(self, line: XiaozhiMqttTransport) -> None:
+        with self._udp.stream(self._host, line.on_audio) as stream:
+            line.stream = stream
+            sound = stream.crypto
+            place = {"server": self._public_host, "port": self._udp.port}
+            udp = {**place, "key": sound.key.hex(), "nonce": sound.nonce.hex()}
+            shown = {"client_id": self._client_id} if self._client_id else {}
+            dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", shown, "udp", udp=udp)
+            try:
+                await self._devices.run_conversation(line, dialect, self._caller)
+            except (RequestRefused, SessionError, EngineError) as error:
+                self._devices.server.metrics.refused(describe(error).code)
+                log.info("refused a conversation", extra={"code": describe(error).code})
+                await line.send(dialect.send_hang_up())
+            finally:
+                line.abort()
+
+    async def _publish(self, message: str) -> None:
+        await self._link.send(mqtt.publish(self._topic, message.encode()))
+
+    async def _end(self) -> None:
+        """Of the conversation, if there is one."""
+        line, conversing = self._line, self._conversing
+        self._line = self._conversing = None
+        if line is not None:
+            line.abort()
+        if conversing is not None:
+            await asyncio.wait([conversing])
+
+
+def is_hello(message: str) -> bool:
+    with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+        found = msgspec.json.decode(message)
+        return isinstance(found, dict) and found.get("type") == "hello"
+    return False

@@ -1,0 +1,111 @@
+"""Where xiaozhi devices connect by WebSocket; to agents each is a call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from engine.api import EngineError
+from realtime.auth import Principal
+from realtime.browser_tokens import TokenScope
+from realtime.calls.call_registry import CallRegistry
+from realtime.calls.connection import CallConnection
+from realtime.errors import RequestRefused, describe
+from realtime.protocol.telephony.xiaozhi import VERSIONS, XiaozhiDialect
+from realtime.server import SpeechServer
+from realtime.transports.http_routes import refusal_response
+from realtime.transports.transport import WRITE_GRACE_S, MessageTransport, WebSocketTransport
+from realtime.xiaozhi.device_transport import XiaozhiTransport
+from sessions.encoder_pool import EncoderPool
+from sessions.errors import SessionError
+
+log = logging.getLogger("voicewire.xiaozhi")
+
+PATHS = ("/xiaozhi/v1", "/xiaozhi/v1/")
+MAX_HEADER_CHARS = 128
+
+
+class XiaozhiService:
+    """What all devices share, however they come. ``aclose`` ends the threads of their encoders."""
+
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
+        self.server, self._switchboard = server, switchboard
+        self._threads = EncoderPool(server.config.limits.encoder_threads)
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def run_conversation(
+        self,
+        line: MessageTransport,
+        dialect: XiaozhiDialect,
+        caller: Principal,
+        version: int = 1,
+        accept: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """With one of them, to its end. Raises ``RequestRefused``, ``SessionError`` or ``EngineError``, and then it was
+        not accepted."""
+        self.server.check_connection_limits(caller)
+        settings = self.server.config.xiaozhi
+        link = XiaozhiTransport(
+            line,
+            dialect,
+            self._threads,
+            version=version,
+            bitrate=settings.bitrate,
+            linger_s=settings.linger_ms / 1000,
+        )
+        connection = CallConnection(self.server, self._switchboard, dialect, caller, link)
+        watching = asyncio.create_task(link.run_idle_timer(), name="voicewire device")
+        try:
+            if accept is not None:
+                await accept()
+            await connection.run()
+        finally:
+            watching.cancel()
+            await connection.aclose()
+            await asyncio.wait([watching])
+
+
+class XiaozhiEndpoint:
+    def __init__(self, devices: XiaozhiService) -> None:
+        self._devices, self._server = devices, devices.server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = WebSocket(scope, receive, send)
+        link = WebSocketTransport(scope, receive, send, self._server.config.limits.reader_timeout_s + WRITE_GRACE_S)
+        try:
+            caller = self._server.gatekeeper.authenticate(websocket, TokenScope.CALLS)
+            version = version_of(websocket.headers.get("protocol-version", "1"))
+            dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", device_parameters(websocket))
+            await self._devices.run_conversation(link, dialect, caller, version, websocket.accept)
+        except (RequestRefused, SessionError, EngineError) as error:
+            self._server.metrics.refused(describe(error).code)
+            log.info("refused a device", extra={"code": describe(error).code})
+            await websocket.send_denial_response(refusal_response(error))
+
+
+def version_of(header: str) -> int:
+    """Raises ``RequestRefused``."""
+    if header not in map(str, VERSIONS):
+        known = ", ".join(map(str, VERSIONS))
+        raise RequestRefused("invalid_request", f"Protocol-Version must be one of {known}", "Protocol-Version")
+    return int(header)
+
+
+def device_parameters(websocket: WebSocket) -> dict[str, str]:
+    """What agents are told of the device."""
+    named = {"device_id": "device-id", "client_id": "client-id"}
+    found = {name: websocket.headers.get(header, "")[:MAX_HEADER_CHARS] for name, header in named.items()}
+    return {name: value for name, value in found.items() if value}
+
+
+def device_routes(devices: XiaozhiService) -> list[BaseRoute]:
+    endpoint = XiaozhiEndpoint(devices)
+    return [WebSocketRoute(path, endpoint) for path in PATHS]

@@ -1,0 +1,122 @@
+"""From what a client has of a voice (a recording, an address of one, numbers) to a voice that can speak."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from engine.api import ClonedVoice, EngineInfo, InvalidRequest, ReferenceAudio, SpeechEngine
+from realtime.concurrency_limit import ConcurrencyLimit
+from realtime.config import ConfigError, ServerConfig, VoiceStoreSettings
+from realtime.references.addresses import refuse_address
+from realtime.references.data_uri import PREFIX, decode_data_uri
+from realtime.references.fetch import Fetcher, FetchRules
+from sessions.audio.pcm import Pcm
+from sessions.audio.recordings.sandbox import DecodeLimits, decode_in_subprocess
+from sessions.usage_counters import ENCODINGS, UPLOADS, LocalUsageCounters, UsageCounters
+from sessions.voices.voice import MAX_TRANSCRIPT_CHARS
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class VoiceCloner:
+    """Of one server. Gates bound how many recordings are in work at once, wherever ``tally`` counts."""
+
+    def __init__(self, config: ServerConfig, engine: SpeechEngine, tally: UsageCounters | None = None) -> None:
+        settings, retry_after_ms = config.voices, config.limits.retry_after_ms
+        tally = tally or LocalUsageCounters()
+        self._settings = settings
+        self._engine = engine
+        self.gate = ConcurrencyLimit("max_encodings", settings.max_encodings, retry_after_ms, tally, ENCODINGS)
+        self.uploads = ConcurrencyLimit("max_uploads", settings.max_uploads, retry_after_ms, tally, UPLOADS)
+        self.fetcher = Fetcher(fetch_rules(settings))
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    async def from_reference(self, reference: str, transcript: str) -> ClonedVoice:
+        """``reference`` is a data URI or an address. Raises ``InvalidRequest`` or ``RequestRefused``."""
+        self._require_encoder("ref_audio")
+        with self.gate.acquire():
+            if reference[: len(PREFIX)].lower() == PREFIX:
+                data = await asyncio.to_thread(decode_data_uri, reference, self._settings.max_upload_bytes)
+            elif self._settings.fetch:
+                data = await self.fetcher.fetch(reference)
+            else:
+                raise refuse_address("this server fetches nothing (voices.fetch); send a data URI")
+            return await self._clone(data, transcript, "ref_audio")
+
+    async def from_upload(self, data: bytes, transcript: str) -> tuple[ClonedVoice, float]:
+        """The voice, and how long the recording is. Raises ``InvalidRequest`` or ``RequestRefused``."""
+        self._require_encoder("audio_sample")
+        with self.gate.acquire():
+            pcm = await self._decode(data, "audio_sample")
+            return await self._encode(pcm, transcript, "audio_sample"), pcm.size / self.info.sample_rate
+
+    def from_embedding(self, numbers: Sequence[float]) -> ClonedVoice:
+        """Raises ``InvalidRequest``."""
+        info = self.info
+        if not info.can_clone:
+            raise InvalidRequest(f"{info.model} does not clone voices", "speaker_embedding")
+        if len(numbers) != info.embedding_size:
+            found = f"speaker_embedding has {len(numbers)} numbers"
+            raise InvalidRequest(f"{found}, {info.model} takes {info.embedding_size}", "speaker_embedding")
+        embedding = np.asarray(numbers, np.float64)
+        if not np.all(np.abs(embedding) <= LARGEST):  # nor NaN, which is no number and so not below anything
+            raise InvalidRequest("speaker_embedding holds what is no finite number", "speaker_embedding")
+        return ClonedVoice(embedding=embedding.astype(np.float32).tobytes())
+
+    async def _clone(self, data: bytes, transcript: str, param: str) -> ClonedVoice:
+        return await self._encode(await self._decode(data, param), transcript, param)
+
+    async def _decode(self, data: bytes, param: str) -> Pcm:
+        limits = DecodeLimits(max_s=self.info.max_sample_s, timeout_s=self._settings.decode_timeout_s)
+        try:
+            pcm = await decode_in_subprocess(data, self.info.sample_rate, limits)
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), param) from None
+        if (length_s := pcm.size / self.info.sample_rate) < self.info.min_sample_s:
+            raise InvalidRequest(f"audio is {length_s:.2f} s long, at least {self.info.min_sample_s:g} s needed", param)
+        return pcm
+
+    async def _encode(self, pcm: Pcm, transcript: str, param: str) -> ClonedVoice:
+        check_transcript(transcript)
+        try:
+            return await self._engine.encode_voice(ReferenceAudio(pcm=pcm.tobytes(), transcript=transcript))
+        except InvalidRequest as error:
+            error.param = param if error.param == "audio" else error.param
+            raise
+
+    def _require_encoder(self, param: str) -> None:
+        if not self.info.can_encode:
+            raise InvalidRequest(f"{self.info.model} does not listen to recordings", param)
+
+
+def check_transcript(transcript: str) -> None:
+    """Raises ``InvalidRequest``."""
+    if len(transcript) > MAX_TRANSCRIPT_CHARS:
+        found = f"ref_text has {len(transcript)} characters"
+        raise InvalidRequest(f"{found}, at most {MAX_TRANSCRIPT_CHARS} are allowed", "ref_text")
+
+
+def fetch_rules(settings: VoiceStoreSettings) -> FetchRules:
+    """Raises ``ConfigError``."""
+    rules = FetchRules(
+        max_bytes=settings.max_upload_bytes,
+        timeout_s=settings.fetch_timeout_s,
+        max_redirects=settings.fetch_redirects,
+        allow_http=settings.fetch_http,
+    )
+    try:
+        return replace(rules, networks=tuple(ipaddress.ip_network(text) for text in _listed(settings.fetch_networks)))
+    except ValueError as error:
+        raise ConfigError(f"voices.fetch_networks: {error}") from None
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []

@@ -1,0 +1,127 @@
+"""A device's line: PCM and JSON on our side, packets of Opus and JSON on the device's.
+
+It owns what the device believes, whether we speak: ``tts start`` goes before the first packet, ``tts stop`` when the
+device has played the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from realtime.protocol.errors import RemoteProtocolError
+from realtime.protocol.telephony.xiaozhi import FLUSH, PACKET_MS, SAMPLE_RATE, XiaozhiDialect, pack_frame, unpack_frame
+from realtime.transports.transport import MessageTransport
+from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusError, OpusPacket, OpusSettings
+from sessions.audio.pcm import pcm_to_s16le, s16le_to_pcm
+from sessions.clock import now_s
+from sessions.encoder_pool import EncoderPool
+
+log = logging.getLogger("voicewire.xiaozhi")
+
+PACKET_BYTES = SAMPLE_RATE * PACKET_MS // 1000 * 2
+START_DELAY_S = 0.12
+"""A device begins to play so long after the first packet came."""
+
+
+class XiaozhiTransport:
+    """Implements ``MessageTransport`` over the device's own. ``watch`` runs beside it."""
+
+    def __init__(
+        self,
+        line: MessageTransport,
+        dialect: XiaozhiDialect,
+        threads: EncoderPool,
+        *,
+        version: int,
+        bitrate: int,
+        linger_s: float,
+    ) -> None:
+        self._line, self._dialect, self._threads = line, dialect, threads
+        self._version = version
+        self._settings = OpusSettings(sample_rate=SAMPLE_RATE, packet_ms=PACKET_MS, bitrate=bitrate)
+        self._linger_s = linger_s
+        self._encoder = OpusEncoder(self._settings)
+        self._gathered = bytearray()
+        """For the next packet."""
+        self._decoder = OpusDecoder(SAMPLE_RATE)
+        self._speaking = asyncio.Event()
+        """The device was told so."""
+        self._played_s = 0.0
+        """When the device will have played all that it was sent."""
+        self._num_packets = 0
+        """Of this speech."""
+
+    async def receive(self) -> str | bytes | None:
+        while True:
+            message = await self._line.receive()
+            if not isinstance(message, bytes):
+                return message
+            if pcm := self._decoded(message):
+                return pcm
+
+    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+        if isinstance(message, bytes):
+            await self._send_audio(message, wanted)
+        elif message == self._dialect.stop():
+            await self._stop()
+        else:
+            await self._line.send(message, wanted)
+
+    async def close(self, code: int, reason: str = "") -> None:
+        await self._line.close(code, reason)
+
+    async def run_idle_timer(self) -> None:
+        """Tell the device when the speech has ended."""
+        while True:
+            await self._speaking.wait()
+            left_s = self._played_s + self._linger_s - now_s()
+            if left_s <= 0:
+                await self._stop()
+            else:
+                await asyncio.sleep(left_s)
+
+    async def _send_audio(self, pcm: bytes, wanted: Callable[[], bool] | None) -> None:
+        encoder = self._encoder
+        self._gathered += pcm
+        if len(self._gathered) < PACKET_BYTES and pcm != FLUSH:
+            return
+        sound, self._gathered = bytes(self._gathered), bytearray()
+        packets = await self._threads.run(lambda: _encoded(encoder, sound, pcm == FLUSH))
+        if encoder is self._encoder:  # else it was stopped meanwhile
+            for packet in packets:
+                await self._send_packet(packet, wanted)
+
+    async def _send_packet(self, packet: OpusPacket, wanted: Callable[[], bool] | None) -> None:
+        if wanted is not None and not wanted():
+            return
+        now = now_s()
+        if not self._speaking.is_set():
+            self._speaking.set()
+            self._played_s, self._num_packets = now + START_DELAY_S, 0
+            await self._line.send(self._dialect.start_speech())
+        self._played_s = max(self._played_s, now) + PACKET_MS / 1000
+        time_ms = self._num_packets * PACKET_MS
+        self._num_packets += 1
+        await self._line.send(pack_frame(self._version, packet.data, time_ms), wanted)
+
+    async def _stop(self) -> None:
+        self._encoder = OpusEncoder(self._settings)
+        self._gathered.clear()
+        if self._speaking.is_set():
+            self._speaking.clear()
+            await self._line.send(self._dialect.stop())
+
+    def _decoded(self, message: bytes) -> bytes:
+        """What is no sound, or broken, is passed over: a microphone's packet more or less is no matter."""
+        try:
+            packet = unpack_frame(self._version, message)
+            return pcm_to_s16le(self._decoder.decode(packet)) if packet else b""
+        except (RemoteProtocolError, OpusError):
+            return b""
+
+
+def _encoded(encoder: OpusEncoder, pcm: bytes, flush: bool) -> list[OpusPacket]:
+    packets = encoder.push(s16le_to_pcm(pcm))
+    return packets + encoder.flush() if flush else packets

@@ -1,0 +1,73 @@
+"""Words of a client's text with the times at which they are spoken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sessions.alignment.word_spans import WordSpan
+
+
+@dataclass(frozen=True, slots=True)
+class CharTime:
+    character: str
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class WordTime:
+    """Times count from the first sample of the response's speech (an Opus decoder's pre-skip not counted)."""
+
+    text: str
+    """The client's own characters, with the marks on them and without white space."""
+    raw_start: int
+    """Where it stands in all of the client's text."""
+    raw_end: int
+    spoken: str
+    """What is said for it: the same, unless the normaliser wrote it out."""
+    segment: int
+    """The utterance it belongs to: 0, 1, 2 ... over the response."""
+    segment_start_ms: float
+    """Where that utterance begins, for those who count times from there."""
+    start_ms: float
+    end_ms: float
+    char_ends_ms: tuple[float, ...]
+    """One for each character of ``text``."""
+    spoken_ends_ms: tuple[float, ...]
+    """One for each character of ``spoken``."""
+
+    def characters(self) -> list[CharTime]:
+        return _timed(self.text, self.start_ms, self.char_ends_ms)
+
+    def spoken_characters(self) -> list[CharTime]:
+        return _timed(self.spoken, self.start_ms, self.spoken_ends_ms)
+
+
+def to_word_time(
+    word: WordSpan, bounds: Sequence[int], segment: int, start_sample: int, sample_rate: float, floor_ms: float
+) -> WordTime:
+    """``bounds`` count samples from the start of the segment, as ``Aligner.bounds``; nothing is before ``floor_ms``."""
+
+    def end_ms(num_chars: int) -> float:
+        sample = bounds[min(max(num_chars, word.sound_start), word.sound_end)]
+        return max(1000 * (start_sample + sample) / sample_rate, floor_ms)
+
+    first = word.spoken_start + 1
+    return WordTime(
+        word.text,
+        word.raw_start,
+        word.raw_end,
+        word.spoken,
+        segment,
+        segment_start_ms=1000 * start_sample / sample_rate,
+        start_ms=end_ms(word.sound_start),
+        end_ms=end_ms(word.sound_end),
+        char_ends_ms=tuple(end_ms(num_chars) for num_chars in word.reached),
+        spoken_ends_ms=tuple(end_ms(number) for number in range(first, first + len(word.spoken))),
+    )
+
+
+def _timed(text: str, start_ms: float, ends_ms: tuple[float, ...]) -> list[CharTime]:
+    starts_ms = (start_ms, *ends_ms[:-1])
+    return [CharTime(*each) for each in zip(text, starts_ms, ends_ms, strict=True)]

@@ -1,0 +1,111 @@
+"""Which encoder makes a stream of which format, at which rates, and how much sound it holds back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sessions.audio.formats.codecs import AacStream, FlacStream, Mp3Stream
+from sessions.audio.formats.ogg_opus import OggOpusStream
+from sessions.audio.formats.raw import RawStream, wav_stream
+from sessions.audio.formats.stream import StreamEncoder
+from sessions.audio.g711 import pcm_to_alaw, pcm_to_mulaw
+from sessions.audio.opus import SAMPLE_RATES as OPUS_RATES
+from sessions.audio.opus import OpusApplication, OpusSettings
+from sessions.audio.pcm import Pcm, pcm_to_f32le, pcm_to_s16le
+from sessions.config import AudioFormat, Encoding
+from sessions.errors import UnsupportedFormat
+
+COMMON_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
+RATES: dict[Encoding, tuple[int, ...]] = dict.fromkeys(Encoding, COMMON_RATES)
+RATES |= dict.fromkeys((Encoding.OPUS, Encoding.OGG_OPUS), OPUS_RATES)
+
+AUDIO_FROM_BITRATE = 64_000
+"""From here on Opus tuned for audio sounds as good as tuned for voices with half the bits."""
+
+BYTES_OF_PCM: dict[Encoding, Callable[[Pcm], bytes]] = {
+    Encoding.PCM_S16LE: pcm_to_s16le,
+    Encoding.PCM_F32LE: pcm_to_f32le,
+    Encoding.MULAW: pcm_to_mulaw,
+    Encoding.ALAW: pcm_to_alaw,
+}
+"""A sample becomes bytes whatever is before or after it."""
+
+
+def is_cpu_intensive(encoding: Encoding) -> bool:
+    """Whether encoding takes long enough to belong in a worker thread."""
+    return encoding not in {*BYTES_OF_PCM, Encoding.WAV}
+
+
+def stream_encoder(audio: AudioFormat) -> StreamEncoder:
+    """For every encoding but bare Opus, whose packets are no stream. Nothing heavy is made before it is needed.
+
+    Raises ``UnsupportedFormat``, which names the field, the limit and the value.
+    """
+    check_rate(audio)
+    match audio.encoding:
+        case Encoding.WAV:
+            return wav_stream(audio.sample_rate)
+        case Encoding.MP3:
+            return Mp3Stream(audio.sample_rate, audio.bitrate)
+        case Encoding.AAC:
+            return AacStream(audio.sample_rate, audio.bitrate)
+        case Encoding.FLAC:
+            return FlacStream(audio.sample_rate)
+        case Encoding.OGG_OPUS:
+            return OggOpusStream(opus_settings(audio))
+        case Encoding.OPUS:
+            raise UnsupportedFormat("opus without a container is no stream; use ogg_opus", "encoding")
+        case _:
+            return RawStream(BYTES_OF_PCM[audio.encoding])
+
+
+def check_rate(audio: AudioFormat) -> None:
+    """Raises ``UnsupportedFormat``."""
+    if audio.sample_rate not in RATES[audio.encoding]:
+        allowed = ", ".join(str(rate) for rate in RATES[audio.encoding])
+        message = f"sample_rate of {audio.encoding} must be one of {allowed}; is {audio.sample_rate}"
+        raise UnsupportedFormat(message, "sample_rate")
+
+
+def opus_settings(audio: AudioFormat) -> OpusSettings:
+    """Raises ``UnsupportedFormat``."""
+    return OpusSettings(
+        sample_rate=audio.sample_rate,
+        packet_ms=audio.packet_ms,
+        bitrate=audio.bitrate,
+        complexity=audio.complexity,
+        application=_application(audio),
+        dtx=audio.dtx,
+        inband_fec=audio.fec,
+        expected_loss_percent=audio.packet_loss_percent,
+    )
+
+
+def _application(audio: AudioFormat) -> OpusApplication:
+    """With few bits, or copies of what may be lost, only one of them sounds well."""
+    is_good = audio.bitrate >= AUDIO_FROM_BITRATE and not audio.fec
+    return OpusApplication.AUDIO if audio.application == "audio" and is_good else OpusApplication.VOIP
+
+
+def codec_delay_samples(audio: AudioFormat) -> int:
+    """So much sound at most has been pushed and cannot be heard yet by one who decodes all bytes so far.
+
+    MP3: a frame in the making, one in look-ahead, and 1,105 samples that encoder and decoder delay. AAC: two frames
+    and the overlap with the next. FLAC: a block.
+    """
+    rate = audio.sample_rate
+    match audio.encoding:
+        case Encoding.MP3:
+            return 2 * mp3_frame_samples(rate) + 1_105
+        case Encoding.AAC:
+            return 3 * 1_024
+        case Encoding.FLAC:
+            return rate * 27 // 1000
+        case Encoding.OPUS | Encoding.OGG_OPUS:
+            return opus_settings(audio).packet_samples + opus_settings(audio).pre_skip_samples
+        case _:
+            return 0
+
+
+def mp3_frame_samples(sample_rate: int) -> int:
+    return 1_152 if sample_rate >= 32_000 else 576

@@ -1,0 +1,94 @@
+"""Decoding in a process of its own, which can do no harm: hostile bytes meet a large parser written in C.
+
+The child reads a file from its standard input and writes float32 samples; its memory, its time and its files are
+limited by the system, and it is killed when it takes too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.api import InvalidRequest
+from sessions.audio.pcm import Pcm
+from sessions.audio.recordings.decode import InvalidRecording, container_format, decode_recording
+
+MODULE = "sessions.audio.recordings.sandbox"
+BAD_RECORDING = 3
+"""Exit status of a child that refuses; why is on its standard error."""
+MAX_MESSAGE_BYTES = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLimits:
+    max_s: float = 30.0
+    """Sound beyond this is refused before it is decoded."""
+    timeout_s: float = 10.0
+    memory_bytes: int = 2**30
+    """Of address space; 30 s of stereo at 48 kHz take a quarter of it."""
+
+
+async def decode_in_subprocess(data: bytes, sample_rate: int, limits: DecodeLimits) -> Pcm:
+    """Raises ``InvalidRequest`` for what is no usable recording. Cancelled, or late, it kills the child."""
+    try:
+        container_format(data)
+    except InvalidRecording as error:
+        raise InvalidRequest(str(error), "audio") from None
+    arguments = (str(sample_rate), repr(limits.max_s), str(int(limits.timeout_s) + 1), str(limits.memory_bytes))
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-P", "-m", MODULE, *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=_environment(),
+    )
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            pcm, message = await child.communicate(data)
+    except TimeoutError:
+        raise InvalidRequest(f"audio takes longer than {limits.timeout_s:g} s to decode", "audio") from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode == BAD_RECORDING:
+        raise InvalidRequest(message[:MAX_MESSAGE_BYTES].decode("utf-8", "replace").strip(), "audio")
+    if child.returncode:
+        raise InvalidRequest("audio cannot be decoded", "audio")
+    return np.frombuffer(pcm, np.float32)
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of ours but the way to our modules; ``-P`` keeps the current folder out of it."""
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
+    return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OPENBLAS_NUM_THREADS": "1"}
+
+
+def main(arguments: list[str]) -> int:
+    sample_rate, max_s, cpu_s, memory_bytes = arguments
+    for limit, value in (
+        (resource.RLIMIT_CPU, int(cpu_s)),
+        (resource.RLIMIT_AS, int(memory_bytes)),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with suppress(ValueError, OSError):  # a system that has no such limit
+            resource.setrlimit(limit, (value, value))
+    try:
+        pcm = decode_recording(sys.stdin.buffer.read(), int(sample_rate), float(max_s))
+    except InvalidRecording as error:
+        print(error, file=sys.stderr)
+        return BAD_RECORDING
+    sys.stdout.buffer.write(pcm.tobytes())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""The sound of a response on its way out: chunks of its segments in, packets of its format out, as one signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from engine.api import SpeechChunk
+from sessions.audio.crossfade import Crossfader
+from sessions.audio.formats.registry import is_cpu_intensive
+from sessions.audio.pcm import Pcm
+from sessions.audio.resampler import Resampler
+from sessions.audio.segment_joiner import SegmentJoiner
+from sessions.audio.time_stretch import TimeStretcher
+from sessions.config import AudioFormat
+from sessions.encoder_pool import EncoderPool
+from sessions.packetizer import PACKET_MS, codec_delay_ms, create_packetizer
+from sessions.send_queue import AudioPacket
+
+ENCODE_SLICE_PACKETS = 4
+"""Encoded on the event loop without a turn for others: 0.3 ms."""
+JOIN_MS = 10
+"""How long one segment goes over into the next."""
+RESAMPLE_MS = 3
+"""More than the resampler looks ahead."""
+STRETCH_MS = 150
+"""More than a change of speed holds back of what goes into it."""
+MIN_PAUSE_MS = 40
+"""Enough for joiner, resampler and encoder to let go of all sound, where the format holds back no more than Opus."""
+
+
+class AudioChain:
+    """Crossfader, joiner, change of speed, resampler and encoder of one response. One call at a time; what costs time
+    is done in a thread."""
+
+    def __init__(self, audio: AudioFormat, engine_rate: int, threads: EncoderPool, speed: float = 1.0) -> None:
+        self._threads = threads
+        self._is_costly = is_cpu_intensive(audio.encoding)
+        self._encoder = create_packetizer(audio)
+        self._changes_speed = speed != 1.0
+        self._stretcher = TimeStretcher(engine_rate, speed)
+        self._resampler = Resampler(engine_rate, audio.sample_rate)
+        self._join_samples = engine_rate * JOIN_MS // 1000
+        self._first_samples = engine_rate * (JOIN_MS + RESAMPLE_MS + PACKET_MS) // 1000
+        self._packet_samples = audio.sample_rate * PACKET_MS // 1000
+        self._joiner = SegmentJoiner(self._join_samples)
+        pause_ms = max(MIN_PAUSE_MS, JOIN_MS + RESAMPLE_MS + codec_delay_ms(audio))
+        if self._changes_speed:
+            pause_ms = pause_ms * speed + STRETCH_MS
+        self._pause_samples = int(engine_rate * pause_ms / 1000)
+        self._crossfader: Crossfader | None = None
+        self._on_speech: Callable[[Pcm], None] = lambda pcm: None
+        self._has_pending_audio = False
+        """There was sound since the last pause."""
+        self.num_engine_samples = 0
+        """Of the signal so far, at the engine's rate."""
+        self.num_samples = 0
+        """Of what has reached the encoder of it, at the format's rate."""
+
+    async def begin_segment(self, on_speech: Callable[[Pcm], None] = lambda pcm: None) -> Sequence[AudioPacket]:
+        """``on_speech`` is told the speech of the segment as it leaves."""
+        is_first, self._crossfader = self._crossfader is None, Crossfader()
+        self._on_speech = on_speech
+        if is_first:
+            return []
+        self.num_engine_samples = max(self.num_engine_samples - self._join_samples, 0)
+        return await self._encode(self._joiner.next_segment())
+
+    def encode_first_packet(self, chunk: SpeechChunk) -> tuple[SpeechChunk, SpeechChunk]:
+        """The first chunk of all in two: as much of it as one packet takes, and the rest, maybe empty."""
+        num_samples = min(self._first_samples, chunk.pcm.size - chunk.provisional_tail_samples)
+        first = replace(chunk, pcm=chunk.pcm[:num_samples], provisional_tail_samples=0, last=False)
+        return first, replace(chunk, start_sample=chunk.start_sample + num_samples, pcm=chunk.pcm[num_samples:])
+
+    async def push(self, chunk: SpeechChunk) -> Sequence[AudioPacket]:
+        assert self._crossfader is not None, "a chunk before begin_segment"
+        return await self._process(self._crossfader.push(chunk))
+
+    async def end_segment(self) -> Sequence[AudioPacket]:
+        assert self._crossfader is not None, "an end before begin_segment"
+        return await self._process(self._crossfader.finish())
+
+    async def _process(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        packets = await self._add(pcm)
+        self._on_speech(pcm)
+        return packets
+
+    async def insert_silence(self) -> Sequence[AudioPacket]:
+        """A little silence, which brings all sound so far out of every stage; nothing if a pause did that already."""
+        packets = await self._add(np.zeros(self._pause_samples, np.float32)) if self._has_pending_audio else []
+        self._has_pending_audio = False
+        return packets
+
+    async def _add(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        self.num_engine_samples += pcm.size
+        self._has_pending_audio = self._has_pending_audio or pcm.size > 0
+        return await self._encode(self._joiner.push(pcm))
+
+    async def finish(self) -> Sequence[AudioPacket]:
+        rest = await self._encode(self._joiner.finish())
+        rest = [*rest, *await self._encode_stretched(self._stretcher.flush())]
+        rest = [*rest, *await self._encode_resampled(self._resampler.flush())]
+        return [*rest, *await self._run(self._encoder.flush)]
+
+    async def _encode(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        if self._changes_speed:
+            return await self._encode_stretched(await self._threads.run(lambda: self._stretcher.push(pcm)))
+        return await self._encode_stretched(pcm)
+
+    async def _encode_stretched(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        return await self._encode_resampled(self._resampler.push(pcm))
+
+    async def _encode_resampled(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        """In small pieces on the event loop: whoever has a second in hand must not hold up who has not."""
+        self.num_samples += pcm.size
+        at_once = ENCODE_SLICE_PACKETS * self._packet_samples if self._threads.is_inline else max(pcm.size, 1)
+        packets: list[AudioPacket] = []
+        for at in range(0, pcm.size, at_once):
+            packets += await self._run(partial(self._encoder.push, pcm[at : at + at_once]))
+        return packets
+
+    async def _run(self, work: Callable[[], Sequence[AudioPacket]]) -> Sequence[AudioPacket]:
+        """One packet is encoded sooner than a thread takes over; for the first of all somebody waits."""
+        is_first_packet = self.num_samples < 2 * self._packet_samples
+        return await self._threads.run(work) if self._is_costly and not is_first_packet else work()

@@ -1,0 +1,279 @@
+"""The half of a response that speaks: listens to its segments in order, and puts their sound into the outbox."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from engine.api import EngineError, FinishReason, RequestFinished, RequestParked, SpeechChunk
+from sessions.audio.pacer import UnderrunCause
+from sessions.audio_chain import AudioChain
+from sessions.clock import WakeEvent, now_s
+from sessions.config import SpeechSettings
+from sessions.errors import EngineFailed
+from sessions.segment_scheduler import SegmentScheduler
+from sessions.send_queue import AudioPacket, SendQueue
+from sessions.session_services import SessionServices
+from sessions.text_budget import TextQueue
+from sessions.text_pipeline import FlushItem, TextPipeline, TextSegment
+from sessions.weak import weak_method
+
+logger = logging.getLogger(__name__)
+
+
+class AudioProducer:
+    """``on_ready`` is called when there is something to take or all is spoken, ``on_end`` when it cannot go on:
+    with the error, or with ``None`` when its task was cancelled from outside."""
+
+    _voicing: AudioChain
+    """There while it listens: encoders are large, and ended responses are remembered."""
+
+    def __init__(
+        self,
+        request_prefix: str,
+        group: str,
+        settings: SpeechSettings,
+        services: SessionServices,
+        script: TextPipeline,
+        outbox: SendQueue,
+        text_queue: TextQueue,
+        on_ready: Callable[[], None],
+        on_end: Callable[[Exception | None], None],
+    ) -> None:
+        self._request_prefix = request_prefix
+        self._settings = settings
+        self._services = services
+        self._outbox = outbox
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self._engine_rate = services.engine.info.sample_rate
+        self._told = script.timeline
+        self._feeder = SegmentScheduler(
+            request_prefix,
+            group,
+            settings,
+            services,
+            script,
+            outbox,
+            text_queue,
+            weak_method(self._ensure_running),
+            on_end,
+        )
+        self._current: TextSegment | None = None
+        self._text_was_short = False
+        self._alarm = WakeEvent()
+        self._task: asyncio.Task[None] | None = None
+        """Lives as long as anything of the engine is held."""
+        self._listening = False
+        self._stopped = False
+        self._num_received_chunks = 0
+        self._reported_samples, self._reported_s = 0, -math.inf
+        """What the engine was told last of its current request: where the listener was, and when."""
+        self.finished = False
+        """All is in the outbox."""
+        self.num_samples = 0
+        """Of speech, at the format's rate."""
+        self.num_text_tokens = 0
+        self.has_runaway = False
+        self.num_frames = 0
+
+    @property
+    def num_events(self) -> int:
+        """Segments begun, and what was heard of them."""
+        return self._feeder.num_begun + self._num_received_chunks
+
+    @property
+    def is_waiting_for_text(self) -> bool:
+        return self._feeder.is_waiting_for_text
+
+    @property
+    def first_text_at_s(self) -> float | None:
+        """When the engine was given the first word."""
+        return self._feeder.first_text_s
+
+    def advance(self) -> None:
+        """There may be more to say, or less left to hear."""
+        if not self.finished:
+            self._feeder.schedule()
+
+    def receive_text(self, text: str) -> None:
+        """A text delta has come."""
+        self._feeder.record_text(text)
+        self.advance()
+
+    def report_playback(self) -> None:
+        """Tell the engine where the listener is, unless it reckons so by itself: it counts on from what it was told."""
+        segment = self._current
+        if self._stopped or segment is None or segment.stream is None or self._settings.lead_ms is None:
+            return
+        settings, now = self._settings, now_s()
+        engine_rate = settings.speed * self._engine_rate
+        played_samples = int(self._outbox.played_samples(now) * engine_rate / settings.format.sample_rate)
+        reckoned_samples = self._reported_samples + (now - self._reported_s) * self._engine_rate
+        tolerance_ms = self._services.limits.playback_tolerance_ms
+        if abs(played_samples - reckoned_samples) * 1000 >= tolerance_ms * self._engine_rate:
+            self._reported_samples, self._reported_s = played_samples, now
+            # before a segment begins to play, that is a negative number
+            segment.stream.report_playback(played_samples - (segment.spoken.start_sample or 0))
+
+    def stop(self) -> None:
+        """Fence the engine and let go of everything; ``released`` tells when it is free."""
+        self._stopped = True
+        self._feeder.stop()
+        if self._task is not None and self._listening:
+            self._task.cancel()
+
+    @property
+    def is_released(self) -> bool:
+        """Nothing of the engine is held."""
+        return self._task is None or self._task.done()
+
+    async def released(self) -> None:
+        """Of a speaker that finished or was stopped: wait until nothing of the engine is held."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            await self._feeder.released()
+
+    def _ensure_running(self) -> None:
+        if self._task is not None:
+            self._alarm.set()
+        elif self._feeder.begun:
+            self._task = asyncio.get_running_loop().create_task(
+                self._is_running(), name=f"speak {self._request_prefix}"
+            )
+            self._task.add_done_callback(self._on_task_done)
+        elif self._feeder.exhausted:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.finished = True
+        self._on_ready()
+
+    async def _is_running(self) -> None:
+        self._listening = True
+        try:
+            if not self._stopped:
+                await self._run()
+        except asyncio.CancelledError:  # ours ends here: kept in the task, its frames would hold stream and encoder
+            if not self._stopped:
+                raise
+        except (EngineError, EngineFailed) as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("a response failed by a fault of ours", extra={"request_id": self._request_prefix})
+            self._fail(error)
+        finally:
+            self._listening = False
+            self._feeder.stop()
+            await self._feeder.released()
+
+    def _fail(self, error: Exception) -> None:
+        self._listening = False
+        self._on_end(error)
+
+    def _on_task_done(self, _: asyncio.Task[None]) -> None:
+        if not (self.finished or self._stopped):
+            self._on_end(None)
+
+    async def _run(self) -> None:
+        settings = self._settings
+        self._voicing = AudioChain(settings.format, self._engine_rate, self._services.encoders, settings.speed)
+        try:
+            await self._process_items()
+            self._put(await self._voicing.finish())
+        finally:
+            del self._voicing
+            self._current = None
+        self._finish()
+
+    async def _process_items(self) -> None:
+        while (item := await self._next_started_segment()) is not None:
+            if isinstance(item, TextSegment):
+                await self._consume_segment(item)
+            else:
+                await self._emit_flush(item)
+
+    async def _next_started_segment(self) -> TextSegment | FlushItem | None:
+        while not self._feeder.begun:
+            if self._feeder.exhausted:
+                return None
+            self._text_was_short = self._text_was_short or self.is_waiting_for_text
+            await self._alarm.wait()
+        return self._feeder.begun.popleft()
+
+    async def _emit_flush(self, mark: FlushItem) -> None:
+        self._put(await self._voicing.insert_silence())
+        self._outbox.put_flush(mark.flush)
+        self._on_ready()
+        self.advance()
+        await asyncio.sleep(0)
+
+    async def _consume_segment(self, segment: TextSegment) -> None:
+        assert segment.stream is not None, "a segment that has not begun"
+        self._current = segment
+        self._put(await self._voicing.begin_segment(segment.spoken.push))
+        segment.spoken.start_sample = self._voicing.num_engine_samples
+        self._reported_s = -math.inf
+        self.report_playback()
+        async for event in segment.stream:
+            self._num_received_chunks += 1
+            match event:
+                case SpeechChunk():
+                    await self._process_chunk(segment, event)
+                case RequestParked():
+                    segment.is_parked = not segment.closed
+                    self._text_was_short = True
+                case RequestFinished():
+                    await self._process_segment_end(segment, event)
+            self.advance()
+
+    async def _process_chunk(self, segment: TextSegment, chunk: SpeechChunk) -> None:
+        segment.has_audio = True
+        if not self.num_samples and self._services.limits.first_packet_apart:
+            first, chunk = self._voicing.encode_first_packet(chunk)
+            self._put(await self._voicing.push(first))
+            await asyncio.sleep(0)  # now it leaves
+        elif self._services.limits.chunks_in_turn:
+            await self._services.loop_throttle.wait_turn()
+        self._put(await self._voicing.push(chunk))
+        self._emit_word_times()
+        self.report_playback()
+
+    async def _process_segment_end(self, segment: TextSegment, end: RequestFinished) -> None:
+        self._services.metrics.inc("segments_total", reason=end.reason)
+        self._services.metrics.observe("queue_time_seconds", end.queue_ms / 1000)
+        if end.num_skipped_tokens:
+            self._services.metrics.inc("dropped_tokens_total", end.num_skipped_tokens)
+        if end.prompt_wait_ms is not None:
+            self._services.metrics.observe("prompt_wait_seconds", end.prompt_wait_ms / 1000)
+        self.num_text_tokens += end.num_text_tokens
+        self.num_frames += end.num_frames
+        self.has_runaway = self.has_runaway or self._is_runaway(end.reason)
+        if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+            message = end.message or f"the engine ended with {end.reason}"
+            raise EngineFailed(end.code or EngineError.code, message, end.retry_after_ms)
+        self._put(await self._voicing.end_segment())
+        segment.spoken.finish()
+        self._emit_word_times()
+        self._feeder.on_segment_end(segment)
+
+    def _is_runaway(self, reason: FinishReason) -> bool:
+        if reason is FinishReason.LENGTH:
+            return self._settings.max_frames is None  # else the client asked for that length
+        return reason in (FinishReason.SILENCE, FinishReason.LOOP)
+
+    def _emit_word_times(self) -> None:
+        if self._settings.word_times and (words := self._told.new_words()):
+            self._outbox.put_words(words)
+            self._on_ready()
+
+    def _put(self, packets: Sequence[AudioPacket]) -> None:
+        self.num_samples = self._voicing.num_samples
+        if not packets:
+            return
+        cause = UnderrunCause.TEXT if self._text_was_short else UnderrunCause.ENGINE
+        self._outbox.put(packets, now_s(), cause)
+        self._text_was_short = False
+        self._on_ready()

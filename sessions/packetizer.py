@@ -1,0 +1,69 @@
+"""What leaves of a signal in one piece: packets of 20 ms, in any format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sessions.audio.formats.registry import codec_delay_samples, opus_settings, stream_encoder
+from sessions.audio.framer import Framer, PcmFrame
+from sessions.audio.opus import OpusEncoder
+from sessions.audio.pcm import Pcm
+from sessions.config import AudioFormat, Encoding
+from sessions.send_queue import AudioPacket
+
+PACKET_MS = 20
+
+
+class Packetizer(Protocol):
+    def push(self, pcm: Pcm) -> Sequence[AudioPacket]: ...
+
+    def flush(self) -> Sequence[AudioPacket]:
+        """What brings the last samples out, and the end of the stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RawPacket:
+    data: bytes
+    num_samples: int
+
+
+class StreamPacketizer:
+    """A stream cut to 20 ms of what went in, the last packet as short as it is. Where the format holds sound back,
+    the packet in which it comes out counts it."""
+
+    def __init__(self, audio: AudioFormat) -> None:
+        self._stream = stream_encoder(audio)
+        self._framer = Framer(audio.sample_rate * PACKET_MS // 1000)
+        self._num_held_samples = 0
+
+    def push(self, pcm: Pcm) -> list[RawPacket]:
+        return self._encode(self._framer.push(pcm))
+
+    def flush(self) -> list[RawPacket]:
+        packets = self._encode(self._framer.flush())
+        end = self._stream.finish()
+        return [*packets, RawPacket(end, self._num_held_samples)] if end else packets
+
+    def _encode(self, frames: list[PcmFrame]) -> list[RawPacket]:
+        packets = []
+        for frame in frames:
+            sound = frame.pcm[: frame.pcm.size - frame.padding_samples]
+            self._num_held_samples += sound.size
+            if data := self._stream.push(sound):
+                packets.append(RawPacket(data, self._num_held_samples))
+                self._num_held_samples = 0
+        return packets
+
+
+def create_packetizer(audio: AudioFormat) -> Packetizer:
+    """Raises ``UnsupportedFormat``."""
+    return OpusEncoder(opus_settings(audio)) if audio.encoding is Encoding.OPUS else StreamPacketizer(audio)
+
+
+def codec_delay_ms(audio: AudioFormat) -> float:
+    """Sound at most that was pushed and cannot be heard yet by one who decodes all packets so far."""
+    held_ms = 1000 * codec_delay_samples(audio) / audio.sample_rate
+    return held_ms if audio.encoding is Encoding.OPUS else PACKET_MS + held_ms

@@ -1,0 +1,45 @@
+"""What every session of a registry works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.api import SpeechEngine
+from sessions.alignment.aligner import AlignerFactory, ForcedAligner
+from sessions.alignment.idle_backlog import IdleAlignmentBacklog
+from sessions.alignment.lazy_aligner import AlignmentBacklog
+from sessions.config import SessionLimits, SpeechSettings
+from sessions.encoder_pool import EncoderPool
+from sessions.loop_throttle import LoopThrottle
+from sessions.metrics import Metrics
+from sessions.text_budget import TextBudget
+from sessions.validation import check_settings
+from sessions.voices.lookup import resolve_stored_voice
+from sessions.voices.store import VoiceStore
+
+
+@dataclass(frozen=True, slots=True)
+class SessionServices:
+    engine: SpeechEngine
+    limits: SessionLimits
+    encoders: EncoderPool
+    metrics: Metrics
+    voices: VoiceStore | None = None
+    """Voices beside those of the checkpoint."""
+    make_aligner: AlignerFactory = ForcedAligner
+    """Finds when each word is spoken."""
+    backlog: AlignmentBacklog = field(default_factory=AlignmentBacklog)
+    """Speech that it has not looked through, for nobody has asked."""
+    idle_backlog: IdleAlignmentBacklog = field(default_factory=IdleAlignmentBacklog)
+    """Speech that it looks through soon, for somebody may ask at any moment."""
+    aligners: EncoderPool = field(default_factory=lambda: EncoderPool(0))
+    """Where it catches up when somebody does."""
+    loop_throttle: LoopThrottle = field(default_factory=LoopThrottle)
+    """For chunks of speech: an engine gives those of many responses at once."""
+    text_budget: TextBudget = field(default_factory=TextBudget)
+
+    def validate(self, settings: SpeechSettings, key: str) -> SpeechSettings:
+        """The settings with the voice that they name, for a holder of ``key``. Raises what ``check_settings`` does."""
+        settings = resolve_stored_voice(settings, key, self.engine.info, self.voices)
+        check_settings(settings, self.engine.info, self.limits)
+        return settings

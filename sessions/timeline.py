@@ -1,0 +1,182 @@
+"""The client's text beside the speech made of it: when each word is spoken, and what was heard of it by some moment."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+
+from sessions.alignment.aligner import AlignerFactory, ForcedAligner
+from sessions.alignment.lazy_aligner import AlignmentBacklog, LazyAligner
+from sessions.alignment.uniform_aligner import UniformAligner
+from sessions.alignment.word_spans import WordSpanTracker, last_word_boundary
+from sessions.alignment.word_times import WordTime, to_word_time
+from sessions.audio.pcm import Pcm
+from sessions.events import HeardText
+from sessions.text.spans import SpannedText
+
+
+class SegmentTimeline:
+    """One utterance: which of the client's characters it speaks, and when. Samples are at the engine's rate."""
+
+    def __init__(
+        self, index: int, raw_start: int, raw: Callable[[], str], aligner: LazyAligner, sample_rate: int
+    ) -> None:
+        """``raw`` gives all of the client's text so far."""
+        self.index = index
+        self.words = WordSpanTracker(raw_start, raw)
+        self.aligner = aligner
+        self.even = UniformAligner(sample_rate)
+        """For those who cannot wait."""
+        self.start_sample: int | None = None
+        """Where it begins in all the audio; ``None`` until it does."""
+        self.complete = False
+        """Its speech is all there, or none will come."""
+
+    def add_text(self, text: SpannedText) -> None:
+        self.words.add(text)
+        self.aligner.add_text(text.text)
+        self.even.add_text(text.text)
+
+    def end_text(self) -> None:
+        self.aligner.end_text()
+
+    def push(self, pcm: Pcm) -> None:
+        """More of its speech."""
+        if pcm.size:
+            self.aligner.push(pcm)
+            self.even.push(pcm)
+
+    def finish(self) -> None:
+        """Its speech is all there."""
+        self.complete = True
+        self.aligner.finish()
+        self.even.finish()
+
+    def stop(self) -> None:
+        """No more of it is spoken: what is known stays known."""
+        self.aligner.end_input()
+
+    def new_words(self, sample_rate: float, floor_ms: float) -> list[WordTime]:
+        """Words whose times are settled, once each, and none before ``floor_ms``."""
+        if self.start_sample is None:
+            return []
+        bounds = self.aligner.bounds
+        words = []
+        while (word := self.words.next_word(self.complete)) and word.sound_end < len(bounds):
+            words.append(to_word_time(word, bounds, self.index, self.start_sample, sample_rate, floor_ms))
+            self.words.consume(word)
+        return words
+
+    def raw_position(self, played_samples: int, roughly: bool) -> int:
+        """How far in the client's text its speech has come: to the first character that sounds and is not over."""
+        bounds = self.even.estimate() if roughly else self.aligner.estimate()
+        spoken, reached = self.words.spoken, bisect_right(bounds, played_samples) - 1
+        while 0 <= reached < len(spoken) and not spoken[reached].isalnum():
+            reached += 1
+        return self.words.source_index(max(reached, 0))
+
+
+class RawText:
+    """All that the client has written of a response."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def write(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def read(self) -> str:
+        text = "".join(self._pieces)
+        self._pieces = [text]
+        return text
+
+
+class ResponseTimeline:
+    """Keeps the client's text beside the audio made of it. Samples are at ``sample_rate``, which is the engine's;
+    played at another ``speed`` they take another time."""
+
+    def __init__(
+        self,
+        sample_rate: int,
+        make_aligner: AlignerFactory = ForcedAligner,
+        speed: float = 1.0,
+        backlog: AlignmentBacklog | None = None,
+    ) -> None:
+        """Without a ``backlog`` speech is looked through as it comes."""
+        self._sample_rate = sample_rate
+        self._played_rate = sample_rate * speed
+        self._make_aligner = make_aligner
+        self._backlog = backlog or AlignmentBacklog()
+        self._raw = RawText()
+        self.segments: list[SegmentTimeline] = []
+        self._num_told = 0
+        """Segments all of whose words were told."""
+        self._told_ms = 0.0
+        """Where the last word ended; segments overlap where they are joined."""
+
+    def raw(self) -> str:
+        """All that the client has written."""
+        return self._raw.read()
+
+    def append_text(self, raw: str) -> None:
+        """The client's text grows."""
+        self._raw.write(raw)
+
+    def begin_segment(self, raw_start: int) -> SegmentTimeline:
+        aligner = LazyAligner(partial(self._make_aligner, self._sample_rate), self._backlog)
+        segment = SegmentTimeline(len(self.segments), raw_start, self._raw.read, aligner, self._sample_rate)
+        self.segments.append(segment)
+        return segment
+
+    def stop(self) -> None:
+        for segment in self.segments:
+            segment.stop()
+
+    def num_pending_bytes(self, played_samples: int) -> int:
+        """Of speech that ``heard`` would have to look through."""
+        segment = self._segment_at(played_samples)
+        return 0 if segment is None else segment.aligner.num_pending_bytes
+
+    def align_until(self, played_samples: int) -> None:
+        """Look through it, in any thread, so that ``heard`` need not."""
+        if segment := self._segment_at(played_samples):
+            segment.aligner.process_all()
+
+    def discard(self) -> None:
+        """Nobody will ask any more."""
+        for segment in self.segments:
+            segment.aligner.discard()
+
+    def heard_text(self, played_samples: int, roughly: bool = False) -> HeardText:
+        """``roughly`` looks through nothing and takes each character to last as long as any other."""
+        raw = self.raw()
+        cut = last_word_boundary(raw, self._position(played_samples, roughly))
+        return HeardText(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
+
+    def full_heard_text(self, audio_ms: float) -> HeardText:
+        """Everything was played to its end."""
+        return HeardText(self.raw(), "", audio_ms)
+
+    def new_words(self) -> list[WordTime]:
+        """Words whose times are settled and were not told before, in order."""
+        words: list[WordTime] = []
+        while self._num_told < len(self.segments):
+            segment = self.segments[self._num_told]
+            words += segment.new_words(self._played_rate, self._told_ms)
+            self._told_ms = words[-1].end_ms if words else self._told_ms
+            if not segment.complete:
+                break
+            self._num_told += 1
+        return words
+
+    def _position(self, played_samples: int, roughly: bool) -> int:
+        segment = self._segment_at(played_samples)
+        if segment is None or segment.start_sample is None:
+            return 0
+        return segment.raw_position(played_samples - segment.start_sample, roughly)
+
+    def _segment_at(self, played_samples: int) -> SegmentTimeline | None:
+        """The last segment that has begun by then."""
+        begun = (one for one in reversed(self.segments) if one.start_sample is not None)
+        return next((one for one in begun if played_samples > (one.start_sample or 0)), None)

@@ -1,0 +1,180 @@
+"""An engine on a clock that the test moves, and what it said about each request, held against the laws of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.api import FinishReason, Pcm, RequestFinished, RequestParked, SpeechChunk, SpeechEvent, SpeechRequest
+from engine.batch import StepBatch
+from engine.commands import RequestReleased
+from engine.engine import Engine
+from engine.request import Request, RequestPhase
+
+MAX_STEPS = 20_000
+
+
+@dataclass
+class RecordedRequest:
+    """One request from outside: its events so far, checked as they come."""
+
+    spec: SpeechRequest
+    events: list[SpeechEvent] = field(default_factory=list)
+    released: bool = False
+    num_samples: int = 0
+
+    def take(self, event: SpeechEvent | RequestReleased) -> None:
+        assert not self.released, "an event after Released"
+        if isinstance(event, RequestReleased):
+            assert self.end is not None, "released before the terminal event"
+            self.released = True
+            return
+        assert self.end is None, f"{event} after the terminal event"
+        if isinstance(event, SpeechChunk):
+            self._take_chunk(event)
+        if isinstance(event, RequestFinished):
+            assert event.num_samples == self.num_samples
+            is_whole = event.reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
+            assert not is_whole or self.chunks[-1].last, "ended without a last chunk"
+        if isinstance(event, RequestParked):
+            assert self.num_samples or event.lead_ms, "starved before the first frame"
+        self.events.append(event)
+
+    def _take_chunk(self, chunk: SpeechChunk) -> None:
+        assert not any(c.last for c in self.chunks), "a chunk after the last"
+        tail = self.chunks[-1].provisional_tail_samples if self.chunks else 0
+        assert chunk.start_sample == self.num_samples - tail, "chunks do not abut"
+        self.num_samples = chunk.start_sample + len(chunk.pcm)
+
+    @property
+    def chunks(self) -> list[SpeechChunk]:
+        return [event for event in self.events if isinstance(event, SpeechChunk)]
+
+    @property
+    def starved(self) -> list[RequestParked]:
+        return [event for event in self.events if isinstance(event, RequestParked)]
+
+    @property
+    def end(self) -> RequestFinished | None:
+        last = self.events[-1] if self.events else None
+        return last if isinstance(last, RequestFinished) else None
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self.end.reason if self.end else None
+
+    @property
+    def pcm(self) -> Pcm:
+        """Without crossfades: what comes again is taken as it came first."""
+        end, pieces = 0, [np.zeros(0, np.float32)]
+        for chunk in self.chunks:
+            pieces.append(chunk.pcm[end - chunk.start_sample :])
+            end = chunk.start_sample + len(chunk.pcm)
+        return np.concatenate(pieces)
+
+
+class EngineHarness:
+    def __init__(self, engine: Engine) -> None:
+        self.now_s = 100.0
+        self.step_s = 0.0
+        """What a step takes on the clock."""
+        self.engine, self.config = engine, engine.config
+        self.engine.clock = lambda: self.now_s
+        self.heard: dict[int, RecordedRequest] = {}
+        self.num_submitted = 0
+        self.admitted: list[int] = []
+        self.batches: list[StepBatch] = []
+        self.keep_batches = False
+        self._schedule = self.engine.scheduler.schedule
+        self.engine.scheduler.schedule = self._watched  # type: ignore[method-assign]
+        self.on_batch: Callable[[StepBatch], None] = lambda batch: None
+
+    def _watched(self, now_s: float) -> StepBatch:
+        before = set(self.engine.scheduler.running)
+        batch = self._schedule(now_s)
+        self.admitted += [r.epoch for r in self.engine.scheduler.running if r not in before]
+        if self.keep_batches:
+            self.batches.append(batch)
+        self.on_batch(batch)
+        return batch
+
+    def submit(self, **spec: object) -> int:
+        self.num_submitted += 1
+        epoch = self.num_submitted
+        request = SpeechRequest(**({"request_id": f"r{epoch}"} | spec))  # type: ignore[arg-type]
+        self.heard[epoch] = RecordedRequest(request)
+        self.engine.submit(request, epoch)
+        self.collect()
+        return epoch
+
+    def push_text(self, epoch: int, text: str) -> None:
+        self.engine.push_text(epoch, text)
+        self.collect()
+
+    def end_input(self, epoch: int) -> None:
+        self.engine.end_input(epoch)
+        self.collect()
+
+    def cancel(self, epoch: int) -> None:
+        self.engine.cancel(epoch)
+        self.collect()
+
+    def step(self) -> None:
+        self.engine.step()
+        self.now_s += self.step_s
+        self.collect()
+        self.check_accounts()
+        stage, running = self.engine.stage, self.engine.scheduler.running
+        assert stage.num_free == stage.num_slots - len(running), "slots held by nobody after a step"
+        assert not self.engine.pool.num_quarantined
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Step while anything can move, and let the clock jump when only time can move it."""
+        for _ in range(MAX_STEPS):
+            if until():
+                return
+            if self.engine.has_work:
+                self.step()
+                continue
+            wake_s = self.engine.next_wake_s()
+            if wake_s is None:
+                return
+            self.now_s = max(self.now_s + 1e-6, wake_s)
+        raise AssertionError(f"still running after {MAX_STEPS} steps: {self.engine.stats()}")
+
+    def collect(self) -> None:
+        events, self.engine.events = self.engine.events, []
+        for epoch, event in events:
+            self.heard[epoch].take(event)
+
+    def request(self, epoch: int) -> Request:
+        return self.engine.requests[epoch]
+
+    def row(self, epoch: int) -> Request | None:
+        return self.engine.requests.get(epoch)
+
+    def check_accounts(self) -> None:
+        """free + held = total for blocks and slots, and every held one has exactly one owner that may hold it."""
+        engine, running = self.engine, self.engine.scheduler.running
+        engine.pool.check_invariants()
+        tables = [block for request in engine.requests.values() for block in request.block_table]
+        assert len(tables) == len(set(tables)) == engine.pool.num_held - engine.pool.num_quarantined
+        slots = [request.slot for request in running]
+        assert None not in slots
+        assert len(slots) == len(set(slots))
+        assert engine.stage.num_free <= engine.stage.num_slots - len(slots)
+        for request in engine.requests.values():
+            assert (request.slot is None) == (request.phase is RequestPhase.WAITING)
+            assert request.phase is RequestPhase.RUNNING or not request.block_table
+            assert request.phase is not RequestPhase.DONE
+
+    def check_idle(self) -> None:
+        assert not self.engine.requests
+        assert all(heard.released for heard in self.heard.values())
+        assert all(heard.end for heard in self.heard.values())
+        self.engine.check_invariants()
+        assert self.engine.pool.num_free == self.engine.pool.num_blocks
+        assert self.engine.stage.num_free == self.engine.stage.num_slots
+        assert not self.engine.scheduler.waiting

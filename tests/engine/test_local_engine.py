@@ -1,0 +1,396 @@
+"""The asyncio side over a real thread: fences, releases, overload, and a loop that dies in the middle of speech."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import local_engine
+from engine.api import (
+    EngineDead,
+    EngineOverloaded,
+    FinishReason,
+    InvalidRequest,
+    RequestFinished,
+    RequestParked,
+    SamplingParams,
+    SpeechChunk,
+    SpeechRequest,
+)
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.loader import LoadedCheckpoint, build_engine_info
+from engine.local_engine import LocalEngine
+from engine.models.base import DecodedAudio, DecodeStage
+from engine.streams import EngineStream
+from tests.engine.stream_recorder import RecordedStream, listen
+from tests.engine.test_engine import LIMITS
+from tests.fakes.checksum_model import ChecksumFamily, reference_codes
+
+THREAD = "voicewire-engine"
+TEXT = "hello there my friend"
+
+
+class Switch:
+    """Breaks engines from outside: the next decode step of the running one, or the making of the next."""
+
+    def __init__(self) -> None:
+        self.step_fails = False
+        self.making_fails = False
+        self.made: list[Engine] = []
+
+    def guard(self, stage: DecodeStage) -> DecodeStage:
+        step = stage.step
+
+        def step_or_fail(slack_s: Mapping[int, float], wanted_frames: Mapping[int, int]) -> list[DecodedAudio]:
+            if self.step_fails:
+                self.step_fails = False
+                raise RuntimeError("the device is gone")
+            return step(slack_s, wanted_frames)
+
+        stage.step = step_or_fail  # type: ignore[method-assign]
+        return stage
+
+
+@pytest.fixture
+def switch() -> Switch:
+    return Switch()
+
+
+def make(shape: ChecksumFamily, switch: Switch, **settings: Any) -> LocalEngine:
+    config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_requests=16, max_batch=8) | settings))
+
+    def load() -> LoadedCheckpoint:
+        model = shape.make_model()
+
+        def make_engine() -> Engine:
+            if switch.making_fails:
+                raise RuntimeError("out of memory")
+            switch.made.append(Engine(model, switch.guard(shape.make_stage(config)), config))
+            return switch.made[-1]
+
+        return LoadedCheckpoint(
+            build_engine_info(model, shape.make_stage(config), config, normalize_text=False), make_engine
+        )
+
+    return LocalEngine(load, config)
+
+
+@pytest.fixture
+async def engine(shape: ChecksumFamily, switch: Switch) -> AsyncIterator[LocalEngine]:
+    engine = make(shape, switch)
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+def request(number: int = 0, **fields: Any) -> SpeechRequest:
+    usual = dict(text=TEXT, text_closed=True, sampling=SamplingParams(seed=number))
+    return SpeechRequest(request_id=f"r{number}", **(usual | fields))
+
+
+def check_says(shape: ChecksumFamily, heard: RecordedStream, spec: SpeechRequest, text: str = TEXT) -> None:
+    codes, reason = reference_codes(shape.make_model(), spec, text, lambda n: min(30 + 6 * n, 60))
+    assert heard.end.reason is reason
+    np.testing.assert_allclose(heard.pcm, shape.pcm(codes), rtol=0, atol=shape.pcm_tolerance)
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+
+
+async def all_free(engine: LocalEngine, *streams: EngineStream) -> None:
+    for stream in streams:
+        await asyncio.wait_for(stream.released(), 5)
+    stats = engine.stats()
+    assert (stats.blocks_free, stats.slots_free) == (stats.blocks_total, stats.slots_total)
+
+
+# -- the ordinary course -----------------------------------------------------------------------------------------
+
+
+async def test_a_hundred_streams_at_once_each_say_what_they_say_alone(
+    shape: ChecksumFamily, engine: LocalEngine
+) -> None:
+    specs = [request(number) for number in range(100)]
+    streams = [engine.submit(spec) for spec in specs]
+    for spec, heard in zip(specs, await asyncio.gather(*map(listen, streams)), strict=True):
+        check_says(shape, heard, spec)
+    await all_free(engine, *streams)
+
+
+async def test_text_that_comes_while_it_speaks_says_the_same(shape: ChecksumFamily, engine: LocalEngine) -> None:
+    spec = request(7, text="", text_closed=False)
+    stream = engine.submit(spec)
+    listening = asyncio.create_task(listen(stream))
+    for letter in TEXT:
+        stream.push_text(letter)
+        await asyncio.sleep(0)
+    stream.end_input()
+    check_says(shape, await listening, spec)
+
+
+async def test_a_lead_is_kept_by_the_clock_and_the_loop_wakes_by_itself(
+    shape: ChecksumFamily, engine: LocalEngine
+) -> None:
+    spec = request(1, lead_ms=0, max_frames=shape.chunk_frames + 5)
+    started = asyncio.get_running_loop().time()
+    heard = await listen(engine.submit(spec))
+    took_s = asyncio.get_running_loop().time() - started
+    assert heard.end.reason is FinishReason.LENGTH
+    frame_s = engine.info.frame_samples / engine.info.sample_rate
+    assert took_s > (heard.end.num_frames - shape.chunk_frames - 1) * frame_s
+
+
+async def test_a_loop_without_work_takes_no_steps(engine: LocalEngine) -> None:
+    stream = engine.submit(request(text="abcdefghij", text_closed=False))
+    async for event in stream:
+        if isinstance(event, RequestParked):
+            break
+    await asyncio.sleep(0.05)
+    before = engine.stats().num_steps
+    await asyncio.sleep(0.1)
+    assert engine.stats().num_steps == before
+    assert engine.stats().num_parked == 1
+    stream.cancel()
+    await all_free(engine, stream)
+
+
+async def test_prefixes_of_known_voices_are_computed_ahead(engine: LocalEngine, switch: Switch) -> None:
+    switch.made[0].prefetch(request(voice="nobody"))  # as if the model were to refuse what the client let through
+    engine.prefetch_voices(["ADA", "nobody", "bo"])
+    heard = await listen(engine.submit(request()))
+    assert heard.end.reason is not FinishReason.ERROR
+    assert len(switch.made[0].prefixes) == 2
+
+
+# -- cancel and close --------------------------------------------------------------------------------------------
+
+
+async def test_after_a_cancel_nothing_but_the_end_is_heard_and_everything_is_free(engine: LocalEngine) -> None:
+    streams = [engine.submit(request(number, lead_ms=None)) for number in range(10)]
+    events = aiter(streams[3])
+    assert isinstance(await anext(events), SpeechChunk)
+    for stream in streams:
+        stream.cancel()
+    assert [type(event) async for event in events] == [RequestFinished]
+    for stream in streams[:3]:
+        assert [event.reason async for event in stream if isinstance(event, RequestFinished)] == [
+            FinishReason.CANCELLED
+        ]
+    await all_free(engine, *streams)
+
+
+async def test_an_ended_stream_is_read_once(engine: LocalEngine) -> None:
+    stream = engine.submit(request())
+    await listen(stream)
+    assert [event async for event in stream] == []
+
+
+async def test_closing_in_the_middle_of_speech_cancels_and_leaves_no_thread(
+    shape: ChecksumFamily, switch: Switch
+) -> None:
+    engine = make(shape, switch)
+    await engine.start()
+    assert len(engine_threads()) == 1
+    streams = [engine.submit(request(number, instruct="stop@58", lead_ms=0)) for number in range(3)]
+    assert isinstance(await anext(aiter(streams[0])), SpeechChunk)
+    await engine.aclose()
+    assert not engine_threads()
+    assert not engine.is_alive
+    for stream in streams[1:]:
+        assert (await listen(stream)).end.reason is FinishReason.CANCELLED
+        await stream.released()
+    with pytest.raises(EngineDead):
+        engine.submit(request())
+    with pytest.raises(EngineDead):
+        engine.stats()
+    await engine.aclose()
+
+
+async def test_an_engine_may_start_again_after_its_close(shape: ChecksumFamily, switch: Switch) -> None:
+    engine = make(shape, switch)
+    for number in range(2):
+        await engine.start()
+        check_says(shape, await listen(engine.submit(request(number))), request(number))
+        await engine.aclose()
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_to_a_loop_that_does_not_run_is_refused(shape: ChecksumFamily, switch: Switch) -> None:
+    engine = make(shape, switch)
+    with pytest.raises(EngineDead, match="not running"):
+        engine.submit(request())
+    with pytest.raises(EngineDead, match="not started"):
+        engine.info  # noqa: B018
+
+
+async def test_more_than_the_house_holds_is_refused_with_a_time_to_try_again(
+    shape: ChecksumFamily, switch: Switch
+) -> None:
+    engine = make(shape, switch, max_requests=2, max_waiting=3)
+    await engine.start()
+    try:
+        streams = [engine.submit(request(number, text_closed=False, lead_ms=2_000)) for number in range(5)]
+        with pytest.raises(EngineOverloaded, match="5 requests are active; the limit is 5") as refusal:
+            engine.submit(request(5, lead_ms=2_000))
+        assert refusal.value.retry_after_ms > 0
+        streams[0].cancel()
+        await streams[0].released()
+        engine.submit(request(6))
+    finally:
+        await engine.aclose()
+
+
+async def test_above_the_ceiling_a_reply_that_speaks_is_refused_too(shape: ChecksumFamily, switch: Switch) -> None:
+    engine = make(shape, switch, max_requests=1, max_waiting=1, max_waiting_segments=1)
+    await engine.start()
+    try:
+        for number, segment in enumerate((0, 0, 1)):
+            engine.submit(request(number, text_closed=False, segment=segment, lead_ms=2_000))
+        with pytest.raises(EngineOverloaded, match="3 requests are active; the limit is 3") as refusal:
+            engine.submit(request(3, segment=2, lead_ms=2_000))
+        assert refusal.value.retry_after_ms > 0
+    finally:
+        await engine.aclose()
+
+
+async def test_text_after_its_close_is_refused_in_every_order(engine: LocalEngine) -> None:
+    closed_at_submit = engine.submit(request(1))
+    closed_later = engine.submit(request(2, text_closed=False))
+    closed_later.end_input()
+    for stream in (closed_at_submit, closed_later):
+        with pytest.raises(InvalidRequest, match="text"):
+            stream.push_text("more")
+    for stream in (closed_at_submit, closed_later):
+        assert (await listen(stream)).end.reason is not FinishReason.ERROR
+        stream.push_text("after the end it is ignored")
+
+
+# -- death -------------------------------------------------------------------------------------------------------
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("waited in vain")
+
+
+async def test_a_loop_that_dies_in_speech_fails_every_request_once_and_rises_again(
+    shape: ChecksumFamily, engine: LocalEngine, switch: Switch, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = dict(instruct="stop@58", lead_ms=0)  # nobody ends before the loop does
+    streams = [engine.submit(request(number, **long)) for number in range(4)]
+    streams.append(engine.submit(request(9, text="", text_closed=False)))
+    events = aiter(streams[0])
+    heard = [await anext(events)]
+    assert isinstance(heard[0], SpeechChunk)
+    switch.step_fails = True
+    heard += [event async for event in events]
+    assert not engine.is_alive
+    with pytest.raises(EngineDead):
+        engine.submit(request(5))
+    for ended in [RecordedStream(heard), *[await listen(stream) for stream in streams[1:]]]:
+        assert (ended.end.reason, ended.end.code) == (FinishReason.ERROR, "engine_dead")
+        assert "the device is gone" in (ended.end.message or "")
+    for stream in streams:
+        await stream.released()
+        stream.cancel()
+        assert [event async for event in stream] == []
+
+    await wait_until(lambda: engine.is_alive)
+    assert engine.num_restarts == 1
+    check_says(shape, await listen(engine.submit(request(6))), request(6))
+    assert len(engine_threads()) == 1
+    assert "the engine loop ended" in caplog.text
+    assert TEXT not in caplog.text
+
+
+async def test_an_engine_that_cannot_rise_again_stays_dead_and_says_so(
+    engine: LocalEngine, switch: Switch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = engine.submit(request(text_closed=False))
+    switch.step_fails = switch.making_fails = True
+    assert (await listen(stream)).end.code == "engine_dead"
+    await wait_until(lambda: "the engine could not be started again" in caplog.text)
+    assert not engine.is_alive
+    with pytest.raises(EngineDead):
+        engine.submit(request(1))
+
+
+async def test_rising_again_is_tried_until_it_works(
+    shape: ChecksumFamily,
+    engine: LocalEngine,
+    switch: Switch,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(local_engine, "RESTART_PAUSE_S", 0.01)
+    stream = engine.submit(request(text_closed=False))
+    switch.step_fails = switch.making_fails = True
+    assert (await listen(stream)).end.code == "engine_dead"
+    await wait_until(lambda: caplog.text.count("the engine could not be started again") >= 3)
+    assert not engine.is_alive
+    switch.making_fails = False
+    await wait_until(lambda: engine.is_alive)
+    assert engine.num_restarts == 1, "one death, however many attempts"
+    check_says(shape, await listen(engine.submit(request(1))), request(1))
+    assert len(engine_threads()) == 1
+
+
+async def test_an_engine_that_dies_again_and_again_rises_each_time(
+    shape: ChecksumFamily, engine: LocalEngine, switch: Switch
+) -> None:
+    for number in range(1, 4):
+        stream = engine.submit(request(text_closed=False))
+        switch.step_fails = True
+        assert (await listen(stream)).end.code == "engine_dead"
+        await wait_until(lambda: engine.is_alive)
+        assert engine.num_restarts == number
+    check_says(shape, await listen(engine.submit(request(9))), request(9))
+    assert len(engine_threads()) == 1
+
+
+async def test_an_engine_closed_while_it_rises_again_stays_closed(engine: LocalEngine, switch: Switch) -> None:
+    stream = engine.submit(request(text_closed=False))
+    switch.step_fails = True
+    assert (await listen(stream)).end.code == "engine_dead"
+    await engine.aclose()
+    await asyncio.sleep(0.05)
+    assert not engine.is_alive
+    assert not engine_threads()
+
+
+async def test_a_first_start_that_fails_is_the_callers_to_handle(shape: ChecksumFamily, switch: Switch) -> None:
+    switch.making_fails = True
+    engine = make(shape, switch)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await engine.start()
+    assert not engine.is_alive
+    await engine.aclose()
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "expected"),
+    [
+        ("cpu", {}, local_engine.CPU_NICENESS),
+        ("cuda:0", {}, 0),
+        ("cpu", {"niceness": 0}, 0),
+        ("cuda", {"niceness": 9}, 9),
+    ],
+)
+def test_on_a_cpu_the_engine_stands_back_for_the_server_unless_told(
+    device: str, settings: dict[str, int], expected: int
+) -> None:
+    engine = local_engine.create_engine(device=device, process=False, **settings)
+    assert isinstance(engine, LocalEngine)
+    assert engine._config.niceness == expected

@@ -1,0 +1,235 @@
+"""The engine in a process of its own: same speech, and nothing lost but what was under way when either side dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from engine.api import (
+    CheckpointError,
+    EngineInfo,
+    EngineOverloaded,
+    FinishReason,
+    RequestFinished,
+    SamplingParams,
+    SpeechChunk,
+    SpeechEngine,
+    SpeechRequest,
+)
+from engine.config import EngineConfig
+from engine.ipc import LENGTH, HelloMessage, encode, frame_message
+from engine.local_engine import create_engine
+from engine.queue_limits import QueueLimits
+from engine.remote_engine import EngineProcess, RemoteEngine, host_command, host_environment
+from tests.fakes.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def process_of(folder: Path, niceness: int = 0) -> EngineProcess:
+    return EngineProcess(folder, EngineConfig(fast_start=True, niceness=niceness), "cpu", "auto", is_embedded=False)
+
+
+def owned(folder: Path) -> RemoteEngine:
+    process = process_of(folder)
+    return RemoteEngine(process.socket, process)
+
+
+@pytest.fixture(scope="module")
+def listening(folder: Path) -> Iterator[Path]:
+    """One engine process for the tests that leave it alive."""
+    process = process_of(folder)
+    process._folder.make()
+    command = host_command(process.settings)
+    with subprocess.Popen(command, env=host_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"ready\n"
+        yield process.socket
+        host.communicate()
+    asyncio.run(process.stop())
+
+
+@pytest.fixture
+async def engine(listening: Path) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(listening)
+    await engine.start()
+    yield engine
+    await engine.aclose()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.02)
+
+
+def request(name: str, num_frames: int = 12) -> SpeechRequest:
+    sampling = SamplingParams(seed=7, min_new_tokens=num_frames)
+    return SpeechRequest(
+        request_id=name, text="Hello world, this is it.", text_closed=True, max_frames=num_frames, sampling=sampling
+    )
+
+
+async def speak(engine: SpeechEngine, spec: SpeechRequest) -> tuple[np.ndarray, RequestFinished]:
+    stream = engine.submit(spec)
+    chunks, end = [], None
+    async for event in stream:
+        if isinstance(event, SpeechChunk):
+            chunks.append(event.pcm)
+        elif isinstance(event, RequestFinished):
+            end = event
+    await stream.released()
+    assert end is not None
+    return np.concatenate(chunks), end
+
+
+async def test_a_process_speaks_the_same_samples_as_a_thread(folder: Path, engine: RemoteEngine) -> None:
+    local = create_engine(folder, device="cpu", fast_start=True)
+    await local.start()
+    here, _ = await speak(local, request("here"))
+    there, end = await speak(engine, request("there"))
+    await local.aclose()
+    assert end.reason is FinishReason.LENGTH
+    assert engine.info == local.info
+    np.testing.assert_allclose(here, there, atol=1e-5)  # which frames decode together is a matter of timing
+
+
+async def test_a_killed_process_fails_its_requests_once_and_comes_back(folder: Path) -> None:
+    engine = owned(folder)
+    await engine.start()
+    speaking = [asyncio.create_task(speak(engine, request(f"r{i}", 900))) for i in range(3)]
+    await until(lambda: any(s._events for s in engine._streams._streams.values()))
+    assert engine._process is not None
+    assert engine._process.pid is not None
+    os.kill(engine._process.pid, signal.SIGKILL)
+    ends = [end for _, end in await asyncio.gather(*speaking)]
+    assert {(end.reason, end.code) for end in ends} == {(FinishReason.ERROR, "engine_dead")}
+    await until(lambda: engine.is_alive)
+    _, end = await speak(engine, request("after"))
+    assert end.reason is FinishReason.LENGTH
+    assert engine.num_restarts == 1
+    pid = engine._process.pid
+    assert pid is not None
+    await engine.aclose()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_gateway_that_vanishes_frees_what_it_held_and_others_go_on(engine: RemoteEngine) -> None:
+    guest = RemoteEngine(engine._socket)
+    await guest.start()
+    lost = guest.submit(request("lost", 900))
+    await anext(aiter(lost))
+    other = asyncio.create_task(speak(engine, request("other", 60)))
+    assert guest._writer is not None
+    guest._writer.transport.abort()
+    _, end = await other
+    assert end.num_frames == 60
+    await until(lambda: not engine.stats().num_running and engine.stats().blocks_free == engine.stats().blocks_total)
+    await guest.aclose()
+
+
+@pytest.mark.parametrize("garbage", [LENGTH.pack(5) + b"\xc1\xff\x00\x01\x02", LENGTH.pack(2**31), b"\x00"])
+async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: RemoteEngine, garbage: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as rude:
+        rude.connect(str(engine._socket))
+        rude.sendall(garbage)
+        rude.shutdown(socket.SHUT_WR)
+        while await asyncio.to_thread(rude.recv, 65536):
+            pass
+    _, end = await speak(engine, request("fine"))
+    assert end.reason is FinishReason.LENGTH
+
+
+async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left(tmp_path: Path) -> None:
+    hello = encode(
+        HelloMessage(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, QueueLimits(10, 20, 10, 10))
+    )
+    connections: list[asyncio.StreamWriter] = []
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        writer.write(hello)
+
+    path = tmp_path / "engine.sock"
+    server = await asyncio.start_unix_server(greet, str(path))
+    engine = RemoteEngine(path)
+    await engine.start()
+    stream = engine.submit(SpeechRequest(request_id="r", text="Hello"))
+    connections[0].write(frame_message(b"\xc1 no message"))
+    events = [event async for event in stream]
+    assert [event.code for event in events if isinstance(event, RequestFinished)] == ["engine_dead"]
+    await until(lambda: engine.num_restarts == 1)
+    assert engine.is_alive
+    await engine.aclose()
+    for writer in connections:
+        writer.close()
+    server.close()
+
+
+async def test_starting_again_ends_the_process_that_still_runs(folder: Path) -> None:
+    process = process_of(folder)
+    await process.start()
+    first = process.pid
+    await process.start()
+    assert first is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    await process.stop()
+
+
+async def test_a_process_tells_its_gateways_how_much_room_there_is(folder: Path) -> None:
+    config = EngineConfig(fast_start=True, max_requests=1, max_waiting=0, max_waiting_segments=1)
+    process = EngineProcess(folder, config, "cpu", "auto", is_embedded=False)
+    engine = RemoteEngine(process.socket, process)
+    await engine.start()
+    try:
+        engine.submit(request("first", 900))
+        engine.submit(msgspec.structs.replace(request("second"), segment=1))
+        for segment, limit in ((0, 1), (1, 2)):
+            with pytest.raises(EngineOverloaded, match=f"2 requests are active; the limit is {limit}"):
+                engine.submit(msgspec.structs.replace(request("third"), segment=segment))
+    finally:
+        await engine.aclose()
+
+
+async def test_a_process_stands_back_as_far_as_it_is_told(folder: Path) -> None:
+    process = process_of(folder, niceness=3)
+    await process.start()
+    assert process.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 3
+    await process.stop()
+
+
+def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("json", "msgspec", "engine"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')")
+    command = [*host_command({})[:-1], "no settings"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=host_environment(), input=b"", capture_output=True, check=False, timeout=60
+    )
+    assert b"hijacked" not in ended.stderr
+    assert b"JSONDecodeError" in ended.stderr, "it came as far as reading its settings"
+
+
+async def test_a_process_that_does_not_come_up_says_why_and_leaves_no_folder_behind(tmp_path: Path) -> None:
+    process = process_of(tmp_path)
+    engine = RemoteEngine(process.socket, process)
+    assert not process.socket.parent.exists(), "nothing is made before the start"
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        await engine.start()
+    assert not process.socket.parent.exists()
+    assert process.pid is None or not psutil.pid_exists(process.pid)
+    await engine.aclose()

@@ -1,0 +1,238 @@
+"""One request of the fake engine: a task that plays the request's script."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from engine.api import (
+    FinishReason,
+    InvalidRequest,
+    RequestFinished,
+    RequestParked,
+    SpeechChunk,
+    SpeechEvent,
+    SpeechRequest,
+    TextLayout,
+)
+from tests.fakes.engine_script import FRAME_S, FRAME_SAMPLES, FakeScript, tone
+from tests.fakes.playback_clock import FakePlaybackClock
+
+if TYPE_CHECKING:
+    from tests.fakes.engine import FakeSpeechEngine
+
+BLOCK_FRAMES = 16
+
+
+class FakeSpeechStream:
+    """Implements ``engine.api.SpeechStream``."""
+
+    def __init__(self, engine: FakeSpeechEngine, request: SpeechRequest, script: FakeScript) -> None:
+        self.has_slot = False
+        self.parked = False
+        self.num_frames = 0
+        self._engine = engine
+        self._request = request
+        self._script = script
+        self._loop = asyncio.get_running_loop()
+        self._text = request.text
+        self._text_closed = request.text_closed
+        self._changed = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._events: asyncio.Queue[SpeechEvent] = asyncio.Queue()
+        self._ended = False
+        self._drained = False
+        self._playback = FakePlaybackClock(self._loop)
+        self._submitted_s = self._loop.time()
+        self._queue_ms = 0.0
+        self._first_text_s: float | None = None
+        self._first_chunk_s: float | None = None
+        self._note_text()
+        self._task = self._loop.create_task(self._speak(), name=f"fake request {request.request_id}")
+        self._task.add_done_callback(self._spoken)
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
+    @property
+    def num_blocks(self) -> int:
+        return 1 + self.num_frames // BLOCK_FRAMES
+
+    def push_text(self, text: str) -> None:
+        if self._ended:
+            return
+        if self._text_closed:
+            raise InvalidRequest("text is closed", "text")
+        self._text += text
+        self._note_text()
+
+    def end_input(self) -> None:
+        self._text_closed = True
+        if not self._text.strip():
+            self.fail(InvalidRequest.code, "text is empty")
+        self._note_text()
+
+    def report_playback(self, played_samples: int) -> None:
+        self._playback.report(played_samples)
+        self._changed.set()
+
+    def cancel(self) -> None:
+        if not self._drained:
+            self._end(FinishReason.CANCELLED)
+
+    def fail(self, code: str, message: str) -> None:
+        if not self._ended:
+            self._end(FinishReason.ERROR, code, message)
+
+    async def released(self) -> None:
+        await self._freed.wait()
+
+    def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        return self
+
+    async def __anext__(self) -> SpeechEvent:
+        if self._drained:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        self._drained = isinstance(event, RequestFinished)
+        return event
+
+    # The request's life
+
+    async def _speak(self) -> None:
+        await self._engine.slots.acquire()
+        self.has_slot = True
+        self._queue_ms = 1000 * (self._loop.time() - self._submitted_s)
+        while not self._reached_end():
+            if self._frames_ready() == 0:
+                await self._park()
+            else:
+                await self._wait_for_lead()
+                num_frames = self._frames_ready()
+                await asyncio.sleep(self._work_s(num_frames))
+                self._emit_chunk(num_frames)
+
+    def _reached_end(self) -> bool:
+        """Whether the speech ends before the next frame, and if so, its end."""
+        script, frame = self._script, self.num_frames
+        if frame == script.fail_at_frame:
+            self.fail("engine_error", f"scripted failure at frame {frame}")
+        elif frame == script.die_at_frame:
+            self._engine.crash()
+        elif frame == script.end_at_frame:
+            self._end(script.end_reason)
+        elif frame == self._request.max_frames:
+            self._end(FinishReason.LENGTH)
+        elif self._text_closed and frame == self._known_frames():
+            self._end(FinishReason.STOP)
+        return self._ended
+
+    async def _park(self) -> None:
+        if self._first_text_s is not None and not self._waits_for_closed_text():
+            self._events.put_nowait(RequestParked(self.request_id, self._playback.lead_ms()))
+        self.parked = True
+        while self._frames_ready() == 0:
+            self._changed.clear()
+            await self._changed.wait()
+        self.parked = False
+
+    async def _wait_for_lead(self) -> None:
+        if self._request.lead_ms is None:
+            return
+        limit_ms = self._request.lead_ms + 1000 * FRAME_S * self._script.chunk_frames
+        while (excess_ms := self._playback.lead_ms() - limit_ms) > 0:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), excess_ms / 1000)
+            except TimeoutError:
+                continue
+
+    def _work_s(self, num_frames: int) -> float:
+        script = self._script
+        work_s = num_frames * FRAME_S * script.real_time_factor if self.num_frames else script.first_chunk_s
+        return work_s + script.stalls_s.get(self.num_frames, 0.0)
+
+    def _emit_chunk(self, num_frames: int) -> None:
+        if self._first_chunk_s is None:
+            self._first_chunk_s = self._loop.time()
+        start_sample = self.num_frames * FRAME_SAMPLES
+        self.num_frames += num_frames
+        last = self._text_closed and self.num_frames == self._known_frames()
+        tail = 0 if last else self._script.provisional_tail_samples
+        pcm = tone(self._request, start_sample, num_frames * FRAME_SAMPLES + tail)
+        self._events.put_nowait(SpeechChunk(self.request_id, start_sample, pcm, tail, last))
+        self._playback.generated(self.num_frames * FRAME_SAMPLES)
+
+    def _end(self, reason: FinishReason, code: str | None = None, message: str | None = None) -> None:
+        """Say the terminal event; a cancel or an error also fences what was queued before it."""
+        if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            while not self._events.empty():
+                self._events.get_nowait()
+        self._ended = True
+        self._events.put_nowait(self._finished(reason, code, message))
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def _finished(self, reason: FinishReason, code: str | None, message: str | None) -> RequestFinished:
+        first_audio_ms = None
+        if self._first_chunk_s is not None and self._first_text_s is not None:
+            first_audio_ms = 1000 * (self._first_chunk_s - self._first_text_s)
+        seed = self._request.sampling.seed
+        return RequestFinished(
+            self.request_id,
+            reason,
+            num_frames=self.num_frames,
+            num_samples=self.num_frames * FRAME_SAMPLES,
+            num_text_tokens=len(self._final_text().split()),
+            num_skipped_tokens=self._script.num_skipped_tokens,
+            seed=zlib.crc32(self.request_id.encode()) if seed is None else seed,
+            queue_ms=self._queue_ms,
+            first_audio_ms=first_audio_ms,
+            code=code,
+            message=message,
+        )
+
+    def _spoken(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self.fail("fake_error", repr(error))
+        if not self._ended:
+            self._end(FinishReason.CANCELLED)
+        self._loop.call_later(self._engine.step_s, self._free)
+
+    def _free(self) -> None:
+        self._engine.release(self)
+        self._freed.set()
+
+    # How much text there is, and how many frames it makes
+
+    def _note_text(self) -> None:
+        if self._first_text_s is None and self._final_text():
+            self._first_text_s = self._loop.time()
+        self._changed.set()
+
+    def _final_text(self) -> str:
+        """What later text cannot change: whole words, or all of it once the text is closed."""
+        if self._text_closed:
+            return self._text.rstrip()
+        cut = max((i for i, char in enumerate(self._text) if char.isspace()), default=0)
+        return self._text[:cut].rstrip()
+
+    def _waits_for_closed_text(self) -> bool:
+        return self._request.layout is TextLayout.FULL and not self._text_closed
+
+    def _known_frames(self) -> int:
+        """Frames of the final text, and one to finish on once the text is closed."""
+        if self._waits_for_closed_text():
+            return 0
+        frames = int(len(self._final_text()) * self._script.ms_per_char / (1000 * FRAME_S))
+        limit = self._request.max_frames
+        frames += self._text_closed
+        return frames if limit is None else min(frames, limit)
+
+    def _frames_ready(self) -> int:
+        frames = min(self._known_frames() - self.num_frames, self._script.chunk_frames)
+        cut = self._script.next_cut(self.num_frames)
+        return frames if cut is None else min(frames, cut - self.num_frames)

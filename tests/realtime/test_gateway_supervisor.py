@@ -1,0 +1,368 @@
+"""Two gateways in front of one engine: real processes, a real engine on a small random checkpoint, one port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import msgspec
+import psutil
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidMessage, InvalidStatus
+
+from engine.run_dir import RunDirectory
+from realtime import gateway_supervisor
+from realtime.client import NativeClient, open_session
+from realtime.config import ServerConfig, load_config
+from realtime.gateway_supervisor import GATEWAY_COMMAND, GatewayPlan, GatewaySupervisor, gateway_environment
+from realtime.protocol import events as ev
+from tests.fakes.checkpoints import write_checkpoint
+from tests.realtime.calls.test_sockets import told
+from tests.realtime.certificates import self_signed
+from tests.realtime.live_server import NO_CERTIFICATES, close_code, hear, next_of
+from tests.realtime.server_process import wire_address
+
+TEXT = "Hello there, how are you today?"
+BURST = ev.NativeSpeechSettings(pace="burst")
+NUM_GATEWAYS = 2
+MAX_CONNECTIONS = 9
+PATIENCE_S = 60.0
+
+
+class Served:
+    def __init__(self, process: subprocess.Popen[bytes], certificate: Path) -> None:
+        assert process.stdout is not None
+        self.process = psutil.Process(process.pid)
+        self.tls_url = wire_address(process.stdout, "tls").removesuffix("/v1/speech")
+        self.url = wire_address(process.stdout).removesuffix("/v1/speech")
+        self.trust = ssl.create_default_context(cafile=str(certificate))
+
+    def gateways(self) -> list[psutil.Process]:
+        return [child for child in self.process.children() if "realtime.gateway_supervisor" in command_of(child)]
+
+    async def metric(self, name: str) -> float:
+        async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES) as http:
+            text = (await http.get(self.url.replace("ws:", "http:") + "/metrics")).text
+        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"voicewire_{name} "))
+
+    async def health_until_good(self) -> list[int]:
+        """What /healthz said until it was well for a while; each request may reach another gateway."""
+        statuses: list[int] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while statuses[-10:] != [200] * 10:
+                async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES) as http:
+                    statuses.append((await http.get(self.url.replace("ws:", "http:") + "/healthz")).status_code)
+                await asyncio.sleep(0.05)
+        return statuses
+
+    async def sessions_on_each(self) -> dict[int, NativeClient]:
+        """One session on each gateway, by its process id; the system chooses where a connection goes."""
+        found: dict[int, NativeClient] = {}
+        async with asyncio.timeout(PATIENCE_S):
+            while len(found) < NUM_GATEWAYS:
+                client = await open_session(self.url)
+                pid = self.owner_of(client)
+                if pid in found:
+                    await client.aclose()
+                else:
+                    found[pid] = client
+        return found
+
+    def owner_of(self, client: NativeClient) -> int:
+        return self.process_of(client._socket.local_address)
+
+    def process_of(self, ours: object) -> int:
+        """The gateway that has the connection from this address."""
+        for gateway in self.gateways():
+            if any(connection.raddr == ours for connection in gateway.net_connections("tcp")):
+                return gateway.pid
+        raise AssertionError("no gateway has this connection")
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Nothing, of one that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    config = folder / "server.toml"
+    config.write_text("[engine.options]\nfast_start = true\n")
+    command = [sys.executable, "-m", "realtime.cli", "serve", "--model", str(folder), "--port", "0"]
+    certificate, key = self_signed(folder)
+    command += ["--config", str(config), "--tls-certificate", str(certificate), "--tls-key", str(key)]
+    command += ["--set", "listen.tls_port=0"]
+    return [*command, "--gateways", str(NUM_GATEWAYS), "--set", f"limits.max_connections={MAX_CONNECTIONS}"]
+
+
+@pytest.fixture(scope="module")
+def served(command: list[str]) -> Iterator[Served]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        yield Served(process, Path(command[command.index("--tls-certificate") + 1]))
+        process.terminate()
+
+
+async def speaks(client: NativeClient, response_id: str) -> None:
+    await client.send(ev.ResponseCreate(response_id=response_id, settings=BURST, text=TEXT, end=True))
+    done = (await hear(client, response_id)).done
+    assert (done.status, done.error) == ("completed", None)
+
+
+@pytest.mark.timeout(120)
+async def test_gateways_share_a_port_an_engine_and_their_metrics(served: Served) -> None:
+    clients = await served.sessions_on_each()
+    await asyncio.gather(*(speaks(client, "r") for client in clients.values()))
+    assert await served.metric('responses_total{status="completed"}') == NUM_GATEWAYS
+    await asyncio.sleep(0.4)  # each gateway reads its gauges so often
+    assert await served.metric("connections") == NUM_GATEWAYS
+    assert await served.metric("resident_memory_bytes") > sum(g.memory_info().rss for g in served.gateways())
+    for client in clients.values():
+        await client.aclose()
+
+
+def test_a_key_pressed_in_the_terminal_is_not_for_gateways_whose_niceness_counts_beside_the_engines(
+    served: Served,
+) -> None:
+    gateways = [gateway.pid for gateway in served.gateways()]
+    assert {os.getsid(pid) for pid in gateways} == {os.getsid(served.process.pid)}
+    assert os.getpgid(served.process.pid) not in {os.getpgid(pid) for pid in gateways}
+
+
+@pytest.mark.timeout(120)
+async def test_tls_port_is_shared_by_all_gateways(served: Served) -> None:
+    found: dict[int, NativeClient] = {}
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found) < NUM_GATEWAYS:
+            client = await open_session(served.tls_url, trust=served.trust)
+            if (pid := served.owner_of(client)) in found:
+                await client.aclose()
+            else:
+                found[pid] = client
+    for client in found.values():
+        await speaks(client, "r")
+        await client.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_a_gateway_that_is_killed_takes_only_its_own_and_comes_back(served: Served) -> None:
+    (unlucky_pid, unlucky), (_, lucky) = (await served.sessions_on_each()).items()
+    await unlucky.send(ev.ResponseCreate(response_id="r", text=TEXT))
+    await next_of(unlucky, ev.ResponseCreated)
+    os.kill(unlucky_pid, signal.SIGKILL)
+    assert await close_code(unlucky) == 1006
+    await speaks(lucky, "r")
+    await lucky.aclose()
+    async with asyncio.timeout(PATIENCE_S):
+        while unlucky_pid in (pids := {g.pid for g in served.gateways()}) or len(pids) < NUM_GATEWAYS:
+            await asyncio.sleep(0.1)
+    for client in (await served.sessions_on_each()).values():
+        await speaks(client, "r")
+        await client.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_agents_on_any_gateway_speak_into_a_call_on_one(served: Served) -> None:
+    agents: dict[int, ClientConnection] = {}
+    while len(agents) < NUM_GATEWAYS:
+        agent = await connect(served.url + "/v1/calls", proxy=None)
+        pid = served.process_of(agent.local_address)
+        if pid in agents:
+            await agent.close()
+        else:
+            agents[pid] = agent
+    async with connect(served.url + "/v1/calls/vonage", proxy=None) as line:
+        holder = served.process_of(line.local_address)
+        await line.send('{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}')
+        for agent in agents.values():
+            call_id = (await told(agent, "call.connected"))["call_id"]
+        async with asyncio.TaskGroup() as tasks:
+            returning = tasks.create_task(return_marks(line))
+            for name, agent in zip("ab", agents.values(), strict=True):
+                await agent.send(json.dumps({"type": "say", "call_id": call_id, "text": "Hi.", "reply_id": name}))
+                assert (await told(agent, "reply.accepted"))["reply_id"] == name
+                for one in agents.values():
+                    assert (await told(one, "reply.played"))["reply_id"] == name
+            returning.cancel()
+        await agents.pop(holder).close()
+        [agent] = agents.values()
+        os.kill(holder, signal.SIGKILL)
+        assert (await told(agent, "call.hung_up"))["reason"] == "internal_error"
+        await agent.close()
+    async with asyncio.timeout(PATIENCE_S):
+        while holder in (pids := {g.pid for g in served.gateways()}) or len(pids) < NUM_GATEWAYS:
+            await asyncio.sleep(0.1)
+    for client in (await served.sessions_on_each()).values():
+        await client.aclose()
+
+
+async def return_marks(line: ClientConnection) -> None:
+    async for message in line:
+        if isinstance(message, str) and (asked := json.loads(message))["action"] == "notify":
+            await line.send(json.dumps({"event": "websocket:notify", "payload": asked["payload"]}))
+
+
+@pytest.mark.timeout(120)
+async def test_an_engine_that_is_killed_fails_what_it_spoke_and_comes_back(served: Served) -> None:
+    clients = (await served.sessions_on_each()).values()
+    for client in clients:
+        await client.send(ev.ResponseCreate(response_id="r", text=TEXT * 3, end=True))
+        await next_of(client, ev.AudioMessage)
+    [engine] = [child for child in served.process.children() if "engine.host" in child.cmdline()]
+    engine.kill()
+    for client in clients:
+        done = (await hear(client)).done
+        assert (done.status, done.error and done.error.code, done.error and done.error.retryable) == (
+            "failed", "engine_dead", True)  # fmt: skip
+    statuses = await served.health_until_good()
+    assert 503 in statuses
+    for client in clients:
+        await speaks(client, "again")
+        await client.aclose()
+
+
+async def session_or_status(url: str) -> NativeClient | int:
+    """0 when it fell to a gateway in the moment of its death."""
+    try:
+        return await open_session(url)
+    except InvalidStatus as refused:
+        return refused.response.status_code
+    except (OSError, InvalidMessage):
+        return 0
+
+
+async def open_all(served: Served) -> list[NativeClient]:
+    """Until one more is refused."""
+    clients: list[NativeClient] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while (found := await session_or_status(served.url)) != 429:
+            if isinstance(found, NativeClient):
+                clients.append(found)
+            assert len(clients) <= MAX_CONNECTIONS
+    return clients
+
+
+@pytest.mark.timeout(120)
+async def test_a_limit_holds_for_all_gateways_and_outlives_one_of_them(served: Served) -> None:
+    await served.health_until_good()
+    clients = await open_all(served)
+    assert len(clients) == MAX_CONNECTIONS
+    owners = [served.owner_of(client) for client in clients]
+    assert len(set(owners)) == NUM_GATEWAYS, "the system spread them"
+    psutil.Process(owners[0]).kill()
+    left = [client for client, owner in zip(clients, owners, strict=True) if owner != owners[0]]
+    again: list[NativeClient] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(left) + len(again) < MAX_CONNECTIONS:
+            again += await open_all(served)
+            await asyncio.sleep(0.05)
+    for client in (*clients, *again):
+        await client.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_a_signal_drains_every_gateway(served: Served) -> None:
+    clients = await served.sessions_on_each()
+    for client in clients.values():
+        await client.send(ev.ResponseCreate(response_id="r", settings=BURST, text=TEXT, end=True))
+        await next_of(client, ev.AudioMessage)
+    family = [served.process, *served.process.children(recursive=True)]
+    for member in family:  # as systemd stops a service: the engine's process, too, is told
+        member.terminate()
+    for client in clients.values():
+        assert (await hear(client)).done.status == "completed"
+        assert await close_code(client) == 1012
+    deadline_s = time.monotonic() + PATIENCE_S
+    while any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family):
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of a name that leaves room for those of sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@pytest.mark.timeout(120)
+def test_what_a_killed_server_left_goes_with_the_next(command: list[str], temporary: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+        assert process.stdout is not None
+        wire_address(process.stdout)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    psutil.wait_procs(family, PATIENCE_S)
+    assert {path.name for path in temporary.rglob("*")} >= {"engine.sock", "exchange"}
+    following = RunDirectory()
+    following.make()
+    following.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_plan_of_a_gateway_survives_its_way(tmp_path: Path) -> None:
+    config = load_config(flags={"listen.gateways": 3, "auth.api_keys": "a:a-key-of-enough-characters"})
+    plan = GatewayPlan(
+        config=config, engine=str(tmp_path), tally="tally", counted=("connections",), exchange="exchange", column=2
+    )
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=GatewayPlan) == plan
+
+
+def test_a_gateway_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("json", "msgspec", "realtime"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')")
+    ended = subprocess.run(
+        GATEWAY_COMMAND,
+        cwd=tmp_path,
+        env=gateway_environment(str(tmp_path)),
+        input=b"no plan\n",
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert b"hijacked" not in ended.stderr
+    assert b"DecodeError" in ended.stderr, "it came as far as reading its plan"
+
+
+async def test_a_gateway_that_does_not_come_up_is_ended_and_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says_who_it_is = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    started: list[asyncio.subprocess.Process] = []
+    start = asyncio.create_subprocess_exec
+
+    async def remember(*command: str, **how: object) -> asyncio.subprocess.Process:
+        started.append(await start(*command, **how))  # type: ignore[arg-type]
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", remember)
+    monkeypatch.setattr(gateway_supervisor, "GATEWAY_COMMAND", (sys.executable, "-c", says_who_it_is))
+    monkeypatch.setattr(gateway_supervisor, "RESTART_PAUSE_S", 0.01)
+    keeper = GatewaySupervisor(
+        GatewayPlan(config=ServerConfig(), engine="", tally="", counted=(), exchange=""), str(tmp_path)
+    )
+    assert await keeper._restart(0) is None
+    try:
+        assert [process.returncode for process in started] == [-signal.SIGKILL]
+        assert not keeper._running
+    finally:
+        for process in started:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.api import SamplingParams, TextLayout
+from realtime.config import SpeechDefaults
+from realtime.protocol import events as ev
+from realtime.setting_mapping import default_settings, speech_settings, wire_settings
+from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.errors import UnsupportedFormat
+
+BASE = SpeechSettings(voice="ada", lead_ms=3_000)
+
+
+def merged(given: ev.NativeSpeechSettings, base: SpeechSettings = BASE) -> SpeechSettings:
+    return speech_settings(given, base, default_lead_ms=2_000)
+
+
+def test_nothing_given_changes_nothing() -> None:
+    assert merged(ev.NativeSpeechSettings()) == BASE
+
+
+def test_what_is_given_goes_over_what_was() -> None:
+    given = ev.NativeSpeechSettings(
+        voice="ben",
+        seed=7,
+        sampling=ev.NativeSamplingOptions(top_k=5),
+        format=ev.NativeAudioFormat(bitrate=16_000, fec=True),
+    )
+    settings = merged(given)
+    assert (settings.voice, settings.sampling.seed, settings.sampling.top_k) == ("ben", 7, 5)
+    assert settings.format == AudioFormat(bitrate=16_000, fec=True)
+    assert settings.lead_ms == 3_000
+
+
+def test_an_encoding_alone_takes_its_natural_rate() -> None:
+    assert merged(ev.NativeSpeechSettings(format=ev.NativeAudioFormat(encoding="mulaw"))).format.sample_rate == 8_000
+    opus_48 = SpeechSettings(format=AudioFormat(sample_rate=48_000))
+    assert (
+        merged(ev.NativeSpeechSettings(format=ev.NativeAudioFormat(complexity=1)), opus_48).format.sample_rate == 48_000
+    )
+    assert (
+        merged(
+            ev.NativeSpeechSettings(format=ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=16_000))
+        ).format.sample_rate
+        == 16_000
+    )
+
+
+def test_an_unknown_encoding_is_named_with_the_known_ones() -> None:
+    with pytest.raises(UnsupportedFormat, match="opus, pcm_s16le, mulaw, alaw, is 'flac'"):
+        merged(ev.NativeSpeechSettings(format=ev.NativeAudioFormat(encoding="flac")))
+
+
+@pytest.mark.parametrize(
+    ("given", "base_ms", "lead_ms"),
+    [
+        (ev.NativeSpeechSettings(), 3_000, 3_000),
+        (ev.NativeSpeechSettings(), None, None),
+        (ev.NativeSpeechSettings(pace="burst"), 3_000, None),
+        (ev.NativeSpeechSettings(pace="burst", lead_ms=500), 3_000, None),
+        (ev.NativeSpeechSettings(pace="lead"), 3_000, 3_000),
+        (ev.NativeSpeechSettings(pace="lead"), None, 2_000),
+        (ev.NativeSpeechSettings(pace="lead", lead_ms=500), None, 500),
+        (ev.NativeSpeechSettings(lead_ms=500), None, 500),
+    ],
+)
+def test_pace(given: ev.NativeSpeechSettings, base_ms: int | None, lead_ms: int | None) -> None:
+    assert merged(given, SpeechSettings(lead_ms=base_ms)).lead_ms == lead_ms
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SpeechSettings(),
+        SpeechSettings(voice="ada", language="en", instruct="calm", lead_ms=None),
+        SpeechSettings(format=AudioFormat(encoding=Encoding.ALAW, sample_rate=8_000), lead_ms=500),
+        merged(
+            ev.NativeSpeechSettings(
+                seed=3, sampling=ev.NativeSamplingOptions(temperature=0.5, top_p=0.9, repetition_penalty=1.1)
+            )
+        ),
+    ],
+)
+def test_settings_told_to_a_client_mean_the_same_when_they_come_back(settings: SpeechSettings) -> None:
+    assert merged(wire_settings(settings), SpeechSettings()) == settings
+
+
+def test_the_servers_defaults() -> None:
+    settings = default_settings(SpeechDefaults(voice="ben", encoding="mulaw", sample_rate=8_000, lead_ms=900))
+    assert (settings.voice, settings.format.encoding, settings.lead_ms) == ("ben", Encoding.MULAW, 900)
+
+
+def test_layout_frames_and_every_way_of_sampling_reach_the_session() -> None:
+    given = ev.NativeSpeechSettings(
+        text_layout="full",
+        max_frames=9,
+        chunk_frames=(1, 4),
+        sampling=ev.NativeSamplingOptions(
+            do_sample=False, repetition_window=5, predictor_do_sample=True, min_new_tokens=3
+        ),
+    )
+    settings = merged(given)
+    assert (settings.layout, settings.max_frames, settings.chunk_frames) == (TextLayout.FULL, 9, (1, 4))
+    assert settings.sampling == SamplingParams(
+        do_sample=False, repetition_window=5, predictor_do_sample=True, min_new_tokens=3
+    )
+    assert merged(wire_settings(settings), SpeechSettings()) == settings

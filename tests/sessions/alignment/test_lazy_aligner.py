@@ -1,0 +1,198 @@
+"""Whoever asks late is told what one who asked at once was told, and what waits has a limit."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sessions.alignment.aligner import Aligner, ForcedAligner
+from sessions.alignment.lazy_aligner import AlignmentBacklog, LazyAligner
+from sessions.alignment.uniform_aligner import UniformAligner
+from tests.sessions.alignment.test_aligner import PCM, RATE, TEXT
+
+CHUNK = 3_200
+NUM_CHUNKS = -(-PCM.size // CHUNK)
+KEPT = 100 * PCM.nbytes
+
+
+def letters() -> Aligner:
+    return ForcedAligner(RATE)
+
+
+class Held(UniformAligner):
+    """Is in no hurry: it looks at a piece only once it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(RATE)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def push(self, pcm: np.ndarray) -> None:
+        self.begun.set()
+        self.go_on.wait(10)
+        super().push(pcm)
+
+
+def late(max_bytes: int = KEPT, make: Callable[[], Aligner] = letters) -> tuple[LazyAligner, AlignmentBacklog]:
+    backlog = AlignmentBacklog(max_bytes)
+    return LazyAligner(make, backlog), backlog
+
+
+def chunk(number: int) -> np.ndarray:
+    return PCM[number * CHUNK : (number + 1) * CHUNK]
+
+
+@given(
+    st.lists(st.integers(0, NUM_CHUNKS - 1), min_size=3, max_size=3),
+    st.sets(st.integers(0, NUM_CHUNKS), max_size=4),
+    st.sampled_from([0, 3 * CHUNK * 4, KEPT]),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=15)
+def test_questions_at_any_moment_are_answered_as_if_all_had_been_looked_through_at_once(
+    text_moments, questions, max_bytes, finishes
+):
+    (asked_late, _), at_once = late(max_bytes), letters()
+    places = [0, len(TEXT) // 3, 2 * len(TEXT) // 3, len(TEXT)]
+    texts = dict(zip(sorted(text_moments), [TEXT[a:b] for a, b in itertools.pairwise(places)], strict=True))
+    for number in range(NUM_CHUNKS):
+        for aligner in (asked_late, at_once):
+            aligner.add_text(texts.get(number, ""))
+            aligner.push(chunk(number))
+        if number in questions:
+            assert asked_late.bounds == at_once.bounds
+            assert asked_late.estimate() == at_once.estimate()
+    if finishes:
+        asked_late.finish()
+        at_once.finish()
+    else:
+        asked_late.end_input()
+    assert asked_late.estimate() == at_once.estimate()
+    assert asked_late.bounds == at_once.estimate()
+
+
+def test_nothing_is_made_until_somebody_asks_and_nothing_is_kept_after():
+    made: list[Aligner] = []
+    aligner, backlog = late(make=lambda: made.append(letters()) or made[-1])
+    aligner.add_text(TEXT)
+    aligner.push(PCM)
+    aligner.finish()
+    assert not made
+    assert backlog.num_bytes == aligner.num_pending_bytes == PCM.nbytes
+    assert len(aligner.bounds) == len(TEXT) + 1
+    assert len(made) == 1
+    assert backlog.num_bytes == aligner.num_pending_bytes == 0
+
+
+def test_beyond_the_limit_the_oldest_is_looked_through_as_more_comes():
+    backlog = AlignmentBacklog(10 * CHUNK * 4)
+    first, second = (LazyAligner(partial(UniformAligner, RATE), backlog) for _ in range(2))
+    for aligner in (first, second):
+        aligner.add_text("ten chunks")
+        for number in range(10):
+            aligner.push(chunk(number))
+            assert backlog.num_bytes <= backlog.max_bytes
+    assert (first.num_pending_bytes, second.num_pending_bytes) == (0, backlog.max_bytes)
+
+
+def test_without_a_limit_above_nothing_speech_is_looked_through_as_it_comes():
+    aligner, backlog = late(0)
+    aligner.add_text(TEXT)
+    aligner.push(PCM)
+    assert backlog.num_bytes == 0
+
+
+def test_one_that_is_gone_takes_no_room():
+    backlog = AlignmentBacklog(3 * CHUNK * 4)
+    gone, stays = (LazyAligner(letters, backlog) for _ in range(2))
+    gone.push(chunk(0))
+    gone.push(chunk(1))
+    del gone
+    gc.collect()
+    for number in range(3):
+        stays.push(chunk(number))
+    assert stays.num_pending_bytes == backlog.num_bytes == backlog.max_bytes
+
+
+def test_one_that_is_forgotten_keeps_nothing_and_takes_nothing():
+    aligner, backlog = late()
+    aligner.add_text(TEXT)
+    aligner.push(PCM)
+    aligner.discard()
+    aligner.push(PCM)
+    assert backlog.num_bytes == 0
+    assert aligner.bounds == []
+
+
+def test_what_comes_while_a_thread_looks_is_looked_at_after_it():
+    held = Held()
+    aligner, backlog = late(2 * CHUNK * 4, lambda: held)
+    aligner.add_text("ab")
+    aligner.push(chunk(0))
+    thread = threading.Thread(target=aligner.process_all)
+    thread.start()
+    held.begun.wait(10)
+    for number in range(1, 4):
+        aligner.push(chunk(number))  # beyond the limit, and yet it waits for nobody
+    assert backlog.num_bytes > backlog.max_bytes
+    held.go_on.set()
+    aligner.finish()
+    thread.join()
+    assert aligner.bounds == [0, 2 * CHUNK, 4 * CHUNK]
+    assert backlog.num_bytes == 0
+
+
+@pytest.mark.parametrize("end", [LazyAligner.end_input, LazyAligner.finish])
+def test_after_the_end_nothing_changes(end):
+    aligner, _ = late(make=lambda: UniformAligner(RATE))
+    aligner.add_text("ab")
+    aligner.push(PCM)
+    end(aligner)
+    known = aligner.estimate()
+    aligner.push(PCM)
+    aligner.add_text("c")
+    assert aligner.estimate() == known
+
+
+def test_who_forgets_waits_for_one_piece_at_most():
+    begun, go_on, num_heard = threading.Event(), threading.Event(), 0
+
+    class Slow(UniformAligner):
+        def push(self, pcm: np.ndarray) -> None:
+            nonlocal num_heard
+            num_heard += 1
+            begun.set()
+            go_on.wait(10)
+
+    aligner, backlog = late(make=lambda: Slow(RATE))
+    for number in range(4):
+        aligner.push(chunk(number))
+    looks, forgets = (threading.Thread(target=work) for work in (aligner.process_all, aligner.discard))
+    looks.start()
+    begun.wait(10)
+    forgets.start()
+    forgets.join(0.2)
+    go_on.set()
+    looks.join()
+    forgets.join()
+    assert num_heard == 1
+    assert backlog.num_bytes == 0
+
+
+def test_speech_that_cannot_be_looked_through_takes_no_room():
+    class Broken(UniformAligner):
+        def push(self, pcm: np.ndarray) -> None:
+            raise ArithmeticError
+
+    aligner, backlog = late(CHUNK * 4, lambda: Broken(RATE))
+    aligner.push(chunk(0))
+    with pytest.raises(ArithmeticError):
+        aligner.push(chunk(1))
+    assert aligner.num_pending_bytes == backlog.num_bytes == CHUNK * 4

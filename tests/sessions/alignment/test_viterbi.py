@@ -1,0 +1,81 @@
+"""The path found step by step is the best there is, and stays what it was when the past is let go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sessions.alignment.letter_model import MAX_STEPS, AlignmentUnits
+from sessions.alignment.viterbi import BEAM_UNITS, ViterbiPath
+from tests.sessions.alignment.brute_force_viterbi import best_score, score_of
+
+NUM_SOUNDS = 5
+
+
+def drawn(seed: int, num_units: int, num_steps: int) -> tuple[AlignmentUnits, np.ndarray]:
+    random = np.random.default_rng(seed)
+    sounds = random.dirichlet(np.full(NUM_SOUNDS, 0.3), num_units).astype(np.float32)
+    durations = np.log(random.dirichlet(np.full(MAX_STEPS + 1, 0.5), num_units) + 1e-4).astype(np.float32)
+    return AlignmentUnits(sounds, durations), random.normal(0, 2, (num_steps, NUM_SOUNDS)).astype(np.float32)
+
+
+def walked(units: AlignmentUnits, scores: np.ndarray) -> ViterbiPath:
+    path = ViterbiPath(NUM_SOUNDS)
+    path.add(units)
+    for step in scores:
+        path.push(step)
+    return path
+
+
+@given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 2 * MAX_STEPS))
+@settings(deadline=None)
+def test_no_other_way_is_likelier(seed, num_units, num_steps):
+    units, scores = drawn(seed, num_units, num_steps)
+    path = walked(units, scores)
+    traced = path.trace(num_units)
+    assert [unit for unit, _ in reversed(traced)] == list(range(num_units))
+    ends = [end for _, end in reversed(traced)]
+    assert ends[-1] == num_steps
+    assert ends == sorted(ends)
+    assert score_of(units, scores, ends) == pytest.approx(best_score(units, scores), rel=1e-4, abs=1e-3)
+
+
+@given(st.integers(0, 2**31), st.integers(2, 100), st.lists(st.integers(1, 20), max_size=10))
+@settings(deadline=None)
+def test_text_that_comes_in_pieces_before_the_speech_makes_no_difference(seed, num_units, cuts):
+    units, scores = drawn(seed, num_units, 50)
+    path, at = ViterbiPath(NUM_SOUNDS), 0
+    for size in [*cuts, num_units]:
+        path.add(AlignmentUnits(units.sounds[at : at + size], units.durations[at : at + size]))
+        at += size
+    for step in scores:
+        path.push(step)
+    assert path.trace() == walked(units, scores).trace()
+
+
+@given(st.integers(0, 2**31), st.integers(1, 30))
+@settings(deadline=None)
+def test_what_is_settled_is_not_traced_again_and_the_rest_stays(seed, kept_steps):
+    units, scores = drawn(seed, 30, 120)
+    path = walked(units, scores)
+    whole = path.trace()
+    behind = [(unit, end) for unit, end in whole if end <= 120 - kept_steps]
+    if behind:
+        path.commit(behind[0][0] + 1, behind[0][1])
+        assert path.trace() == whole[: whole.index(behind[0])]
+
+
+def test_work_and_memory_do_not_grow_with_text_that_is_far_ahead():
+    units, scores = drawn(3, 4_000, 60)
+    path = walked(units, scores)
+    assert all(arrivals.sources.size <= BEAM_UNITS + 60 * MAX_STEPS for arrivals in path._arrivals)
+    assert max(arrivals.low + arrivals.sources.size for arrivals in path._arrivals) < 1_000
+
+
+def test_without_text_nothing_is_reached():
+    path = ViterbiPath(NUM_SOUNDS)
+    for step in np.zeros((5, NUM_SOUNDS), np.float32):
+        path.push(step)
+    assert path.trace() == []
