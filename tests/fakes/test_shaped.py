@@ -91,7 +91,7 @@ def test_text_goes_in_blocks_of_five_and_the_rest_with_the_task_token() -> None:
         TEXT_BASE + 23,
         TASK,
     ]
-    assert set(answers) == {"Audio", "Control", "StopOutcome"}
+    assert set(answers) == {"FrameOutcome", "ControlOutcome", "StopOutcome"}
 
 
 def test_a_block_holds_fifteen_speech_tokens_at_most_and_its_last_is_fed_with_the_next_text() -> None:

@@ -25,7 +25,7 @@ def test_every_dialect_has_an_exchange_with_audio() -> None:
     with_audio = set()
     for path in RECORDINGS:
         [[head, *steps]] = read_exchanges(path)
-        if any(step.get("event", [""])[0] == "Audio" and step["intents"] for step in steps):
+        if any(step.get("event", [""])[0] == "ContextAudio" and step["intents"] for step in steps):
             with_audio.add(wire_of(head).dialect)
     assert with_audio == {wire.dialect for wire in DIALECT_ROUTES}
 

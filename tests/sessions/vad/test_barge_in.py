@@ -233,7 +233,7 @@ def test_what_comes_faster_than_it_is_looked_at_is_passed_over() -> None:
 def test_the_detector_brings_no_torch_along() -> None:
     check = (
         "import sys; from sessions.vad.barge_in import BargeInDetector, BargeInSettings;"
-        "BargeInDetector('mulaw', 8000, BargeInSettings(min_level_db=-120)).began_to_speak(bytes(512));"
+        "BargeInDetector('mulaw', 8000, BargeInSettings(min_level_db=-120)).detect(bytes(512));"
         "assert 'onnxruntime' in sys.modules; assert 'torch' not in sys.modules; assert 'silero_vad' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -69,12 +69,12 @@ def test_lengths_follow_from_the_text(num_text: int, least: int, most: int) -> N
 
 
 def test_what_a_request_asks_for_overrides_most_and_caps_least() -> None:
-    found = row(num_text=10, most_asked=10)
+    found = row(num_text=10, max_tokens_limit=10)
     assert (found.min_tokens, found.max_tokens) == (10, 10)
-    assert row(num_text=10, least_asked=0).min_tokens == 0
-    found = row(num_text=1, most_asked=100)
+    assert row(num_text=10, min_tokens_limit=0).min_tokens == 0
+    found = row(num_text=1, max_tokens_limit=100)
     assert (found.min_tokens, found.max_tokens) == (2, 100), "more than its text alone would allow"
-    assert row(num_text=1, most_asked=10_000).max_tokens == TalkerSettings().max_tokens
+    assert row(num_text=1, max_tokens_limit=10_000).max_tokens == TalkerSettings().max_tokens
     fewer = TalkerSettings(min_tokens_per_text_token=0.5, max_tokens_per_text_token=3.5)
     found = row(num_text=3, settings=fewer)
     assert (found.min_tokens, found.max_tokens) == (1, 10)
