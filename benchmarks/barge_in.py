@@ -30,12 +30,12 @@ RATE = 8_000
 PACKET = 160
 DEFAULT_MINUTES = 5.0
 NUM_SENTENCES = 40
+# Of full scale: usual on telephone lines.
 SPEECH_DB = -20.0
-"""Of full scale: usual on telephone lines."""
 SETTINGS = [(0.5, 32), (0.55, 32), (0.6, 32), (0.7, 32), (0.55, 48), (0.55, 64)]
 ECHO_LOSS_DB = (15.0, 20.0, 25.0, 35.0, 45.0)
+# The loudest 20 ms of our own voice, while the caller begins to speak.
 OWN_DB = (-40.0, -20.0, -10.0)
-"""The loudest 20 ms of our own voice, while the caller begins to speak."""
 NOISE_DB = (-60.0, -40.0, -30.0, -25.0, -20.0)
 ENDING_NOISE_DB = (-18.0, -16.0, -14.0, -12.0)
 ECHO_DELAYS_MS = (40, 160, 400)

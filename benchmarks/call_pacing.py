@@ -38,13 +38,13 @@ from benchmarks.cpu_steal import AT_WORK, percent_of_a_core
 from benchmarks.gateway_cpu import cores
 
 FRAME_S = 0.02
+# A round: we speak, the caller speaks, nobody speaks.
 REPLY_S, SENTENCE_S, PAUSE_S = 5.0, 1.0, 0.5
-"""A round: we speak, the caller speaks, nobody speaks."""
 ROUND_S = REPLY_S + SENTENCE_S + PAUSE_S
+# Packets of all lines do not leave at once.
 PHASES = 16
-"""Packets of all lines do not leave at once."""
+# A reply begins with a burst.
 LEAD_PACKETS = 40
-"""A reply begins with a burst."""
 NOISE_DB = -45.0
 LATE_MS = 10.0
 TEXT = "This is a rather long answer to a rather short question, and it goes on and on. " * 4
@@ -56,8 +56,8 @@ SETTINGS = {"listen.port": 0, "log.level": "error", "limits.text_timeout_s": 3_6
 class CallLine:
     name: str
     arrivals_s: list[float] = field(default_factory=list)
+    # When the caller began to speak.
     voices_s: list[float] = field(default_factory=list)
-    """When the caller began to speak."""
     clears_s: list[float] = field(default_factory=list)
 
     def late_ms(self) -> list[float]:

@@ -86,8 +86,8 @@ def random_voice(sizes: CosyVoice3Config, seed: int = 1) -> ClonedVoice:
 
 
 class Round(NamedTuple):
+    # To the first chunk of each.
     first_s: list[float]
-    """To the first chunk of each."""
     wall_s: float
     audio_s: float
 

@@ -14,8 +14,8 @@ from multiprocessing import get_context
 
 from benchmarks.gateway_cpu import cores
 
+# Shorter than anything that is measured, so that what is measured is slower, and does not stand still.
 ROUND_S = 0.0004
-"""Shorter than anything that is measured, so that what is measured is slower, and does not stand still."""
 PRIORITY = 1
 LOOK_S = 0.5
 MAX_PERCENT = 90

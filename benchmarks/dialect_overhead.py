@@ -31,13 +31,14 @@ from tests.realtime.dialects.vendor_clients import CLIENTS, PCM_CONFIG, RAW, Ven
 from tests.realtime.server_process import server
 
 QUICK = {"ms_per_char": 60.0, "first_chunk_s": 0.005, "real_time_factor": 0.02}
+# Sound is still coming when it is interrupted.
 STEADY = QUICK | {"real_time_factor": 0.5}
-"""Sound is still coming when it is interrupted."""
 TEXT = "Hello there, how are you today?"
 LONG = "This is one sentence of a very long story. " * 40
 NATIVE = "native"
 SPEAK_S, LISTEN_S = 0.3, 0.4
 MAX_ADDED_MS, MAX_SILENCE_MS = 10.0, 100.0
+# The wires over HTTP.
 POSTS: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/text-to-speech/zoe/stream?output_format=pcm_24000", {"text": TEXT}),
     ("/v1/text-to-speech/zoe/stream/with-timestamps?output_format=pcm_24000", {"text": TEXT}),
@@ -49,7 +50,6 @@ POSTS: tuple[tuple[str, dict[str, object]], ...] = (
     ("/api/tts_streaming", {"text": TEXT}),
     ("/tts/v1/voice:stream", {"text": TEXT, "voiceId": "zoe", "audioConfig": PCM_CONFIG}),
 )
-"""The wires over HTTP."""
 
 
 class NativeTurns:

@@ -32,14 +32,14 @@ from realtime.protocol import events as ev
 
 TREE = Path(__file__).parents[1]
 PACKET_S = 0.02
+# Playback starts so long after the first packet.
 PREBUFFER_S = 0.06
-"""Playback starts so long after the first packet."""
 REPLIES_PER_SOCKET = 8
+# Between the end of a reply and the next one of the same listener.
 PAUSE_S = 0.25
-"""Between the end of a reply and the next one of the same listener."""
 RETRY_S = 0.5
+# Between two phases.
 SETTLE_S = 2.0
-"""Between two phases."""
 MAX_GAP_S = 0.05
 KEYS = {"paced": "paced-key-0123456789", "burst": "burst-key-0123456789"}
 NO_LIMITS = {

@@ -26,8 +26,8 @@ from sessions.config import AudioFormat, Encoding
 
 CHUNK_MS, PACKET_MS = 80, 20
 DEMUXERS = {Encoding.MP3: "mp3", Encoding.AAC: "aac", Encoding.FLAC: "flac", Encoding.OGG_OPUS: "ogg"}
+# Silence that a decoder puts out before the first sample that was pushed.
 DECODER_DELAY_SAMPLES = {Encoding.MP3: 1_105, Encoding.AAC: 1_024}
-"""Silence that a decoder puts out before the first sample that was pushed."""
 FORMATS = [
     AudioFormat(encoding=Encoding.PCM_S16LE),
     AudioFormat(encoding=Encoding.PCM_F32LE),

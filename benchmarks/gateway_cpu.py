@@ -38,8 +38,8 @@ from realtime.gateway_supervisor import serve_with_gateways
 from realtime.logs import configure_logs
 
 TREE = Path(__file__).parents[1]
+# By the module that a process of the server runs.
 KINDS = {"realtime.gateway_supervisor": "gateways", "engine.host": "engine", "benchmarks.scripted_engine": "engine"}
-"""By the module that a process of the server runs."""
 NO_LIMITS = {
     "listen.port": 0,
     "log.level": "error",

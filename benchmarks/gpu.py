@@ -54,11 +54,11 @@ from engine.loader import load_engine
 from engine.local_engine import create_engine
 
 FRAME_S = 0.08
+# Tokens without an end: the most a request may ask for.
 NO_END = 1_000
-"""Tokens without an end: the most a request may ask for."""
 EPOCHS = itertools.count()
+# Burst requests begin so long before the listeners come.
 BURST_AHEAD_S = 2.0
-"""Burst requests begin so long before the listeners come."""
 BURST_SAMPLES: Counter[str] = Counter()
 WORDS = "the quick brown fox jumps over the lazy dog and then it does the same thing all over again ".split()
 SETTINGS: dict[str, Any] = dict(

@@ -32,8 +32,8 @@ LINEAR = [  # kind, in, out
     ("norm", 1024, 4096), ("add", 2048, 1024), ("swiglu", 1024, 3072), ("add", 3072, 1024), ("norm", 1024, 2048),
     ("norm", 512, 3072), ("add", 1024, 512), ("swiglu", 512, 1024),
 ]  # fmt: skip
+# Sets of weights taken in turn: one alone would stay in the cache.
 COPIES = 8
-"""Sets of weights taken in turn: one alone would stay in the cache."""
 Shape = tuple[int, ...]
 
 

@@ -37,8 +37,8 @@ from engine.step_model import StepTimeTable
 SAMPLE_RATE = 24_000
 POINTS = (0, 1, 8, 64, 256, 512, 1024, 1536)
 FRAME_MS = (0, 3.87, 4.58, 5.16, 7.89, 12.3, 21.4, 30.8)
+# Of so many rows (docs/experiments/gpu-capacity.md).
 DECODE_MS = (0, 0.56, 0.71, 1.72, 5.09, 9.7, 18.4, 27.4)
-"""Of so many rows (docs/experiments/gpu-capacity.md)."""
 
 
 def seconds_of(times_ms: tuple[float, ...], count: int) -> float:

@@ -35,8 +35,8 @@ ENGLISH = "The last train leaves at ten, and nobody has told her that it will be
 CHINESE = "最后一班火车十点出发，还没有人告诉她会晚点。"
 MIXED = "She said 最后一班火车 would leave at ten, 还没有人告诉她 that it is late. "
 LANGUAGES = {"english": ENGLISH, "chinese": CHINESE, "mixed": MIXED}
+# Characters of the text of each class.
 LENGTHS = {"under 50": 40, "50 to 200": 150, "over 200": 260}
-"""Characters of the text of each class."""
 TASKS = {
     "CustomVoice": "custom_voice",
     "VoiceDesign": "voice_design",

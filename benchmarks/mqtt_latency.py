@@ -41,8 +41,8 @@ class Measured:
     round_trips_ms: list[float] = field(default_factory=list)
     lateness_ms: list[float] = field(default_factory=list)
     num_packets: int = 0
+    # Packets that did not come.
     num_gaps: int = 0
-    """Packets that did not come."""
 
 
 async def listen(settings: MqttSettings, number: int, seconds: float, packet_ms: int, measured: Measured) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Bytes a second, read plus written, of a large copy.
 BANDWIDTH = 4.3e12
-"""Bytes a second, read plus written, of a large copy."""
+# bf16 operations a second of a large product.
 RATE = 790e12
-"""bf16 operations a second of a large product."""
+# Of one position.
 KV_BYTES = 114_688
-"""Of one position."""
+# Of one position.
 ATTENTION_OPS = 229_376
-"""Of one position."""
 PREDICTOR_WEIGHTS = 78.64e6
 HEAD_WEIGHTS = 2.10e6
 NUM_PASSES = 15

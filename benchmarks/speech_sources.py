@@ -15,18 +15,18 @@ import numpy.typing as npt
 from engine.api import RequestFinished, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest, TextLayout
 from training.flite import SAMPLE_RATE_HZ, synthesize
 
+# The flite voice that each voice learned from.
 TEACHERS = {"clara": "slt", "edwin": "rms"}
-"""The flite voice that each voice learned from."""
+# Sentence ``n`` is spoken with seed SEED + n.
 SEED = 20_000
-"""Sentence ``n`` is spoken with seed SEED + n."""
 
 Pcm = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Task:
+    # Which of the fixed sentences.
     number: int
-    """Which of the fixed sentences."""
     text: str
 
 

@@ -31,8 +31,8 @@ class Recognizers:
 
     stock: bool = True
     listener: Path | None = None
+    # DNSMOS, about a second a sentence.
     mos: bool = False
-    """DNSMOS, about a second a sentence."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class SentenceMetrics:
     levels: Levels
     voice: VoicePrint
     likeness: Likeness | None
+    # In lengths of the teacher's.
     length: float
-    """In lengths of the teacher's."""
     opinion: Opinion | None = None
 
 
@@ -104,12 +104,12 @@ class Row:
     words_wrong_stock: float | None
     words_missing: float
     words_repeated: float
+    # By the second listener, as are the next two.
     phones_wrong: float | None
-    """By the second listener, as are the next two."""
     words_lost: float | None
     words_twice: float | None
+    # Utterances within 30 % of the teacher's length.
     length_kept: float
-    """Utterances within 30 % of the teacher's length."""
     loudness_dbfs: float
     lead_ms: float
     tail_ms: float
@@ -120,8 +120,8 @@ class Row:
     stoi: float | None
     pesq: float | None
     words_wrong_by_kind: dict[str, float]
+    # DNSMOS, as the next one.
     mos_overall: float | None = None
-    """DNSMOS, as the next one."""
     mos_p808: float | None = None
 
 

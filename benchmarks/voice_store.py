@@ -21,8 +21,8 @@ from engine.api import ClonedVoice
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice import StoredVoice, VoiceManifest
 
+# Of the 1.7B checkpoints, and ten seconds in context.
 EMBEDDING_SIZE, NUM_CODEBOOKS, NUM_FRAMES = 2_048, 16, 125
-"""Of the 1.7B checkpoints, and ten seconds in context."""
 
 
 def voice(number: int) -> StoredVoice:

@@ -31,13 +31,13 @@ from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, Word, spoken_words, synt
 from training.held_out import read_sentences
 
 SILENCE = PHONEME_IDS["pau"]
+# A word is written so long before it is spoken.
 TEXT_AHEAD_S = 0.4
-"""A word is written so long before it is spoken."""
 CHUNK_S = 0.08
 
 Pcm = npt.NDArray[np.float32]
+# Start and end of each word, in seconds.
 Times = list[tuple[float, float]]
-"""Start and end of each word, in seconds."""
 
 
 @dataclass(frozen=True)

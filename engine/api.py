@@ -60,14 +60,14 @@ Pcm = npt.NDArray[np.float32]
 class FinishReason(StrEnum):
     """Why a request ended; every request ends with exactly one."""
 
+    # The model ended its speech.
     STOP = "stop"
-    """The model ended its speech."""
+    # The frame cap was reached before the model ended its speech.
     LENGTH = "length"
-    """The frame cap was reached before the model ended its speech."""
+    # Cut: nothing but near-silence for longer than the guard allows.
     SILENCE = "silence"
-    """Cut: nothing but near-silence for longer than the guard allows."""
+    # Cut: the same codes came again and again.
     LOOP = "loop"
-    """Cut: the same codes came again and again."""
     CANCELLED = "cancelled"
     ERROR = "error"
 
@@ -75,41 +75,42 @@ class FinishReason(StrEnum):
 class TextLayout(StrEnum):
     """How text rows enter the talker (specs/qwen3-tts.md 3.4)."""
 
+    # ``full`` when the text is closed at submit, else ``streaming``. In cloning ``streaming`` whatever is known, as in
+    # the official code.
     AUTO = "auto"
-    """``full`` when the text is closed at submit, else ``streaming``. In cloning ``streaming`` whatever is known, as in
-    the official code."""
+    # One text row a frame, from the first token on.
     STREAMING = "streaming"
-    """One text row a frame, from the first token on."""
+    # All text in the prompt; generation starts when the text is closed.
     FULL = "full"
-    """All text in the prompt; generation starts when the text is closed."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Per-request sampling; ``None`` takes the checkpoint's default. Ranges are checked at submit."""
 
+    # False takes the likeliest code 0 whatever the temperature.
     do_sample: bool | None = None
-    """False takes the likeliest code 0 whatever the temperature."""
+    # 0 means greedy; at most 2.
     temperature: float | None = None
-    """0 means greedy; at most 2."""
+    # 0 means no limit.
     top_k: int | None = None
-    """0 means no limit."""
+    # In (0, 1].
     top_p: float | None = None
-    """In (0, 1]."""
+    # In [1, 2].
     repetition_penalty: float | None = None
-    """In [1, 2]."""
+    # The penalty is for the last so many code-0 tokens of the request; ``None`` means all.
     repetition_window: int | None = None
-    """The penalty is for the last so many code-0 tokens of the request; ``None`` means all."""
+    # As ``do_sample``, for the other codes of a frame.
     predictor_do_sample: bool | None = None
-    """As ``do_sample``, for the other codes of a frame."""
     predictor_temperature: float | None = None
     predictor_top_k: int | None = None
     predictor_top_p: float | None = None
+    # Codec frames before which the model may not end its speech; ``None`` means 2.
     min_new_tokens: int | None = None
-    """Codec frames before which the model may not end its speech; ``None`` means 2."""
+    # ``None`` draws one; the one used is reported in ``RequestFinished``.
     seed: int | None = None
-    """``None`` draws one; the one used is reported in ``RequestFinished``."""
 
 
+# Least and most of every number in ``SamplingParams``.
 SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_k": (0, 100_000),
@@ -122,66 +123,64 @@ SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "min_new_tokens": (0, 1000),
     "seed": (0, 2**64 - 1),
 }
-"""Least and most of every number in ``SamplingParams``."""
 
+# Frames that one chunk may be made of.
 CHUNK_FRAMES = (1, 2, 4, 8)
-"""Frames that one chunk may be made of."""
+# Entries of ``SpeechRequest.chunk_frames``.
 MAX_CHUNK_STEPS = 16
-"""Entries of ``SpeechRequest.chunk_frames``."""
 
 
 class ReferenceAudio(msgspec.Struct, frozen=True, kw_only=True):
     """A recording of somebody to speak like."""
 
+    # Mono float32 in [-1, 1] at ``EngineInfo.sample_rate``.
     pcm: bytes
-    """Mono float32 in [-1, 1] at ``EngineInfo.sample_rate``."""
+    # What is said in it; with it the voice is cloned in context, without it by its speaker embedding alone.
     transcript: str = ""
-    """What is said in it; with it the voice is cloned in context, without it by its speaker embedding alone."""
 
 
 class ClonedVoice(msgspec.Struct, frozen=True, kw_only=True):
     """What the model needs to know of a voice: small, and but for rounding the same wherever it was computed."""
 
+    # float32 [EngineInfo.embedding_size].
     embedding: bytes
-    """float32 [EngineInfo.embedding_size]."""
+    # int16 [num_frames, num_codebooks] of the recording, for cloning in context; empty: by the embedding alone.
     codes: bytes = b""
-    """int16 [num_frames, num_codebooks] of the recording, for cloning in context; empty: by the embedding alone."""
+    # Of ``codes``; 0 without.
     num_codebooks: int = 0
-    """Of ``codes``; 0 without."""
+    # Of the recording; must be there with ``codes`` unless ``EngineInfo.transcript_optional``, and is ignored without.
     transcript: str = ""
-    """Of the recording; must be there with ``codes`` unless ``EngineInfo.transcript_optional``, and is ignored
-    without."""
+    # float32 [num_frames * EngineInfo.mel_per_code, EngineInfo.mel_bins] of the recording, of models that ask for it;
+    # there with ``codes``, and only then.
     mel: bytes = b""
-    """float32 [num_frames * EngineInfo.mel_per_code, EngineInfo.mel_bins] of the recording, of models that ask for it;
-    there with ``codes``, and only then."""
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One segment to be spoken as one utterance."""
 
     request_id: str
+    # A name out of ``EngineInfo.voices``, or a voice of the caller's; ``None`` takes the first.
     voice: str | ClonedVoice | None = None
-    """A name out of ``EngineInfo.voices``, or a voice of the caller's; ``None`` takes the first."""
     language: str = "auto"
     instruct: str = ""
+    # Text known at submit; more may follow by ``SpeechStream.push_text`` unless ``text_closed``.
     text: str = ""
-    """Text known at submit; more may follow by ``SpeechStream.push_text`` unless ``text_closed``."""
     text_closed: bool = False
     layout: TextLayout = TextLayout.AUTO
+    # Which of its response's requests it is: with the seed it keys the noise. Another than the first, 0, is submitted
+    # once the response has been heard: a crowd refuses none of those, only the ceiling, ``max_waiting_segments``.
     segment: int = 0
-    """Which of its response's requests it is: with the seed it keys the noise. Another than the first, 0, is submitted
-    once the response has been heard: a crowd refuses none of those, only the ceiling, ``max_waiting_segments``."""
     sampling: SamplingParams = SamplingParams()
+    # Cap on codec frames; ``None`` derives one from the length of the text.
     max_frames: int | None = None
-    """Cap on codec frames; ``None`` derives one from the length of the text."""
+    # Frames of the first chunk, the second and so on, the last entry for all that follow; each out of ``CHUNK_FRAMES``.
+    # A chunk is smaller only where nothing more is sampled for now. Empty takes the engine's own schedule, which also
+    # sends what is there to a listener about to run dry.
     chunk_frames: tuple[int, ...] = ()
-    """Frames of the first chunk, the second and so on, the last entry for all that follow; each out of
-    ``CHUNK_FRAMES``. A chunk is smaller only where nothing more is sampled for now. Empty takes the engine's own
-    schedule, which also sends what is there to a listener about to run dry."""
+    # Most audio generated ahead of playback; ``None`` means as fast as it goes (burst).
     lead_ms: int | None = None
-    """Most audio generated ahead of playback; ``None`` means as fast as it goes (burst)."""
+    # Whose request it is: groups share equally what paced requests leave. Any short string that is no secret.
     group: str = ""
-    """Whose request it is: groups share equally what paced requests leave. Any short string that is no secret."""
 
     @property
     def is_burst(self) -> bool:
@@ -194,12 +193,12 @@ class SpeechChunk:
     """A run of PCM. Chunks of a request arrive in order; without a provisional tail they abut exactly."""
 
     request_id: str
+    # Position of ``pcm[0]`` in the request's audio, in samples at the engine's rate.
     start_sample: int
-    """Position of ``pcm[0]`` in the request's audio, in samples at the engine's rate."""
+    # Mono float32 in [-1, 1].
     pcm: Pcm
-    """Mono float32 in [-1, 1]."""
+    # So many samples at the end come again, rendered with more context, at the head of the next chunk.
     provisional_tail_samples: int = 0
-    """So many samples at the end come again, rendered with more context, at the head of the next chunk."""
     last: bool = False
 
 
@@ -211,8 +210,8 @@ class RequestParked:
     """
 
     request_id: str
+    # Audio generated and, by the playback clock, not yet played.
     lead_ms: float
-    """Audio generated and, by the playback clock, not yet played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,23 +223,23 @@ class RequestFinished:
     num_frames: int = 0
     num_samples: int = 0
     num_text_tokens: int = 0
+    # Speech tokens drawn and left out, of models that hold themselves back in long silences.
     num_skipped_tokens: int = 0
-    """Speech tokens drawn and left out, of models that hold themselves back in long silences."""
     seed: int = 0
+    # From submit to the first step that held the request.
     queue_ms: float = 0.0
-    """From submit to the first step that held the request."""
+    # From the first final text token to the first chunk, by the engine's clock.
     first_audio_ms: float | None = None
-    """From the first final text token to the first chunk, by the engine's clock."""
+    # Text tokens that had to be there before the first frame: 1 in the streaming layout (in context, as many as the
+    # recording is longer than its transcript), all of them in the full one.
     num_prompt_tokens: int = 0
-    """Text tokens that had to be there before the first frame: 1 in the streaming layout (in context, as many as the
-    recording is longer than its transcript), all of them in the full one."""
+    # From the first final text token to the last of these, or to the end of a shorter text.
     prompt_wait_ms: float | None = None
-    """From the first final text token to the last of these, or to the end of a shorter text."""
+    # Of the error, with ``FinishReason.ERROR``.
     code: str | None = None
-    """Of the error, with ``FinishReason.ERROR``."""
     message: str | None = None
+    # Of one that was refused for want of room.
     retry_after_ms: int | None = None
-    """Of one that was refused for want of room."""
 
 
 SpeechEvent = SpeechChunk | RequestParked | RequestFinished
@@ -257,37 +256,37 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     model: str
     sample_rate: int
+    # Samples of one codec frame.
     frame_samples: int
-    """Samples of one codec frame."""
     voices: tuple[VoiceInfo, ...]
     languages: tuple[str, ...]
     max_text_tokens: int
+    # Whether text should pass the normaliser first (the embedded voice was trained on words only).
     normalize_text: bool
-    """Whether text should pass the normaliser first (the embedded voice was trained on words only)."""
+    # ``custom_voice`` (named speakers), ``voice_design`` (a voice described by ``instruct``) or ``base`` (cloning).
     task: str = "custom_voice"
-    """``custom_voice`` (named speakers), ``voice_design`` (a voice described by ``instruct``) or ``base`` (cloning)."""
+    # Whether ``instruct`` changes anything; where it does not, a request with one is refused.
     takes_instruct: bool = False
-    """Whether ``instruct`` changes anything; where it does not, a request with one is refused."""
+    # Whether ``SpeechRequest.voice`` may be a ``ClonedVoice``.
     can_clone: bool = False
-    """Whether ``SpeechRequest.voice`` may be a ``ClonedVoice``."""
+    # Whether ``encode_voice`` works: the encoders of the checkpoint are there and loaded.
     can_encode: bool = False
-    """Whether ``encode_voice`` works: the encoders of the checkpoint are there and loaded."""
+    # Numbers in ``ClonedVoice.embedding``.
     embedding_size: int = 0
-    """Numbers in ``ClonedVoice.embedding``."""
     num_codebooks: int = 0
+    # ``ClonedVoice.codes`` lie in 0..codebook_size - 1.
     codebook_size: int = 0
-    """``ClonedVoice.codes`` lie in 0..codebook_size - 1."""
+    # Numbers in a frame of ``ClonedVoice.mel``; 0: the model takes none.
     mel_bins: int = 0
-    """Numbers in a frame of ``ClonedVoice.mel``; 0: the model takes none."""
     mel_per_code: int = 0
+    # Whether a voice may have codes without a transcript.
     transcript_optional: bool = False
-    """Whether a voice may have codes without a transcript."""
+    # Least and most of numbers in ``SamplingParams`` that this model takes less of than ``SAMPLING_RANGES`` says.
     sampling_limits: dict[str, tuple[float, float]] = {}
-    """Least and most of numbers in ``SamplingParams`` that this model takes less of than ``SAMPLING_RANGES`` says."""
+    # Of ``SamplingParams`` and ``SpeechRequest``, without a meaning here: a request that sets one is refused.
     refused_fields: tuple[str, ...] = ()
-    """Of ``SamplingParams`` and ``SpeechRequest``, without a meaning here: a request that sets one is refused."""
+    # The shortest recording that ``encode_voice`` takes.
     min_sample_s: float = 1.0
-    """The shortest recording that ``encode_voice`` takes."""
     max_sample_s: float = 30.0
 
 
@@ -299,17 +298,17 @@ class CheckpointReport(msgspec.Struct, frozen=True):
     voices: tuple[str, ...]
     languages: tuple[str, ...]
     takes_instruct: bool
+    # Of the tensors of each part, as they lie in the files.
     megabytes: dict[str, float]
-    """Of the tensors of each part, as they lie in the files."""
+    # What does not work, for it is not there, and what works nevertheless.
     notes: tuple[str, ...] = ()
-    """What does not work, for it is not there, and what works nevertheless."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot of the loop, taken between two steps."""
 
+    # For room; who waits for the next step alone is not counted.
     num_waiting: int
-    """For room; who waits for the next step alone is not counted."""
     num_running: int
     num_parked: int
     num_steps: int
@@ -317,14 +316,14 @@ class EngineStats(msgspec.Struct, frozen=True):
     blocks_total: int
     slots_free: int
     slots_total: int
+    # Of the last step.
     step_ms: float
-    """Of the last step."""
     num_preemptions: int
     num_finished: int
+    # Of ``num_waiting``, those without a deadline.
     num_waiting_burst: int = 0
-    """Of ``num_waiting``, those without a deadline."""
+    # Requests so far that went on with less of their past for want of decoder memory (CosyVoice3).
     num_bounded: int = 0
-    """Requests so far that went on with less of their past for want of decoder memory (CosyVoice3)."""
 
 
 @runtime_checkable

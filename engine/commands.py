@@ -76,5 +76,5 @@ class RequestReleased(msgspec.Struct, frozen=True):
     request_id: str
 
 
+# (epoch, event).
 Emitted = tuple[int, SpeechEvent | RequestReleased]
-"""(epoch, event)."""

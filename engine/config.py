@@ -46,110 +46,110 @@ AT_LEAST_ZERO = (
     "windowed_overlap_samples",
 )
 MAX_NICENESS = 19
+# Of less no speaker embedding can be had.
 MIN_SAMPLE_S = 0.1
-"""Of less no speaker embedding can be had."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    # Rows in one talker step.
     max_batch: int = 32
-    """Rows in one talker step."""
+    # Requests that hold a decoder slot at once.
     max_requests: int = 64
-    """Requests that hold a decoder slot at once."""
+    # Requests queued behind them; more are refused with ``EngineOverloaded``, but for those of a reply that speaks.
     max_waiting: int = 256
-    """Requests queued behind them; more are refused with ``EngineOverloaded``, but for those of a reply that speaks."""
+    # Further segments of replies that speak, queued even behind those; beyond them these are refused, too.
     max_waiting_segments: int = 1_024
-    """Further segments of replies that speak, queued even behind those; beyond them these are refused, too."""
+    # Positions in one KV block.
     block_size: int = 16
-    """Positions in one KV block."""
+    # KV blocks in the pool; ``None`` takes what the next two allow.
     num_blocks: int | None = None
-    """KV blocks in the pool; ``None`` takes what the next two allow."""
+    # ``None``: half a gigabyte on the CPU; on CUDA all that is free once weights and decoder slots are in place.
     kv_memory_mb: int | None = None
-    """``None``: half a gigabyte on the CPU; on CUDA all that is free once weights and decoder slots are in place."""
+    # Left free on CUDA then, for what the graphs compute in.
     reserved_memory_mb: int = 6_144
-    """Left free on CUDA then, for what the graphs compute in."""
+    # The pool holds no more than this for each of ``max_requests``; 80 s of speech take about 1,100.
     positions_per_request: int = 1_024
-    """The pool holds no more than this for each of ``max_requests``; 80 s of speech take about 1,100."""
+    # No request is admitted when fewer blocks than this would stay free.
     watermark_blocks: int = 4
-    """No request is admitted when fewer blocks than this would stay free."""
+    # A row loses its blocks only to one that runs dry so much sooner.
     preempt_margin_s: float = 1.0
-    """A row loses its blocks only to one that runs dry so much sooner."""
+    # Prompt positions computed in one step beside the running rows: of more, fewer of those who come together wait.
     max_prefill_positions: int = 256
-    """Prompt positions computed in one step beside the running rows: of more, fewer of those who come together wait."""
+    # Voice prefixes kept.
     max_prefixes: int = 64
-    """Voice prefixes kept."""
+    # Positions in all kept prefixes together.
     max_prefix_positions: int = 2_048
-    """Positions in all kept prefixes together."""
+    # In one request.
     max_text_chars: int = 20_000
-    """In one request."""
+    # Frames that any request may have, whatever the length of its text.
     min_frame_cap: int = 64
-    """Frames that any request may have, whatever the length of its text."""
+    # A request is cut at ``min_frame_cap`` + this for every text token.
     frames_per_text_token: int = 10
-    """A request is cut at ``min_frame_cap`` + this for every text token."""
+    # Hard cap; 80 ms each in Qwen3-TTS.
     max_frames: int = 4_000
-    """Hard cap; 80 ms each in Qwen3-TTS."""
+    # So much near-silence after the text is spent ends the request.
     silence_limit_s: float = 3.0
-    """So much near-silence after the text is spent ends the request."""
+    # Of full scale; what is quieter is near-silence.
     silence_dbfs: float = -60.0
-    """Of full scale; what is quieter is near-silence."""
+    # So many frames of one repeating pattern of code 0 end the request.
     loop_limit_frames: int = 50
-    """So many frames of one repeating pattern of code 0 end the request."""
+    # Frames in the longest pattern that is looked for.
     max_loop_period: int = 8
-    """Frames in the longest pattern that is looked for."""
+    # Rows at their leads step together, at moments so far apart; 0: each when its time has come. On a CPU an engine is
+    # made with 0.08 unless told.
     lead_tick_s: float = 0.0
-    """Rows at their leads step together, at moments so far apart; 0: each when its time has come. On a CPU an engine
-    is made with 0.08 unless told."""
+    # How far the engine's process stands back for others on the same cores: 0 to 19, as ``nice`` has it. On a CPU an
+    # engine is made with 5 unless told.
     niceness: int = 0
-    """How far the engine's process stands back for others on the same cores: 0 to 19, as ``nice`` has it. On a CPU an
-    engine is made with 5 unless told."""
+    # A listener with more lead than this waits until a larger decode call is full.
     decode_gather_slack_s: float = 0.4
-    """A listener with more lead than this waits until a larger decode call is full."""
+    # Pad every talker step to so many rows, so that results do not depend on who else is in the batch.
     pinned_rows: int | None = None
-    """Pad every talker step to so many rows, so that results do not depend on who else is in the batch."""
+    # Pad every block table to so many blocks, likewise.
     pinned_blocks: int | None = None
-    """Pad every block table to so many blocks, likewise."""
+    # Ban the end of speech until the end-of-text row has been fed.
     starve_guard: bool = True
-    """Ban the end of speech until the end-of-text row has been fed."""
+    # What is made for the CPU alone (docs/design/engine.md); off runs plain torch, the slow reference.
     cpu_kernels: bool = True
-    """What is made for the CPU alone (docs/design/engine.md); off runs plain torch, the slow reference."""
+    # Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA; ``None``: on CUDA only.
     graphs: bool | None = None
-    """Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA; ``None``: on CUDA only."""
+    # The longest row that the graphs' block tables hold.
     graph_positions: int = 5_120
-    """The longest row that the graphs' block tables hold."""
+    # A paced request is refused when a step with one more would take more than this share of a frame's time.
     admission_share: float = 0.95
-    """A paced request is refused when a step with one more would take more than this share of a frame's time."""
+    # Hand over what a decode call of the graphs made as it ends, the most urgent first, if one of its listeners has no
+    # more than ``decode_gather_slack_s``; what is left leaves with the step. Off waits for them all.
     hand_over_by_call: bool = True
-    """Hand over what a decode call of the graphs made as it ends, the most urgent first, if one of its listeners has no
-    more than ``decode_gather_slack_s``; what is left leaves with the step. Off waits for them all."""
+    # How often in a step the engine's process reads what a gateway says; 0: as it comes.
     reads_per_step: int = 4
-    """How often in a step the engine's process reads what a gateway says; 0: as it comes."""
+    # Record graphs, and warm up for more than one request, when they are first needed instead of at start.
     fast_start: bool = False
-    """Record graphs, and warm up for more than one request, when they are first needed instead of at start."""
+    # Where the graphs' codes become PCM: cpu, cuda or cuda:N; ``None``: where frames are made.
     decode_device: str | None = None
-    """Where the graphs' codes become PCM: cpu, cuda or cuda:N; ``None``: where frames are made."""
+    # Threads of its arithmetic when that is cpu.
     decode_threads: int = 1
-    """Threads of its arithmetic when that is cpu."""
+    # Triton kernels in the graphs; off runs their plain reference.
     fused_kernels: bool = True
-    """Triton kernels in the graphs; off runs their plain reference."""
+    # Kernels, by name, that are off although the others are on.
     plain_kernels: tuple[str, ...] = ()
-    """Kernels, by name, that are off although the others are on."""
+    # Frames of a request's first chunk, the second and so on; a listener about to run dry gets what is there.
     chunk_frames: tuple[int, ...] = CHUNK_FRAMES
-    """Frames of a request's first chunk, the second and so on; a listener about to run dry gets what is there."""
+    # Load the encoders of a checkpoint that clones voices; without them voices must come encoded.
     voice_encoders: bool = True
-    """Load the encoders of a checkpoint that clones voices; without them voices must come encoded."""
+    # The shortest recording to clone a voice from.
     min_sample_s: float = 1.0
-    """The shortest recording to clone a voice from."""
+    # And the longest.
     max_sample_s: float = 30.0
-    """And the longest."""
+    # Cloned voices whose prepared state is kept.
     max_kept_voices: int = 32
-    """Cloned voices whose prepared state is kept."""
+    # Decode from the codes of a left context instead of carried state: the slow reference.
     windowed_decode: bool = False
-    """Decode from the codes of a left context instead of carried state: the slow reference."""
+    # Frames of that context.
     windowed_context_frames: int = 25
-    """Frames of that context."""
+    # Samples that the next chunk renders again, to fade over.
     windowed_overlap_samples: int = 480
-    """Samples that the next chunk renders again, to fade over."""
+    # Of that family's own stages.
     cosyvoice3: CosyVoice3Settings = CosyVoice3Settings()
-    """Of that family's own stages."""
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(AT_LEAST_ONE, 1) | dict.fromkeys(AT_LEAST_ZERO, 0)

@@ -41,8 +41,8 @@ from engine.stats import StepTimings
 
 STALL_RETRY_S = 0.01
 MIN_ROUND_FRAMES = 16
+# Burst frames that are decoded in a step beside paced requests, for each row: a little more than it makes.
 ROUND_SHARE = 1.25
-"""Burst frames that are decoded in a step beside paced requests, for each row: a little more than it makes."""
 MAX_CALL_FRAMES = CALL_FRAMES[0]
 MIN_BURST_SLACK_S = 0.001
 MAX_WARM_UP_S = 2.0
@@ -90,12 +90,12 @@ class Engine(RequestManager):
         super().__init__(model, stage, pool, self.prefixes, config, clock)
         self.runner = ModelRunner(model, self.kv, self.prefixes, config)
         self.times = StepTimings()
+        # Called within a step when ``events`` hold what listeners wait for; whoever drives the engine takes them.
         self.hand_over: Callable[[], None] = lambda: None
-        """Called within a step when ``events`` hold what listeners wait for; whoever drives the engine takes them."""
+        # Called within a step, between its two stages, when commands can be carried out.
         self.read_commands: Callable[[], None] = lambda: None
-        """Called within a step, between its two stages, when commands can be carried out."""
+        # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
         self.retry_s = 0.0
-        """The last step got nowhere, for rows at their lead held the blocks: no use in another before this time."""
 
     @torch.inference_mode()
     def prefetch(self, spec: SpeechRequest) -> None:

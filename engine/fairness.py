@@ -11,11 +11,11 @@ from engine.request import Request
 from engine.step_model import StepModel
 
 BURST_STEP_S = 0.045
+# A step with burst rows takes no longer than this or than so many steps of one row: a paced request that arrives
+# meanwhile waits for its end, and then takes a step or two itself.
 BURST_STEP_RATIO = 2.0
-"""A step with burst rows takes no longer than this or than so many steps of one row: a paced request that arrives
-meanwhile waits for its end, and then takes a step or two itself."""
+# Slack that is enough for one burst row, whatever is predicted.
 MAX_FIRST_S = 0.5
-"""Slack that is enough for one burst row, whatever is predicted."""
 DEADLINE_S = attrgetter("deadline_s")
 
 

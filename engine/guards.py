@@ -17,8 +17,8 @@ class LoopGuard:
         self.limit_frames = limit_frames
         self.max_period = max_period
         self._history: deque[int] = deque(maxlen=max_period + 1)
+        # By period; None while nothing repeats.
         self._run_lengths: list[int] | None = None
-        """By period; None while nothing repeats."""
 
     def push(self, code: int) -> bool:
         history = self._history

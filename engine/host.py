@@ -64,19 +64,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# A gateway's own epochs fill the low bits; its number stands above them.
 EPOCH_BITS = 40
-"""A gateway's own epochs fill the low bits; its number stands above them."""
+# A gateway that reads no more is cut off behind so much.
 MAX_UNSENT_BYTES = 64 * 2**20
-"""A gateway that reads no more is cut off behind so much."""
 STATS_EVERY_S = 0.2
 READ_AHEAD_BYTES = 2**18
+# What is written together counts as unsent until all of it is.
 WRITE_TOGETHER_BYTES = 2**20
-"""What is written together counts as unsent until all of it is."""
 MAX_READ_PAUSE_S = 0.01
+# In one call to the system, which takes 1,024.
 MAX_PIECES = 512
-"""In one call to the system, which takes 1,024."""
+# What the engine's thread makes must not wait for the writing thread's turn: Python's own 5 ms are half a step.
 SWITCH_INTERVAL_S = 0.0005
-"""What the engine's thread makes must not wait for the writing thread's turn: Python's own 5 ms are half a step."""
 
 
 class GatewayConnection:
@@ -88,8 +88,8 @@ class GatewayConnection:
         self.encodings: dict[int, Future[ClonedVoice]] = {}
         self._unsent: queue.SimpleQueue[Sequence[Buffer] | None] = queue.SimpleQueue()
         self._num_unsent_bytes = 0
+        # Three threads hand messages over, a fourth sends them.
         self._counting = threading.Lock()
-        """Three threads hand messages over, a fourth sends them."""
         self.writing = threading.Thread(target=self._write, name="voicewire-gateway-write", daemon=True)
         self.writing.start()
 

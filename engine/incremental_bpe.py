@@ -16,8 +16,8 @@ from functools import lru_cache
 
 from tokenizers.models import BPE
 
+# Shorter words wait for their end: nearly all words of alphabetic scripts do, and cost one library call.
 FIRST_CHECK_BYTES = 12
-"""Shorter words wait for their end: nearly all words of alphabetic scripts do, and cost one library call."""
 
 MAX_CACHED_PAIRS = 65536
 

@@ -19,10 +19,10 @@ from engine.commands import Command, Emitted, RequestReleased, VoiceEncoded
 from engine.queue_limits import QueueLimits
 
 LENGTH = struct.Struct(">I")
+# What the engine's process prints once it listens; anything else in its place is why it cannot.
 READY = "ready"
-"""What the engine's process prints once it listens; anything else in its place is why it cannot."""
+# Begins the lines before that.
 PROGRESS = "progress: "
-"""Begins the lines before that."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 
 

@@ -23,8 +23,8 @@ from engine.models.base import AudioSpec, ModelStages, SpeechModel
 from engine.models.registry import load_model
 from engine.weights.hub import resolve_folder
 
+# Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
 CPU_THREADS = 1
-"""Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -33,8 +33,8 @@ class LoadedCheckpoint(NamedTuple):
 
     info: EngineInfo
     make_engine: Callable[[], Engine]
+    # Listens to a checked recording; takes its time, and may be called on any one thread at a time.
     encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None
-    """Listens to a checked recording; takes its time, and may be called on any one thread at a time."""
 
 
 def choose_device(name: str) -> torch.device:

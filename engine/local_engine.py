@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESTART_PAUSE_S = 1.0
+# There a step costs much the same for one row as for some, and a frame lasts so long.
 CPU_LEAD_TICK_S = 0.08
-"""There a step costs much the same for one row as for some, and a frame lasts so long."""
+# There it has stock in hand when the server, on the same cores, has packets that are due.
 CPU_NICENESS = 5
-"""There it has stock in hand when the server, on the same cores, has packets that are due."""
 FIRST_GPU = Path("/dev/nvidia0")
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 

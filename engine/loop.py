@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 MAX_WAIT_S = 60.0
+# Once nothing has been asked for so long, free memory is handed back to the system.
 IDLE_CLEANUP_AFTER_S = 0.5
-"""Once nothing has been asked for so long, free memory is handed back to the system."""
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class EngineLoop:
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        # What is sent now waits for the step to end.
         self.is_stepping = False
-        """What is sent now waits for the step to end."""
         self._thread = threading.Thread(target=self._run, name="voicewire-engine", daemon=True)
 
     def start(self) -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from tokenizers.normalizers import NFC
 
+# Unicode's White_Space property, which is fixed for good; ``str.isspace`` counts some control characters too.
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
-"""Unicode's White_Space property, which is fixed for good; ``str.isspace`` counts some control characters too."""
 
+# Characters that no mark composes with: they need not wait for what follows.
 _INERT = frozenset(WHITE_SPACE) | {chr(code) for code in range(128) if not chr(code).isalpha()} - set("<=>")
-"""Characters that no mark composes with: they need not wait for what follows."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _COMPOSE = NFC()

@@ -34,8 +34,8 @@ class SampleKey(NamedTuple):
 
 
 class NoiseSource(Protocol):
+    # Whether ``exponential`` must be asked for every id of the vocabulary, in order.
     full_width: bool
-    """Whether ``exponential`` must be asked for every id of the vocabulary, in order."""
 
     def exponential(self, keys: list[SampleKey], codebook: int, ids: Tensor) -> Tensor:
         """One variate for each of ids [N, n], in fp32; ``keys`` has one entry a row."""

@@ -50,8 +50,8 @@ class QueueLimits(msgspec.Struct, frozen=True):
     """A gateway counts its own requests by it, the engine those of all."""
 
     new: int
+    # The ceiling: for further segments of replies of which something has been heard.
     continuing: int
-    """The ceiling: for further segments of replies of which something has been heard."""
     for_burst: int
     for_burst_of_group: int
 

@@ -50,8 +50,8 @@ from engine.validation import check_request, check_sample
 log = logging.getLogger(__name__)
 
 RECONNECT_DELAY_S = 1.0
+# A step of a thousand rows is many small reads otherwise.
 READ_AHEAD_BYTES = 4 * 2**20
-"""A step of a thousand rows is many small reads otherwise."""
 SHUTDOWN_TIMEOUT_S = 10.0
 
 

@@ -11,17 +11,17 @@ from engine.api import FinishReason, SpeechRequest
 from engine.guards import LoopGuard, SilenceGuard
 from engine.models.base import IncrementalEncoder, SequenceState
 
+# A listener cannot be further behind than a day.
 MAX_DEADLINE_S = 86_400
-"""A listener cannot be further behind than a day."""
 
 
 class RequestPhase(Enum):
+    # Holds nothing yet.
     WAITING = auto()
-    """Holds nothing yet."""
+    # Holds a decoder slot and, unless preempted, KV blocks.
     RUNNING = auto()
-    """Holds a decoder slot and, unless preempted, KV blocks."""
+    # The talker is done; frames are left to decode.
     DRAINING = auto()
-    """The talker is done; frames are left to decode."""
     DONE = auto()
 
 
@@ -74,14 +74,14 @@ class Request:
     loop: LoopGuard
     prefix_key: Hashable | None
     submitted_s: float
+    # By the text so far.
     frame_cap: int
-    """By the text so far."""
     phase: RequestPhase = RequestPhase.WAITING
     parked: bool = False
+    # Text came, or closed, since the model was last asked for an input.
     has_new_text: bool = False
-    """Text came, or closed, since the model was last asked for an input."""
+    # Preempted, or found no block for its next position.
     lacks_blocks: bool = False
-    """Preempted, or found no block for its next position."""
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
     num_chars: int = 0
@@ -94,8 +94,8 @@ class Request:
     num_chunks: int = 0
     last_sent: bool = False
     finish_reason: FinishReason | None = None
+    # (code, message).
     error: tuple[str, str] | None = None
-    """(code, message)."""
 
     @property
     def is_burst(self) -> bool:

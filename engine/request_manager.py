@@ -25,8 +25,8 @@ from engine.scheduler import Scheduler
 from engine.step_model import StepModel
 from engine.validation import check_chunk_frames, check_sampling
 
+# Positions after the text in a full-text prompt.
 PROMPT_END_ROWS = 2
-"""Positions after the text in a full-text prompt."""
 NO_PCM = np.zeros(0, dtype=np.float32)
 
 

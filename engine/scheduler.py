@@ -22,14 +22,14 @@ from engine.step_model import StepModel
 from engine.waiting import WaitingQueue
 
 ROUNDING_S = 1e-9
+# A listener with a shorter lead is not kept waiting for the others.
 MIN_LEAD_TICKS = 4
-"""A listener with a shorter lead is not kept waiting for the others."""
+# A step with burst rows ends so long before a listener would run dry: time for one more step, and for the way.
 STEP_MARGIN_S = 0.15
-"""A step with burst rows ends so long before a listener would run dry: time for one more step, and for the way."""
+# Beside paced requests that need no step now, no step with burst rows is foreseen to take longer.
 MAX_IDLE_SLACK_S = 1.0
-"""Beside paced requests that need no step now, no step with burst rows is foreseen to take longer."""
+# Burst rows leave room for newcomers so long after the last paced request was there.
 PACED_MEMORY_S = 10.0
-"""Burst rows leave room for newcomers so long after the last paced request was there."""
 
 
 class Scheduler:
@@ -57,17 +57,17 @@ class Scheduler:
         self.shares = FairShares()
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
+        # The running ones.
         self.by_slot: dict[int, Request] = {}
-        """The running ones."""
         self.num_preemptions = 0
         self.num_slots_of: Counter[ShareKey] = Counter()
         self.num_burst_slots = 0
         self.max_burst_slots = burst_share(stage.num_slots)
+        # Of those who waited when the last step began, so many were not let in.
         self._num_left = self._num_burst_left = 0
-        """Of those who waited when the last step began, so many were not let in."""
         self._last_paced_s = -math.inf
+        # Burst rows leave room for paced ones, which are there or were lately.
         self.spares_paced = False
-        """Burst rows leave room for paced ones, which are there or were lately."""
 
     def schedule(self, now_s: float) -> StepBatch:
         """Admit, let rows fetch their next input, pick the most urgent, find blocks for them."""

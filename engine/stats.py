@@ -10,13 +10,13 @@ class StepTimings:
     """Seconds, added up over steps; ``host_s`` is what the others leave of the whole."""
 
     talker_s: float = 0.0
+    # Code-0 draw, predictor passes and their draws.
     predictor_s: float = 0.0
-    """Code-0 draw, predictor passes and their draws."""
     decode_s: float = 0.0
+    # Preparing and queueing a step of the graphs.
     launch_s: float = 0.0
-    """Preparing and queueing a step of the graphs."""
+    # Waiting for the device to finish one.
     wait_s: float = 0.0
-    """Waiting for the device to finish one."""
     total_s: float = 0.0
     num_steps: int = 0
     num_rows: int = 0

@@ -15,18 +15,18 @@ from itertools import accumulate
 from engine.batch import StepBatch
 
 SLOPE_DECAY = 0.999
+# Weight of the past at each step: the last few hundred count.
 DECAY = 0.99
-"""Weight of the past at each step: the last few hundred count."""
+# Steps before they are believed.
 MIN_WEIGHT = 20.0
-"""Steps before they are believed."""
+# A step so many times slower than foreseen is somebody's hiccup and teaches nothing.
 OUTLIER_FACTOR = 5.0
-"""A step so many times slower than foreseen is somebody's hiccup and teaches nothing."""
 
 
+# Of a prompt position before one was measured: more than it takes on any machine that keeps up with speech.
 UNKNOWN_POSITION_S = 0.001
-"""Of a prompt position before one was measured: more than it takes on any machine that keeps up with speech."""
+# A line is believed for steps of so many times the most rows that it was learnt from.
 GROWTH = 2
-"""A line is believed for steps of so many times the most rows that it was learnt from."""
 
 
 class StepTimeTable:

@@ -17,6 +17,7 @@ from engine.models.base import IncrementalEncoder
 from engine.nfc import WHITE_SPACE, NfcStream, compose
 from engine.tokenizer_files import TokenizerFiles
 
+# Qwen2's pre-tokenizer, where digits stand alone and words carry the one character before them.
 PRE_TOKEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -24,10 +25,9 @@ PRE_TOKEN_PATTERN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Qwen2's pre-tokenizer, where digits stand alone and words carry the one character before them."""
 
+# An open pre-token up to this length is looked at whole; of a longer one the last two characters decide.
 MAX_CONTEXT_CHARS = 8
-"""An open pre-token up to this length is looked at whole; of a longer one the last two characters decide."""
 
 
 class BytePairTokenizer:
@@ -58,8 +58,8 @@ class TextTokenizer(BytePairTokenizer):
         self.special_ids = files.special_ids
         self.text_vocab_size = files.text_vocab_size
         (newline,) = self.encode("\n")
+        # The three role rows in front of every prompt.
         self.template_ids = (self.special_ids.im_start, self.special_ids.assistant, newline)
-        """The three role rows in front of every prompt."""
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TextTokenizer:
@@ -91,8 +91,8 @@ class IncrementalTokenizer:
         self._spaces: list[str] = []
         self._num_composed_closed = 0
         self._num_composed_final = 0
+        # Raw characters, white space at the start included, that the ids returned so far cover.
         self.num_chars_final = 0
-        """Raw characters, white space at the start included, that the ids returned so far cover."""
 
     def push(self, text: str) -> list[int]:
         """Returns the ids that no later text can change."""

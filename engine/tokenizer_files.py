@@ -39,8 +39,8 @@ class TokenizerFiles:
     vocab: dict[str, int]
     merges: list[tuple[str, str]]
     special_ids: SpecialIds
+    # Rows of the text table; every id is below.
     text_vocab_size: int
-    """Rows of the text table; every id is below."""
 
     @classmethod
     def read(cls, folder: Path) -> TokenizerFiles:

@@ -25,10 +25,10 @@ Limits = Mapping[str, tuple[float, float]]
 NO_LIMITS: Limits = {}
 MAX_INSTRUCT_CHARS = 2_000
 MAX_TRANSCRIPT_CHARS = 2_000
+# Resampling overshoots full scale a little; numbers beyond this are no audio in -1..1.
 MAX_SAMPLE_LEVEL = 2.0
-"""Resampling overshoots full scale a little; numbers beyond this are no audio in -1..1."""
+# -80 dBFS: nobody speaks there.
 MIN_SAMPLE_LEVEL = 1e-4
-"""-80 dBFS: nobody speaks there."""
 
 
 def check_sampling(sampling: SamplingParams, limits: Limits = NO_LIMITS) -> None:

@@ -57,10 +57,10 @@ class VoicewireTTS(tts.TTS):
         super().__init__(capabilities=capabilities, sample_rate=SAMPLE_RATE, num_channels=1)
         named = {"voice": voice} if voice else {}
         self.client = Voicewire(url, api_key, **named, **(settings or {}))
+        # The turn that began to sound last.
         self.last_turn: Turn | None = None
-        """The turn that began to sound last."""
+        # Turns of a speech that sounded, in order, whose playback has not ended.
         self._unplayed: weakref.WeakKeyDictionary[SpeechHandle, deque[Turn]] = weakref.WeakKeyDictionary()
-        """Turns of a speech that sounded, in order, whose playback has not ended."""
         self._asking: set[asyncio.Task[None]] = set()
         self._prewarming: asyncio.Task[None] | None = None
         self._streams: weakref.WeakSet[VoicewireStream] = weakref.WeakSet()

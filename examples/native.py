@@ -24,8 +24,8 @@ import aiohttp
 import opuslib_next
 
 SUBPROTOCOL = "voicewire.v1"
+# Of an audio message: version, kind, packets, response, sequence, sample time.
 HEADER = struct.Struct(">BBHIII")
-"""Of an audio message: version, kind, packets, response, sequence, sample time."""
 MAX_PACKET_SAMPLES = 48_000 * 120 // 1000
 CONNECT_TIMEOUT_S = 10.0
 LOST: dict[str, Any] = {"type": "error", "code": "closed", "message": "the connection was lost", "retryable": True}
@@ -33,8 +33,8 @@ LOST: dict[str, Any] = {"type": "error", "code": "closed", "message": "the conne
 
 @dataclass(frozen=True)
 class Sound:
+    # s16le, mono, at ``Turn.sample_rate``.
     pcm: bytes
-    """s16le, mono, at ``Turn.sample_rate``."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Word:
     text: str
     start_s: float
     end_s: float
+    # Where it stands in all text of the turn.
     place: int
-    """Where it stands in all text of the turn."""
 
 
 class VoicewireError(Exception):
@@ -80,10 +80,10 @@ class Turn:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, response_id: str) -> None:
         self.response_id = response_id
         self.sample_rate = 24_000
+        # Audio that came.
         self.sent_s = 0.0
-        """Audio that came."""
+        # After ``cancel``: the text up to the last word that was heard.
         self.heard: str | None = None
-        """After ``cancel``: the text up to the last word that was heard."""
         self._socket = socket
         self._told: asyncio.Queue[dict[str, Any] | bytes] = asyncio.Queue()
         self._decoder: OpusDecoder | None = None

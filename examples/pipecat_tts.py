@@ -53,10 +53,10 @@ class Playback:
     """
 
     def __init__(self) -> None:
+        # And whether they may be interrupted.
         self._turns: dict[Turn, bool] = {}
-        """And whether they may be interrupted."""
+        # Of these, when the bot last stopped.
         self._played_s = 0.0
-        """Of these, when the bot last stopped."""
         self._since_s: float | None = None
 
     def add(self, turn: Turn, interruptible: bool = True) -> None:
@@ -106,16 +106,16 @@ class VoicewireTTSService(TTSService):
             **kwargs,
         )
         self._client = Voicewire(url, api_key, **(settings or {}))
+        # By their contexts, while their audio comes.
         self._turns: dict[str, Turn] = {}
-        """By their contexts, while their audio comes."""
         self._hearing: dict[str, asyncio.Task[None]] = {}
+        # The rest of its text is dropped: half a reply is worse than none.
         self._failed_context: str | None = None
-        """The rest of its text is dropped: half a reply is worse than none."""
         self._playback = Playback()
         self._asking: asyncio.Task[None] | None = None
+        # Of the last interruption: the reply's text up to the last word that was heard, some milliseconds after it;
+        # ``None`` until then, or when nothing was spoken. The event handler ``on_interrupted_reply`` is given it too.
         self.last_heard: str | None = None
-        """Of the last interruption: the reply's text up to the last word that was heard, some milliseconds after it;
-        ``None`` until then, or when nothing was spoken. The event handler ``on_interrupted_reply`` is given it too."""
         self._register_event_handler("on_interrupted_reply")
 
     def can_generate_metrics(self) -> bool:

@@ -28,16 +28,17 @@ from realtime.errors import RequestRefused
 from realtime.token_secret import load_token_secret
 
 MIN_KEY_CHARS = 16
+# Browsers cannot set headers on a WebSocket: they offer ``voicewire.v1, voicewire.key.THE_KEY``.
 KEY_SUBPROTOCOL = "voicewire.key."
-"""Browsers cannot set headers on a WebSocket: they offer ``voicewire.v1, voicewire.key.THE_KEY``."""
 KEY_SUBPROTOCOLS = (KEY_SUBPROTOCOL, "openai-insecure-api-key.")
+# Deepgram's browsers offer ``token, THE_KEY``.
 KEY_FOLLOWS = ("token", "bearer")
-"""Deepgram's browsers offer ``token, THE_KEY``."""
 KEY_HEADERS = ("x-api-key", "xi-api-key", "kyutai-api-key")
 KEY_QUERIES = ("api_key", "access_token", "authorization", "single_use_token", "auth_id", "token")
 SCHEMES = ("bearer", "token")
+# Of one request, which may show several.
 MAX_PRESENTED_KEYS = 8
-"""Of one request, which may show several."""
+# Headers that proxies, load balancers and content networks add to what they pass on.
 PROXY_HEADER = re.compile(
     r"via|cdn-loop|x-scheme|x-varnish|x-nginx-proxy|x-cloud-trace-context|front-end-https"
     r"|.*forwarded.*"
@@ -46,7 +47,6 @@ PROXY_HEADER = re.compile(
     r"|x-(original|rewrite|envoy|arr|azure|appengine|amzn|amz-cf|vercel|nf)-.*",
     re.IGNORECASE,
 )
-"""Headers that proxies, load balancers and content networks add to what they pass on."""
 NO_KEYS = "this server has no API keys, so it answers its own machine only"
 UNKNOWN_KEY = "an API key is needed, and this one is not known"
 
@@ -71,12 +71,12 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Principal:
     """Whose work it is; limits that are ``None`` are the server's."""
 
+    # Empty while the key is still to come.
     name: str = ""
-    """Empty while the key is still to come."""
     max_connections: int | None = None
     max_active_responses: int | None = None
+    # Of the token that was shown; ``None``: the key itself was.
     scopes: frozenset[TokenScope] | None = None
-    """Of the token that was shown; ``None``: the key itself was."""
 
     @property
     def is_authenticated(self) -> bool:

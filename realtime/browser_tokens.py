@@ -25,8 +25,8 @@ class TokenScope(StrEnum):
 
 class BrowserToken(NamedTuple):
     key_name: str
+    # Unix time.
     expires_s: int
-    """Unix time."""
     scopes: frozenset[TokenScope]
     signed: str
     signature: str

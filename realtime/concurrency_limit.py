@@ -19,8 +19,8 @@ class ConcurrencyLimit:
     retry_after_ms: int
     tally: UsageCounters
     counted: str
+    # Here.
     num_inside: int = 0
-    """Here."""
 
     @contextmanager
     def acquire(self) -> Iterator[None]:

@@ -286,8 +286,8 @@ class RawSetting(NamedTuple):
     name: str
     value: object
     origin: str
+    # Whether all values of this origin are text, which then may stand for numbers and booleans.
     is_text: bool = True
-    """Whether all values of this origin are text, which then may stand for numbers and booleans."""
 
 
 def load_config(

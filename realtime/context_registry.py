@@ -31,22 +31,22 @@ class ContextState:
     context_id: str
     settings: SpeechSettings
     last_activity_s: float
+    # Contexts of one line speak one after the other.
     track: str | None = None
-    """Contexts of one line speak one after the other."""
+    # What is to be done once it is this context's turn; ``None`` when it is.
     pending: list[TextIntent] | None = None
-    """What is to be done once it is this context's turn; ``None`` when it is."""
+    # It was, when it began to wait.
     admitted: bool = False
-    """It was, when it began to wait."""
     response: Response | None = None
+    # Has all its text.
     ended: bool = False
-    """Has all its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextLimits:
     max_contexts: int
+    # Of text that waits for its turn, of all contexts.
     max_waiting_chars: int
-    """Of text that waits for its turn, of all contexts."""
     max_remembered: int
 
 
@@ -65,15 +65,15 @@ class ContextRegistry:
     grantor: OptionResolver
     tasks: asyncio.TaskGroup
     send_event: EventSink
+    # Raises ``RequestRefused`` when nothing may begin now.
     check_can_start: Callable[[], None]
-    """Raises ``RequestRefused`` when nothing may begin now."""
     limits: ContextLimits
+    # All are of one line.
     serial: bool = False
-    """All are of one line."""
+    # Somebody is told what was heard. In a line that is found as it sounds: the next one begins once it is known.
     reports_heard_text: bool = True
-    """Somebody is told what was heard. In a line that is found as it sounds: the next one begins once it is known."""
+    # In the order they were opened.
     _open: dict[str, ContextState] = field(default_factory=dict)
-    """In the order they were opened."""
     _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
     _speaking: set[asyncio.Task[None]] = field(default_factory=set)
     _num_waiting_chars: int = 0

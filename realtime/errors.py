@@ -20,10 +20,10 @@ class FaultOwner(StrEnum):
 
 class ErrorRule(NamedTuple):
     fault: FaultOwner
+    # Of the answer to an HTTP request or a handshake that fails so.
     http_status: int
-    """Of the answer to an HTTP request or a handshake that fails so."""
+    # What a connection that fails so is closed with; ``None`` leaves it open.
     close: CloseCode | None
-    """What a connection that fails so is closed with; ``None`` leaves it open."""
     meaning: str
 
 

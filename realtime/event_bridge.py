@@ -39,8 +39,8 @@ KINDS = {
     Encoding.MULAW: ev.AudioKind.MULAW,
     Encoding.ALAW: ev.AudioKind.ALAW,
 }
+# Long runs of PCM are cut so; a whole number of samples of any encoding.
 RUN_BYTES = MAX_PACKET_BYTES // 2 // 2 * 2
-"""Long runs of PCM are cut so; a whole number of samples of any encoding."""
 
 
 class EventBridge:
@@ -60,10 +60,10 @@ class EventBridge:
         self._session = session
         self._link = link
         self._tasks = tasks
+        # Raises ``RequestRefused`` when no response may begin now.
         self._may_speak = check_can_start
-        """Raises ``RequestRefused`` when no response may begin now."""
+        # Called when the last response has ended.
         self._on_silent = on_silent
-        """Called when the last response has ended."""
         self._default_lead_ms = default_lead_ms
         self._conversation = SessionStateMachine(max_remembered_responses)
         self._numbers = itertools.count(1)

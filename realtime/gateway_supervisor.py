@@ -39,8 +39,8 @@ READY = b"ready\n"
 RESTART_PAUSE_S = 1.0
 
 
+# ``-P`` keeps the current folder, and whatever lies in it, out of the imports.
 GATEWAY_COMMAND = (sys.executable, "-P", "-m", "realtime.gateway_supervisor")
-"""``-P`` keeps the current folder, and whatever lies in it, out of the imports."""
 
 
 def gateway_environment(metrics_folder: str) -> dict[str, str]:
@@ -53,16 +53,16 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway is told on its standard input."""
 
     config: ServerConfig
+    # Address of the engine's process.
     engine: str
-    """Address of the engine's process."""
+    # File of the tally that all gateways keep.
     tally: str
-    """File of the tally that all gateways keep."""
+    # The names in it.
     counted: tuple[str, ...]
-    """The names in it."""
+    # Address by which gateways hear of each other's calls.
     exchange: str
-    """Address by which gateways hear of each other's calls."""
+    # Which of its columns is this gateway's.
     column: int = 0
-    """Which of its columns is this gateway's."""
 
     def open_tally(self) -> SharedUsageCounters:
         return SharedUsageCounters(Path(self.tally), self.counted, self.column)

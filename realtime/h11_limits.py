@@ -6,15 +6,15 @@ from typing import Any
 
 import h11
 
+# A body may come in so many pieces of any size, and in more as long as they are so large in the mean.
 SMALL_CHUNK_BYTES, MAX_SMALL_CHUNKS = 256, 1_000
-"""A body may come in so many pieces of any size, and in more as long as they are so large in the mean."""
 
 
 class ChunkLimitedConnection(h11.Connection):
     """As h11's, for either role; a body in crumbs breaks the protocol."""
 
+    # Of the body that is arriving.
     _num_bytes = _num_pieces = 0
-    """Of the body that is arriving."""
 
     def next_event(self) -> Any:
         """Raises ``h11.RemoteProtocolError``."""

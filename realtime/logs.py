@@ -15,6 +15,7 @@ import msgspec
 
 from realtime.config import LogSettings
 
+# What a call may pass in ``extra``.
 FIELDS = (
     "session_id",
     "response_id",
@@ -33,10 +34,9 @@ FIELDS = (
     "tls",
     "model",
 )
-"""What a call may pass in ``extra``."""
 
+# Where asyncio's own words end and somebody else's may begin.
 QUOTES = re.compile(r"""[<('"\[{:=]""")
-"""Where asyncio's own words end and somebody else's may begin."""
 
 
 class RedactingFormatter(logging.Formatter):

@@ -12,8 +12,8 @@ from engine.api import EngineStats
 from realtime.memory import resident_bytes
 
 PREFIX = "voicewire_"
+# With this in the environment, prometheus-client keeps its values in files that several processes share.
 MULTIPROCESS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""With this in the environment, prometheus-client keeps its values in files that several processes share."""
 FAST_S = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.1, 0.2, 0.5, 1)
 FACTOR = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 5)
@@ -39,6 +39,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+# Name -> what it is, and what becomes of the values of several gateways.
 GAUGES: dict[str, tuple[str, Literal["livesum", "livemin", "livemax", "livemostrecent"]]] = {
     "connections": ("Open WebSocket connections.", "livesum"),
     "active_responses": ("Responses that are being spoken.", "livesum"),
@@ -55,7 +56,6 @@ GAUGES: dict[str, tuple[str, Literal["livesum", "livemin", "livemax", "livemostr
     "preemptions": ("Requests that gave up their memory for a while.", "livemax"),
     "bounded_requests": ("Requests that went on with less of their past for want of decoder memory.", "livemax"),
 }
-"""Name -> what it is, and what becomes of the values of several gateways."""
 
 
 class MetricsSource(Protocol):

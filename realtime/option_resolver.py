@@ -24,10 +24,10 @@ class OptionResolver:
 
     base: SpeechSettings
     info: EngineInfo
+    # Vendors' voice ids -> voices of ours.
     aliases: Mapping[str, str]
-    """Vendors' voice ids -> voices of ours."""
+    # Whether the caller has a voice of this name beside those of the checkpoint.
     is_stored: Callable[[str], bool]
-    """Whether the caller has a voice of this name beside those of the checkpoint."""
 
     def resolve(self, wish: SpeechOptions) -> tuple[SpeechSettings, tuple[str, ...]]:
         """The settings, and what to tell of them. Raises ``UnsupportedFormat``."""

@@ -72,8 +72,8 @@ class SpeechServer:
         self._connections: set[ManagedConnection] = set()
         self._heap_trimmer = HeapTrimmer()
         self._overloaded_since_s: float | None = None
+        # A drain has nothing to wait for any more, or shall not.
         self._may_close = asyncio.Event()
-        """A drain has nothing to wait for any more, or shall not."""
         self._drained = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 

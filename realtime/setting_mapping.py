@@ -13,8 +13,8 @@ from realtime.protocol import events as ev
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import UnsupportedFormat
 
+# Taken when a client names one of these, which are all that the native protocol carries, and no rate.
 NATURAL_RATES = {Encoding.OPUS: 24_000, Encoding.PCM_S16LE: 24_000, Encoding.MULAW: 8_000, Encoding.ALAW: 8_000}
-"""Taken when a client names one of these, which are all that the native protocol carries, and no rate."""
 
 
 def default_settings(defaults: SpeechDefaults) -> SpeechSettings:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Of the event loop until it has called the handler of a signal that has come.
 NUM_LOOP_PASSES = 3
-"""Of the event loop until it has called the handler of a signal that has come."""
 
 
 async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:

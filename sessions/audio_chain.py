@@ -20,16 +20,16 @@ from sessions.encoder_pool import EncoderPool
 from sessions.packetizer import PACKET_MS, codec_delay_ms, create_packetizer
 from sessions.send_queue import AudioPacket
 
+# Encoded on the event loop without a turn for others: 0.3 ms.
 ENCODE_SLICE_PACKETS = 4
-"""Encoded on the event loop without a turn for others: 0.3 ms."""
+# How long one segment goes over into the next.
 JOIN_MS = 10
-"""How long one segment goes over into the next."""
+# More than the resampler looks ahead.
 RESAMPLE_MS = 3
-"""More than the resampler looks ahead."""
+# More than a change of speed holds back of what goes into it.
 STRETCH_MS = 150
-"""More than a change of speed holds back of what goes into it."""
+# Enough for joiner, resampler and encoder to let go of all sound, where the format holds back no more than Opus.
 MIN_PAUSE_MS = 40
-"""Enough for joiner, resampler and encoder to let go of all sound, where the format holds back no more than Opus."""
 
 
 class AudioChain:
@@ -53,12 +53,12 @@ class AudioChain:
         self._pause_samples = int(engine_rate * pause_ms / 1000)
         self._crossfader: Crossfader | None = None
         self._on_speech: Callable[[Pcm], None] = lambda pcm: None
+        # There was sound since the last pause.
         self._has_pending_audio = False
-        """There was sound since the last pause."""
+        # Of the signal so far, at the engine's rate.
         self.num_engine_samples = 0
-        """Of the signal so far, at the engine's rate."""
+        # Of what has reached the encoder of it, at the format's rate.
         self.num_samples = 0
-        """Of what has reached the encoder of it, at the format's rate."""
 
     async def begin_segment(self, on_speech: Callable[[Pcm], None] = lambda pcm: None) -> Sequence[AudioPacket]:
         """``on_speech`` is told the speech of the segment as it leaves."""

@@ -27,8 +27,8 @@ class AudioProducer:
     """``on_ready`` is called when there is something to take or all is spoken, ``on_end`` when it cannot go on:
     with the error, or with ``None`` when its task was cancelled from outside."""
 
+    # There while it listens: encoders are large, and ended responses are remembered.
     _voicing: AudioChain
-    """There while it listens: encoders are large, and ended responses are remembered."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class AudioProducer:
         self._current: TextSegment | None = None
         self._text_was_short = False
         self._alarm = WakeEvent()
+        # Lives as long as anything of the engine is held.
         self._task: asyncio.Task[None] | None = None
-        """Lives as long as anything of the engine is held."""
         self._listening = False
         self._stopped = False
         self._num_received_chunks = 0
+        # What the engine was told last of its current request: where the listener was, and when.
         self._reported_samples, self._reported_s = 0, -math.inf
-        """What the engine was told last of its current request: where the listener was, and when."""
+        # All is in the outbox.
         self.finished = False
-        """All is in the outbox."""
+        # Of speech, at the format's rate.
         self.num_samples = 0
-        """Of speech, at the format's rate."""
         self.num_text_tokens = 0
         self.has_runaway = False
         self.num_frames = 0

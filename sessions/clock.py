@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 
+# Moments are rounded up to whole ticks, so that many waiters wake in one turn of the loop.
 TICK_S = 0.005
-"""Moments are rounded up to whole ticks, so that many waiters wake in one turn of the loop."""
 TOLERANCE_S = 1e-6
 
 

@@ -10,17 +10,17 @@ from engine.api import ClonedVoice, SamplingParams, TextLayout
 
 
 class Encoding(StrEnum):
+    # Packets of 20 ms, bare.
     OPUS = "opus"
-    """Packets of 20 ms, bare."""
     PCM_S16LE = "pcm_s16le"
     PCM_F32LE = "pcm_f32le"
     MULAW = "mulaw"
     ALAW = "alaw"
+    # s16le behind a header that leaves the length open.
     WAV = "wav"
-    """s16le behind a header that leaves the length open."""
     MP3 = "mp3"
+    # In ADTS.
     AAC = "aac"
-    """In ADTS."""
     FLAC = "flac"
     OGG_OPUS = "ogg_opus"
 
@@ -31,55 +31,55 @@ class AudioFormat:
 
     encoding: Encoding = Encoding.OPUS
     sample_rate: int = 24_000
+    # Opus without a container: 10, 20, 40, 60, 80, 100 or 120 in a packet. All else leaves 20 ms at a time.
     packet_ms: int = 20
-    """Opus without a container: 10, 20, 40, 60, 80, 100 or 120 in a packet. All else leaves 20 ms at a time."""
+    # Bits a second. Opus: 6,000 to 510,000; MP3 and AAC: as far as the rate allows (docs/design/audio.md).
     bitrate: int = 32_000
-    """Bits a second. Opus: 6,000 to 510,000; MP3 and AAC: as far as the rate allows (docs/design/audio.md)."""
+    # 0 (least work) to 10 (best sound for its bits).
     complexity: int = 5
-    """0 (least work) to 10 (best sound for its bits)."""
+    # ``audio`` is a third of the work, and as good as ``voip`` with half the bits (docs/design/audio.md). Below 64,000
+    # bits, or with ``fec``, it is ``voip`` all the same.
     application: Literal["voip", "audio"] = "voip"
-    """``audio`` is a third of the work, and as good as ``voip`` with half the bits (docs/design/audio.md). Below 64,000
-    bits, or with ``fec``, it is ``voip`` all the same."""
+    # Each packet also holds a poorer copy of the one before.
     fec: bool = False
-    """Each packet also holds a poorer copy of the one before."""
+    # 1 to 100: loss to expect; the more, the more bits FEC takes.
     packet_loss_percent: int = 10
-    """1 to 100: loss to expect; the more, the more bits FEC takes."""
+    # Silence costs next to no bits.
     dtx: bool = False
-    """Silence costs next to no bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechSettings:
     """How a response speaks. A session holds one as the default of its responses."""
 
+    # A name out of ``EngineInfo.voices``; ``None`` takes the first.
     voice: str | None = None
-    """A name out of ``EngineInfo.voices``; ``None`` takes the first."""
     language: str = "auto"
     instruct: str = ""
     format: AudioFormat = field(default_factory=AudioFormat)
+    # ``None`` follows the checkpoint (``EngineInfo.normalize_text``).
     normalize_text: bool | None = None
-    """``None`` follows the checkpoint (``EngineInfo.normalize_text``)."""
+    # Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst).
     lead_ms: int | None = 2_000
-    """Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst)."""
+    # Whether the response also tells when each word is spoken (``ResponseWords``).
     word_times: bool = False
-    """Whether the response also tells when each word is spoken (``ResponseWords``)."""
+    # Whether words are found while they sound, in spare moments, so that what was heard is known nearly at once;
+    # otherwise that takes up to 3 ms for each second of the speech, once somebody asks.
     align_eagerly: bool = False
-    """Whether words are found while they sound, in spare moments, so that what was heard is known nearly at once;
-    otherwise that takes up to 3 ms for each second of the speech, once somebody asks."""
+    # Whether anybody asks what was heard; otherwise words are found only for ``word_times``, and without them what was
+    # heard is told as if each character lasted as long as any other.
     reports_heard_text: bool = True
-    """Whether anybody asks what was heard; otherwise words are found only for ``word_times``, and without them what was
-    heard is told as if each character lasted as long as any other."""
+    # Whether a segment short of text may be closed early (docs/design/sessions.md).
     avoid_dead_air: bool = True
-    """Whether a segment short of text may be closed early (docs/design/sessions.md)."""
+    # A voice that the checkpoint does not hold, spoken in place of ``voice``, which then is no more than its name.
     clone: ClonedVoice | None = None
-    """A voice that the checkpoint does not hold, spoken in place of ``voice``, which then is no more than its name."""
+    # 0.25 to 4: how much faster the speech is played out, its pitch kept.
     speed: float = 1.0
-    """0.25 to 4: how much faster the speech is played out, its pitch kept."""
     layout: TextLayout = TextLayout.AUTO
+    # Cap on the codec frames of each segment; ``None`` derives one from its text.
     max_frames: int | None = None
-    """Cap on the codec frames of each segment; ``None`` derives one from its text."""
+    # Codec frames of a segment's chunks, one after the other; empty leaves it to the engine.
     chunk_frames: tuple[int, ...] = ()
-    """Codec frames of a segment's chunks, one after the other; empty leaves it to the engine."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
@@ -91,33 +91,33 @@ class SessionLimits:
     max_response_chars: int = 50_000
     max_instruct_chars: int = 1_000
     max_lead_ms: int = 60_000
+    # The engine may be so far ahead even of a client that takes audio just in time.
     min_engine_lead_ms: int = 500
-    """The engine may be so far ahead even of a client that takes audio just in time."""
+    # Audio that leaves in one message, where so much is ready and the lead is eight times as long.
     max_message_ms: int = 240
-    """Audio that leaves in one message, where so much is ready and the lead is eight times as long."""
+    # The first packet of a response is encoded on the event loop, and leaves before the rest of its chunk is.
     first_packet_apart: bool = True
-    """The first packet of a response is encoded on the event loop, and leaves before the rest of its chunk is."""
+    # Chunks of several responses that come together are made into packets one in each turn of the event loop.
     chunks_in_turn: bool = True
-    """Chunks of several responses that come together are made into packets one in each turn of the event loop."""
+    # The engine is told where the listener is when it would be off by more; with 0 it is told with every chunk.
     playback_tolerance_ms: int = 10
-    """The engine is told where the listener is when it would be off by more; with 0 it is told with every chunk."""
+    # What was heard of a response that ended early, or is asked about, is told no later than this, and then as if each
+    # character lasted as long as any other.
     max_heard_wait_ms: int = 1_000
-    """What was heard of a response that ended early, or is asked about, is told no later than this, and then as if each
-    character lasted as long as any other."""
+    # In burst, no further segment begins while so much audio waits to be taken.
     max_ready_ms: int = 60_000
-    """In burst, no further segment begins while so much audio waits to be taken."""
+    # So many segments of a response are generated at once in burst, once it has been heard; otherwise one.
     max_burst_segments: int = 2
-    """So many segments of a response are generated at once in burst, once it has been heard; otherwise one."""
+    # So many ended responses can still be asked what was heard.
     max_remembered_responses: int = 4
-    """So many ended responses can still be asked what was heard."""
+    # A response that waits for text, with nothing left to play, ends after this.
     text_timeout_s: float = 60.0
-    """A response that waits for text, with nothing left to play, ends after this."""
+    # A response whose audio is due and not taken ends after this (slow_reader).
     reader_timeout_s: float = 10.0
-    """A response whose audio is due and not taken ends after this (slow_reader)."""
+    # A response that the client's playback reports hold back for so long ends (slow_reader).
     playback_timeout_s: float = 60.0
-    """A response that the client's playback reports hold back for so long ends (slow_reader)."""
+    # A response whose text is with the engine and makes no sound ends after this.
     engine_timeout_s: float = 20.0
-    """A response whose text is with the engine and makes no sound ends after this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +127,15 @@ class RegistryLimits:
     max_sessions: int = 5_000
     max_active_responses: int = 512
     max_active_responses_per_key: int = 64
+    # A session without a response and without a message ends after this.
     idle_timeout_s: float = 600.0
-    """A session without a response and without a message ends after this."""
+    # How often time-outs are looked at.
     expire_every_s: float = 1.0
-    """How often time-outs are looked at."""
+    # What those are told who are refused for want of room.
     retry_after_ms: int = 1_000
-    """What those are told who are refused for want of room."""
+    # Opus encoders run in so many threads; 0 encodes on the event loop.
     encoder_threads: int = 1
-    """Opus encoders run in so many threads; 0 encodes on the event loop."""
+    # So much speech is kept to find words in when somebody asks; beyond it the oldest is looked through as more comes,
+    # with 0 everything at once.
     max_unaligned_mb: int = 512
-    """So much speech is kept to find words in when somebody asks; beyond it the oldest is looked through as more comes,
-    with 0 everything at once."""
     session: SessionLimits = field(default_factory=SessionLimits)

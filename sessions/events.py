@@ -20,16 +20,16 @@ class ResponseAudio:
     """Packets that leave together. Messages of a response abut: no gap and no overlap in samples."""
 
     response_id: str
+    # 0, 1, 2 ... over the audio messages of the response.
     sequence: int
-    """0, 1, 2 ... over the audio messages of the response."""
+    # Position of the first sample, in samples at the format's rate, counted as a decoder puts them out: the first
+    # ``Response.pre_skip_samples`` of an Opus response come before the speech.
     start_sample: int
-    """Position of the first sample, in samples at the format's rate, counted as a decoder puts them out: the first
-    ``Response.pre_skip_samples`` of an Opus response come before the speech."""
     num_samples: int
+    # Opus: one packet each of 20 ms. Encodings without a container: one run of bytes, a whole number of samples. All
+    # others: pieces of one stream; where the format holds sound back, it is counted with the piece that it comes out
+    # in, and the end of the stream may be a piece of 0 samples.
     packets: tuple[bytes, ...]
-    """Opus: one packet each of 20 ms. Encodings without a container: one run of bytes, a whole number of samples. All
-    others: pieces of one stream; where the format holds sound back, it is counted with the piece that it comes out in,
-    and the end of the stream may be a piece of 0 samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class FlushCompleted:
     """All audio of the text up to this flush has been handed over, in order with the audio."""
 
     response_id: str
+    # 0, 1, 2 ... over the flushes of the response: what ``Response.flush`` returned.
     flush: int
-    """0, 1, 2 ... over the flushes of the response: what ``Response.flush`` returned."""
+    # Where that audio ends, as ``ResponseAudio.start_sample`` counts.
     end_sample: int
-    """Where that audio ends, as ``ResponseAudio.start_sample`` counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class ResponseWordTimes:
 class HeardText:
     """Heard text in the client's own characters; docs/design/alignment.md states its accuracy."""
 
+    # The client's text from its first character to the end of the last word heard.
     text: str
-    """The client's text from its first character to the end of the last word heard."""
+    # The rest of it.
     remaining: str
-    """The rest of it."""
+    # Audio played.
     audio_ms: float
-    """Audio played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +73,22 @@ class ResponseFinished:
 
     response_id: str
     status: ResponseStatus
+    # Samples of speech handed over, at the format's rate, ``Response.pre_skip_samples`` not counted.
     audio_samples: int
-    """Samples of speech handed over, at the format's rate, ``Response.pre_skip_samples`` not counted."""
     audio_ms: float
     heard: HeardText
+    # The text held nothing that can be spoken: it was empty, white space, or signs alone.
     nothing_spoken: bool = False
-    """The text held nothing that can be spoken: it was empty, white space, or signs alone."""
+    # From the delta that made the first word final to the first packet handed over.
     first_audio_ms: float | None = None
-    """From the delta that made the first word final to the first packet handed over."""
+    # That the engine was given.
     num_text_tokens: int = 0
-    """That the engine was given."""
+    # Codec frames that the engine made.
     num_frames: int = 0
-    """Codec frames that the engine made."""
+    # With ``FAILED``.
     error: ErrorInfo | None = None
-    """With ``FAILED``."""
+    # A segment was cut by a guard of the engine: endless silence, a loop, or the frame cap of its text.
     has_runaway: bool = False
-    """A segment was cut by a guard of the engine: endless silence, a loop, or the frame cap of its text."""
 
 
 ResponseEvent = ResponseAudio | ResponseWordTimes | FlushCompleted | ResponseFinished

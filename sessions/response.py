@@ -26,12 +26,12 @@ from sessions.text_pipeline import TextPipeline
 from sessions.timeline import ResponseTimeline
 from sessions.weak import weak_method
 
+# So much kept speech, a second at 24 kHz, is looked through on the event loop: 3 ms.
 MAX_INLINE_ALIGN_BYTES = 96_000
-"""So much kept speech, a second at 24 kHz, is looked through on the event loop: 3 ms."""
+# Those that are due are given so many at a time, then others have their turn: a flush costs its writer nothing.
 YIELD_EVERY_EVENTS = 50
-"""Those that are due are given so many at a time, then others have their turn: a flush costs its writer nothing."""
+# A client's count is cut to this: thirty years, and small enough to be turned into samples.
 MAX_PLAYED_MS = 1e12
-"""A client's count is cut to this: thirty years, and small enough to be turned into samples."""
 
 
 def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:
@@ -88,8 +88,8 @@ class Response:
             weak_method(self._end_by),
         )
         self._terminal: ResponseFinished | None = None
+        # Where the listener was then, at the engine's rate.
         self._ended_at_samples = 0
-        """Where the listener was then, at the engine's rate."""
         self._num_given = 0
         self._terminal_emitted = False
         self.forgotten = False

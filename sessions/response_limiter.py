@@ -11,8 +11,8 @@ class ResponseLimiter:
     def __init__(self, limits: RegistryLimits, tally: UsageCounters | None = None) -> None:
         self._limits = limits
         self._tally = tally or LocalUsageCounters()
+        # Of this process.
         self.num_active = 0
-        """Of this process."""
 
     def acquire(self, key: str, key_limit: int | None = None) -> None:
         """Count one more response of ``key``; raises what ``check`` raises."""

@@ -15,10 +15,10 @@ from sessions.text.dead_air import DeadAirSettings, TextPace, should_close_early
 from sessions.text_budget import TextQueue
 from sessions.text_pipeline import FlushItem, TextPipeline, TextSegment
 
+# A burst reply begins no further segment while its audio is not read for so long.
 MAX_UNREAD_S = 1.0
-"""A burst reply begins no further segment while its audio is not read for so long."""
+# Flushes are taken from the script when they are passed on; very many at once would hold up others.
 MAX_BEGUN_FLUSHES = 50
-"""Flushes are taken from the script when they are passed on; very many at once would hold up others."""
 
 
 class SegmentScheduler:
@@ -51,11 +51,11 @@ class SegmentScheduler:
         self._streams: list[SpeechStream] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
+        # Taken from the script, and not yet taken from here.
         self.begun: deque[TextSegment | FlushItem] = deque()
-        """Taken from the script, and not yet taken from here."""
         self.num_begun = 0
+        # When the engine was given the first word.
         self.first_text_s: float | None = None
-        """When the engine was given the first word."""
 
     @property
     def exhausted(self) -> bool:

@@ -12,10 +12,10 @@ from sessions.alignment.word_times import WordTime
 from sessions.audio.pacer import Pacer, PlayoutUnderrun, UnderrunCause
 from sessions.events import FlushCompleted, ResponseAudio, ResponseWordTimes
 
+# Packets made together leave together, the four of a codec frame in any case where the lead is no shorter.
 FRAME_MESSAGE_MS = 80
-"""Packets made together leave together, the four of a codec frame in any case where the lead is no shorter."""
+# A long lead is handed over in so many messages.
 MESSAGES_IN_LEAD = 8
-"""A long lead is handed over in so many messages."""
 
 
 class AudioPacket(Protocol):
@@ -33,8 +33,8 @@ class PacketGroup:
     packets: tuple[AudioPacket, ...]
     num_samples: int
     ready_s: float
+    # Whose fault it is if the listener had to wait for it.
     late_cause: UnderrunCause
-    """Whose fault it is if the listener had to wait for it."""
 
 
 class SendQueue:
@@ -53,10 +53,10 @@ class SendQueue:
         self._on_underrun = on_underrun
         self._max_message_samples = pacer.sample_rate * max_message_ms(pacer.settings.lead_ms, message_ms) // 1000
         self._waiting: deque[PacketGroup | ResponseWordTimes | int] = deque()
+        # Of messages that have not been taken yet.
         self.waiting_samples = 0
-        """Of messages that have not been taken yet."""
+        # Audio messages.
         self.num_messages_sent = 0
-        """Audio messages."""
         self._taken_s = -math.inf
 
     @property

@@ -37,8 +37,8 @@ class Session:
         self.resume_token = resume_token
         self.key = key
         self.group = group or session_id
+        # Set when the session has ended, by whoever's will.
         self.detached = asyncio.Event()
-        """Set when the session has ended, by whoever's will."""
         self._services = services
         self._admission = admission
         self._on_detach = on_detach
@@ -46,8 +46,8 @@ class Session:
         self._key_limit = key_limit
         self._text_queue = services.text_budget.create_queue()
         self._serial = itertools.count()
+        # The active ones, and the last that ended.
         self._responses: dict[str, Response] = {}
-        """The active ones, and the last that ended."""
         self._active: set[Response] = set()
         self._admitted: set[Response] = set()  # those that have had text and not ended
         self._last_sign_s = now_s()

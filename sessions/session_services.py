@@ -24,18 +24,18 @@ class SessionServices:
     limits: SessionLimits
     encoders: EncoderPool
     metrics: Metrics
+    # Voices beside those of the checkpoint.
     voices: VoiceStore | None = None
-    """Voices beside those of the checkpoint."""
+    # Finds when each word is spoken.
     make_aligner: AlignerFactory = ForcedAligner
-    """Finds when each word is spoken."""
+    # Speech that it has not looked through, for nobody has asked.
     backlog: AlignmentBacklog = field(default_factory=AlignmentBacklog)
-    """Speech that it has not looked through, for nobody has asked."""
+    # Speech that it looks through soon, for somebody may ask at any moment.
     idle_backlog: IdleAlignmentBacklog = field(default_factory=IdleAlignmentBacklog)
-    """Speech that it looks through soon, for somebody may ask at any moment."""
+    # Where it catches up when somebody does.
     aligners: EncoderPool = field(default_factory=lambda: EncoderPool(0))
-    """Where it catches up when somebody does."""
+    # For chunks of speech: an engine gives those of many responses at once.
     loop_throttle: LoopThrottle = field(default_factory=LoopThrottle)
-    """For chunks of speech: an engine gives those of many responses at once."""
     text_budget: TextBudget = field(default_factory=TextBudget)
 
     def validate(self, settings: SpeechSettings, key: str) -> SpeechSettings:

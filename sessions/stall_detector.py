@@ -10,10 +10,10 @@ from sessions.errors import EngineTimeout, SessionError, SlowReader, TextTimeout
 
 
 class StallSource(Enum):
+    # Something is due, and nobody takes it.
     READER = auto()
-    """Something is due, and nobody takes it."""
+    # What is ready may leave when more has been played.
     LISTENER = auto()
-    """What is ready may leave when more has been played."""
     WRITER = auto()
     ENGINE = auto()
 

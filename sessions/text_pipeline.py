@@ -14,8 +14,8 @@ from sessions.text.spans import SpannedText
 from sessions.timeline import ResponseTimeline, SegmentTimeline
 from sessions.word_buffer import WordBuffer
 
+# A long text is read only so far ahead of what is spoken, so that taking it in never holds up others.
 READ_AHEAD_SEGMENTS = 2
-"""A long text is read only so far ahead of what is spoken, so that taking it in never holds up others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,13 +24,13 @@ class TextSegment:
 
     index: int
     spoken: SegmentTimeline
+    # Opened after an early close: waits until it is worth beginning.
     is_gathering: bool = False
-    """Opened after an early close: waits until it is worth beginning."""
     text: str = ""
     closed: bool = False
     stream: SpeechStream | None = None
+    # Its request has spoken, or is about to speak, all the text it was given.
     is_parked: bool = False
-    """Its request has spoken, or is about to speak, all the text it was given."""
     has_audio: bool = False
 
     @property
@@ -77,12 +77,12 @@ class TextPipeline:
     """Pure. Text is read on in small slices, as far as it is needed; how it is sliced never shows in the segments."""
 
     def __init__(self, timeline: ResponseTimeline, normalize: bool, segmenter: SegmenterSettings | None = None) -> None:
+        # What the speaker has not taken yet, in order.
         self.waiting: deque[TextSegment | FlushItem] = deque()
-        """What the speaker has not taken yet, in order."""
+        # The segment that text is being added to.
         self.open: TextSegment | None = None
-        """The segment that text is being added to."""
+        # Taken in; a flush counts as one, so that what limits text limits flushes too.
         self.num_chars = 0
-        """Taken in; a flush counts as one, so that what limits text limits flushes too."""
         self.closed = False
         self.timeline = timeline
         self._unread: deque[str | FlushItem | EndItem] = deque()

@@ -26,12 +26,12 @@ class SegmentTimeline:
         self.index = index
         self.words = WordSpanTracker(raw_start, raw)
         self.aligner = aligner
+        # For those who cannot wait.
         self.even = UniformAligner(sample_rate)
-        """For those who cannot wait."""
+        # Where it begins in all the audio; ``None`` until it does.
         self.start_sample: int | None = None
-        """Where it begins in all the audio; ``None`` until it does."""
+        # Its speech is all there, or none will come.
         self.complete = False
-        """Its speech is all there, or none will come."""
 
     def add_text(self, text: SpannedText) -> None:
         self.words.add(text)
@@ -110,10 +110,10 @@ class ResponseTimeline:
         self._backlog = backlog or AlignmentBacklog()
         self._raw = RawText()
         self.segments: list[SegmentTimeline] = []
+        # Segments all of whose words were told.
         self._num_told = 0
-        """Segments all of whose words were told."""
+        # Where the last word ended; segments overlap where they are joined.
         self._told_ms = 0.0
-        """Where the last word ended; segments overlap where they are joined."""
 
     def raw(self) -> str:
         """All that the client has written."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 CONNECTIONS, SESSIONS, RESPONSES = "connections", "sessions", "responses"
+# Recordings that arrive, and that are listened to.
 UPLOADS, ENCODINGS = "uploads", "encodings"
-"""Recordings that arrive, and that are listened to."""
 
 
 def key_counter(kind: str, key_name: str) -> str:

@@ -10,11 +10,11 @@ import re
 
 from sessions.text.spans import EMPTY, SpannedText
 
+# Scripts without spaces are written a letter at a time: nothing of them is held back.
 _UNFINISHED = re.compile("[^\\s\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\uffef]*$")
-"""Scripts without spaces are written a letter at a time: nothing of them is held back."""
 
+# A longer run without white space goes on as it is.
 MAX_HELD_CHARS = 200
-"""A longer run without white space goes on as it is."""
 
 
 class WordBuffer:

@@ -28,8 +28,8 @@ TOP_LEVEL = {
     *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "NOTICE", "README.md", "pyproject.toml", "run"),
     *("requirements-cpu.lock", "requirements-cuda.lock"),
 }
+# Programs that run in environments of their own (tests/sdk/requirements).
 OTHERS = ROOT / "tests" / "sdk" / "clients"
-"""Programs that run in environments of their own (tests/sdk/requirements)."""
 MACHINE_FOLDERS = ("farm", "home", "root", "work")
 MACHINE_PATH = re.compile(rf"(?<![\w}}])/(?:{'|'.join(MACHINE_FOLDERS)})/\w")
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
@@ -108,8 +108,8 @@ def test_every_requirement_has_a_tested_range(groups):
 
 LOCKS = [ROOT / f"requirements-{kind}.lock" for kind in ("cpu", "cuda")]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+# Its publisher's own index alone has this build.
 UNHASHED = {"torch==2.13.0+cpu"}
-"""Its publisher's own index alone has this build."""
 
 
 def read_lock(path: Path) -> list[tuple[Requirement, list[str]]]:
@@ -155,10 +155,10 @@ def test_locks_differ_in_what_cuda_needs_alone(python):
     assert cpu["torch"].public == str(cuda["torch"])
 
 
+# torch's CUDA builds require their own version of it; without CUDA nothing imports it.
 WITH_TORCH = {"triton"}
-"""torch's CUDA builds require their own version of it; without CUDA nothing imports it."""
+# A benchmark asks it how busy the GPU is, and goes without where it is not installed.
 WITH_A_GPU = {"pynvml"}
-"""A benchmark asks it how busy the GPU is, and goes without where it is not installed."""
 
 
 def third_party_imports(folders: tuple[str, ...]) -> Iterator[str]:

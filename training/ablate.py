@@ -24,6 +24,7 @@ from training.pipeline import wait_for_speech
 from training.settings import FRAME_SAMPLES, FULL_BAND, SAMPLE_RATE, TOY, CodecTraining, Sizes
 
 BASE = FULL_BAND.sizes
+# Sizes that differ from the full-band codec's in one thing; ``no_bits`` is never quantized.
 VARIANTS: dict[str, Sizes] = {
     "base": BASE,
     "books16": replace(BASE, code_groups=16),
@@ -33,7 +34,6 @@ VARIANTS: dict[str, Sizes] = {
     "wave192": replace(BASE, decoder=192),
     "no_bits": BASE,
 }
-"""Sizes that differ from the full-band codec's in one thing; ``no_bits`` is never quantized."""
 
 
 def train(sizes: Sizes, cfg: CodecTraining, folder: Path, out: Path, *, quantize: bool, device: str) -> Codec:

@@ -13,27 +13,27 @@ from pystoi import stoi
 
 RATE_HZ = 16000
 HOP = 160
+# Below the loudest 10 ms by so much is silence at the edges.
 SILENT_DB = -45.0
-"""Below the loudest 10 ms by so much is silence at the edges."""
 CLIPPED = 0.999
+# pystoi gives 1e-5 for less than 30 frames of speech.
 TOO_SHORT_STOI = 1e-4
-"""pystoi gives 1e-5 for less than 30 frames of speech."""
 PITCH_WINDOW = 640
 MIN_PITCH_HZ, MAX_PITCH_HZ = 60, 400
+# Least autocorrelation, of 1, that counts as voiced.
 VOICED = 0.55
-"""Least autocorrelation, of 1, that counts as voiced."""
 
 Signal = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Levels:
+    # Root mean square between the outer silences.
     loudness_dbfs: float
-    """Root mean square between the outer silences."""
     lead_s: float
     tail_s: float
+    # Share of samples at full scale.
     clipped: float
-    """Share of samples at full scale."""
 
 
 def levels(signal: Signal) -> Levels:
@@ -57,10 +57,10 @@ def _frame_energy(signal: Signal) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class VoicePrint:
+    # Median over voiced frames; 0 where nothing is voiced.
     pitch_hz: float
-    """Median over voiced frames; 0 where nothing is voiced."""
+    # Centre of gravity of the mean spectrum of voiced frames below 4 kHz, after pre-emphasis of 6 dB an octave.
     centroid_hz: float
-    """Centre of gravity of the mean spectrum of voiced frames below 4 kHz, after pre-emphasis of 6 dB an octave."""
 
     @property
     def point(self) -> npt.NDArray[np.float64]:
@@ -109,10 +109,10 @@ def share_told_apart(prints: Sequence[VoicePrint], own: Sequence[VoicePrint], ot
 
 @dataclass(frozen=True)
 class Likeness:
+    # Short-time objective intelligibility at 16 kHz, 1 at best; nan for speech too short to be measured.
     stoi: float
-    """Short-time objective intelligibility at 16 kHz, 1 at best; nan for speech too short to be measured."""
+    # Wide-band PESQ, 4.6 at best; nan where it finds no speech.
     pesq: float
-    """Wide-band PESQ, 4.6 at best; nan where it finds no speech."""
 
 
 def likeness(original: Signal, copy: Signal) -> Likeness:

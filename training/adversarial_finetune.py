@@ -41,8 +41,8 @@ class Pieces:
     speech: Tensor
     audio: Tensor
     former: Tensor
+    # Of each frame [B, n / FRAME_SAMPLES].
     voices: Tensor
-    """Of each frame [B, n / FRAME_SAMPLES]."""
 
 
 @dataclass

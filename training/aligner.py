@@ -40,37 +40,37 @@ from training.schedule import warm_cosine
 from training.shards import SpeechStore, Utterance, frame_phonemes
 
 Floats = npt.NDArray[np.float32]
+# Windows of letters to what they sound like.
 Guess = Callable[[npt.NDArray[np.int64]], AlignmentUnits]
-"""Windows of letters to what they sound like."""
 
 NUM_SOUNDS = len(PHONEMES)
 PLACES = 2 * CONTEXT_CHARS + 1
 STEP_HZ = 1000 / STEP_MS
+# Where the letters begin from.
 SPELLINGS = dict(
     a="ae ey aa ax ah ao eh", b="b", c="k s ch", d="d", e="eh iy ax ih er", f="f", g="g jh ng", h="hh sh th dh",
     i="ih ay iy ax", j="jh", k="k", l="l", m="m", n="n ng", o="ow aa ao ax uw aw oy ah", p="p f", q="k", r="r er",
     s="s z sh zh", t="t sh ch th dh", u="ah uw y uh w ax er", v="v", w="w", x="k s z", y="y iy ay ih", z="z",
 )  # fmt: skip
-"""Where the letters begin from."""
 
 
 @dataclass(frozen=True)
 class AlignerSettings:
     ear_width: int = 96
     letter_width: int = 96
+    # Of aligning and learning anew.
     rounds: int = 5
-    """Of aligning and learning anew."""
     ear_epochs: int = 12
     letter_epochs: int = 10
+    # The letters learn from so many, which is enough and takes long.
     max_texts: int = 2000
-    """The letters learn from so many, which is enough and takes long."""
     batch: int = 2048
     learning_rate: float = 2e-3
     min_speed: float = 0.8
     max_speed: float = 1.25
     max_warp: float = 0.12
+    # Random tilt and bumps of the spectrum, in units of the ear's input (12 nepers).
     max_colour: float = 0.1
-    """Random tilt and bumps of the spectrum, in units of the ear's input (12 nepers)."""
     min_snr_db: float = 12.0
     max_snr_db: float = 50.0
     seed: int = 5
@@ -80,10 +80,10 @@ class AlignerSettings:
 class Heard:
     """One utterance as the ear gets it."""
 
+    # [steps, (2 * CONTEXT_FRAMES + FRAMES_PER_STEP) * NUM_BANDS].
     inputs: npt.NDArray[np.float16]
-    """[steps, (2 * CONTEXT_FRAMES + FRAMES_PER_STEP) * NUM_BANDS]."""
+    # [steps]: the phoneme in the middle of each.
     sounds: npt.NDArray[np.uint8]
-    """[steps]: the phoneme in the middle of each."""
     text: str
 
 
@@ -187,8 +187,8 @@ class LetterNet(nn.Module):
 class Spoken:
     """A text with the true sound of each step."""
 
+    # [characters + 2, PLACES]: with the pause before and after.
     windows: npt.NDArray[np.int64]
-    """[characters + 2, PLACES]: with the pause before and after."""
     sounds: npt.NDArray[np.uint8]
 
     @classmethod

@@ -23,11 +23,11 @@ NUM_CEPSTRA = 13
 MIN_HZ, MAX_HZ = 130.0, 6_800.0
 LIFTER = 22
 SPREAD = 10.0
+# Of magnitude: 60 dB below the bands of speech.
 FLOOR = 1e-3
-"""Of magnitude: 60 dB below the bands of speech."""
 LEAST_SPREAD = 0.05
+# A change is measured over so many frames to either side.
 DELTA_REACH = 2
-"""A change is measured over so many frames to either side."""
 
 
 @lru_cache

@@ -26,10 +26,10 @@ RATE_HZ = 16000
 EDGE_SILENCE_S = 0.3
 FRAMES_PER_S = 100
 PEAK = 0.6
+# A bigram model knows so many sentences: the size at which the teacher's voices score 0 to 1 %.
 GROUP_SENTENCES = 40
-"""A bigram model knows so many sentences: the size at which the teacher's voices score 0 to 1 %."""
+# For the bigram models: wider than stock, so that what is missed is missed by the voice, not by the search.
 BEAMS = {"beam": 1e-70, "wbeam": 1e-45, "pbeam": 1e-70}
-"""For the bigram models: wider than stock, so that what is missed is missed by the voice, not by the search."""
 
 Signal = npt.NDArray[np.float32]
 
@@ -38,12 +38,12 @@ Signal = npt.NDArray[np.float32]
 class Transcription:
     """What was heard of one sentence."""
 
+    # Words of the sentence.
     words: int
-    """Words of the sentence."""
     errors: int
     missing: int
+    # Words too many that equal a word next to them.
     repeated: int
-    """Words too many that equal a word next to them."""
     hypothesis: str
 
 

@@ -25,8 +25,8 @@ from training.settings import LABELS_PER_FRAME, CodecTraining, Sizes
 from training.spectral import spectral_loss
 from training.speech import Speech
 
+# This file says that encoder and codebooks are at their end: the talker may start.
 CODES_FIXED = "codes.fixed"
-"""This file says that encoder and codebooks are at their end: the talker may start."""
 
 
 class Codec(nn.Module):

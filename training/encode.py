@@ -36,8 +36,8 @@ class EncodedSpeech:
         self.codes = torch.zeros(0, self._num_books(codec), dtype=torch.int16, device=device)
         self.labels = torch.zeros(0, LABELS_PER_FRAME, dtype=torch.uint8, device=device)
         self.text = torch.zeros(0, dtype=torch.int16, device=device)
+        # [N, 5] on the CPU: first frame, frames, first text id, text ids, voice.
         self.items = torch.zeros(0, 5, dtype=torch.long)
-        """[N, 5] on the CPU: first frame, frames, first text id, text ids, voice."""
 
     @staticmethod
     def _num_books(codec: Codec) -> int:

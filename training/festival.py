@@ -20,6 +20,7 @@ from training.flite import PHONEME_IDS
 
 VOICE = "cmu_us_slt_arctic_hts"
 RATE_HZ = 32_000
+# Phonemes of festival's set that flite's lacks.
 PHONEME_NAMES = {
     "axr": "er",
     "dx": "t",
@@ -31,7 +32,6 @@ PHONEME_NAMES = {
     "brth": "pau",
     "h#": "pau",
 }
-"""Phonemes of festival's set that flite's lacks."""
 DONE = "spoken"
 
 

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 SAMPLE_RATE_HZ = 16000
+# As flite names them; the first is silence.
 PHONEMES = (
     "pau aa ae ah ao aw ax ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh t th uh uw v w y z zh"
 ).split()
-"""As flite names them; the first is silence."""
 PHONEME_IDS = {name: index for index, name in enumerate(PHONEMES)}
+# Root mean square of speech between the outer silences, -18 dBFS, to which the gains below bring every voice.
 SPEECH_LEVEL = 0.126
-"""Root mean square of speech between the outer silences, -18 dBFS, to which the gains below bring every voice."""
 VOICE_GAINS = {"slt": 0.683, "rms": 1.353, "awb": 1.232, "kal16": 3.267}
 MAX_PEAK = 0.95
 FADE_S = 0.01
@@ -32,20 +32,20 @@ Pcm16 = npt.NDArray[np.int16]
 
 @dataclass(frozen=True)
 class TeacherSettings:
+    # Silence kept before the first phoneme.
     lead_s: float = 0.06
-    """Silence kept before the first phoneme."""
+    # Silence kept after the last phoneme.
     tail_s: float = 0.10
-    """Silence kept after the last phoneme."""
 
 
 @dataclass(frozen=True)
 class Speech:
+    # At the teacher's rate.
     pcm: Pcm16
-    """At the teacher's rate."""
+    # Indices into PHONEMES; the first and the last are the outer silences.
     phonemes: npt.NDArray[np.uint8]
-    """Indices into PHONEMES; the first and the last are the outer silences."""
+    # Where each phoneme ends in ``pcm``; the last equals its length.
     end_samples: npt.NDArray[np.int32]
-    """Where each phoneme ends in ``pcm``; the last equals its length."""
 
 
 class _Wave(ctypes.Structure):

@@ -18,11 +18,11 @@ class Slot:
     name: str
 
 
+# Words, a slot, or a choice.
 Part = str | Slot | tuple["Line", ...]
-"""Words, a slot, or a choice."""
 Line = tuple[Part, ...]
+# Gives the words of a slot that no rule describes.
 Fill = Callable[[str], str]
-"""Gives the words of a slot that no rule describes."""
 
 TOKEN = re.compile(r"\{(\w+)\}|([(|)])|([^{(|)]+)")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SENTENCES = Path(__file__).parents[1] / "benchmarks" / "voice_sentences.txt"
+# So many equal words in a row make a sentence too near to a held-out one.
 SHARED_RUN_WORDS = 5
-"""So many equal words in a row make a sentence too near to a held-out one."""
 
 
 def words_of(text: str) -> list[str]:

@@ -18,8 +18,8 @@ from engine.models.qwen3_tts.config import (
 from training.settings import FRAME_SAMPLES, SAMPLE_RATE, Settings, Sizes
 
 CONTROL_IDS = ("pad", "bos", "eos_token", "think", "nothink", "think_bos", "think_eos")
+# Where in the control ids the language and the speakers live.
 ENGLISH_OFFSET, SPEAKER_OFFSET = 16, 32
-"""Where in the control ids the language and the speakers live."""
 
 
 @dataclass(frozen=True)

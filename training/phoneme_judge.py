@@ -21,27 +21,27 @@ from training.flite import PHONEME_IDS, SPEECH_LEVEL, Word, spoken_words
 from training.phoneme_recognizer import FRAME_LABELS, Listener, features
 from training.speech import LABEL_SAMPLES
 
+# Nepers: what a frame of another phoneme must bring.
 CHANGE_COST = 3.0
-"""Nepers: what a frame of another phoneme must bring."""
 MIN_RUN = 3
 SILENCE = PHONEME_IDS["pau"]
 
 Phones = list[int]
+# Places in what was said and in what was heard that belong together; None where one has nothing.
 Pair = tuple[int | None, int | None]
-"""Places in what was said and in what was heard that belong together; None where one has nothing."""
 
 
 @dataclass(frozen=True)
 class PhonemeTranscription:
+    # Of the sentence.
     phones: int
-    """Of the sentence."""
+    # Phonemes wrong, lost or too many.
     errors: int
-    """Phonemes wrong, lost or too many."""
     words: int
+    # Words of which nothing was heard.
     missing: int
-    """Words of which nothing was heard."""
+    # Runs of phonemes too many.
     repeated: int
-    """Runs of phonemes too many."""
 
 
 @dataclass(frozen=True)

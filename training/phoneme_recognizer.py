@@ -29,8 +29,8 @@ VOICES = ("awb", "kal16")
 NUM_BANDS = 64
 NUM_FFT = 512
 RATE_HZ = 16_000
+# Labels of 10 ms in a frame of the listener's.
 FRAME_LABELS = 2
-"""Labels of 10 ms in a frame of the listener's."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class ListenerSettings:
     warmup_steps: int = 200
     min_speed: float = 0.75
     max_speed: float = 1.35
+    # How far the spectrum is stretched apart from the speed, as a vocal tract of another length would.
     max_warp: float = 0.2
-    """How far the spectrum is stretched apart from the speed, as a vocal tract of another length would."""
+    # Random tilt and bumps of the log spectrum, in nepers.
     max_colour: float = 1.5
-    """Random tilt and bumps of the log spectrum, in nepers."""
     min_snr_db: float = 5.0
     max_snr_db: float = 45.0
     max_audio_h: float = 40.0

@@ -46,15 +46,15 @@ TEMPERATURES = (0.0, 0.3, 0.6, 0.9)
 @dataclass(frozen=True)
 class Run:
     settings: Settings
+    # Where synthesis writes: best in memory.
     speech: Path
-    """Where synthesis writes: best in memory."""
     out: Path
     tokenizer: Path
     prose: Path | None
     resume: Path | None
     device: str
+    # On the wall clock.
     deadline_s: float
-    """On the wall clock."""
 
     @property
     def left_s(self) -> float:

@@ -48,8 +48,8 @@ class Rows:
     text: Tensor
     codec: Tensor
     frame: Tensor
+    # What the row's output predicts: a frame, END or IGNORED.
     target: Tensor
-    """What the row's output predicts: a frame, END or IGNORED."""
 
 
 def build_rows(

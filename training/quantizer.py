@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from engine.models.qwen3_tts.codec_decoder import Codebook, ResidualQuantizer, SplitQuantizer
 from training.settings import LABELS_PER_FRAME
 
+# Which of a frame's 10 ms labels code 0 must tell.
 PHONE_LABELS = (1, 3, 5, 7)
-"""Which of a frame's 10 ms labels code 0 must tell."""
 
 
 def nearest(book: Codebook, vectors: Tensor) -> Tensor:
@@ -77,13 +77,13 @@ def quantise(chain: ResidualQuantizer, latents: Tensor, decay: float | None) -> 
 
 @dataclass
 class Quantised:
+    # [B, codebook_dim, T], what the decoder starts from.
     latent: Tensor
-    """[B, codebook_dim, T], what the decoder starts from."""
+    # [B, K, T]
     codes: Tensor
-    """[B, K, T]"""
     commitment: Tensor
+    # Logits [B, T, len(PHONE_LABELS), phonemes], read off code 0 alone.
     phones: Tensor
-    """Logits [B, T, len(PHONE_LABELS), phonemes], read off code 0 alone."""
 
 
 class TrainingQuantizer(nn.Module):

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from training.settings import FRAME_SAMPLES
 
+# Frames are upsampled to 20 ms first; whatever repeats within frames begins with such a step or is spread over it.
 STEP_SAMPLES = FRAME_SAMPLES // 4
-"""Frames are upsampled to 20 ms first; whatever repeats within frames begins with such a step or is spread over it."""
 ORDER = 3
+# Differences are measured against their level within 4 ms to either side.
 LEVEL_SAMPLES = 193
-"""Differences are measured against their level within 4 ms to either side."""
 FLOOR = 2e-5
+# Of the 480 places of a step, beside the four places where steps begin.
 PLACES_WEIGHT = 20.0
-"""Of the 480 places of a step, beside the four places where steps begin."""
 
 
 def jump_scores(speech: Tensor) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 SAMPLE_RATE = 24_000
+# Of flite's speech.
 SOURCE_RATE = 16_000
-"""Of flite's speech."""
 FRAME_SAMPLES = 1_920
+# Phone labels come every 10 ms, codec frames every 80 ms.
 LABELS_PER_FRAME = 8
-"""Phone labels come every 10 ms, codec frames every 80 ms."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +42,29 @@ class Sizes:
     encoder_blocks: int = 6
     upsampling_ratios: tuple[int, ...] = (2, 2)
     upsample_rates: tuple[int, ...] = (8, 5, 4, 3)
+    # Where the speech that is learned from ends: encoder and spectral losses see no more.
     max_hz: float = 8_000.0
-    """Where the speech that is learned from ends: encoder and spectral losses see no more."""
 
 
 @dataclass(frozen=True)
 class CodecTraining:
     autoencode_s: float = 80.0
     quantise_s: float = 170.0
+    # The pipeline gives what is left of its time.
     adversarial_s: float = 1_200.0
-    """The pipeline gives what is left of its time."""
+    # When resumed: how long encoder and codebooks go on learning before they are fixed.
     refine_s: float = 330.0
-    """When resumed: how long encoder and codebooks go on learning before they are fixed."""
     refining_rate: float = 6e-4
     batch: int = 96
     crop_frames: int = 20
     adversarial_batch: int = 24
     adversarial_crop_frames: int = 32
+    # Of those, frames before the scored ones, for the decoder's memory.
     past_frames: int = 6
-    """Of those, frames before the scored ones, for the decoder's memory."""
+    # And frames after them, for the encoder's look ahead.
     future_frames: int = 2
-    """And frames after them, for the encoder's look ahead."""
+    # Of the steps, those that score crops from their first frame on, where a stream begins without a past.
     begun_share: float = 0.25
-    """Of the steps, those that score crops from their first frame on, where a stream begins without a past."""
     latent_noise: float = 0.05
     learning_rate: float = 8e-4
     adversarial_learning_rate: float = 3e-4
@@ -76,8 +76,8 @@ class CodecTraining:
     mel_weight: float = 15.0
     hearing_weight: float = 30.0
     seam_weight: float = 20.0
+    # Of the distance from what the decoder made of the same codes before the third stage.
     former_weight: float = 0.0
-    """Of the distance from what the decoder made of the same codes before the third stage."""
     discriminator_channels: int = 16
     discriminator_warmup_steps: int = 100
     kmeans_latents: int = 200_000
@@ -87,23 +87,23 @@ class CodecTraining:
     save_every_s: float = 90.0
     least_audio_h: float = 0.3
     max_audio_h: float = 120.0
+    # Kept free at the end.
     closing_s: float = 25.0
-    """Kept free at the end."""
 
 
 @dataclass(frozen=True)
 class TalkerTraining:
+    # The pipeline gives what is left of its time.
     train_s: float = 1_200.0
-    """The pipeline gives what is left of its time."""
     frames_per_step: int = 24_000
+    # Frames of a step that the predictor learns from, drawn at random.
     predictor_frames: int = 8_000
-    """Frames of a step that the predictor learns from, drawn at random."""
     max_positions: int = 448
     bucket_positions: int = 32
+    # How often each utterance is encoded, each time at another offset; from the second on, words are cut anew too.
     encodings: int = 2
-    """How often each utterance is encoded, each time at another offset; from the second on, words are cut anew too."""
+    # Chance that the tokenizer skips a merge in those.
     merge_dropout: float = 0.1
-    """Chance that the tokenizer skips a merge in those."""
     max_offset_ms: int = 80
     dropout: float = 0.1
     max_corruption: float = 0.35
@@ -120,8 +120,8 @@ class TalkerTraining:
     max_audio_h: float = 400.0
     listen_sentences: int = 200
     listen_frames: int = 320
+    # Kept free at the end, for listening.
     closing_s: float = 30.0
-    """Kept free at the end, for listening."""
 
 
 @dataclass(frozen=True)
@@ -141,20 +141,20 @@ class Settings:
     talker: TalkerTraining = field(default_factory=TalkerTraining)
     sampling: Sampling = field(default_factory=Sampling)
     speakers: tuple[str, ...] = ("clara", "edwin")
+    # Each speaker's, by the names of ``flite.py``, or of ``teachers.py`` where ``source_rate`` is 24 kHz.
     teachers: tuple[str, ...] = ("slt", "rms")
-    """Each speaker's, by the names of ``flite.py``, or of ``teachers.py`` where ``source_rate`` is 24 kHz."""
     source_rate: int = SOURCE_RATE
     synthesis_workers: int = 12
     seed: int = 1
 
 
+# The next voice: clara learns from a teacher with a full band, and no loss looks at what recognizers look at.
 FULL_BAND = Settings(
     sizes=Sizes(max_hz=12_000.0),
     codec=replace(CodecTraining(), hearing_weight=0.0, seam_weight=0.0),
     teachers=("slt-hts", "rms"),
     source_rate=SAMPLE_RATE,
 )
-"""The next voice: clara learns from a teacher with a full band, and no loss looks at what recognizers look at."""
 
 TOY = Settings(
     sizes=Sizes(

@@ -77,10 +77,10 @@ class SpeechStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # One record per utterance.
         self.records = np.zeros(0, INDEX_RECORD)
-        """One record per utterance."""
+        # The shard of each utterance.
         self.shards = np.zeros(0, np.int32)
-        """The shard of each utterance."""
         self._taken: dict[int, int] = {}
         self._maps: dict[tuple[int, str], npt.NDArray[np.generic]] = {}
         self.refresh()

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from training.settings import SAMPLE_RATE
 
+# Flite's speech ends here; a mel loss above it would mostly compare silence.
 MAX_HZ = 8_000.0
-"""Flite's speech ends here; a mel loss above it would mostly compare silence."""
 _HALF_WIDTH = 24
+# Of energy: -70 dB of full scale.
 FORMER_FLOOR = 1e-7
-"""Of energy: -70 dB of full scale."""
 
 
 @lru_cache

@@ -13,8 +13,8 @@ from training.shards import SpeechStore, frame_phonemes
 from training.spectral import to_24_khz
 
 LABEL_HZ = 100
+# At flite's rate.
 LABEL_SAMPLES = SOURCE_RATE // LABEL_HZ
-"""At flite's rate."""
 
 
 class Speech:

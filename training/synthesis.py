@@ -22,15 +22,15 @@ from training.text import TextSettings, TextSource
 class SynthesisSettings:
     folder: Path
     num_workers: int
+    # The whole stream stops here, or when the pool is closed.
     num_utterances: int
-    """The whole stream stops here, or when the pool is closed."""
+    # Sentence ``n`` is spoken by voice ``n % len(voices)``.
     voices: tuple[str, ...] = ("slt", "rms")
-    """Sentence ``n`` is spoken by voice ``n % len(voices)``."""
     first_number: int = 0
     text: TextSettings = field(default_factory=TextSettings)
     teacher: TeacherSettings = field(default_factory=TeacherSettings)
+    # SAMPLE_RATE for the full-band teachers, SOURCE_RATE for flite's voices as they are.
     rate_hz: int = SOURCE_RATE
-    """SAMPLE_RATE for the full-band teachers, SOURCE_RATE for flite's voices as they are."""
 
 
 def speak_shard(settings: SynthesisSettings, shard: int, stop: Event | None = None) -> None:

@@ -20,8 +20,8 @@ from training.prompt_batches import END, IGNORED, Prefixes, Rows, build_rows, nu
 from training.schedule import Every, until, warm_cosine
 from training.settings import TalkerTraining
 
+# (frames ahead, label in that frame) whose phoneme the hidden state must tell, in training only.
 AHEAD = ((0, 1), (0, 3), (0, 5), (0, 7), (1, 4), (2, 4), (4, 4))
-"""(frames ahead, label in that frame) whose phoneme the hidden state must tell, in training only."""
 
 
 class TalkerInTraining(nn.Module):
@@ -146,10 +146,10 @@ class TalkerTrainer:
     batches: Batches
     settings: TalkerTraining
     out: Path
+    # Takes in speech that was made meanwhile.
     refresh: Callable[[], None]
-    """Takes in speech that was made meanwhile."""
+    # [N, 5] items never trained on.
     held_out: Tensor
-    """[N, 5] items never trained on."""
 
     def run(self) -> None:
         cfg = self.settings

@@ -12,19 +12,19 @@ from training import festival, flite
 from training.flite import Speech, TeacherSettings
 from training.settings import SAMPLE_RATE
 
+# The teacher of each voice; ``slt-hts`` is festival's, all others are flite's.
 TEACHERS = {"clara": "slt-hts", "edwin": "rms"}
-"""The teacher of each voice; ``slt-hts`` is festival's, all others are flite's."""
 TRIMMED = TeacherSettings()
+# Brings festival's voice to the loudness of flite's.
 HTS_GAIN = 2.02
-"""Brings festival's voice to the loudness of flite's."""
 
 
 @dataclass(frozen=True)
 class Take:
     """What a synthesizer returned, at a rate of its own."""
 
+    # float32 in [-1, 1].
     signal: npt.NDArray[np.float32]
-    """float32 in [-1, 1]."""
     rate_hz: int
     names: list[str]
     end_s: list[float]

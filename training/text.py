@@ -43,8 +43,8 @@ FUNCTION_WORDS = (
 @dataclass(frozen=True)
 class TextSettings:
     seed: int = 0
+    # A file that ``training/corpus/build.py --prose`` wrote; without one the other kinds take its share.
     prose: Path | None = None
-    """A file that ``training/corpus/build.py --prose`` wrote; without one the other kinds take its share."""
 
 
 class TextSource:

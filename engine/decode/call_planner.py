@@ -9,14 +9,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
+# Frames one call may decode for each of its rows, largest first.
 CALL_FRAMES = (8, 4, 2, 1)
-"""Frames one call may decode for each of its rows, largest first."""
+# Rows of one call: each shape costs the math library some milliseconds and megabytes when it is met first.
 CALL_ROWS = (1, 2, 4, 6, 8, 12, 16)
-"""Rows of one call: each shape costs the math library some milliseconds and megabytes when it is met first."""
+# Rows times frames of one call; larger ones cost no less a frame, and fall out of the second cache.
 MAX_CALL_FRAMES_TOTAL = 16
-"""Rows times frames of one call; larger ones cost no less a frame, and fall out of the second cache."""
+# What a listener with lead to spare waits for, unless it is said.
 GATHER_FRAMES = 4
-"""What a listener with lead to spare waits for, unless it is said."""
 NO_PREFERENCE: Mapping[int, int] = {}
 
 

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from engine.models.base import VoiceReference
 
+# Of one recording in one step, so that running rows never wait for all of it.
 SLICE_FRAMES = 32
-"""Of one recording in one step, so that running rows never wait for all of it."""
 
 State = TypeVar("State")
 

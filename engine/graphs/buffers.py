@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 Fields = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+# Bytes; kernels read whole vectors.
 ALIGNMENT = 16
-"""Bytes; kernels read whole vectors."""
 
 
 class StaticBuffers:

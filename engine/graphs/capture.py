@@ -9,8 +9,8 @@ import torch
 
 from engine.capture_lock import CAPTURE_LOCK
 
+# Rows of a step are padded to the next of these; larger ones are an eighth apart.
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536)
-"""Rows of a step are padded to the next of these; larger ones are an eighth apart."""
 
 
 def buckets_up_to(limit: int) -> tuple[int, ...]:
@@ -39,8 +39,8 @@ class GraphSet:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._has_run: set[Hashable] = set()
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        # Of its own to record on: the scratch memory of products goes by stream, and two sets may run at once.
         self._stream = torch.cuda.Stream(device) if self._captures else None
-        """Of its own to record on: the scratch memory of products goes by stream, and two sets may run at once."""
 
     def __len__(self) -> int:
         return len(self._graphs)

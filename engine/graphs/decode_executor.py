@@ -25,8 +25,8 @@ class PendingWork(Protocol):
 class DecodeExecutor(Protocol):
     """Work in order, one after the other."""
 
+    # The frames' codes, by slot, as this work sees them; its last row is the lane's own.
     ring: Tensor
-    """The frames' codes, by slot, as this work sees them; its last row is the lane's own."""
 
     def wait_for_codes(self) -> None:
         """What is run from here on sees the codes of all frames launched so far."""

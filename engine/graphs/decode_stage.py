@@ -24,11 +24,11 @@ from engine.models.base import DecodedAudio, VoiceReference
 from engine.transfer import to_device
 
 NOT_FINITE = "the decoder's output is not finite"
+# Sets of host buffers for calls in flight: two rounds of a crowd. To make one more stops the device.
 NUM_RESULTS = 16
-"""Sets of host buffers for calls in flight: two rounds of a crowd. To make one more stops the device."""
 MIN_ROUND_FRAMES = 64
+# Frames of one round, for each slot in use: a little more than a step makes.
 ROUND_SHARE = 1.25
-"""Frames of one round, for each slot in use: a little more than a step makes."""
 
 
 class DecodeProgramProtocol(Protocol):
@@ -83,8 +83,8 @@ class DecodeCall:
     generations: Numbers
     firsts: Numbers
     num_frames: int
+    # How long the first of its listeners can wait.
     slack_s: float
-    """How long the first of its listeners can wait."""
     results: DecodeHostBuffers
     done: PendingWork
 
@@ -125,14 +125,14 @@ class GraphDecodeStage:
         self.use = SlotTracker(num_slots)
         self.calls: deque[DecodeCall] = deque()
         self.free_buffers = [DecodeHostBuffers(program) for _ in range(NUM_RESULTS)]
+        # Touched by the lane's work alone.
         self.references: OrderedDict[Hashable, tuple[Tensor, Tensor]] = OrderedDict()
-        """Touched by the lane's work alone."""
         self.max_cached_references = max_cached_references
+        # Of slots of which nothing has been decoded since.
         self.primings: dict[int, PendingWork] = {}
-        """Of slots of which nothing has been decoded since."""
         self.num_lives = 0
+        # Some that could have been decoded in the last round were not.
         self.has_deferred = False
-        """Some that could have been decoded in the last round were not."""
 
     @property
     def num_slots(self) -> int:

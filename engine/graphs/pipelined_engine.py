@@ -34,8 +34,8 @@ from engine.step_model import StepTimeTable
 
 log = logging.getLogger(__name__)
 
+# The first graph takes no longer where its kernels have been compiled before.
 COLD_COMPILE_THRESHOLD_S = 4.0
-"""The first graph takes no longer where its kernels have been compiled before."""
 
 
 class PipelinedEngine(Engine):

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 MAX_THREADS = 16
+# Within ``compile_only`` what has been asked for in it: to ask again takes Triton longer than to launch.
 _asked_for: set[Hashable] | None = None
-"""Within ``compile_only`` what has been asked for in it: to ask again takes Triton longer than to launch."""
 
 
 def is_compile_only() -> bool:

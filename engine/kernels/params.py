@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# 16-bit values that move at once.
 MAX_STEP = 8
-"""16-bit values that move at once."""
 
 
 @dataclass(slots=True)
@@ -116,6 +116,6 @@ class PaddedBufferPlan:
             offset += size
             base += stride * num_rows
         self.num_state_values = offset
+        # What every number of the chunks is a multiple of.
         self.step = math.gcd(MAX_STEP, *(spec.width for spec in specs))
-        """What every number of the chunks is a multiple of."""
         self.chunks = torch.tensor(chunks, dtype=torch.int64, device=workspace.device)

@@ -15,11 +15,11 @@ WIDE: Tile = (128, 256, 8, 3)
 LARGE: Tile = (128, 128, 8, 3)
 LARGE_NARROW: Tile = (128, 128, 4, 3)
 TALL: Tile = (64, 128, 4, 4)
+# With the fewest programs that each is worth.
 SMALL: Sequence[tuple[Tile, int]] = (((64, 64, 4, 4), 90), ((32, 64, 4, 4), 90), ((16, 64, 4, 4), 40))
-"""With the fewest programs that each is worth."""
 SMALLEST: Tile = (16, 32, 4, 4)
+# With fewer half of the multiprocessors wait for those that have two.
 MIN_TALL = NUM_MULTIPROCESSORS * 3 // 2
-"""With fewer half of the multiprocessors wait for those that have two."""
 MAX_MORE_PADDING = 1.1
 MAX_SHORT = 768
 

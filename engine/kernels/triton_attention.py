@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Query rows of a tile: the least a matrix product takes; those beyond the real ones are masked.
 NUM_Q = tl.constexpr(16)
-"""Query rows of a tile: the least a matrix product takes; those beyond the real ones are masked."""
 
 
 @triton.jit

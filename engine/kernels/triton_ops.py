@@ -41,19 +41,19 @@ from engine.kernels.triton_codec import (
 from engine.kernels.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
 from engine.kernels.triton_sampling import exponential_kernel, sample_kernel
 
+# Above this weights are shared by rows that are multiplied together.
 MAX_GEMV_ROWS = 2
-"""Above this weights are shared by rows that are multiplied together."""
+# Above this cuBLAS wins, and what stands around a product stands alone.
 MAX_GEMM_ROWS = 64
-"""Above this cuBLAS wins, and what stands around a product stands alone."""
 GEMM_ROWS, GEMM_COLUMNS, GEMM_DEPTH, GEMM_STAGES = 64, 32, 64, 6
 MIN_GEMM_PROGRAMS, MAX_PART = 128, 2048
 MIN_PAST_TILE = 4
+# Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own.
 PAGED, PAGED_SINGLE_ROW = (64, 4, 3), (128, 8, 2)
-"""Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own."""
+# More do not fit into registers; in fp32 none fit.
 UNIT_CHANNELS = range(65, 193)
-"""More do not fit into registers; in fp32 none fit."""
+# With fewer the two convolutions' small tiles keep more multiprocessors at work.
 MIN_UNIT_PROGRAMS = 80
-"""With fewer the two convolutions' small tiles keep more multiprocessors at work."""
 GEMV_COLUMNS = 8
 GEMV_DEPTHS = (512, 256, 128)
 MIN_DEPTH = GEMV_DEPTHS[-1]

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, StatefulLayer
 
+# The length oneDNN chooses the layout of the weights for; any works.
 TYPICAL_LENGTH = 512
-"""The length oneDNN chooses the layout of the weights for; any works."""
+# Whether oneDNN wants the weights the same for calls of any shape. Elsewhere it would lay them out anew in every call
+# of another, which takes longer than the convolution.
 ONE_LAYOUT = torch.backends.cpu.get_cpu_capability() == "AVX512"
-"""Whether oneDNN wants the weights the same for calls of any shape. Elsewhere it would lay them out anew in every call
-of another, which takes longer than the convolution."""
 WIDE = 256
 
 
@@ -45,10 +45,10 @@ class PackedConvolution:
         self.dilation, self.groups = [1, conv.dilation[0]], conv.groups
         self.one = torch.ops.mkldnn._convolution_pointwise.default
         self.two = torch.ops.mkldnn._convolution_pointwise.binary
+        # By rows and length, where the layout depends on them.
         self.packed: dict[tuple[int, int], Tensor] = {}
-        """By rows and length, where the layout depends on them."""
+        # The few layouts there are, each kept once.
         self.laid_out: dict[bytes, Tensor] = {}
-        """The few layouts there are, each kept once."""
 
     def __call__(self, x: Tensor, state: Tensor, residual: Tensor | None = None) -> Tensor:
         image = as_image(concat_state(self.layer, x, state))

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# Above the last, multiples of it.
 ROW_COUNTS = (1, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Above the last, multiples of it."""
+# The row count oneDNN chooses the layout for; any count works.
 PACKED_FOR_ROWS = 8
-"""The row count oneDNN chooses the layout for; any count works."""
 
 
 def can_pack() -> bool:

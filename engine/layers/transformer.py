@@ -27,8 +27,8 @@ class TransformerConfig:
     rope_theta: float
     qk_norm: bool = True
     qkv_bias: bool = False
+    # Multiply each branch by a learned vector before adding it (the codec's transformer).
     layer_scale: bool = False
-    """Multiply each branch by a learned vector before adding it (the codec's transformer)."""
 
 
 class AttentionContext(Protocol):

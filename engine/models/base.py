@@ -70,10 +70,10 @@ class VoiceReference(NamedTuple):
     """What a row's speech goes on from; equal keys are equal references."""
 
     key: Hashable
+    # Of a recording, to be heard as if the row had spoken them.
     frames: Sequence[Sequence[int]]
-    """Of a recording, to be heard as if the row had spoken them."""
+    # What else of a voice the family's own decode stage asks for.
     prompt: Any = None
-    """What else of a voice the family's own decode stage asks for."""
 
 
 @dataclass(slots=True)
@@ -87,18 +87,18 @@ class SequenceState:
     text: TokenQueue
     inputs: list[Any] = field(default_factory=list)
     num_computed: int = 0
+    # Once all inputs are computed, a sample is due.
     sample_pending: bool = False
-    """Once all inputs are computed, a sample is due."""
+    # Length of the first ``TalkerInputs``: what a voice prefix holds.
     num_prefix: int = 0
-    """Length of the first ``TalkerInputs``: what a voice prefix holds."""
+    # Prompt positions besides these, the text and its end.
     num_reserved: int = 0
-    """Prompt positions besides these, the text and its end."""
+    # Text ids that must be there before the first sample; None waits for all.
     num_prompt_tokens: int | None = 1
-    """Text ids that must be there before the first sample; None waits for all."""
+    # What the decode stage is to have heard before the row's own frames.
     reference: VoiceReference | None = None
-    """What the decode stage is to have heard before the row's own frames."""
+    # Tokens drawn that stand for sound and were not spoken.
     num_dropped: int = 0
-    """Tokens drawn that stand for sound and were not spoken."""
 
     @property
     def num_due(self) -> int:
@@ -158,8 +158,8 @@ class ModelCapabilities:
     mel_bins: int = 0
     mel_per_code: int = 0
     transcript_optional: bool = False
+    # Of one request, where the model has a limit of its own.
     max_text_tokens: int | None = None
-    """Of one request, where the model has a limit of its own."""
     sampling_limits: dict[str, tuple[float, float]] = field(default_factory=dict)
     refused_fields: tuple[str, ...] = ()
 
@@ -246,12 +246,12 @@ class ModelStages(NamedTuple):
     model: SpeechModel
     make_stage: Callable[[], DecodeStage]
     audio: AudioSpec
+    # Where the checkpoint's encoders are loaded.
     encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None
-    """Where the checkpoint's encoders are loaded."""
+    # Both stages over graphs, of families that have them so.
     make_graphs: Callable[[], GraphStageFactories] | None = None
-    """Both stages over graphs, of families that have them so."""
+    # The talker stage alone over graphs, where the decode stage records its own.
     make_runner: Callable[[SpeechModel, PagedKV, PrefixCache, EngineConfig], GraphRunner] | None = None
-    """The talker stage alone over graphs, where the decode stage records its own."""
 
 
 class DecodeStage(Protocol):

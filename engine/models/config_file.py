@@ -9,10 +9,10 @@ from typing import Any
 
 from engine.errors import CheckpointError
 
+# Of any width, row count or number of positions; released ones end at 151,936.
 MAX_SIZE = 2**20
-"""Of any width, row count or number of positions; released ones end at 151,936."""
+# Of layers, heads, books, or entries of a list.
 MAX_COUNT = 256
-"""Of layers, heads, books, or entries of a list."""
 MIN_NUMBER, MAX_NUMBER = 1e-30, 1e30
 MAX_DISPLAY_CHARS = 80
 

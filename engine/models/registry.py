@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from engine.models.base import ModelStages
 
 
+# Its own ``config.json`` is empty.
 COSYVOICE3_FILE = "cosyvoice3.yaml"
-"""Its own ``config.json`` is empty."""
 
 
 def load_model(

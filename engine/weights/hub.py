@@ -11,8 +11,8 @@ from engine.errors import CheckpointError
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 FILES = ["*.json", "*.safetensors", "*merges.txt"]
 COSYVOICE3_FILES = ["cosyvoice3.yaml", "llm.pt", "flow.pt", "hift.pt", "campplus.onnx", "speech_tokenizer_v3.onnx"]
+# Initial values that other files of that folder replace.
 UNUSED = ["CosyVoice-BlankEN/*.safetensors"]
-"""Initial values that other files of that folder replace."""
 
 log = logging.getLogger(__name__)
 

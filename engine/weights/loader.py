@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from engine.errors import CheckpointError
 
 INDEX_SUFFIX = ".index.json"
+# Quantized weights would need their scales.
 VALUE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
-"""Quantized weights would need their scales."""
 DERIVED_SUFFIX = "rotary_emb.inv_freq"  # some files hold it; it is computed from the configuration
 LOG_EVERY_BYTES = 256 * 2**20
 

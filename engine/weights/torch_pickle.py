@@ -18,11 +18,11 @@ from engine.errors import CheckpointError
 from engine.weights.loader import LoadProgress
 
 VALUE_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Of names, shapes and types; the released files have less than 0.1 MB.
 MAX_PICKLE_BYTES = 16 * 2**20
-"""Of names, shapes and types; the released files have less than 0.1 MB."""
 OVERHEAD_BYTES = 2**20
+# Around every tensor the format writes less than half a kilobyte.
 OVERHEAD_BYTES_PER_TENSOR = 4_096
-"""Around every tensor the format writes less than half a kilobyte."""
 
 State = dict[str, Tensor]
 Adapt = Callable[[State], State]

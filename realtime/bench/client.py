@@ -19,10 +19,10 @@ from sessions.audio.opus import OpusDecoder
 
 OPUS_RATE = 48_000
 PACKET_S = 0.02
+# Of playback.
 CANCEL_AFTER_S = 1.0
-"""Of playback."""
+# So many texts in a row are long enough to be cancelled in the middle.
 CANCEL_TEXTS = 3
-"""So many texts in a row are long enough to be cancelled in the middle."""
 AUDIBLE = 10 ** (-50 / 20)
 now_s = time.monotonic
 

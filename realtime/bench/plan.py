@@ -13,25 +13,25 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     api_key: str | None = None
     first_session: int = 0
+    # Of this process; sessions are numbered through over all processes.
     num_sessions: int = 1
-    """Of this process; sessions are numbered through over all processes."""
     total_sessions: int = 1
+    # Of each session, one after the other.
     num_responses: int = 1
-    """Of each session, one after the other."""
+    # 0 sends each text at once.
     tokens_per_second: float = 50.0
-    """0 sends each text at once."""
     burst: bool = False
+    # Whether each session ends with one more response that is cancelled in the middle.
     cancel: bool = True
-    """Whether each session ends with one more response that is cancelled in the middle."""
+    # Whether packets are counted and not decoded.
     count_packets: bool = False
-    """Whether packets are counted and not decoded."""
+    # Every segment is made so many codec frames long; for weights that know no end.
     frames: int | None = None
-    """Every segment is made so many codec frames long; for weights that know no end."""
     voice: str | None = None
     corpus: str
     seed: int = 0
+    # Sessions arrive evenly over so long a time.
     spread_s: float = 1.0
-    """Sessions arrive evenly over so long a time."""
 
 
 class ResponseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,20 +40,20 @@ class ResponseResult(msgspec.Struct, frozen=True, kw_only=True):
     session: int
     status: Literal["completed", "cancelled", "failed"]
     error: str | None = None
+    # By the machine's monotonic clock, as ``ended_s``.
     begun_s: float = 0.0
-    """By the machine's monotonic clock, as ``ended_s``."""
     ended_s: float = 0.0
     ttfa_ms: float | None = None
+    # From the first delta.
     ttfa_first_delta_ms: float | None = None
-    """From the first delta."""
+    # To the first sample above -50 dBFS.
     ttfa_audible_ms: float | None = None
-    """To the first sample above -50 dBFS."""
     audio_s: float = 0.0
+    # To the last packet.
     work_s: float = 0.0
-    """To the last packet."""
     underruns_text: int = 0
     underruns_engine: int = 0
+    # From the cancel to the last audio message after it; 0 when none came.
     cancel_ms: float | None = None
-    """From the cancel to the last audio message after it; 0 when none came."""
+    # From the cancel to ``response.done``.
     cancel_done_ms: float | None = None
-    """From the cancel to ``response.done``."""

@@ -6,24 +6,24 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+# Playback starts so long after the first packet, and resumes so long after what ended an underrun.
 START_AFTER_S = 0.06
-"""Playback starts so long after the first packet, and resumes so long after what ended an underrun."""
+# Speech lags the text it is made from by about so much; within it an underrun is put down to the text.
 TEXT_SLACK_S = 0.5
-"""Speech lags the text it is made from by about so much; within it an underrun is put down to the text."""
 
 Cause = Literal["text", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedUnderrun:
+    # When the sound stopped.
     at_s: float
-    """When the sound stopped."""
+    # Audio received by then.
     received_s: float
-    """Audio received by then."""
+    # Text sent by then.
     sent_chars: int
-    """Text sent by then."""
+    # Whether that was all.
     text_ended: bool
-    """Whether that was all."""
 
 
 class Playback:
@@ -37,8 +37,8 @@ class Playback:
         self._runs_dry_at_s = math.inf
         self._sent_chars = 0
         self._text_ended = False
+        # What had been sent when there was still something to play, and whether that was all.
         self._sent_in_time = (0, False)
-        """What had been sent when there was still something to play, and whether that was all."""
 
     def sent(self, num_chars: int, now_s: float, ended: bool = False) -> None:
         self._sent_chars += num_chars

@@ -23,16 +23,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The benchmark's last line."""
 
     sessions: int
+    # Without those that were cancelled on purpose.
     responses: int
-    """Without those that were cancelled on purpose."""
     errors: int
     ttfa_ms: Percentiles | None
     ttfa_first_delta_ms: Percentiles | None
     ttfa_audible_ms: Percentiles | None
+    # Only with ``--burst``: otherwise the pace is the listener's.
     rtf: Percentiles | None
-    """Only with ``--burst``: otherwise the pace is the listener's."""
+    # Share of the responses that were heard to their end without an underrun.
     continuity: float | None
-    """Share of the responses that were heard to their end without an underrun."""
     audio_s_per_s: float
     cancel_ms: Percentiles | None
     cancel_done_ms: Percentiles | None

@@ -31,10 +31,10 @@ from sessions.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
+    # Spoken, waiting, and not yet played.
     max_replies: int
-    """Spoken, waiting, and not yet played."""
+    # Of a reply.
     max_marks: int
-    """Of a reply."""
     max_reply_chars: int
     text_timeout_s: float
 
@@ -58,18 +58,18 @@ class Call:
         self.call_id = call_id
         self.line = line
         self._session, self._settings, self._limits = session, settings, limits
+        # Raises ``RequestRefused`` when no reply may begin now.
         self._may_speak = check_can_start
-        """Raises ``RequestRefused`` when no reply may begin now."""
         self._tell, self._send_soon, self._hang_up = on_event, send_nowait, hang_up
         self._numbers = itertools.count(1)
+        # Those that wait for their turn.
         self._queue: deque[CallReply] = deque()
-        """Those that wait for their turn."""
         self._speaking: CallReply | None = None
+        # All on the line, and not all heard yet.
         self._unplayed: list[CallReply] = []
-        """All on the line, and not all heard yet."""
         self._more = asyncio.Event()
+        # Hangs up when all is heard.
         self._leaving = False
-        """Hangs up when all is heard."""
 
     @property
     def is_busy(self) -> bool:

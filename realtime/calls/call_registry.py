@@ -17,12 +17,12 @@ CommandHandler = Callable[[on.Command], Awaitable[on.CallEvent | None]]
 
 @dataclass(slots=True, eq=False)
 class RegisteredCall:
+    # Whose it is.
     caller_name: str
-    """Whose it is."""
     connected: on.CallConnected
     handle_command: CommandHandler
+    # Its line is in this process.
     is_local: bool = True
-    """Its line is in this process."""
 
 
 class RemoteCalls(Protocol):
@@ -41,10 +41,10 @@ class AgentSubscription:
     call_id: str | None
     local_only: bool
     max_events: int
+    # ``None``: there will be no more.
     events: asyncio.Queue[on.CallEvent | None] = field(default_factory=asyncio.Queue)
-    """``None``: there will be no more."""
+    # So many events waited that it was left behind.
     is_overflowed: bool = False
-    """So many events waited that it was left behind."""
 
     def matches(self, call: RegisteredCall) -> bool:
         mine = self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
@@ -62,8 +62,8 @@ class AgentSubscription:
 
 class CallRegistry:
     def __init__(self, max_events: int) -> None:
+        # Of all its calls.
         self.vad_scheduler = VadScheduler()
-        """Of all its calls."""
         self.elsewhere: RemoteCalls | None = None
         self._max_events = max_events
         self._calls: dict[str, RegisteredCall] = {}

@@ -16,16 +16,16 @@ class CallReply:
     max_waiting_chars: int
     response: Response | None = None
     ended: bool = False
+    # Position on the line of its first sample.
     start: int = 0
-    """Position on the line of its first sample."""
+    # Of it, that were put on the line.
     num_samples: int = 0
-    """Of it, that were put on the line."""
+    # Set when there is something to say, or nothing will come any more.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is something to say, or nothing will come any more."""
+    # Names of the agent's marks, by the number of the flush that they stand for.
     marks: list[str] = field(default_factory=list)
-    """Names of the agent's marks, by the number of the flush that they stand for."""
+    # Text, and ``None`` where a mark stands.
     _waiting: list[str | None] = field(default_factory=list)
-    """Text, and ``None`` where a mark stands."""
     _num_waiting_chars: int = 0
 
     @property

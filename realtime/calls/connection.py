@@ -32,8 +32,8 @@ from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.call")
 
+# A packet whose number is lower by more than that is no late one: the far side has begun to count anew.
 MAX_LATE_EVENTS = 1_000
-"""A packet whose number is lower by more than that is no late one: the far side has begun to count anew."""
 
 
 class CallConnection:
@@ -56,13 +56,13 @@ class CallConnection:
         self._ear: BargeInDetector | None = None
         self._speaking: list[asyncio.Task[None]] = []
         self._listening = False
+        # Of the caller's audio.
         self._last_number = -1
-        """Of the caller's audio."""
         self._tasks = asyncio.TaskGroup()
         self._entered = ExitStack()
         self._opened_s = now_s()
+        # Not to be ended: not yet begun, or about to end.
         self._ending = True
-        """Not to be ended: not yet begun, or about to end."""
         self._reason = "caller"
 
     async def run(self) -> None:

@@ -20,8 +20,8 @@ from realtime.protocol import call_events as on
 log = logging.getLogger("voicewire.call")
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
+# A gateway that leaves so much unread is cut off; it comes back by itself.
 MAX_UNREAD_BYTES = 16 * 1024 * 1024
-"""A gateway that leaves so much unread is cut off; it comes back by itself."""
 
 
 class HubMessage(Struct, frozen=True, tag_field="kind"):

@@ -41,10 +41,10 @@ class HubClient:
         self._switchboard, self._path = switchboard, path
         self._answer_timeout_s = answer_timeout_s
         self._writer: asyncio.StreamWriter | None = None
+        # Who has each call that is not ours.
         self._gateways: dict[str, int] = {}
-        """Who has each call that is not ours."""
+        # By number: the call, and what waits for the answer.
         self._asked: dict[str, tuple[str, asyncio.Future[on.CallEvent | None]]] = {}
-        """By number: the call, and what waits for the answer."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

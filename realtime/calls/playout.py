@@ -21,11 +21,11 @@ from sessions.vad.levels import SILENCE, SILENCE_DB
 
 FRAME_MS = 20
 MARK_PREFIX = "vw"
+# A clock that was held up catches up on so much, and forgets the rest.
 MAX_CATCH_UP_S = 0.1
-"""A clock that was held up catches up on so much, and forgets the rest."""
 
+# Called when the caller has heard up to a mark; ``True`` when the far side said so, ``False`` by our clock.
 OnMarkReached = Callable[[bool], None]
-"""Called when the caller has heard up to a mark; ``True`` when the far side said so, ``False`` by our clock."""
 
 
 class MessageWriter(Protocol):
@@ -36,8 +36,8 @@ class MessageWriter(Protocol):
 class PlayoutSettings:
     lead_ms: int = 400
     mark_every_ms: int = 1_000
+    # A mark that has not come back so long after its audio must have been played counts as reached.
     mark_timeout_s: float = 5.0
-    """A mark that has not come back so long after its audio must have been played counts as reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ class CallPlayout:
         self._dialect, self.write, self._settings = dialect, write, settings
         self._frame_bytes = self.frame_samples * line.sample_bytes
         self._pacer = self._new_pacer()
+        # Position where the pacer began.
         self._base = 0
-        """Position where the pacer began."""
         self._own_voice = PlayoutLevel(line.encoding, line.sample_rate)
         self._rest = b""
+        # Counts the clears.
         self._epoch = 0
-        """Counts the clears."""
         self._numbers = itertools.count(1)
+        # By their names on the wire, in order.
         self._marks: dict[str, PendingMark] = {}
-        """By their names on the wire, in order."""
         self._marked = 0
+        # When nothing of ours was left to play, if nothing was sent since.
         self._cleared_s = math.inf
-        """When nothing of ours was left to play, if nothing was sent since."""
         self._held = False
         self._alarm = WakeEvent()
 

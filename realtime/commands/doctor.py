@@ -22,8 +22,8 @@ from realtime.engine_factory import add_model_argument, inspect_checkpoint
 from sessions.audio.opus_library import OpusUnavailable, describe
 
 INDEX = "model.safetensors.index.json"
+# Such a folder is read as a whole, by its own family.
 COSYVOICE3_FILE = "cosyvoice3.yaml"
-"""Such a folder is read as a whole, by its own family."""
 
 
 class CheckResult(NamedTuple):

@@ -18,12 +18,13 @@ from sessions.audio.pcm import s16le_to_pcm
 from sessions.audio.wav import BYTES_PER_SAMPLE, HEADER_BYTES
 from sessions.config import AudioFormat, Encoding
 
+# Program -> arguments that make it play from standard input.
 PLAYERS = {
     "aplay": "-q -t raw -f S16_LE -r {rate} -c 1 -",
     "paplay": "--raw --format=s16le --rate={rate} --channels=1",
     "ffplay": "-nodisp -autoexit -loglevel error -f s16le -ar {rate} -i -",
 }
-"""Program -> arguments that make it play from standard input."""
+# By the suffix of a file.
 FORMATS = {
     ".wav": AudioFormat(encoding=Encoding.WAV),
     ".mp3": AudioFormat(encoding=Encoding.MP3, bitrate=64_000),
@@ -31,7 +32,6 @@ FORMATS = {
     ".flac": AudioFormat(encoding=Encoding.FLAC),
     ".pcm": AudioFormat(encoding=Encoding.PCM_S16LE),
 }
-"""By the suffix of a file."""
 STANDARD_OUTPUT = Path("-")
 
 

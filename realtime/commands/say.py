@@ -31,8 +31,8 @@ EXIT_STATUS = {ResponseStatus.COMPLETED: 0, ResponseStatus.FAILED: 1, ResponseSt
 WRONG_SETTINGS = 2
 MAX_SEED = 2**31 - 1
 PLAYER_LEAD_MS = 2_000
+# Nobody else waits for whoever types here; a large model on a CPU takes its time.
 LIMITS = SessionLimits(max_response_chars=10_000_000, text_timeout_s=math.inf, engine_timeout_s=120.0)
-"""Nobody else waits for whoever types here; a large model on a CPU takes its time."""
 PROGRESS_INTERVAL_S = 1.0
 
 

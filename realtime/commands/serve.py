@@ -18,6 +18,7 @@ from realtime.logs import configure_logs
 from realtime.transports.listener import Ports
 from realtime.transports.page import page_folder
 
+# Flags for the commonest settings.
 FLAGS = {
     "host": "listen.host",
     "port": "listen.port",
@@ -29,7 +30,6 @@ FLAGS = {
     "log_level": "log.level",
     "log_format": "log.format",
 }
-"""Flags for the commonest settings."""
 WRONG_SETTINGS = 2
 
 

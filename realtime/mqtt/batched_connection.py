@@ -34,8 +34,8 @@ from sessions.clock import WakeEvent, now_s
 @dataclass(frozen=True, slots=True)
 class PendingPublish:
     at_s: float
+    # Called with the reason code of the broker's answer.
     ack: Callable[[int], None]
-    """Called with the reason code of the broker's answer."""
 
 
 class BatchedMqttConnection(MqttConnection):
@@ -55,8 +55,8 @@ class BatchedMqttConnection(MqttConnection):
         self._turn = asyncio.Lock()
         self._num_in_line = 0
         self._window = asyncio.Semaphore(capacity.unacknowledged)
+        # By their packet identifiers, in the order they were sent.
         self._unacknowledged: dict[int, PendingPublish] = {}
-        """By their packet identifiers, in the order they were sent."""
         self._paho = paho = client._client
         if paho._sock is None:
             raise BrokerDisconnected("the broker has left at once")

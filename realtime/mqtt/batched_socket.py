@@ -8,10 +8,10 @@ import socket
 import ssl
 from collections.abc import Callable
 
+# In one turn: handling many small packets would hold up everything else.
 READ_BYTES = 8_192
-"""In one turn: handling many small packets would hold up everything else."""
+# That the system has not taken, before ``has_room`` is false.
 MAX_WAITING_BYTES = 65_536
-"""That the system has not taken, before ``has_room`` is false."""
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 

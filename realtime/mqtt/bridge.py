@@ -34,10 +34,10 @@ class MqttBridge:
         self._server, self._switchboard, self._settings = server, switchboard, settings
         self._topics = Topics(settings.root, settings.group)
         self.worker = worker_name(settings.worker)
+        # While the broker is there.
         self.handler: MqttConnectionHandler | None = None
-        """While the broker is there."""
+        # Topics of events of sessions that were lost with the broker.
         self._farewells: list[str] = []
-        """Topics of events of sessions that were lost with the broker."""
         if settings.host is None:
             return
         self._owner = resolve_owner(server, "mqtt.owner", settings.owner)

@@ -24,12 +24,12 @@ from realtime.mqtt.connection import BrokerDisconnected, BrokerLimits, MqttConne
 log = logging.getLogger("voicewire.mqtt")
 
 NODELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+# Else the system takes megabytes, which on a slow way are seconds, and for as long says that it takes no more.
 NOTSENT_LOWAT = [(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 65_536)] if hasattr(socket, "TCP_NOTSENT_LOWAT") else []
-"""Else the system takes megabytes, which on a slow way are seconds, and for as long says that it takes no more."""
+# A connection that lasted so long was a good one: the next is tried at once.
 STABLE_AFTER_S = 10.0
-"""A connection that lasted so long was a good one: the next is tried at once."""
+# The broker keeps messages of so many times ``max_message_bytes`` from us.
 HARD_LIMIT = 4
-"""The broker keeps messages of so many times ``max_message_bytes`` from us."""
 
 quiet = logging.getLogger("voicewire.mqtt.client")
 quiet.setLevel(logging.CRITICAL)  # it writes a line for every message that it drops

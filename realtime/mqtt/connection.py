@@ -21,12 +21,12 @@ from realtime.protocol.mqtt.properties import packed
 
 log = logging.getLogger("voicewire.mqtt")
 
+# Reason codes from here on are refusals.
 REFUSED = 0x80
-"""Reason codes from here on are refusals."""
 SEND_NO_RETAINED = 2
 MAX_INFLIGHT = 20
+# Of MQTT: its longest length, and the bytes that tell it.
 MAX_PACKET_BYTES = 268_435_460
-"""Of MQTT: its longest length, and the bytes that tell it."""
 
 
 class BrokerDisconnected(Exception):
@@ -37,8 +37,8 @@ class BrokerDisconnected(Exception):
 class BrokerLimits:
     """What the broker takes of us, as its answer to our greeting says (3.2.2.3 of MQTT 5)."""
 
+    # Messages of QoS 1 on their way at once; as many as Mosquitto takes unless it is told otherwise.
     unacknowledged: int = MAX_INFLIGHT
-    """Messages of QoS 1 on their way at once; as many as Mosquitto takes unless it is told otherwise."""
     packet_bytes: int = MAX_PACKET_BYTES
 
     def from_connack(self, properties: object) -> None:
@@ -87,10 +87,10 @@ class MqttConnection:
         self._timeout_s = timeout_s
         self._capacity = capacity
         self._broken = asyncio.Event()
+        # Of those who wait for the broker.
         self._patience: set[asyncio.Timeout] = set()
-        """Of those who wait for the broker."""
+        # What was said by paho-mqtt; the reason codes come.
         self._unanswered: dict[int, asyncio.Future[int]] = {}
-        """What was said by paho-mqtt; the reason codes come."""
         client._client.on_publish = self._published
         client._disconnected.add_done_callback(lambda _: self._cancel_pending())
 

@@ -33,8 +33,8 @@ log = logging.getLogger("voicewire.mqtt")
 SESSION_ROUTE = DialectRoute("mqtt", MqttSessionDialect, serial=True)
 ONE_SHOT_ROUTE = DialectRoute("mqtt/say", MqttOneShotDialect)
 FAULTS = (ProtocolError, RequestRefused, SessionError, EngineError)
+# Messages that are being refused at once; more are dropped without a word.
 MAX_PENDING_REFUSALS = 256
-"""Messages that are being refused at once; more are dropped without a word."""
 
 
 class MqttConnectionHandler:
@@ -60,8 +60,8 @@ class MqttConnectionHandler:
         self._calls = MqttCallBridge(server, switchboard, owner, line, topics, worker) if mqtt.calls else None
         self._tasks, self._sessions = asyncio.TaskGroup(), asyncio.TaskGroup()
         self._num_working = 0
+        # Whether all subscriptions are made.
         self.ready = False
-        """Whether all subscriptions are made."""
 
     async def run(self) -> None:
         lost: BaseException

@@ -14,8 +14,8 @@ from sessions.errors import DuplicateResponse, LimitExceeded
 @dataclass(slots=True, eq=False)
 class SessionEntry:
     client: str
+    # The topic where its end is told; a text that was given whole has none.
     events: str | None
-    """The topic where its end is told; a text that was given whole has none."""
     link: MqttSessionTransport | None = None
 
 
@@ -24,10 +24,10 @@ class MqttSessionTable:
     max_sessions: int
     max_sessions_per_client: int
     retry_after_ms: int
+    # Topics of events of those that ended with the connection.
     lost_event_topics: list[str] = field(default_factory=list)
-    """Topics of events of those that ended with the connection."""
+    # By inbox, or by whatever else stands for a session.
     _places: dict[str, SessionEntry] = field(default_factory=dict)
-    """By inbox, or by whatever else stands for a session."""
     _num_of: Counter[str] = field(default_factory=Counter)
 
     @property

@@ -11,8 +11,8 @@ from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
 from realtime.protocol.mqtt.topics import SessionTopics
 
 OVERFLOW_CODE = "limit_exceeded"
+# Events that could not be delivered until then are of no use.
 EXPIRY_S = 60
-"""Events that could not be delivered until then are of no use."""
 
 
 class MqttSessionTransport:
@@ -28,8 +28,8 @@ class MqttSessionTransport:
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._waiting_bytes = 0
         self._closed = False
+        # The reason that is still to be told.
         self.farewell: str | None = None
-        """The reason that is still to be told."""
 
     def on_message(self, payload: bytes) -> None:
         """A message for the session. More than may wait end it."""

@@ -9,8 +9,8 @@ from realtime.mqtt.connection import MqttConnection, Publication
 from realtime.protocol.mqtt.messages import JSON, MqttServerStatus, serialize
 from realtime.protocol.mqtt.topics import Topics
 
+# What is told of a server that is gone is forgotten after this; one that lives tells again before.
 EXPIRY_S = 300
-"""What is told of a server that is gone is forgotten after this; one that lives tells again before."""
 POLL_INTERVAL_S = 0.25
 PUBLISH_INTERVAL_S = 2.0
 

@@ -51,8 +51,8 @@ class InterruptCommand(CommandBase, tag="interrupt", frozen=True):
 
 
 class HangUpCommand(CommandBase, tag="hang_up", frozen=True):
+    # Once everything said so far was heard.
     after_speech: bool = False
-    """Once everything said so far was heard."""
 
 
 Command = SayCommand | AppendCommand | MarkCommand | EndReplyCommand | InterruptCommand | HangUpCommand
@@ -82,8 +82,8 @@ class CallReplyPlayed(EventBase, tag="reply.played", frozen=True):
     call_id: str
     reply_id: str
     played_ms: float
+    # By the provider's mark; else by our clock.
     confirmed: bool
-    """By the provider's mark; else by our clock."""
 
 
 class CallReplyInterrupted(EventBase, tag="reply.interrupted", frozen=True):

@@ -25,11 +25,11 @@ Status = Literal["completed", "cancelled", "failed"]
 class NativeAudioFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How audio is to be coded; what is not given takes the server's default. Only ``opus`` reads the last five."""
 
+    # ``opus``, ``pcm_s16le``, ``mulaw`` or ``alaw``.
     encoding: str | None = None
-    """``opus``, ``pcm_s16le``, ``mulaw`` or ``alaw``."""
     sample_rate: int | None = None
+    # Bits a second.
     bitrate: int | None = None
-    """Bits a second."""
     complexity: int | None = None
     fec: bool | None = None
     packet_loss_percent: int | None = None
@@ -62,8 +62,8 @@ class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     format: NativeAudioFormat | None = None
     pace: Pace | None = None
     lead_ms: int | None = None
+    # Whether ``response.words`` are told.
     word_times: bool | None = None
-    """Whether ``response.words`` are told."""
     speed: float | None = None
     text_layout: Layout | None = None
     max_frames: int | None = None
@@ -86,12 +86,12 @@ class SessionClose(ClientEventBase, tag="session.close", frozen=True):
 
 
 class ResponseCreate(ClientEventBase, tag="response.create", frozen=True):
+    # Of the client's choice, so that text may follow at once; without it the server makes one.
     response_id: Id | None = None
-    """Of the client's choice, so that text may follow at once; without it the server makes one."""
     settings: NativeSpeechSettings = NativeSpeechSettings()
     text: str = ""
+    # Whether ``text`` is all there is; the engine then knows the whole text before it speaks.
     end: bool = False
-    """Whether ``text`` is all there is; the engine then knows the whole text before it speaks."""
 
 
 class TextAppend(ClientEventBase, tag="text.append", frozen=True):
@@ -109,8 +109,8 @@ class TextEnd(ClientEventBase, tag="text.end", frozen=True):
 
 class ResponseCancel(ClientEventBase, tag="response.cancel", frozen=True):
     response_id: Id
+    # How much of this response the listener has heard.
     played_ms: float | None = None
-    """How much of this response the listener has heard."""
 
 
 class PlaybackReport(ClientEventBase, tag="playback.report", frozen=True):
@@ -136,10 +136,10 @@ class ResponseAudioFormat(Struct, frozen=True, kw_only=True):
     """How the audio of one response is coded."""
 
     encoding: str
+    # Of the PCM, or of what an Opus decoder should give; also the unit of ``sample_time`` and ``audio_samples``.
     sample_rate: int
-    """Of the PCM, or of what an Opus decoder should give; also the unit of ``sample_time`` and ``audio_samples``."""
+    # Samples of decoded Opus that come before the speech: to be thrown away.
     pre_skip_samples: int = 0
-    """Samples of decoded Opus that come before the speech: to be thrown away."""
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
@@ -163,40 +163,40 @@ class SessionCreated(ServerEventBase, tag="session.created", frozen=True):
 
 
 class SessionUpdated(ServerEventBase, tag="session.updated", frozen=True):
+    # All that now holds for the next response.
     settings: NativeSpeechSettings
-    """All that now holds for the next response."""
 
 
 class ResponseCreated(ServerEventBase, tag="response.created", frozen=True):
     response_id: str
+    # The number that stands for this response in audio messages.
     response: int
-    """The number that stands for this response in audio messages."""
     format: ResponseAudioFormat
+    # All that holds for this response.
     settings: NativeSpeechSettings
-    """All that holds for this response."""
 
 
 class TextFlushed(ServerEventBase, tag="text.flushed", frozen=True):
     """All audio of the text up to a flush has been sent."""
 
     response_id: str
+    # 0, 1, 2 ... over the flushes of the response.
     flush: int
-    """0, 1, 2 ... over the flushes of the response."""
+    # Where that audio ends, counted as ``sample_time`` is.
     end_sample: int
-    """Where that audio ends, counted as ``sample_time`` is."""
 
 
 class WordTiming(Struct, frozen=True, kw_only=True):
     """A word of the client's text, with its marks; times count from the first sample of speech."""
 
     text: str
+    # Where it stands in all text of the response, in characters.
     raw_start: int
-    """Where it stands in all text of the response, in characters."""
     raw_end: int
     start_ms: float
     end_ms: float
+    # The utterance it belongs to; the number rises from one to the next.
     segment: int = 0
-    """The utterance it belongs to; the number rises from one to the next."""
 
 
 class ResponseWords(ServerEventBase, tag="response.words", frozen=True):
@@ -209,8 +209,8 @@ class ResponseWords(ServerEventBase, tag="response.words", frozen=True):
 class HeardBody(Struct, frozen=True, kw_only=True):
     """What the listener heard, in the characters that the client sent."""
 
+    # From the first character to the end of the last word heard.
     text: str
-    """From the first character to the end of the last word heard."""
     remaining: str
     played_ms: float
 
@@ -221,17 +221,17 @@ class ResponseDone(ServerEventBase, tag="response.done", frozen=True):
     response_id: str
     response: int
     status: Status
+    # Samples of speech sent, at the format's rate, ``pre_skip_samples`` not counted.
     audio_samples: int
-    """Samples of speech sent, at the format's rate, ``pre_skip_samples`` not counted."""
     audio_ms: float
+    # The text was empty, or held nothing that can be spoken.
     nothing_spoken: bool = False
-    """The text was empty, or held nothing that can be spoken."""
+    # From the delta that made the first word final to the first packet, by the server's clock.
     first_audio_ms: float | None = None
-    """From the delta that made the first word final to the first packet, by the server's clock."""
+    # With ``cancelled`` and ``failed``.
     heard: HeardBody | None = None
-    """With ``cancelled`` and ``failed``."""
+    # With ``failed``.
     error: ErrorBody | None = None
-    """With ``failed``."""
 
 
 class ResponseHeard(ServerEventBase, tag="response.heard", frozen=True):
@@ -265,12 +265,12 @@ class AudioMessage:
 
     kind: AudioKind
     response: int
+    # 0, 1, 2 ... over the audio messages of the response.
     sequence: int
-    """0, 1, 2 ... over the audio messages of the response."""
+    # Position of the first sample in the response, as a decoder puts samples out (``pre_skip_samples`` included).
     sample_time: int
-    """Position of the first sample in the response, as a decoder puts samples out (``pre_skip_samples`` included)."""
+    # Opus: one packet of 20 ms each. Other encodings: runs of whole samples.
     packets: tuple[bytes, ...]
-    """Opus: one packet of 20 ms each. Other encodings: runs of whole samples."""
 
 
 ClientEvent = (

@@ -20,10 +20,10 @@ SUBPROTOCOL = "voicewire.v1"
 PATH = "/v1/speech"
 AUDIO_VERSION = 1
 
+# version, kind, number of packets, response, sequence, sample time; big-endian, 16 bytes.
 HEADER = struct.Struct(">BBHIII")
-"""version, kind, number of packets, response, sequence, sample time; big-endian, 16 bytes."""
+# Goes before each packet.
 PACKET_LENGTH = struct.Struct(">H")
-"""Goes before each packet."""
 MAX_PACKETS = 0xFFFF
 MAX_PACKET_BYTES = 0xFFFF
 

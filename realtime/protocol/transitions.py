@@ -24,25 +24,25 @@ from realtime.protocol.events import (
 
 class SessionState(StrEnum):
     ACTIVE = "active"
+    # Speaks what is there and takes no new response.
     CLOSING = "closing"
-    """Speaks what is there and takes no new response."""
 
 
 class ResponseState(StrEnum):
+    # Never created, or ended so long ago that it is forgotten.
     UNKNOWN = "unknown"
-    """Never created, or ended so long ago that it is forgotten."""
+    # ``response.create`` was answered by an error; text that was already on its way is passed over.
     REFUSED = "refused"
-    """``response.create`` was answered by an error; text that was already on its way is passed over."""
+    # Takes text, and speaks.
     OPEN = "open"
-    """Takes text, and speaks."""
+    # Has all its text, and speaks.
     ENDED = "ended"
-    """Has all its text, and speaks."""
+    # Silent; ``response.done`` comes next.
     CANCELLING = "cancelling"
-    """Silent; ``response.done`` comes next."""
+    # ``response.done`` was sent in the middle of its text; what was already on its way is passed over.
     FAILED = "failed"
-    """``response.done`` was sent in the middle of its text; what was already on its way is passed over."""
+    # ``response.done`` was sent; audio may still be playing at the listener.
     DONE = "done"
-    """``response.done`` was sent; audio may still be playing at the listener."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ SESSION_TRANSITIONS: dict[SessionState, dict[type[ClientEvent], SessionState | E
     S.CLOSING: {SessionUpdate: CLOSING, SessionClose: CLOSING, ResponseCreate: CLOSING},
 }
 
+# A ``response.create`` with ``end`` counts as a ``response.create`` and a ``text.end``.
 RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Transition]] = {
     R.UNKNOWN: {
         ResponseCreate: R.OPEN,
@@ -129,13 +130,12 @@ RESPONSE_TRANSITIONS: dict[ResponseState, dict[type[ClientEvent], Transition]] =
     },
 }
 
-"""A ``response.create`` with ``end`` counts as a ``response.create`` and a ``text.end``."""
 
+# ``error`` stands for the answer to ``response.create`` alone.
 SERVER_TRANSITIONS: dict[str, dict[ResponseState, ResponseState]] = {
     "error": {R.OPEN: R.REFUSED, R.ENDED: R.REFUSED},
     "response.done": {R.OPEN: R.FAILED, R.ENDED: R.DONE, R.CANCELLING: R.DONE},
 }
-"""``error`` stands for the answer to ``response.create`` alone."""
 
 
 def diagram() -> str:

@@ -15,13 +15,14 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_URL_CHARS = 2_048
 DEFAULT_PORTS = {"https": 443, "http": 80}
+# Below it only the default port is asked.
 FIRST_FREE_PORT = 1_024
-"""Below it only the default port is asked."""
+# Visible ASCII but the backslash, which some take for a slash.
 PLAIN_URL = re.compile(r"[!-\[\]-~]*")
-"""Visible ASCII but the backslash, which some take for a slash."""
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 NUMERIC_HOST = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)")
 
+# Beside those that ``ipaddress`` knows as private, loopback, link-local, multicast, reserved or unspecified.
 BLOCKED_NETWORKS: tuple[Network, ...] = tuple(
     ipaddress.ip_network(network)
     for network in (
@@ -42,7 +43,6 @@ BLOCKED_NETWORKS: tuple[Network, ...] = tuple(
         "fec0::/10",  # site local, as it was
     )
 )
-"""Beside those that ``ipaddress`` knows as private, loopback, link-local, multicast, reserved or unspecified."""
 
 
 class FetchTarget(NamedTuple):
@@ -51,8 +51,8 @@ class FetchTarget(NamedTuple):
     scheme: str
     host: str
     port: int
+    # With the query.
     path: str
-    """With the query."""
 
     @property
     def host_header(self) -> str:

@@ -8,8 +8,8 @@ import binascii
 from realtime.references.addresses import refuse_address
 
 PREFIX = "data:"
+# A multiple of four. Python's lock is held for the whole of a piece.
 CHARS_PER_PIECE = 65_536
-"""A multiple of four. Python's lock is held for the whole of a piece."""
 
 
 def decode_data_uri(uri: str, max_bytes: int) -> bytes:

@@ -27,8 +27,8 @@ from realtime.version import VERSION
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 READ_BYTES = 65_536
+# Read between two turns of the event loop: a host that sends its body in crumbs takes no more of it at once.
 STEP_BYTES = 4_096
-"""Read between two turns of the event loop: a host that sends its body in crumbs takes no more of it at once."""
 MAX_HEAD_BYTES = 32_768
 MAX_DNS_LOOKUPS = 4
 
@@ -41,12 +41,12 @@ Connect = Callable[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRules:
     max_bytes: int = 10 * 2**20
+    # For resolving, all hops and the whole body.
     timeout_s: float = 10.0
-    """For resolving, all hops and the whole body."""
     max_redirects: int = 3
     allow_http: bool = False
+    # Closed networks that are asked all the same.
     networks: tuple[Network, ...] = ()
-    """Closed networks that are asked all the same."""
 
 
 class Redirect(NamedTuple):

@@ -13,12 +13,12 @@ FILE_RATE = 24_000
 
 
 class Delivery(Enum):
+    # Bytes as they are made.
     STREAM = "audio"
-    """Bytes as they are made."""
+    # The same as server-sent events, with the usage at the end.
     EVENTS = "sse"
-    """The same as server-sent events, with the usage at the end."""
+    # All at once, the usage in the headers; the file knows its length.
     COMPLETE = "whole"
-    """All at once, the usage in the headers; the file knows its length."""
 
 
 class FileFormat(NamedTuple):
@@ -28,6 +28,7 @@ class FileFormat(NamedTuple):
     can_stream: bool = True
 
 
+# The header of a FLAC file tells its length, and many readers insist on it.
 FILE_FORMATS = {
     "wav": FileFormat(Encoding.WAV, "audio/wav"),
     "pcm": FileFormat(Encoding.PCM_S16LE, "audio/pcm"),
@@ -36,7 +37,6 @@ FILE_FORMATS = {
     "aac": FileFormat(Encoding.AAC, "audio/aac", 48_000),
     "flac": FileFormat(Encoding.FLAC, "audio/flac", can_stream=False),
 }
-"""The header of a FLAC file tells its length, and many readers insist on it."""
 
 
 def file_format(body: SpeechRequestBody, default: str) -> FileFormat:

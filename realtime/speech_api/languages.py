@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# By ISO 639-1.
 NAMES = {
     "zh": "chinese",
     "en": "english",
@@ -16,7 +17,6 @@ NAMES = {
     "es": "spanish",
     "it": "italian",
 }
-"""By ISO 639-1."""
 CODES = {name: code for code, name in NAMES.items()}
 
 

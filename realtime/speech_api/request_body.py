@@ -23,8 +23,8 @@ class SpeechRequestBody(msgspec.Struct, kw_only=True):
 
     input: str
     voice: str | NamedVoice | None = None
+    # Another word for ``voice``.
     speaker: str | None = None
-    """Another word for ``voice``."""
     instructions: str | None = None
     language: str | None = None
     task_type: str | None = None
@@ -53,21 +53,21 @@ class SpeechRequestBody(msgspec.Struct, kw_only=True):
     predictor_temperature: float | None = None
     predictor_top_k: int | None = None
     predictor_top_p: float | None = None
+    # The official package's words for the four above.
     subtalker_dosample: bool | None = None
-    """The official package's words for the four above."""
     subtalker_temperature: float | None = None
     subtalker_top_k: int | None = None
     subtalker_top_p: float | None = None
 
+    # One more than ``max_frames``: the end of speech counts.
     max_new_tokens: int | None = None
-    """One more than ``max_frames``: the end of speech counts."""
     max_frames: int | None = None
     chunk_frames: list[int] | None = None
+    # The first entry of ``chunk_frames``.
     initial_codec_chunk_frames: int | None = None
-    """The first entry of ``chunk_frames``."""
     text_layout: str | None = None
+    # ``text_layout`` in vLLM-Omni's words: true is ``full``, false is ``streaming``.
     non_streaming_mode: bool | None = None
-    """``text_layout`` in vLLM-Omni's words: true is ``full``, false is ``streaming``."""
 
     @property
     def voice_name(self) -> str | None:

@@ -21,8 +21,8 @@ from sessions.response import Response
 from sessions.session import Session
 from sessions.validation import check_settings
 
+# Of errors of the sessions.
 PARAMS = {"instruct": "instructions", "text": "input"}
-"""Of errors of the sessions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,14 @@ MAX_SHOWN_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class ListedVoice:
+    # Also its id.
     name: str
-    """Also its id."""
     description: str
+    # ISO 639-1 codes, the first one its own.
     languages: tuple[str, ...]
-    """ISO 639-1 codes, the first one its own."""
     is_built_in: bool = False
+    # Whether the caller stored it.
     is_owner: bool = False
-    """Whether the caller stored it."""
     created_s: int | None = None
 
     def contains(self, text: str) -> bool:

@@ -31,10 +31,10 @@ class ReferenceEncoder(Protocol):
 @dataclass(frozen=True, slots=True)
 class SelectedVoice:
     name: str | None
+    # Speaks in place of the name.
     clone: ClonedVoice | None
-    """Speaks in place of the name."""
+    # Codec frames of the recording that it brings along, where it is cloned in context; they count as input.
     num_reference_frames: int
-    """Codec frames of the recording that it brings along, where it is cloned in context; they count as input."""
     warning: str | None = None
 
 

@@ -12,8 +12,8 @@ from functools import partial
 
 log = logging.getLogger("voicewire.listener")
 
+# Of one socket, so that a flood of connections leaves time for those that are open.
 ACCEPTS_PER_ITERATION = 64
-"""Of one socket, so that a flood of connections leaves time for those that are open."""
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 ACCEPT_PAUSE_S = 1.0
 
@@ -37,8 +37,8 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
         self._opening: set[asyncio.Task[None]] = set()
+        # TLS connections among them. Insertion order: oldest first.
         self._handshakes: dict[asyncio.Task[None], None] = {}
-        """TLS connections among them. Insertion order: oldest first."""
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
 
     def listen(self, listeners: Sequence[socket.socket], backlog: int, tls: ssl.SSLContext | None = None) -> None:

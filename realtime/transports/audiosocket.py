@@ -24,8 +24,8 @@ from sessions.errors import SessionError
 log = logging.getLogger("voicewire.call")
 
 WRITE_BUFFER_BYTES = 16_384
+# For what is not sent yet when a line is closed.
 CLOSE_TIMEOUT_S = 2.0
-"""For what is not sent yet when a line is closed."""
 
 
 class AudioSocketTransport:
@@ -88,8 +88,8 @@ class AudioSocketServer:
         if calls.audiosocket and not calls.audiosocket_port and server.config.listen.gateways > 1:
             raise ConfigError("calls.audiosocket_port = 0: several gateways share one port, which has to be named")
         self._server, self._switchboard, self._owner = server, switchboard, owner
+        # While it is open.
         self.port: int | None = None
-        """While it is open."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

@@ -37,10 +37,10 @@ from sessions.weak import weak_method
 log = logging.getLogger("voicewire.wire")
 
 OtherIntent = on.CloseConnection | on.AbortRequest | on.AuthenticateKey | on.Configure | on.QueryHeard | ContextIntent
+# A connection that is closed waits at most so long until each context was told its end.
 CLOSE_GRACE_S = 0.5
-"""A connection that is closed waits at most so long until each context was told its end."""
+# Clients of vendors do not know our own codes.
 VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
-"""Clients of vendors do not know our own codes."""
 WARNING = "X-Voicewire-Warning"
 
 
@@ -62,15 +62,15 @@ class DialectConnection:
             weak_method(self._has_stored_voice),
         )
         self._session: Session | None = None
+        # There with the session: once it is known whose connection this is.
         self._contexts: ContextRegistry
-        """There with the session: once it is known whose connection this is."""
         self._link: MessageTransport
         self._warnings: tuple[str, ...] = ()
         self._speech_fields: dict[str, Any] = {}
         self._num_errors = 0
         self._opened_s = now_s()
+        # Not to be ended: not yet begun, or about to end.
         self._ending = True
-        """Not to be ended: not yet begun, or about to end."""
         self._closing = False
         self._writing = asyncio.Lock()
 

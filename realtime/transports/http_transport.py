@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from realtime.errors import RequestRefused
 from realtime.transports.disconnect import client_disconnected
 
+# Media type and headers of the answer.
 Head = tuple[str, dict[str, str]]
-"""Media type and headers of the answer."""
 
 
 class ResponseAborted(Exception):

@@ -32,8 +32,8 @@ from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.listener")
 
+# Linux; the socket module has no name for it before Python 3.12.
 TCP_NOTSENT_LOWAT = 25
-"""Linux; the socket module has no name for it before Python 3.12."""
 TOO_MANY_BODY = (
     b'{"error":{"message":"max_http_connections is reached","type":"capacity_error","param":null,'
     b'"code":"too_many_connections"}}'
@@ -42,12 +42,12 @@ TOO_MANY_CONNECTIONS_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(TOO_MANY_BODY), TOO_MANY_BODY)
 )
+# Of a WebSocket in one turn of the event loop, so that a flood of tiny frames holds up nobody for long.
 READ_BYTES = 16_384
-"""Of a WebSocket in one turn of the event loop, so that a flood of tiny frames holds up nobody for long."""
+# Of a WebSocket; with more that the application has not taken, nothing is read.
 READ_AHEAD_MESSAGES = 4
-"""Of a WebSocket; with more that the application has not taken, nothing is read."""
+# A message of so many times ``max_message_bytes`` is not even read to its end.
 HARD_LIMIT = 4
-"""A message of so many times ``max_message_bytes`` is not even read to its end."""
 
 
 class UvicornConfig(uvicorn.Config):
@@ -57,8 +57,8 @@ class UvicornConfig(uvicorn.Config):
         self.listen = listen
         self.write_timeout_s = limits.reader_timeout_s + WRITE_GRACE_S
         self.max_http_connections = limits.max_http_connections
+        # Open ones that are no WebSocket, or not yet.
         self.http_connections: set[asyncio.Protocol] = set()
-        """Open ones that are no WebSocket, or not yet."""
         super().__init__(
             app,
             http=SpeechHttpProtocol,
@@ -201,8 +201,8 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self.close_timeout = cast(UvicornConfig, self.config).listen.close_timeout_s
         self._cutter: FrameSplitter | None = None
+        # A message has begun whose last frame has not come.
         self._in_pieces = False
-        """A message has begun whose last frame has not come."""
 
     def data_received(self, data: bytes) -> None:
         if self._cutter is not None:
@@ -295,8 +295,8 @@ def limit_read_size(transport: Any, num_bytes: int) -> None:
 class DrainingServer(uvicorn.Server):
     """Lets what is spoken end before it shuts down, and then returns normally."""
 
+    # From startup on.
     acceptor: Acceptor
-    """From startup on."""
 
     def __init__(self, config: UvicornConfig, speech: SpeechServer, listeners: Listeners) -> None:
         super().__init__(config)

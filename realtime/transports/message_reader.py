@@ -7,8 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 from realtime.protocol.errors import RemoteProtocolError
 
+# Messages that came together are read so many at a time, then others have their turn.
 YIELD_EVERY_MESSAGES = 50
-"""Messages that came together are read so many at a time, then others have their turn."""
 
 M = TypeVar("M", bound=str | bytes)
 M_co = TypeVar("M_co", bound=str | bytes, covariant=True)

@@ -27,10 +27,10 @@ from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.connection")
 
+# Stored voices that a client is told of when it connects; ``GET /v1/voices`` tells all.
 MAX_LISTED_VOICES = 1_000
-"""Stored voices that a client is told of when it connects; ``GET /v1/voices`` tells all."""
+# A connection that the server ends waits at most so long until each response was told its end.
 CLOSE_GRACE_S = 0.5
-"""A connection that the server ends waits at most so long until each response was told its end."""
 
 
 class NativeEndpoint:
@@ -75,8 +75,8 @@ class NativeConnection:
         self._link = link
         self._limits = server.config.limits
         self._num_errors = 0
+        # Not to be ended: not yet begun, or about to end.
         self._ending = True
-        """Not to be ended: not yet begun, or about to end."""
         self._opened_s = asyncio.get_running_loop().time()
         self._tasks = asyncio.TaskGroup()
         self._bridge = EventBridge(

@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from realtime.config import ServerConfig
 from realtime.server import SpeechServer
 
+# Beside the packages, in a checkout and in what a wheel installs.
 PAGE = Path(__file__).parents[2] / "web_client"
-"""Beside the packages, in a checkout and in what a wheel installs."""
 
 CONTENT_POLICY = {
     "default-src": "'none'",

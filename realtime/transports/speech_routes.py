@@ -36,12 +36,12 @@ log = logging.getLogger("voicewire.speech")
 
 Parsed = TypeVar("Parsed")
 VOICE_WARNING = "X-Voicewire-Warning"
+# Of a body that is parsed on the event loop.
 MAX_INLINE_BYTES = 65_536
-"""Of a body that is parsed on the event loop."""
+# No JSON has more values than these and one; a recording in base64 has one of them.
 VALUE_MARKS = (b",", b"[", b"{")
-"""No JSON has more values than these and one; a recording in base64 has one of them."""
+# At least, so that a body of ``max_message_bytes`` is never refused for its values.
 BYTES_PER_VALUE = 2
-"""At least, so that a body of ``max_message_bytes`` is never refused for its values."""
 EVENT_STREAM = "text/event-stream"
 UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 

@@ -19,8 +19,8 @@ from realtime.transports.http_transport import read_limited_body
 
 class IssuedToken(NamedTuple):
     token: str
+    # Unix time.
     expires_s: int
-    """Unix time."""
     ttl_s: int
 
 
@@ -28,14 +28,15 @@ class TokenRoute(NamedTuple):
     """One address where tokens are to be had."""
 
     path: str
+    # Where the body may say it; a dot leads into an object.
     ttl_field: str | None
-    """Where the body may say it; a dot leads into an object."""
     default_ttl_s: int
     answer: Callable[[IssuedToken], dict[str, Any]]
+    # Where the body may list scopes; without it a token speaks, and does nothing else.
     scopes_field: str | None = None
-    """Where the body may list scopes; without it a token speaks, and does nothing else."""
 
 
+# Ours, ElevenLabs', Cartesia's, Deepgram's and OpenAI's.
 TOKEN_ROUTES = (
     TokenRoute(
         "/v1/tokens", "ttl_s", 60, lambda minted: {"token": minted.token, "expires_at": minted.expires_s}, "scopes"
@@ -55,7 +56,6 @@ TOKEN_ROUTES = (
         lambda minted: {"value": minted.token, "expires_at": minted.expires_s, "session": {"type": "realtime"}},
     ),
 )
-"""Ours, ElevenLabs', Cartesia's, Deepgram's and OpenAI's."""
 
 
 class TokenEndpoint:

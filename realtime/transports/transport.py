@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 log = logging.getLogger("voicewire.link")
 
 EXTENSION = "voicewire.line"
+# A line is cut so long after the response that could not be written has ended.
 WRITE_GRACE_S = 2.0
-"""A line is cut so long after the response that could not be written has ended."""
 
 
 class MessageTransport(Protocol):
@@ -39,8 +39,8 @@ class SocketControls(TypedDict):
 
     writable: asyncio.Event
     abort: Callable[[], None]
+    # Nothing may be sent any more.
     ended: Callable[[], bool]
-    """Nothing may be sent any more."""
 
 
 class WebSocketTransport:
@@ -52,8 +52,8 @@ class WebSocketTransport:
         self._write_timeout_s = write_timeout_s
         self._line: SocketControls | None = scope.get("extensions", {}).get(EXTENSION)
         self._closed = False
+        # With which the line was closed, once ``receive`` has said so.
         self.close_code: int | None = None
-        """With which the line was closed, once ``receive`` has said so."""
 
     async def receive(self) -> str | bytes | None:
         message = await self._receive()

@@ -15,8 +15,8 @@ from realtime.errors import RequestRefused
 from realtime.transports.disconnect import client_disconnected
 
 MAX_FIELDS = 16
+# An embedding of 2,048 numbers takes some 50,000.
 MAX_FIELD_BYTES = 262_144
-"""An embedding of 2,048 numbers takes some 50,000."""
 
 
 @dataclass(frozen=True, slots=True)

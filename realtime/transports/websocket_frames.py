@@ -10,8 +10,8 @@ try:
 except ImportError:  # they are not built everywhere
     from websockets.utils import apply_mask
 
+# How the frame of a message begins that has no other, and what it holds.
 WHOLE: dict[int, Literal["text", "bytes"]] = {0x81: "text", 0x82: "bytes"}
-"""How the frame of a message begins that has no other, and what it holds."""
 FIN, OPCODE = 0x80, 0x0F
 MASKED, LENGTH = 0x80, 0x7F
 LENGTH_BYTES = {126: 2, 127: 8}
@@ -25,8 +25,8 @@ class FrameSplitter:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._rest = bytearray()
+        # So many bytes the rest must have before there is anything to do.
         self._needed = 0
-        """So many bytes the rest must have before there is anything to do."""
         self.is_broken = False
 
     def push(self, piece: bytes) -> Iterator[bytes]:

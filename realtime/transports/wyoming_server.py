@@ -39,8 +39,8 @@ class WyomingServer:
     def __init__(self, server: SpeechServer) -> None:
         self._server, self._settings = server, server.config.wyoming
         self._num_connections = 0
+        # While it is open.
         self.port: int | None = None
-        """While it is open."""
         if self._settings.enabled:
             self._owner = resolve_owner(server, "wyoming.owner", self._settings.owner)
             check_port_for_gateways(server, "wyoming.port", self._settings.port)

@@ -31,8 +31,8 @@ log = logging.getLogger("voicewire.xiaozhi")
 
 DEVICE_TOPIC = "devices/p2p/"
 KEEP_ALIVE_GRACE = 1.5
+# For devices that ask for none, or for more.
 MAX_KEEP_ALIVE_S = 1_200
-"""For devices that ask for none, or for more."""
 
 
 class XiaozhiMqttServer:
@@ -43,10 +43,10 @@ class XiaozhiMqttServer:
         self._settings = devices.server.config.xiaozhi
         self._udp = UdpServer(self._settings.max_packets_per_s)
         self._serving: set[asyncio.Task[None]] = set()
+        # Of them, that have shown who they are.
         self._num_devices = 0
-        """Of them, that have shown who they are."""
+        # While it is open.
         self.port: int | None = None
-        """While it is open."""
         if self._settings.mqtt and self._server.config.listen.gateways > 1:
             raise ConfigError("xiaozhi.mqtt needs listen.gateways = 1: both lines of a device end in one process")
 

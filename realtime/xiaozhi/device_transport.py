@@ -21,8 +21,8 @@ from sessions.encoder_pool import EncoderPool
 log = logging.getLogger("voicewire.xiaozhi")
 
 PACKET_BYTES = SAMPLE_RATE * PACKET_MS // 1000 * 2
+# A device begins to play so long after the first packet came.
 START_DELAY_S = 0.12
-"""A device begins to play so long after the first packet came."""
 
 
 class XiaozhiTransport:
@@ -43,15 +43,15 @@ class XiaozhiTransport:
         self._settings = OpusSettings(sample_rate=SAMPLE_RATE, packet_ms=PACKET_MS, bitrate=bitrate)
         self._linger_s = linger_s
         self._encoder = OpusEncoder(self._settings)
+        # For the next packet.
         self._gathered = bytearray()
-        """For the next packet."""
         self._decoder = OpusDecoder(SAMPLE_RATE)
+        # The device was told so.
         self._speaking = asyncio.Event()
-        """The device was told so."""
+        # When the device will have played all that it was sent.
         self._played_s = 0.0
-        """When the device will have played all that it was sent."""
+        # Of this speech.
         self._num_packets = 0
-        """Of this speech."""
 
     async def receive(self) -> str | bytes | None:
         while True:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from realtime.xiaozhi.udp_server import UdpAudioStream
 
+# Messages and packets that are not read yet; sound beyond is dropped, a message beyond ends the line.
 MAX_WAITING = 256
-"""Messages and packets that are not read yet; sound beyond is dropped, a message beyond ends the line."""
 
 
 class XiaozhiMqttTransport:
@@ -16,8 +16,8 @@ class XiaozhiMqttTransport:
 
     def __init__(self, publish: Callable[[str], Awaitable[None]]) -> None:
         self._publish = publish
+        # Once it is open.
         self.stream: UdpAudioStream | None = None
-        """Once it is open."""
         self._waiting: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self._closed = False
 

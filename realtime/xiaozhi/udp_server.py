@@ -14,8 +14,8 @@ from realtime.protocol.telephony.xiaozhi import PACKET_MS
 from realtime.protocol.telephony.xiaozhi_udp import KEY_BYTES, EncryptedAudioStream, stream_id_of
 from sessions.clock import now_s
 
+# Sent once the device's first packet tells where to: a second of sound.
 MAX_HELD_PACKETS = 16
-"""Sent once the device's first packet tells where to: a second of sound."""
 Address = tuple[Any, ...]
 
 

@@ -19,18 +19,18 @@ WINDOW_MS = 25
 FRAMES_PER_STEP = STEP_MS // FRAME_MS
 BLOCK_FRAMES = 8
 BLOCK_STEPS = BLOCK_FRAMES // FRAMES_PER_STEP
+# The network sees so many frames before and after a step.
 CONTEXT_FRAMES = 6
-"""The network sees so many frames before and after a step."""
+# Which frames of a block each step sees.
 STEP_FRAMES = FRAMES_PER_STEP * np.arange(BLOCK_STEPS)[:, None] + np.arange(FRAMES_PER_STEP + 2 * CONTEXT_FRAMES)
-"""Which frames of a block each step sees."""
 NUM_BANDS = 14
 LOWEST_HZ, HIGHEST_HZ = 80.0, 7000.0
+# What is so far below the level of the speech is silence.
 FLOOR_NEPERS = 12.0
-"""What is so far below the level of the speech is silence."""
+# Log power of a frame that counts as loud before any speech was heard.
 FIRST_LEVEL = -3.0
-"""Log power of a frame that counts as loud before any speech was heard."""
+# The level falls by so much a frame: half a neper a second.
 LEVEL_DECAY = 0.005
-"""The level falls by so much a frame: half a neper a second."""
 
 
 def step_samples(sample_rate: int) -> int:

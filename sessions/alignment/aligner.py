@@ -15,12 +15,12 @@ from sessions.alignment.weights import AlignerWeights, load_weights
 
 Pcm = npt.NDArray[np.float32]
 
+# A character's end is told when so much more has been heard: 240 ms.
 FINALIZE_DELAY_STEPS = 12
-"""A character's end is told when so much more has been heard: 240 ms."""
+# The way through the last 600 ms can still change beneath what was told.
 HISTORY_STEPS = 30
-"""The way through the last 600 ms can still change beneath what was told."""
+# The pause before and after the speech, a unit of its own.
 EDGE = " "
-"""The pause before and after the speech, a unit of its own."""
 MAX_WORD_CHARS = 60
 
 
@@ -48,8 +48,8 @@ class Aligner(Protocol):
         ...
 
 
+# Makes one for speech at a sample rate.
 AlignerFactory = Callable[[int], Aligner]
-"""Makes one for speech at a sample rate."""
 
 
 class ForcedAligner:
@@ -62,10 +62,10 @@ class ForcedAligner:
         self._step_samples = step_samples(sample_rate)
         self._num_samples = 0
         self._num_chars = 0
+        # Its end has not come yet.
         self._word = ""
-        """Its end has not come yet."""
+        # Of the units that are settled, in steps; unit 0 is the pause before the first character.
         self._ends: list[int] = []
-        """Of the units that are settled, in steps; unit 0 is the pause before the first character."""
         self._add_units(EDGE)
 
     @property

@@ -9,8 +9,8 @@ import time
 from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.clock import TICK_S, next_mid_tick, now_s
 
+# After so long the rest waits for the next spare moment; a piece that is begun is looked through.
 SLICE_S = 0.0005
-"""After so long the rest waits for the next spare moment; a piece that is begun is looked through."""
 
 
 class IdleAlignmentBacklog(AlignmentBacklog):

@@ -16,8 +16,8 @@ from sessions.alignment.aligner import Aligner, Pcm
 
 AlignerOp = Callable[[Aligner], None]
 
+# What is looked through at once: half a millisecond's work.
 CHUNK_SAMPLES = 3_840
-"""What is looked through at once: half a millisecond's work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +35,8 @@ class AlignmentBacklog:
     def __init__(self, max_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        # The oldest first.
         self._shares: dict[_PendingShare, None] = {}
-        """The oldest first."""
         self._lock = threading.Lock()
 
     def add(self, share: _PendingShare, num_bytes: int) -> None:
@@ -77,13 +77,13 @@ class LazyAligner:
         self._backlog = backlog
         self._share = _PendingShare(weakref.ref(self))
         self._aligner: Aligner | None = None
+        # What the aligner has still to be told, and how many bytes of speech that is.
         self._kept: deque[tuple[AlignerOp, int]] = deque()
-        """What the aligner has still to be told, and how many bytes of speech that is."""
         self._over = False
+        # Once it is over and looked through: an aligner is large, and ended responses are remembered.
         self._found: array[int] | None = None
-        """Once it is over and looked through: an aligner is large, and ended responses are remembered."""
+        # An aligner is in one thread at a time.
         self._lock = threading.RLock()
-        """An aligner is in one thread at a time."""
 
     @property
     def num_pending_bytes(self) -> int:

@@ -17,17 +17,17 @@ Floats = npt.NDArray[np.float32]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz'- ,.?!;:"
 NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
 EDGE = NUMBERS[" "]
+# A letter's sound depends on so many characters before and after it within its word.
 CONTEXT_CHARS = 4
-"""A letter's sound depends on so many characters before and after it within its word."""
+# The longest duration that is told apart; what is longer counts as this and goes on.
 MAX_STEPS = 14
-"""The longest duration that is told apart; what is longer counts as this and goes on."""
+# Words come again and again; what the network says of the last ones is kept.
 MAX_CACHED_WORDS = 1_024
-"""Words come again and again; what the network says of the last ones is kept."""
 FLOOR_LOG = -9.0
+# The sound of the pause.
 SILENCE = 0
-"""The sound of the pause."""
+# Mean durations of characters that the network does not know.
 OTHER_STEPS = {"wide": 10.0, "digit": 18.0, "letter": 5.0}
-"""Mean durations of characters that the network does not know."""
 OTHER_SPREAD = 0.5
 
 
@@ -35,10 +35,10 @@ OTHER_SPREAD = 0.5
 class AlignmentUnits:
     """One row for each character."""
 
+    # Probabilities [n, num_sounds].
     sounds: Floats
-    """Probabilities [n, num_sounds]."""
+    # Log-probabilities of lasting 0 ... MAX_STEPS steps, [n, MAX_STEPS + 1].
     durations: Floats
-    """Log-probabilities of lasting 0 ... MAX_STEPS steps, [n, MAX_STEPS + 1]."""
 
 
 def normalize_letter(character: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sessions.alignment.aligner import Pcm
 
+# English read aloud at about 14 characters a second: reckons the length of an utterance that is not finished.
 TYPICAL_S_PER_CHAR = 0.07
-"""English read aloud at about 14 characters a second: reckons the length of an utterance that is not finished."""
 
 
 class UniformAligner:

@@ -18,14 +18,14 @@ from sessions.alignment.letter_model import MAX_STEPS, AlignmentUnits
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
+# The way is not looked for further than this ahead of the likeliest place: two seconds and more of text.
 BEAM_UNITS = 40
-"""The way is not looked for further than this ahead of the likeliest place: two seconds and more of text."""
+# Neighbouring steps hear nearly the same: each counts less than one that is independent.
 EMISSION_WEIGHT = 0.6
-"""Neighbouring steps hear nearly the same: each counts less than one that is independent."""
+# How unlikely a sound can be for any unit, against its share at large.
 EMISSION_FLOOR = 1e-2
-"""How unlikely a sound can be for any unit, against its share at large."""
+# For each step beyond the longest duration.
 SELF_LOOP_LOG_PROB = -0.12
-"""For each step beyond the longest duration."""
 IMPOSSIBLE = -1e30
 EXTRA_UNITS = 64
 
@@ -35,10 +35,10 @@ class _Backpointers:
     """How each boundary of the window was reached at one step."""
 
     low: int
+    # The boundary that was reached by sound; units from there on take no time.
     sources: Ints
-    """The boundary that was reached by sound; units from there on take no time."""
+    # The step at which the unit before that boundary began.
     starts: Ints
-    """The step at which the unit before that boundary began."""
 
 
 class ViterbiPath:
@@ -49,12 +49,12 @@ class ViterbiPath:
         self.num_steps = 0
         self._sounds = np.zeros((EXTRA_UNITS, num_sounds), np.float32)
         self._durations = np.zeros((EXTRA_UNITS, MAX_STEPS + 1), np.float32)
+        # Log-probability that all units before a boundary take no time.
         self._silent = np.zeros(EXTRA_UNITS + 1)
-        """Log-probability that all units before a boundary take no time."""
+        # [d - 1, unit]: the score of having entered d steps ago, less what the unit had heard by then.
         self._entered = np.full((MAX_STEPS, EXTRA_UNITS), IMPOSSIBLE)
-        """[d - 1, unit]: the score of having entered d steps ago, less what the unit had heard by then."""
+        # What each unit would have scored over all steps since the window reached it.
         self._heard = np.zeros(EXTRA_UNITS)
-        """What each unit would have scored over all steps since the window reached it."""
         self._long = np.full(EXTRA_UNITS, IMPOSSIBLE)
         self._long_starts = np.zeros(EXTRA_UNITS, np.int32)
         self._low = 0

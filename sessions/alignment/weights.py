@@ -17,10 +17,10 @@ FILE = Path(__file__).with_name("weights.safetensors")
 
 @dataclass(frozen=True)
 class AcousticWeights:
+    # (weight [in, out], bias [out]) of each.
     layers: tuple[tuple[Floats, Floats], ...]
-    """(weight [in, out], bias [out]) of each."""
+    # [num_sounds]: how common each sound is.
     log_prior: Floats
-    """[num_sounds]: how common each sound is."""
 
     def scores(self, inputs: Floats) -> Floats:
         """[n, in] -> log-likelihood ratios [n, num_sounds]."""
@@ -32,8 +32,8 @@ class AcousticWeights:
 
 @dataclass(frozen=True, eq=False)
 class LetterModelWeights:
+    # [places, characters, width]: what a character at a place around a letter adds to the hidden layer.
     embedding: Floats
-    """[places, characters, width]: what a character at a place around a letter adds to the hidden layer."""
     bias: Floats
     sounds: tuple[Floats, Floats]
     durations: tuple[Floats, Floats]

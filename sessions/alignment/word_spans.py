@@ -13,8 +13,8 @@ import numpy as np
 
 from sessions.text.spans import SourceSpan, SpannedText
 
+# Chinese and Japanese: each character is a word, with the marks on it.
 _UNSPACED = "\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff"
-"""Chinese and Japanese: each character is a word, with the marks on it."""
 # A longer run without white space is several words.
 _MAX_WORD_CHARS = 200
 _WORD = re.compile(
@@ -31,12 +31,12 @@ class WordSpan:
     raw_start: int
     spoken: str
     spoken_start: int
+    # The first spoken character that sounds; what is before it are marks.
     sound_start: int
-    """The first spoken character that sounds; what is before it are marks."""
+    # After the last one that sounds.
     sound_end: int
-    """After the last one that sounds."""
+    # How many characters of the segment are spoken by the end of each character of ``text``.
     reached: tuple[int, ...]
-    """How many characters of the segment are spoken by the end of each character of ``text``."""
 
     @property
     def raw_end(self) -> int:
@@ -52,8 +52,8 @@ class WordSpanTracker:
         self.raw_start = raw_start
         self.raw_end = raw_start
         self._raw_at = raw_start
+        # In the client's text, of each spoken character; they never go back.
         self._places = array("l")
-        """In the client's text, of each spoken character; they never go back."""
         self.spoken = ""
 
     def add(self, text: SpannedText) -> None:

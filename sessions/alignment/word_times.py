@@ -19,23 +19,23 @@ class CharTime:
 class WordTime:
     """Times count from the first sample of the response's speech (an Opus decoder's pre-skip not counted)."""
 
+    # The client's own characters, with the marks on them and without white space.
     text: str
-    """The client's own characters, with the marks on them and without white space."""
+    # Where it stands in all of the client's text.
     raw_start: int
-    """Where it stands in all of the client's text."""
     raw_end: int
+    # What is said for it: the same, unless the normaliser wrote it out.
     spoken: str
-    """What is said for it: the same, unless the normaliser wrote it out."""
+    # The utterance it belongs to: 0, 1, 2 ... over the response.
     segment: int
-    """The utterance it belongs to: 0, 1, 2 ... over the response."""
+    # Where that utterance begins, for those who count times from there.
     segment_start_ms: float
-    """Where that utterance begins, for those who count times from there."""
     start_ms: float
     end_ms: float
+    # One for each character of ``text``.
     char_ends_ms: tuple[float, ...]
-    """One for each character of ``text``."""
+    # One for each character of ``spoken``.
     spoken_ends_ms: tuple[float, ...]
-    """One for each character of ``spoken``."""
 
     def characters(self) -> list[CharTime]:
         return _timed(self.text, self.start_ms, self.char_ends_ms)

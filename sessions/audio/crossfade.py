@@ -24,10 +24,10 @@ class Crossfader:
     def __init__(self, fade: Fade = Fade.HANN, start_sample: int = 0) -> None:
         self._fade = fade
         self._next_start_sample = start_sample
+        # Held back: it comes again.
         self._tail = EMPTY
-        """Held back: it comes again."""
+        # What has come again so far, shorter than the tail.
         self._again = EMPTY
-        """What has come again so far, shorter than the tail."""
         self._ended = False
 
     def push(self, chunk: SpeechChunk) -> Pcm:

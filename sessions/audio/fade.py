@@ -11,11 +11,11 @@ from sessions.audio.pcm import Pcm
 
 
 class Fade(StrEnum):
+    # Weights that sum to one: for two renderings of the same speech. Where they agree they pass bit for bit.
     HANN = "hann"
-    """Weights that sum to one: for two renderings of the same speech. Where they agree they pass bit for bit."""
+    # The same weights, raised by what the two lose to each other when they do not correlate: for speech that follows
+    # other speech.
     EQUAL_POWER = "equal_power"
-    """The same weights, raised by what the two lose to each other when they do not correlate: for speech that follows
-    other speech."""
 
 
 def crossfade(old: Pcm, new: Pcm, fade: Fade = Fade.HANN) -> Pcm:

@@ -11,11 +11,11 @@ from sessions.audio.pcm import EMPTY, Pcm
 
 @dataclass(frozen=True, slots=True)
 class PcmFrame:
+    # Position of ``pcm[0]`` in all that the framer has given, padding included.
     start_sample: int
-    """Position of ``pcm[0]`` in all that the framer has given, padding included."""
     pcm: Pcm
+    # Silence at the end that makes up the length.
     padding_samples: int = 0
-    """Silence at the end that makes up the length."""
 
 
 class Framer:

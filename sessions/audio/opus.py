@@ -27,8 +27,8 @@ MAX_PACKET_MS = 120
 class OpusApplication(StrEnum):
     VOIP = "voip"
     AUDIO = "audio"
+    # 4 ms less delay; no FEC.
     LOW_DELAY = "restricted_lowdelay"
-    """4 ms less delay; no FEC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +37,18 @@ class OpusSettings:
 
     sample_rate: int = 24_000
     packet_ms: float = 20
+    # Bits per second; 6,000 to 510,000.
     bitrate: int = 32_000
-    """Bits per second; 6,000 to 510,000."""
+    # 0 to 10: at 24 kbit/s, 10 sounds better than 5 does at 32, for a third more work.
     complexity: int = 5
-    """0 to 10: at 24 kbit/s, 10 sounds better than 5 does at 32, for a third more work."""
     application: OpusApplication = OpusApplication.VOIP
     vbr: bool = True
+    # Packets of one or two bytes while nothing is said.
     dtx: bool = False
-    """Packets of one or two bytes while nothing is said."""
+    # Each packet also carries a coarse copy of the one before it; not below 10 ms a packet.
     inband_fec: bool = False
-    """Each packet also carries a coarse copy of the one before it; not below 10 ms a packet."""
+    # How much of the bitrate FEC may take; 1 to 100. Without FEC it says nothing.
     expected_loss_percent: int = 10
-    """How much of the bitrate FEC may take; 1 to 100. Without FEC it says nothing."""
 
     def __post_init__(self) -> None:
         _require_one_of("sample_rate", self.sample_rate, SAMPLE_RATES)
@@ -74,12 +74,12 @@ class OpusSettings:
 
 @dataclass(frozen=True, slots=True)
 class OpusPacket:
+    # Position of its first sample as a decoder counts, pre-skip included.
     start_sample: int
-    """Position of its first sample as a decoder counts, pre-skip included."""
     num_samples: int
     data: bytes
+    # At the end of it: silence that was not pushed, to be dropped after decoding.
     padding_samples: int = 0
-    """At the end of it: silence that was not pushed, to be dropped after decoding."""
 
 
 class OpusError(RuntimeError):

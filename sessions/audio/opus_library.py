@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
+# Set to 1, this variable of the environment has the system's libopus used in any case.
 USE_SYSTEM_LIBRARY = "OPUSLIB_NEXT_USE_SYSTEM_LIB"
-"""Set to 1, this variable of the environment has the system's libopus used in any case."""
 HOW_TO_INSTALL = (
     "install the Python package opuslib-next-bundled, which brings libopus along, or a system libopus "
     "(apt install libopus0, dnf install opus, brew install opus)"
@@ -23,8 +23,8 @@ class OpusUnavailable(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class OpusLibrary:
     path: str
+    # As the library itself tells; some builds know no number.
     version: str
-    """As the library itself tells; some builds know no number."""
 
 
 @cache

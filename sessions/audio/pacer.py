@@ -14,10 +14,10 @@ from enum import StrEnum
 
 
 class UnderrunCause(StrEnum):
+    # The writer had not sent the words yet.
     TEXT = "text"
-    """The writer had not sent the words yet."""
+    # The words were there, and their sound was not.
     ENGINE = "engine"
-    """The words were there, and their sound was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class PlayoutUnderrun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacerSettings:
+    # Most audio handed over and not yet played; ``None`` hands over all at once (burst).
     lead_ms: int | None = 2_000
-    """Most audio handed over and not yet played; ``None`` hands over all at once (burst)."""
+    # A listener starts playing so long after the first audio is handed over.
     start_delay_ms: int = 60
-    """A listener starts playing so long after the first audio is handed over."""
+    # A report may be so far ahead of what the time since the first audio allows; what is beyond is cut off.
     report_tolerance_ms: int = 500
-    """A report may be so far ahead of what the time since the first audio allows; what is beyond is cut off."""
+    # A shorter gap is within what timers and listeners' buffers even out, and is not told.
     min_underrun_ms: int = 10
-    """A shorter gap is within what timers and listeners' buffers even out, and is not told."""
 
     def __post_init__(self) -> None:
         for field in ("lead_ms", "start_delay_ms", "report_tolerance_ms", "min_underrun_ms"):
@@ -56,8 +56,8 @@ class Pacer:
         self.handed_over_samples = 0
         self._reported_samples = 0
         self._first_s = math.inf
+        # Where the listener was, and when: the clock runs on from there.
         self._anchor_samples, self._anchor_s = 0, math.inf
-        """Where the listener was, and when: the clock runs on from there."""
 
     def due_s(self, num_samples: int, now_s: float) -> float:
         """When the next ``num_samples`` may be handed over, together; ``now_s`` if at once.

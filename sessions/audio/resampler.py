@@ -17,10 +17,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sessions.audio.pcm import EMPTY, Pcm
 
 MAX_FACTOR = 640
+# Of the sinc on either side: from 24 to 8 kHz the filter passes 3.4 kHz, stops 4.8 kHz and looks 2 ms ahead.
 NUM_ZERO_CROSSINGS = 16
-"""Of the sinc on either side: from 24 to 8 kHz the filter passes 3.4 kHz, stops 4.8 kHz and looks 2 ms ahead."""
+# Stop band below -85 dB.
 KAISER_BETA = 8.5
-"""Stop band below -85 dB."""
 
 
 class Resampler:
@@ -54,8 +54,8 @@ class Resampler:
 
     def _restart(self) -> None:
         self._num_in = self._num_out = 0
+        # Inputs that later outputs need; the first output begins with silence before the signal.
         self._window = np.zeros(self.delay_samples, np.float32)
-        """Inputs that later outputs need; the first output begins with silence before the signal."""
         self._window_start = -self.delay_samples
 
     def _num_ready(self) -> int:

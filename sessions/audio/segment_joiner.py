@@ -26,12 +26,12 @@ class SegmentJoiner:
         self._overlap = overlap_samples
         self._fade = fade
         self._held = EMPTY
+        # The start of a segment that is still too short to be joined to what is held.
         self._head: Pcm | None = None
-        """The start of a segment that is still too short to be joined to what is held."""
         self._in_last_segment = False
         self._num_samples_out = 0
+        # Where each segment begins in what comes out, its fade included; a segment has its entry once it is joined.
         self.segment_starts: list[int] = [0]
-        """Where each segment begins in what comes out, its fade included; a segment has its entry once it is joined."""
 
     def push(self, pcm: Pcm) -> Pcm:
         if self._head is None:

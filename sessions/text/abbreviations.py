@@ -13,8 +13,8 @@ from sessions.text.lexicon import (
 )
 from sessions.text.rules import Rule, alternation, apply_rules
 
+# In front of a name, and behind one.
 _TITLES = {"Dr.": ("Doctor", "Drive"), "St.": ("Saint", "Street")}
-"""In front of a name, and behind one."""
 
 _WORD = re.compile(r"[A-Za-z']+")
 _FRONT = r"(?<![\w.])"

@@ -17,10 +17,10 @@ from sessions.text.lexicon import (
 )
 from sessions.text.numbers import ONES, cardinal, digits, ordinal, year
 
+# Capitals of this length are read as a word if they hold a vowel.
 _MIN_WORD_LETTERS = 5
-"""Capitals of this length are read as a word if they hold a vowel."""
+# A code of more runs of letters and digits is spelled.
 _MAX_CODE_PARTS = 3
-"""A code of more runs of letters and digits is spelled."""
 _MAX_CODE_DIGITS = 4
 
 _ROMAN = re.compile(r"(?<![\w.'-])[IVX]{1,6}(?![\w'-])")

@@ -17,8 +17,8 @@ _RUN = re.compile(f"(?P<line_break>[\n\u2028\u2029])|(?P<space>[{WHITE_SPACE}])|
 
 @dataclass(frozen=True, slots=True)
 class BlockLimits:
+    # A longer run without white space is cut here, and its parts are read one by one.
     max_word_chars: int = 200
-    """A longer run without white space is cut here, and its parts are read one by one."""
     max_block_words: int = 10
     max_block_chars: int = 400
 
@@ -30,8 +30,8 @@ class TextBlock:
     text: str
     raw_start: int
     raw_end: int
+    # No white space before it: the rest of a word that was cut.
     no_space_before: bool = False
-    """No white space before it: the rest of a word that was cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ _CLAUSE_MARKS = ",;:–" + _WIDE_CLAUSE_MARKS
 _CLOSERS = "\"'”’»›)]}*_」』）】》〉］"
 _AROUND_WORD = _CLOSERS + "“‘«‹([{¿¡„"
 _LINE_BREAKS = "\n\u2028\u2029"
+# Of the word in front of a mark so much is remembered, to know abbreviations.
 _MAX_WORD_CHARS = 24
-"""Of the word in front of a mark so much is remembered, to know abbreviations."""
 
 _OTHER_ABBREVIATIONS = (
     "Dr. St. Jr. Sr. Ave. dept. Fr. Hr. Nr. Str. bzw. ca. evtl. ggf. inkl. sog. vgl. Mme. Mlle. av. Sra. Srta. "

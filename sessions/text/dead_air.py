@@ -14,22 +14,22 @@ from sessions.text.token_cost import token_tenths
 
 _CLAUSE_MARK = re.compile(r"[,;:—–…、，；：،؛]|[.?!。！？．｡؟।።]")
 _SENTENCE_END = re.compile(r"[.?!…][\"'”’»)\]]*(?=\s|$)|[。！？．｡؟।።]")
+# Scripts without spaces count a word for each letter.
 _WORD = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff]"
     "|[^\\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff]+(?:['’-]\\w+)*"
 )
-"""Scripts without spaces count a word for each letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadAirSettings:
     enabled: bool = True
+    # A segment with fewer words, and no mark, is not closed early: it would sound chopped.
     min_words: int = 6
-    """A segment with fewer words, and no mark, is not closed early: it would sound chopped."""
+    # Close early when the listener has less than this left to hear.
     close_below_ms: float = 300.0
-    """Close early when the listener has less than this left to hear."""
+    # After an early close, begin the next segment when less than this is left to hear.
     open_below_ms: float = 400.0
-    """After an early close, begin the next segment when less than this is left to hear."""
 
 
 MAX_GAPS = 16

@@ -17,6 +17,7 @@ WEEKDAYS = {
     "Sun": "Sunday",
 }
 
+# Said in full wherever they stand; the dot goes with them.
 ABBREVIATIONS = {
     "Mr.": "Mister",
     "Mrs.": "Missus",
@@ -76,8 +77,8 @@ ABBREVIATIONS = {
     "B.Sc.": "B S C",
     "M.Sc.": "M S C",
 }
-"""Said in full wherever they stand; the dot goes with them."""
 
+# These may end a sentence: the dot stays if the next word has a capital, or if none comes.
 CLOSING_ABBREVIATIONS = {
     "a.m.": "A M",
     "p.m.": "P M",
@@ -105,8 +106,8 @@ CLOSING_ABBREVIATIONS = {
     "yrs.": "years",
     "lbs.": "pounds",
 }
-"""These may end a sentence: the dot stays if the next word has a capital, or if none comes."""
 
+# Said in full only in front of a number.
 NUMBERED_ABBREVIATIONS = {
     "No.": "number",
     "no.": "number",
@@ -132,7 +133,6 @@ NUMBERED_ABBREVIATIONS = {
     "tel.": "telephone",
     "Tel.": "Telephone",
 }
-"""Said in full only in front of a number."""
 
 READ_AS_WORDS = {
     "NASA", "NATO", "UNESCO", "UNICEF", "OPEC", "ASCII", "COVID", "AIDS", "LASER", "RADAR", "SCUBA", "RAM", "ROM",
@@ -160,8 +160,8 @@ SPOKEN_ACRONYMS = {
     "MSC": "M S C",
 }
 
+# Capitals that look like words and are spelled.
 SPELLED = {"HTTPS", "HTML", "XHTML", "ASAP", "FAQ", "FAQS", "USA", "UFO", "OLED", "IOS", "AWS", "UAE", "IOU"}
-"""Capitals that look like words and are spelled."""
 
 MIXED_CASE_WORDS = {
     "PhD": "P H D",
@@ -192,6 +192,7 @@ MIXED_CASE_WORDS = {
     "aka": "A K A",
 }
 
+# Capitals that spell one of these are shouting, not an acronym.
 COMMON_WORDS = frozenset(
     """
     a about above act add after again age ago aid aim air all also always am an and any are area arm art as ask at
@@ -224,10 +225,9 @@ COMMON_WORDS = frozenset(
     yet you young your zero zone
     """.split()
 )
-"""Capitals that spell one of these are shouting, not an acronym."""
 
+# Acronyms that are words too: words only behind another word in capitals.
 SPELLED_UNLESS_SHOUTING = {"IT": "it", "US": "us", "WHO": "who", "AM": "am", "SAT": "sat", "LED": "led"}
-"""Acronyms that are words too: words only behind another word in capitals."""
 
 ROMAN_CARDINAL_AFTER = frozenset(
     "chapter war part act section volume book phase type class title figure table step level stage appendix article "
@@ -362,6 +362,7 @@ UNITS = {
     "V": "volt",
 }
 
+# What may stand behind the stroke of "$5/hr".
 PER_UNITS = {unit: unit for unit in "hour day week month year night person user unit minute second mile".split()} | {
     "hr": "hour",
     "mo": "month",
@@ -371,19 +372,18 @@ PER_UNITS = {unit: unit for unit in "hour day week month year night person user 
     "lb": "pound",
     "km": "kilometer",
 }
-"""What may stand behind the stroke of "$5/hr"."""
 
+# Behind these a number may end in a letter: "Gate 5B".
 LOCATION_NOUNS = (
     "Apartment Apt. Unit Room Gate Suite Seat Row Flat Block Terminal Platform Class Grade Group Building Type Model "
     "Exhibit Route gate seat room row suite"
 ).split()
-"""Behind these a number may end in a letter: "Gate 5B"."""
 
+# Before these, too, with a name between: "221B Baker St.".
 STREETS = (
     "Street St Avenue Ave Road Rd Lane Ln Drive Dr Boulevard Blvd Court Ct Place Pl Square Sq Terrace Parkway Pkwy Way "
     "Crescent Highway Hwy"
 ).split()
-"""Before these, too, with a name between: "221B Baker St."."""
 
 FRACTION_SIGNS = {
     "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",

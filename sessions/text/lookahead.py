@@ -22,8 +22,8 @@ _HAS_DIGIT = re.compile(r"[\d½⅓⅔¼¾]")
 _ENDS_CLAUSE = re.compile(r"[.,;:!?](?:[)\]}\"'”’*_]*)$")
 _OPERATOR = re.compile(r"[-–—+×x*/=<>~&%^]")
 _MONTH_DAY = re.compile(rf"(?:{'|'.join(MONTHS)}|(?:{'|'.join(MONTH_ABBREVIATIONS)})\.?) \d{{1,2}}(?:st|nd|rd|th)?,")
+# The number of a house and the name of a street, or an amount: "221B Baker", "7B Llama".
 _HOUSE = re.compile(r"\d{1,5}[A-Z](?: [A-Z][\w.'-]*){0,2} [A-Z][\w'-]*")
-"""The number of a house and the name of a street, or an amount: "221B Baker", "7B Llama"."""
 _NEEDS_NEXT = frozenset(
     [*MONTHS, *MONTH_ABBREVIATIONS, *(f"{month}." for month in MONTH_ABBREVIATIONS)]
     + [*CLOSING_ABBREVIATIONS, *NUMBERED_ABBREVIATIONS, *CURRENCY_SIGNS, *CURRENCY_CODES]

@@ -9,12 +9,12 @@ from sessions.text.numbers import number
 from sessions.text.rules import DASH, NUMBER, Rule, alternation, apply_rules
 
 _UNIT = rf"(?P<unit>{alternation(UNITS)})(?![\w/²³])"
+# The dot of "lbs." goes if the sentence goes on.
 _UNIT_DOT = r"(?:\.(?=\s[a-z\d]))?"
-"""The dot of "lbs." goes if the sentence goes on."""
 
 _PLACE = re.compile(rf"\b(?P<place>{alternation(LOCATION_NOUNS)}) (?P<number>\d{{1,4}})(?P<letter>[A-Z])(?!\w)")
+# A word of a street's name: in headlines others begin with a capital, too.
 _NAME = r"(?!(?:And|At|By|For|From|In|Of|On|To|With)\b)[A-Z\d][\w'.-]*"
-"""A word of a street's name: in headlines others begin with a capital, too."""
 _HOUSE = re.compile(rf"(?<![\w.,])(\d{{1,5}})([A-Z])(?=(?: {_NAME}){{1,3}}? (?:{alternation(STREETS)})(?!\w))")
 _PER = re.compile(rf"(?<=[a-z])\s?/\s?(?P<unit>{alternation(PER_UNITS)})\b")
 _FEET_INCHES = re.compile(r"""(?<![\w.])(\d{1,2})' ?(\d{1,2})(?:["″]|''|(?![\w']))""")

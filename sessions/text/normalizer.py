@@ -20,8 +20,8 @@ from sessions.text.word_joiner import WordJoiner
 
 @dataclass(frozen=True, slots=True)
 class NormalizerSettings:
+    # Whether what stands between ``` lines is said.
     speak_code_blocks: bool = False
-    """Whether what stands between ``` lines is said."""
     blocks: BlockLimits = field(default_factory=BlockLimits)
 
 

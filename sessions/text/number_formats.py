@@ -8,11 +8,11 @@ from sessions.text.lexicon import FRACTION_SIGNS
 from sessions.text.numbers import cardinal, digits, grouped_digits, number, ordinal, plural, year
 from sessions.text.rules import NUMBER, Rule, alternation, apply_rules
 
+# A number of so many digits, without commas and not round, is read digit by digit.
 MIN_CODE_DIGITS = 5
-"""A number of so many digits, without commas and not round, is read digit by digit."""
 
+# Lakhs and crores: 1,00,000
 _INDIAN = re.compile(r"(?<![\w.,])\d{1,2}(?:,\d{2})+,\d{3}(?![\d,])")
-"""Lakhs and crores: 1,00,000"""
 _FRACTION_SIGN = re.compile(alternation(FRACTION_SIGNS))
 _DOTTED = re.compile(r"(?<![\w.])(?P<lead>[vV]?)(?P<parts>\d{1,6}(?:\.\d{1,6}){2,})(?!\w)")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)")
@@ -26,8 +26,8 @@ _BY = re.compile(r"(?<=\d)(?<!\b0)x(?=\d)")
 _TIMES = re.compile(r"(?<=\d)\s?[×*]\s?(?=\d)|(?<=\d) x (?=\d)")
 _FOLD = re.compile(rf"(?<![\w.,])({NUMBER})\s?[x×](?!\w)")
 _POWER = re.compile(r"(?<=[\w)])\s?\^\s?(-?)(\d+)")
+# Behind a number, a bracket or a single letter; behind a word it is a note's.
 _RAISED = re.compile(r"(?<![A-Za-z]{2})(?<=[\w)])(⁻?)([⁰¹²³⁴⁵⁶⁷⁸⁹]+)")
-"""Behind a number, a bracket or a single letter; behind a word it is a note's."""
 _RAISED_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 _MIXED = re.compile(r"(?<![\w.,/])(\d+)(?: +|-)(\d{1,2})/(\d{1,2})(?![\w/])")
 _RATING = re.compile(r"(?<![\w.,/])(\d+\.\d+|[2-9](?=\s?/\s?10)|[1-9]\d(?=\s?/\s?10))\s?/\s?(5|10|100)(?![\w/]|\.\d)")

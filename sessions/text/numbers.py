@@ -8,8 +8,8 @@ ONES = (
 ).split()
 TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
 SCALES = "thousand million billion trillion quadrillion".split()
+# Longer numbers are read digit by digit.
 MAX_CARDINAL_DIGITS = 18
-"""Longer numbers are read digit by digit."""
 
 _IRREGULAR_ORDINALS = {
     "one": "first",

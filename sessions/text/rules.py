@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
+# A number as it is written in English: 1,234.5 or 12 or .5
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-"""A number as it is written in English: 1,234.5 or 12 or .5"""
 
 DASH = r"\s?[-–—]\s?"
 

@@ -15,8 +15,8 @@ from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
 
 _JOINERS = frozenset("\u200c\u200d")
+# A word beyond this is none that a tokenizer knows: each of its letters counts as a token.
 _LONG_WORD_CHARS = 24
-"""A word beyond this is none that a tokenizer knows: each of its letters counts as a token."""
 _SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
 
 
@@ -25,19 +25,19 @@ class SegmenterSettings:
     """All in characters of the segment so far; a run of white space counts one, a wide character (Chinese, Japanese,
     Korean) several, and so does a digit: it takes as long to say, and a token of its own."""
 
+    # From here on a segment ends at the end of a sentence.
     sentence_end_after_chars: int = 120
-    """From here on a segment ends at the end of a sentence."""
+    # From here on also at the end of a clause.
     clause_end_after_chars: int = 250
-    """From here on also at the end of a clause."""
+    # From here on at any white space.
     word_end_after_chars: int = 400
-    """From here on at any white space."""
+    # And here in any case, except within one sign (an accent, an emoji of several parts) up to twice as many.
     max_segment_chars: int = 600
-    """And here in any case, except within one sign (an accent, an emoji of several parts) up to twice as many."""
     wide_char_weight: int = 3
     digit_weight: int = 3
+    # That the engine takes, by ``token_tenths``: some way before it any clause, then any white space, then any place
+    # ends the segment; at it, even one within a sign.
     max_segment_tokens: int | None = None
-    """That the engine takes, by ``token_tenths``: some way before it any clause, then any white space, then any place
-    ends the segment; at it, even one within a sign."""
     clause_end_at_share: float = 0.6
     word_end_at_share: float = 0.75
     end_at_share: float = 0.9

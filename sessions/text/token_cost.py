@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import unicodedata
 
+# Costs are in tenths of a token, for whole numbers add up the same however text is cut.
 TENTHS = 10
-"""Costs are in tenths of a token, for whole numbers add up the same however text is cut."""
 _SPACE, _LETTER, _SIGN = 2, 4, 10
 _EUROPEAN, _TWO_BYTES, _WIDE = 6, 12, 12
 _ACCENTED_TWICE = range(0x1E00, 0x1F00)

@@ -25,28 +25,28 @@ from sessions.vad.silero import CONTEXT_MS, RATES, WINDOW_MS, VadState, WindowSl
 
 NUM_TRACKS = 2
 HOP_MS = WINDOW_MS // NUM_TRACKS
+# What a run of the network costs besides its windows, as so many of these.
 INFERENCE_OVERHEAD_WINDOWS = 3
-"""What a run of the network costs besides its windows, as so many of these."""
+# Missed windows that are shown at once, counting runs: 0.4 to 0.8 ms. All of one caller's take 155.
 MAX_REPLAYED_WINDOWS = 20
-"""Missed windows that are shown at once, counting runs: 0.4 to 0.8 ms. All of one caller's take 155."""
+# So much sound may wait to be looked at; what comes beyond it is passed over.
 MAX_BUFFERED_MS = 2_000
-"""So much sound may wait to be looked at; what comes beyond it is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BargeInSettings:
+    # How likely a window has to be speech.
     threshold: float = 0.55
-    """How likely a window has to be speech."""
+    # For so long, without a break.
     min_speech_ms: int = 32
-    """For so long, without a break."""
+    # Then speech has ended, and may begin again.
     min_silence_ms: int = 320
-    """Then speech has ended, and may begin again."""
+    # Of full scale; what is quieter is silence.
     min_level_db: float = -50.0
-    """Of full scale; what is quieter is silence."""
+    # Our own voice comes back quieter by at least so much.
     echo_loss_db: float = 20.0
-    """Our own voice comes back quieter by at least so much."""
+    # What is louder than the line's noise by less is nobody, and the network need not look; 0: it looks at all.
     noise_margin_db: float = 3.0
-    """What is louder than the line's noise by less is nobody, and the network need not look; 0: it looks at all."""
 
 
 class VadFormat(NamedTuple):
@@ -60,10 +60,10 @@ class VadWindow(NamedTuple):
     """A window that waits to be looked at."""
 
     track: VadState
+    # With its context.
     window: bytes
-    """With its context."""
+    # Our own voice, or what of it may still come back.
     playout_db: float
-    """Our own voice, or what of it may still come back."""
 
 
 class BargeInDetector:
@@ -148,8 +148,8 @@ def run_detector(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[Barg
     all_asked = [ear.needs_inference(look, level_db) for (ear, look), level_db in zip(turns, levels, strict=True)]
     replay_skipped([look.track for (_, look), asked in zip(turns, all_asked, strict=True) if asked], sound)
     shown: list[tuple[VadState, bytes]] = []
+    # With the level, and which of those that are shown it is.
     judged: list[tuple[BargeInDetector, float, int | None]] = []
-    """With the level, and which of those that are shown it is."""
     behind: set[BargeInDetector] = set()
     for (ear, look), level_db, asked in zip(turns, levels, all_asked, strict=True):
         if asked and look.track.skipped:

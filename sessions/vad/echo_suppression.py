@@ -6,20 +6,20 @@ from collections import deque
 
 from sessions.vad.levels import SILENCE_DB, encoded_level_db
 
+# Networks bring an echo back after at most so long.
 ECHO_TAIL_MS = 600
-"""Networks bring an echo back after at most so long."""
+# What is played may be so far ahead of where our clock believes it to be.
 ECHO_LOOKAHEAD_MS = 200
-"""What is played may be so far ahead of where our clock believes it to be."""
+# More than any line is sent ahead; of a line on which nobody listens, the oldest are forgotten.
 MAX_FRAMES = 1_024
-"""More than any line is sent ahead; of a line on which nobody listens, the oldest are forgotten."""
 
 
 class PlayoutLevel:
     def __init__(self, encoding: str, sample_rate: int) -> None:
         self._encoding = encoding
         self._behind, self._ahead = (duration * sample_rate // 1000 for duration in (ECHO_TAIL_MS, ECHO_LOOKAHEAD_MS))
+        # Where each ends, and how loud it is.
         self._frames: deque[tuple[int, float]] = deque(maxlen=MAX_FRAMES)
-        """Where each ends, and how loud it is."""
 
     @property
     def has_audio(self) -> bool:
@@ -40,16 +40,16 @@ class PlayoutLevel:
         return max(near, default=SILENCE_DB)
 
 
+# A window of an echo may be louder than any of the frames that we sent: it lies across two of them.
 MARGIN_DB = 1.5
-"""A window of an echo may be louder than any of the frames that we sent: it lies across two of them."""
+# What comes back may be so much louder than it has been.
 LEARNED_MARGIN_DB = 4.0
-"""What comes back may be so much louder than it has been."""
+# Quieter speech of ours teaches nothing.
 MIN_PLAYOUT_DB = -40.0
-"""Quieter speech of ours teaches nothing."""
+# Windows, 320 ms: voices are noticed sooner than that.
 NUM_UNCONFIRMED_WINDOWS = 20
-"""Windows, 320 ms: voices are noticed sooner than that."""
+# So many have to be heard while we speak, 1.3 s, before anything is believed of them.
 NUM_WINDOWS = 80
-"""So many have to be heard while we speak, 1.3 s, before anything is believed of them."""
 
 
 class EchoThreshold:
@@ -61,10 +61,10 @@ class EchoThreshold:
 
     def _restart(self) -> None:
         self._num_windows = 0
+        # The loudest that was heard while we spoke, and how loud we were at most.
         self._heard_db = self._own_db = SILENCE_DB
-        """The loudest that was heard while we spoke, and how loud we were at most."""
+        # The last windows and our own voice; a voice may be beginning in them.
         self._undecided: deque[tuple[float, float]] = deque()
-        """The last windows and our own voice; a voice may be beginning in them."""
 
     def threshold_db(self, own_db: float) -> float:
         """While we are as loud as ``own_db``, what is quieter may be nothing but an echo."""

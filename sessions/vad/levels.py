@@ -22,8 +22,8 @@ DECODERS: dict[str, Callable[[bytes], Pcm]] = {
     "pcm_s16le": s16le_to_pcm,
     "pcm_f32le": f32le_to_pcm,
 }
+# A sample of it.
 SILENCE = {"mulaw": b"\xff", "alaw": b"\xd5", "pcm_s16le": bytes(2), "pcm_f32le": bytes(4)}
-"""A sample of it."""
 
 
 def level_db(pcm: Pcm) -> float:

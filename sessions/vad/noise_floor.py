@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 
+# A window that is less likely to be speech holds the line's noise, and nothing else.
 MAX_NOISE_PROBABILITY = 0.2
-"""A window that is less likely to be speech holds the line's noise, and nothing else."""
+# The quietest of so many is the noise: bursts of it are still looked at.
 NUM_WINDOWS = 8
-"""The quietest of so many is the noise: bursts of it are still looked at."""
 
 
 class NoiseFloor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+# Speech goes on while it is at most so much less likely than it had to be to begin.
 HYSTERESIS = 0.15
-"""Speech goes on while it is at most so much less likely than it had to be to begin."""
 
 
 class OnsetDetector:
@@ -14,8 +14,8 @@ class OnsetDetector:
         self._num_speech, self._num_silence = (
             1 + max(-(-(duration_ms - window_ms) // hop_ms), 0) for duration_ms in (min_speech_ms, min_silence_ms)
         )
+        # Windows in a row that say the other thing than ``speaking`` does.
         self._run = 0
-        """Windows in a row that say the other thing than ``speaking`` does."""
         self.speaking = False
 
     def push(self, likely: float) -> bool:

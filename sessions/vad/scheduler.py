@@ -12,19 +12,19 @@ from sessions.clock import next_mid_tick, now_s
 from sessions.vad.barge_in import NUM_TRACKS, BargeInDetector, run_detector
 from sessions.vad.levels import SILENCE_DB
 
+# In one turn of the event loop: it takes 1.3 ms at 8 kHz.
 MAX_BATCH_WINDOWS = 64
-"""In one turn of the event loop: it takes 1.3 ms at 8 kHz."""
 
+# Called when a caller begins to speak.
 OnSpeechStart = Callable[[], None]
-"""Called when a caller begins to speak."""
 
 
 class VadScheduler:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
+        # Those with something to look at; who has waited longest is first.
         self._waiting: dict[BargeInDetector, OnSpeechStart] = {}
-        """Those with something to look at; who has waited longest is first."""
         self._timer: asyncio.Handle | None = None
 
     def push(self, ear: BargeInDetector, data: bytes, began: OnSpeechStart, own_db: float = SILENCE_DB) -> None:

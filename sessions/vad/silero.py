@@ -20,10 +20,10 @@ WINDOW_MS = 32
 CONTEXT_MS = 4
 RATES = (8_000, 16_000)
 STATE_SHAPE = (2, 1, 128)
+# The network is shown so many of the windows that it was not shown, before the next of their track: 1 s.
 MAX_SKIPPED_WINDOWS = 31
-"""The network is shown so many of the windows that it was not shown, before the next of their track: 1 s."""
+# In the package.
 FILE = Path("data") / "silero_vad.onnx"
-"""In the package."""
 
 
 class VadState:
@@ -31,8 +31,8 @@ class VadState:
 
     def __init__(self) -> None:
         self.state: npt.NDArray[np.float32] = np.zeros(STATE_SHAPE, np.float32)
+        # The last windows, with their contexts, that the network was not shown.
         self.skipped: deque[bytes] = deque(maxlen=MAX_SKIPPED_WINDOWS)
-        """The last windows, with their contexts, that the network was not shown."""
 
 
 def speech_probabilities(

@@ -34,8 +34,8 @@ MAX_CACHED_VOICES = 256
 MAX_WAIT_S = 10.0
 LOCK_RETRY_S = 0.005
 
+# Tells one file from another that took its name: inode, size, time of change.
 Version = tuple[int, int, int]
-"""Tells one file from another that took its name: inode, size, time of change."""
 
 
 class VoiceExists(InvalidRequest):

@@ -9,8 +9,8 @@ import msgspec
 
 from engine.api import ClonedVoice, InvalidRequest
 
+# The owner of voices that every key may speak with: those that the operator added.
 SHARED = ""
-"""The owner of voices that every key may speak with: those that the operator added."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MAX_CONSENT_CHARS = 2_000
 MAX_DESCRIPTION_CHARS = 2_000
@@ -21,21 +21,21 @@ class VoiceManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Everything about a stored voice but its numbers."""
 
     name: str
+    # Name of the API key that added it.
     owner: str = SHARED
-    """Name of the API key that added it."""
+    # Of the checkpoint that listened to it, or that its embedding was made for.
     model: str = ""
-    """Of the checkpoint that listened to it, or that its embedding was made for."""
+    # Seconds since 1970.
     created_s: int = 0
-    """Seconds since 1970."""
+    # How the speaker agreed to it: a statement, or where one is kept.
     consent: str = ""
-    """How the speaker agreed to it: a statement, or where one is kept."""
     description: str = ""
+    # What is said in the recording; voices that have one are cloned in context.
     transcript: str = ""
-    """What is said in the recording; voices that have one are cloned in context."""
+    # ``audio``, ``embedding`` or ``blend``.
     source: str = ""
-    """``audio``, ``embedding`` or ``blend``."""
+    # Length of the recording.
     sample_s: float = 0.0
-    """Length of the recording."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ MAX_STANDARD_ERRORS = 4.0
 class SeamReport:
     jump_ratio: float
     spectral_ratio: float
+    # Both ratios are below 1.1 plus four standard errors: as many places chosen at random would stay below, but for one
+    # try in ten thousand.
     passes: bool
-    """Both ratios are below 1.1 plus four standard errors: as many places chosen at random would stay below, but for
-    one try in ten thousand."""
 
 
 def seam_report(pcm: Pcm, seams: Sequence[int], sample_rate: int) -> SeamReport:

@@ -78,8 +78,8 @@ class RecordedRequest:
 class EngineHarness:
     def __init__(self, engine: Engine) -> None:
         self.now_s = 100.0
+        # What a step takes on the clock.
         self.step_s = 0.0
-        """What a step takes on the clock."""
         self.engine, self.config = engine, engine.config
         self.engine.clock = lambda: self.now_s
         self.heard: dict[int, RecordedRequest] = {}

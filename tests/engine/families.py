@@ -17,12 +17,12 @@ from tests.fakes.qwen_checksum import QwenChecksumFamily, WindowedQwenFamily
 
 class Family(NamedTuple):
     name: str
+    # Fakes of its shape: a talker whose codes are a function of its inputs, and a decode stage.
     shapes: tuple[ChecksumFamily, ...]
-    """Fakes of its shape: a talker whose codes are a function of its inputs, and a decode stage."""
+    # A tiny checkpoint in the released layout, with random weights.
     write: Callable[[Path], Path]
-    """A tiny checkpoint in the released layout, with random weights."""
+    # Files that the checkpoint needs; not the one that the family is recognized by, if that is a file of its own.
     files: tuple[str, ...]
-    """Files that the checkpoint needs; not the one that the family is recognized by, if that is a file of its own."""
     voice: str
 
 

@@ -27,8 +27,8 @@ from tests.fakes.qwen_checksum import QwenChecksumFamily, WindowedQwenFamily
 
 MAX_TEXT = 24
 LIMITS: dict[str, Any] = dict(min_frame_cap=30, frames_per_text_token=6, max_frames=60)
+# What one request may grow to: its prefix, its text and its frames.
 NEEDED_POSITIONS = 96
-"""What one request may grow to: its prefix, its text and its frames."""
 letters = st.text("abcdefgh ", min_size=1, max_size=8)
 
 

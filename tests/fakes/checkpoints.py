@@ -35,6 +35,7 @@ GENERATION = dict(
 
 NUM_ENCODER_BOOKS = 6
 
+# Widths of the 0.6B shape in small: the predictor is as wide as the talker and has no projection.
 TINY: dict[str, Any] = {
     "talker": dict(hidden=48, intermediate=96, layers=3, heads=4, kv_heads=2, head_dim=16, text_hidden=40),
     "predictor": dict(hidden=48, intermediate=64, layers=2, heads=4, kv_heads=2, head_dim=16),
@@ -49,11 +50,11 @@ TINY: dict[str, Any] = {
     | dict(vector_quantization_hidden_dimension=16, upsample_groups=32),
     "speaker": dict(enc_channels=[16, 16, 16, 16, 48], enc_attention_channels=12, enc_se_channels=8),
 }
-"""Widths of the 0.6B shape in small: the predictor is as wide as the talker and has no projection."""
 
+# The 1.7B shape in small: the predictor is narrower and stands behind a projection.
 TINY_PROJECTED = TINY | {"predictor": TINY["predictor"] | {"hidden": 32}, "size": "1b7"}
-"""The 1.7B shape in small: the predictor is narrower and stands behind a projection."""
 
+# The sizes of the embedded voice.
 EMBEDDED: dict[str, Any] = {
     "talker": dict(hidden=320, intermediate=896, layers=6, heads=5, kv_heads=1, head_dim=64, text_hidden=256),
     "predictor": dict(hidden=320, intermediate=768, layers=1, heads=5, kv_heads=5, head_dim=64),
@@ -64,7 +65,6 @@ EMBEDDED: dict[str, Any] = {
     "codes": 512,
     "size": "embedded",
 }
-"""The sizes of the embedded voice."""
 
 
 def _stack(sizes: dict[str, int], theta: float, eps: float) -> dict[str, Any]:

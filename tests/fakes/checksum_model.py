@@ -43,8 +43,8 @@ from engine.models.base import (
 KV_SHAPE = KVShape(num_layers=2, num_kv_heads=1, head_dim=4)
 LAYER_STEP, POSITION_STEP, ITEM_STEP, DIGITS = 97, 40_503, 2_654_435_761, 16
 SHIFTS = np.arange(5, 5 + 4 * KV_SHAPE.head_dim, 4)
+# Rows in front of the text, by voice.
 VOICES = {"ada": (7, 7, 1), "bo": (7, 7, 2, 2, 2)}
-"""Rows in front of the text, by voice."""
 
 
 class CharTokenizer:
@@ -195,8 +195,8 @@ class ChecksumFamily(Protocol):
 
     name: str
     chunk_frames: int
+    # By how much a sample may differ from that of one piece: sums that are cut elsewhere round elsewhere.
     pcm_tolerance: float
-    """By how much a sample may differ from that of one piece: sums that are cut elsewhere round elsewhere."""
 
     def make_model(self) -> SpeechModel: ...
     def make_stage(self, config: EngineConfig) -> DecodeStage: ...

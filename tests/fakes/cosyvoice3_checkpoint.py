@@ -17,12 +17,12 @@ from tests.fakes.cosyvoice3_tensors import Shapes, flow_shapes, hift_shapes, nor
 
 TEXT_FOLDER = "CosyVoice-BlankEN"
 FIRST_SPECIAL = 151643
+# Those that the tokenizer's files name; the others are added by the code that reads them.
 RELEASED_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Those that the tokenizer's files name; the others are added by the code that reads them."""
+# Of the talker's logits: wide enough that an utterance does not end at once.
 LOGIT_SPREAD = 3.0
-"""Of the talker's logits: wide enough that an utterance does not end at once."""
+# Mean and spread before the absolute value is taken: mostly voiced, some not.
 F0_HZ, F0_SPREAD_HZ = 120.0, 90.0
-"""Mean and spread before the absolute value is taken: mostly voiced, some not."""
 FAR_ABOVE_HZ = 1e5
 WEIGHT_NORMS = {"new": ("parametrizations.weight.original0", "parametrizations.weight.original1")} | {
     "old": ("weight_g", "weight_v")

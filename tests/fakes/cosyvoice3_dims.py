@@ -24,6 +24,7 @@ TINY = CosyVoice3Config(
     hift=HiftConfig(base_channels=32, f0_channels=16),
 )
 
+# Others in every place where sizes may differ.
 SMALL = CosyVoice3Config(
     talker=CosyTalkerConfig(
         transformer=TransformerConfig(
@@ -42,6 +43,5 @@ SMALL = CosyVoice3Config(
     flow=FlowConfig(pre_lookahead_hidden=64, dit=DitConfig(dim=128, depth=2, heads=2, head_dim=64)),
     hift=HiftConfig(base_channels=64, f0_channels=32),
 )
-"""Others in every place where sizes may differ."""
 
 SHAPES = {"tiny": TINY, "small": SMALL, "released": CosyVoice3Config()}

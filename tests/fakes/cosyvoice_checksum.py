@@ -29,17 +29,17 @@ from engine.models.base import (
 from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
 
 NUM_TOKENS = 6561
+# One that the flow raises for, and one in no codebook. No healthy row draws either.
 POISON_TOKEN, BAD_TOKEN = 6560, 6562
-"""One that the flow raises for, and one in no codebook. No healthy row draws either."""
 TEXT_BASE, TASK = 10_000, 6563
 BLOCK_TEXT, BLOCK_SPEECH = 5, 15
 MAX_FINAL_TOKENS = 40
 
 SAMPLE_RATE, TOKEN_SAMPLES = 600, 24
+# The flow works in hops and reads three tokens on; the vocoder withholds what the last four would sound like.
 HOP_TOKENS, LOOK_AHEAD_TOKENS, TAIL_TOKENS = 25, 3, 4
-"""The flow works in hops and reads three tokens on; the vocoder withholds what the last four would sound like."""
+# ODE steps of one hop; each is one decode step.
 SLICES = 10
-"""ODE steps of one hop; each is one decode step."""
 MAX_SLICES_A_STEP = 4
 PAGES_A_SLOT = 3
 

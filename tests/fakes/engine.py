@@ -55,16 +55,16 @@ class FakeSpeechEngine:
         step_s: float = 0.02,
     ) -> None:
         self.script = script or FakeScript()
+        # The resources of a request come free so long after its end.
         self.step_s = step_s
-        """The resources of a request come free so long after its end."""
         self.slots = asyncio.Semaphore(num_slots)
+        # Every request ever accepted, for assertions.
         self.requests: list[SpeechRequest] = []
-        """Every request ever accepted, for assertions."""
+        # Those that still hold resources, by request id.
         self.streams: dict[str, FakeSpeechStream] = {}
-        """Those that still hold resources, by request id."""
         self.prefetched: list[str] = []
+        # Every recording it was asked to encode.
         self.samples: list[ReferenceAudio] = []
-        """Every recording it was asked to encode."""
         self._info = info
         self._num_slots = num_slots
         self._max_waiting = max_waiting

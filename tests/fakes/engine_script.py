@@ -31,25 +31,25 @@ class FakeScript:
     """How one request goes; the defaults are a healthy engine, four times faster than speech."""
 
     ms_per_char: float = 60.0
+    # From the first final text (or the slot, if that is later) to the first chunk.
     first_chunk_s: float = 0.1
-    """From the first final text (or the slot, if that is later) to the first chunk."""
+    # Seconds of work for a second of audio, after the first chunk.
     real_time_factor: float = 0.25
-    """Seconds of work for a second of audio, after the first chunk."""
     chunk_frames: int = 1
+    # At most one frame.
     provisional_tail_samples: int = 0
-    """At most one frame."""
+    # Frame index -> extra seconds before the chunk that begins there: an underrun of the engine's making.
     stalls_s: Mapping[int, float] = field(default_factory=dict)
-    """Frame index -> extra seconds before the chunk that begins there: an underrun of the engine's making."""
+    # End in ``ERROR`` instead of making this frame.
     fail_at_frame: int | None = None
-    """End in ``ERROR`` instead of making this frame."""
+    # The whole engine dies instead of making this frame.
     die_at_frame: int | None = None
-    """The whole engine dies instead of making this frame."""
+    # End with ``end_reason`` instead of making this frame.
     end_at_frame: int | None = None
-    """End with ``end_reason`` instead of making this frame."""
     end_reason: FinishReason = FinishReason.STOP
 
+    # That it tells of at its end.
     num_skipped_tokens: int = 0
-    """That it tells of at its end."""
 
     def next_cut(self, frame: int) -> int | None:
         """The next frame that must begin a chunk, because something is scripted for it."""

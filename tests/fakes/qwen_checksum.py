@@ -30,8 +30,8 @@ from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
 
 NUM_CODES, NUM_BOOKS = 64, 2
 SAMPLE_RATE, FRAME_SAMPLES = 600, 48
+# In no codebook; and one that the decoder raises for. No healthy row draws either.
 BAD_CODE, POISON_CODE = 64, 63
-"""In no codebook; and one that the decoder raises for. No healthy row draws either."""
 END_OF_TEXT, PADDING, FIRST_ROW = -1, -2, -3
 
 

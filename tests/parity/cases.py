@@ -10,11 +10,11 @@ TASKS = ("custom_voice", "voice_design", "base")
 SHORT, LONG = "Hi you.", "The quick brown fox, 13 years old, jumps over the lazy dog; how are you today?"
 CHINESE = "你好，世界！How are you?"
 TRANSCRIPT_SHORT, TRANSCRIPT_LONG = "the dog", "Hello, world! How are you today? The quick brown fox jumps over it."
+# Of the official package: one frame more than come out.
 MAX_NEW_TOKENS = 12
-"""Of the official package: one frame more than come out."""
 AUDIO_SECONDS = {"brief": 1.0, "uneven": 1.6137}
+# Long enough for ids that were penalized to come again.
 PENALIZED = {"repetition_penalty": 1.9, "temperature": 1.5, "max_new_tokens": 60}
-"""Long enough for ids that were penalized to come again."""
 GREEDY = {"do_sample": False, "subtalker_dosample": False}
 
 
@@ -30,13 +30,13 @@ class Case:
     speaker: str | None = None
     instruct: str = ""
     audio: str | None = None
+    # Empty: the voice is cloned by its vector alone.
     transcript: str = ""
-    """Empty: the voice is cloned by its vector alone."""
     official: dict[str, Any] = field(default_factory=lambda: dict(GREEDY))
     draws: bool = False
     keeps_wave: bool = False
+    # The generator tries seeds until so many come.
     min_frames: int = 0
-    """The generator tries seeds until so many come."""
 
 
 def named(task: str) -> list[Case]:

@@ -29,6 +29,7 @@ from tests.parity.cases import MAX_NEW_TOKENS, Case
 
 VECTORS = Path(os.environ.get("VOICEWIRE_PARITY_VECTORS", Path(__file__).parent / "vectors"))
 SHAPES = {"0b6": TINY, "1b7": TINY_PROJECTED}
+# Without the guards that the official code does not have.
 CONFIG = EngineConfig(
     starve_guard=False,
     silence_limit_s=1e6,
@@ -38,7 +39,6 @@ CONFIG = EngineConfig(
     max_requests=4,
     max_batch=4,
 )
-"""Without the guards that the official code does not have."""
 OFFICIAL_NAMES = {
     "subtalker_dosample": "predictor_do_sample",
     "subtalker_temperature": "predictor_temperature",

@@ -35,10 +35,10 @@ from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 from tests.parity.cases import AUDIO_SECONDS, GREEDY, LONG, MAX_NEW_TOKENS, SHORT, SIZES, TASKS, Case, named
 
 SHAPES = {"0b6": TINY, "1b7": TINY_PROJECTED}
+# The official package imports them for another codec; empty modules do.
 UNUSED_IMPORTS = ("sox", "onnxruntime", "torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi")
-"""The official package imports them for another codec; empty modules do."""
+# No requirement of this project: it lives in an environment of its own.
 OFFICIAL_PACKAGE = "qwen_tts"
-"""No requirement of this project: it lives in an environment of its own."""
 MAX_TRIES = 300
 LONGEST_STOP = 60
 

@@ -21,11 +21,11 @@ from tests.parity.golden import Golden, Speaker
 
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("VOICEWIRE_PARITY_DEVICE", "cuda")
+# Root mean square of the difference, over that of the golden value: bf16 has eight bits.
 PROMPT_ERROR, HIDDEN_ERROR, WAVE_ERROR = 0.01, 0.05, 0.05
-"""Root mean square of the difference, over that of the golden value: bf16 has eight bits."""
 EMBEDDING_TOLERANCE = 1e-3
+# The encoders run in fp32; convolutions on CUDA take TF32, which can tip a near tie between two entries of a book.
 MIN_EQUAL_CODES = 0.98
-"""The encoders run in fp32; convolutions on CUDA take TF32, which can tip a near tie between two entries of a book."""
 
 _speakers: dict[tuple[str, str], Speaker] = {}
 

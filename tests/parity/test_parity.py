@@ -25,8 +25,8 @@ from tests.parity.cases import LONG, SHORT, SIZES, TASKS, Case, named
 from tests.parity.conftest import ALL, SpeakerOf
 from tests.parity.golden import SHAPES, Golden, Speaker
 
+# Text rows are looked up in a table that was made at once, and added up in another order.
 PROMPT_TOLERANCE = 2e-6
-"""Text rows are looked up in a table that was made at once, and added up in another order."""
 HIDDEN_TOLERANCE = 1e-4
 WAVE_TOLERANCE = 1e-5
 EMBEDDING_TOLERANCE = 2e-5

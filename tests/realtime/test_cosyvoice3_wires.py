@@ -20,8 +20,8 @@ from tests.realtime.live_server import LiveServer, live_server, next_of, speak, 
 
 TEXT = "Hello there, how are you?"
 LONG = "The quick brown fox jumps over the lazy dog. " * 20
+# One speech token: with live text a random model ends where it likes.
 LEAST_BYTES = 2 * 960
-"""One speech token: with live text a random model ends where it likes."""
 FLAGS = {"calls__twilio_auth_token": TOKEN, "calls__public_url": PUBLIC, "calls__owner": "agent"}
 
 

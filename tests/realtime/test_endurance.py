@@ -24,13 +24,13 @@ from tests.realtime.server_process import ServerProcess, server, wire_address
 QUICK = {"ms_per_char": 40.0, "first_chunk_s": 0.005, "real_time_factor": 0.05}
 TEXT = "Hello there, this is a reply of some length."
 AT_ONCE = 20
+# What the allocator comes to hold at its busiest; about a twentieth of a server with a model in it.
 MAX_GROWTH_BYTES = 20_000_000
-"""What the allocator comes to hold at its busiest; about a twentieth of a server with a model in it."""
+# Once it has; 4 kB left behind by each session would show.
 MAX_SETTLED_GROWTH_BYTES = 5_000_000
-"""Once it has; 4 kB left behind by each session would show."""
 MAX_REAL_GROWTH = 1.05
+# Longer than the engine takes to hand back what is free, and to report.
 PAUSE_S = 2.0
-"""Longer than the engine takes to hand back what is free, and to report."""
 
 
 async def one_session(running: ServerProcess, rng: random.Random) -> None:

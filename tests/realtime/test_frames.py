@@ -36,8 +36,8 @@ def frame(first: int, data: bytes = b"", masked: bool = True) -> bytes:
 
 
 TEXT, BYTES, CONTINUED, CLOSE, PING, PONG = 0x81, 0x82, 0x80, 0x88, 0x89, 0x8A
+# Not the last of their messages.
 MORE_TEXT, MORE = 0x01, 0x00
-"""Not the last of their messages."""
 
 lists_of_frames = st.lists(
     st.one_of(

@@ -20,6 +20,7 @@ from realtime.protocol import events as ev
 from tests.realtime.live_server import close_code, hear, next_of, speak
 from tests.realtime.server_process import server_command
 
+# Tells how many objects no collection looks through, and how many one would.
 KEPT_AT_START = """
 import asyncio, gc, os, signal, sys
 from realtime.config import load_config
@@ -33,7 +34,6 @@ def ready(port):
 config = load_config(flags={"listen.port": 0, "limits.start_is_kept": sys.argv[1] == "yes"})
 asyncio.run(serve(config, create_app(config, FakeSpeechEngine(FakeScript())), ready))
 """
-"""Tells how many objects no collection looks through, and how many one would."""
 
 TEXT = "Hello there, this is a reply that goes on for a while."
 

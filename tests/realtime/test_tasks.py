@@ -22,8 +22,8 @@ SIZES = {"0b6": TINY, "1b7": TINY_PROJECTED}
 TEXT, TRANSCRIPT, FRAMES = "Hello there, you.", "hello there my friend", 6
 WAV = wav_file(speech_like(36_000, 16_000, seed=1), 16_000)
 REFERENCE = f"data:audio/wav;base64,{base64.b64encode(WAV).decode()}"
+# At random weights a warmer draw is all noise: the same words in every voice.
 COOL = {"temperature": 0.2, "predictor_temperature": 0.2, "min_new_tokens": FRAMES}
-"""At random weights a warmer draw is all noise: the same words in every voice."""
 PCM = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=24_000)
 
 Serve = Callable[[str, str], AbstractAsyncContextManager[LiveServer]]

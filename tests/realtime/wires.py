@@ -33,8 +33,8 @@ from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak
 from tests.realtime.mqtt.mosquitto import running
 from tests.realtime.mqtt.mqtt_client import bridged, client
 
+# The whole reply is received; or, in the middle of it, a close as the wire has it, a cut, or a cut by a reset.
 Ending = Literal["spoken", "closed", "dropped", "reset"]
-"""The whole reply is received; or, in the middle of it, a close as the wire has it, a cut, or a cut by a reset."""
 Visit = Callable[[LiveServer, Ending, str], Awaitable[None]]
 ENDINGS: tuple[Ending, ...] = ("spoken", "closed", "dropped", "reset")
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
@@ -43,13 +43,13 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 @dataclass(frozen=True)
 class Peer:
     name: str
+    # Connect, have a text spoken, and end.
     visit: Visit
-    """Connect, have a text spoken, and end."""
     endings: tuple[Ending, ...] = ENDINGS
     settings: Mapping[str, object] = field(default_factory=dict)
     needs_broker: bool = False
+    # What is spoken to the end.
     text: str = TEXT
-    """What is spoken to the end."""
 
     @asynccontextmanager
     async def server(self, folder: Path) -> AsyncIterator[LiveServer]:

@@ -25,10 +25,10 @@ RUN_TIMEOUT_S = 150
 class Client(NamedTuple):
     environment: str
     program: str
+    # And the modes of each.
     services: dict[str, tuple[str, ...]]
-    """And the modes of each."""
+    # Its packages make ``wss`` of every address.
     needs_tls: bool = False
-    """Its packages make ``wss`` of every address."""
 
 
 CLIENTS = {

@@ -38,24 +38,24 @@ from training.held_out import read_sentences, words_of
 
 pytestmark = [pytest.mark.heard, pytest.mark.timeout(240)]
 
+# They keep what came of a turn before they interrupted it.
 CUT_MODES = {"cancel", "clear", "interrupt", "v2_interrupt"}
-"""They keep what came of a turn before they interrupted it."""
+# Into the second of the long turn's sentences.
 CUT_AFTER_S = 5
-"""Into the second of the long turn's sentences."""
 LEAST_CUT_WORDS = 10
 MOST_CUT_SENTENCES = 12
+# So many more or fewer may have been said than were heard.
 SLACK_WORDS = 5
-"""So many more or fewer may have been said than were heard."""
+# The recogniser misses the "of" of some sentences, one of their ten words; the second may be cut after nine.
 MAX_CUT_WORDS_WRONG = 0.15
-"""The recogniser misses the "of" of some sentences, one of their ten words; the second may be cut after nine."""
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
+# Of a client's turns, 20 words as a rule; the voice itself has 1 to 3 in a hundred wrong.
 MAX_WORDS_WRONG = 0.1
-"""Of a client's turns, 20 words as a rule; the voice itself has 1 to 3 in a hundred wrong."""
+# Of the distance between the time that a client tells of a word and the time that it is heard to begin at.
 MAX_MEDIAN_MS, MAX_WORST_MS = 50.0, 250.0
-"""Of the distance between the time that a client tells of a word and the time that it is heard to begin at."""
 TURN_TIMEOUT_S = "90"
+# They take the first start above 0 off every time, and play the silence before it none the less.
 COUNT_FROM_FIRST_SOUND = {("livekit-js", "elevenlabs"), ("livekit-js", "elevenlabs_defaults")}
-"""They take the first start above 0 off every time, and play the silence before it none the less."""
 
 
 @dataclass
@@ -65,12 +65,12 @@ class Hearing:
     run: str
     words: int = 0
     wrong: int = 0
+    # Words that the client told a time of and that were heard.
     times: int = 0
-    """Words that the client told a time of and that were heard."""
     median_ms: float | None = None
     worst_ms: float | None = None
+    # Heard of a turn before it was interrupted, but for the last.
     cut_words: int | None = None
-    """Heard of a turn before it was interrupted, but for the last."""
 
 
 @contextmanager

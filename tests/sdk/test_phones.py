@@ -30,8 +30,8 @@ CODECS = {
     "PCMA": (pcm_to_alaw, alaw_to_pcm),
     "L16": (pcm_to_s16le, s16le_to_pcm),
 }
+# Encoders differ in rounding, by one code at most; at the loudness of the tone that is so much.
 STEP = 0.005
-"""Encoders differ in rounding, by one code at most; at the loudness of the tone that is so much."""
 
 
 class Provider(NamedTuple):

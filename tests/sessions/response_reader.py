@@ -15,8 +15,8 @@ from sessions.response import Response
 class ResponseRecord:
     events: list[ResponseEvent] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
+    # Of audio.
     num_messages: int = 0
-    """Of audio."""
     num_samples: int = 0
 
     def note(self, event: ResponseEvent) -> None:

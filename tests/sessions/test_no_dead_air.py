@@ -15,8 +15,8 @@ from tests.sessions.response_reader import reading_task
 
 pytestmark = pytest.mark.virtual_time
 
+# 28 characters: 1.68 s of speech.
 SIX_WORDS = "one two three four five six "
-"""28 characters: 1.68 s of speech."""
 
 
 def left_ms(response: Response) -> float:

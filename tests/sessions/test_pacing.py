@@ -20,8 +20,8 @@ from tests.sessions.response_reader import CountingMetrics, ResponseRecord, read
 pytestmark = pytest.mark.virtual_time
 
 LONG = "This is a sentence of middling length that says nothing much at all. " * 8
+# The pacer takes a listener to begin so long after the first audio.
 START_S = 0.06
-"""The pacer takes a listener to begin so long after the first audio."""
 
 
 def most_ahead_s(reading: ResponseRecord) -> float:

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.virtual_time
 
 SENTENCE = "This is a sentence of middling length that says nothing much at all. "
 LONG = SENTENCE * 8
+# Of the fake engine.
 STEP_S = 0.02
-"""Of the fake engine."""
 
 FORMATS = [
     AudioFormat(),

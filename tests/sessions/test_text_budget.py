@@ -27,10 +27,10 @@ from tests.sessions.response_reader import read, reading_task
 from tests.sessions.text.kinds import KINDS, text_of
 
 MAX_CHARS = 128
+# At most so many are held back, and may be completed by one character.
 MAX_BLOCK_CHARS = 600
-"""At most so many are held back, and may be completed by one character."""
+# What one character may become, in spoken words.
 MAX_SPOKEN_CHARS = 20
-"""What one character may become, in spoken words."""
 SHORT = FakeScript(end_at_frame=1, first_chunk_s=0.0, real_time_factor=0.0)
 NORMALIZED = replace(BURST, normalize_text=True)
 

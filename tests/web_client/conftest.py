@@ -23,8 +23,8 @@ ARGUMENTS = [
     "--host-resolver-rules=MAP tts.example 127.0.0.1",  # a name that is no loopback one: not a secure context
 ]
 SOUND_ALLOWED = "--autoplay-policy=no-user-gesture-required"
+# Fifty times faster than speech.
 QUICK = {"ms_per_char": 40.0, "first_chunk_s": 0.005, "real_time_factor": 0.02}
-"""Fifty times faster than speech."""
 
 READY = "voicewire.state === 'open'"
 LATEST = "[...voicewire.responses.values()].at(-1)"

@@ -14,21 +14,21 @@ import soxr
 from tests.web_client.conftest import QUICK, samples
 
 RATE = 48_000
+# Of the fake engine's first voice, in its first segment.
 TONE_HZ = 160.0
-"""Of the fake engine's first voice, in its first segment."""
 LEVEL = 0.3
+# Four times what Opus adds to a tone.
 CLICK = 0.01
-"""Four times what Opus adds to a tone."""
 VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "audio" / "opus_24k.json").read_text())
+# 1.2 s.
 TEXT = "word " * 6
-"""1.2 s."""
+# For tests of what is heard, so that a busy machine makes no gap: what is there is played, however late it came.
 PATIENT = {"prebuffer_ms": 1_000}
-"""For tests of what is heard, so that a busy machine makes no gap: what is there is played, however late it came."""
+# A busy machine's device leaves frames out now and then; if ours held it up, it would do so each time.
 MOST_TRIES = 3
-"""A busy machine's device leaves frames out now and then; if ours held it up, it would do so each time."""
 PCM = {"format": {"encoding": "pcm_s16le"}}
+# After 160 ms of sound nothing comes for 350 ms; then it catches up.
 SLOW_START = QUICK | {"real_time_factor": 0.5, "stalls_s": {"2": 0.35}}
-"""After 160 ms of sound nothing comes for 350 ms; then it catches up."""
 TOO_SLOW = QUICK | {"real_time_factor": 1.25}
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from engine.layers.transformer import TransformerConfig
 
+# Rows of the speech table past the codes.
 NUM_CONTROL_IDS = 200
-"""Rows of the speech table past the codes."""
+# The talker's context (spec 2.1), whatever more the backbone's file promises.
 MAX_POSITIONS = 32_768
-"""The talker's context (spec 2.1), whatever more the backbone's file promises."""
+# Of a draw, whoever asks for it: graphs rank so many.
 MAX_TOP_K = 128
-"""Of a draw, whoever asks for it: graphs rank so many."""
+# Ids of a history that a draw may look at.
 MAX_WINDOW = 64
-"""Ids of a history that a draw may look at."""
 
 Dilations = tuple[tuple[int, ...], ...]
 
@@ -76,8 +76,8 @@ class CosyTalkerConfig:
     text_vocab_size: int = 151_936
     max_positions: int = MAX_POSITIONS
     speech_ids: SpeechIds = SpeechIds()
+    # Text ids, and speech ids behind them, of one block of live text (spec 3).
     block_text: int = 5
-    """Text ids, and speech ids behind them, of one block of live text (spec 3)."""
     block_speech: int = 15
     ras: RasConfig = RasConfig()
 
@@ -90,16 +90,16 @@ class DitConfig:
     head_dim: int = 64
     ff_mult: int = 2
     mel_bins: int = 80
+    # Frames that see each other in chunk mode.
     block_frames: int = 50
-    """Frames that see each other in chunk mode."""
     conv_pos_kernel: int = 31
     conv_pos_groups: int = 16
 
 
 @dataclass(frozen=True, slots=True)
 class FlowConfig:
+    # Of a token's embedding; as wide as the mel.
     input_size: int = 80
-    """Of a token's embedding; as wide as the mel."""
     vocab_size: int = 6561
     spk_embed_size: int = 192
     pre_lookahead_tokens: int = 3

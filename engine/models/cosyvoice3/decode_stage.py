@@ -40,11 +40,11 @@ from engine.models.cosyvoice3.voice_prompt import FLOW_REST
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 ANY: Mapping[int, int] = {}
+# Queued on the device; with more, whoever comes would wait behind them.
 MAX_QUEUED_SLICES = 2
-"""Queued on the device; with more, whoever comes would wait behind them."""
 PROMPT_WORKSPACES = 32
+# Of one slot on their way: whoever comes finds a place, however far others are ahead.
 MAX_HOPS_PER_STEP = 2
-"""Of one slot on their way: whoever comes finds a place, however far others are ahead."""
 
 
 class CosyDecodeStage:

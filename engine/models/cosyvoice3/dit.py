@@ -119,8 +119,8 @@ class DitAttention(nn.Module):
         self.to_k = nn.Linear(config.dim, inner)
         self.to_v = nn.Linear(config.dim, inner)
         self.to_out = nn.ModuleList([nn.Linear(inner, config.dim)])
+        # Weight and bias of q, k and v as one product, once somebody made it.
         self.joint: tuple[Tensor, Tensor] | None = None
-        """Weight and bias of q, k and v as one product, once somebody made it."""
 
     def forward(self, x: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
         """x [B, T, dim], angles [T, head_dim / 2], mask [T, T]. Only the first head knows positions."""

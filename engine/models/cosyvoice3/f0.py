@@ -11,8 +11,8 @@ from engine.models.cosyvoice3.config import HiftConfig
 LOOK_RIGHT_FRAMES = 3
 FIRST_KERNEL, KERNEL = LOOK_RIGHT_FRAMES + 1, 3
 NUM_LEFT_LAYERS = 4
+# Mel frames before a frame that its pitch depends on.
 PAST_FRAMES = NUM_LEFT_LAYERS * (KERNEL - 1)
-"""Mel frames before a frame that its pitch depends on."""
 
 
 class F0Predictor(nn.Module):

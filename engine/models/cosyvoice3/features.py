@@ -14,8 +14,8 @@ from torch import Tensor
 from engine.layers.mel_filters import mel_filters
 
 MEL_FFT, MEL_HOP, MEL_RATE = 1920, 480, 24_000
+# Of the speech tokenizer and the speaker network.
 ENCODER_RATE = 16_000
-"""Of the speech tokenizer and the speaker network."""
 WHISPER_FFT, WHISPER_HOP, WHISPER_BINS = 400, 160, 128
 FBANK_FRAME, FBANK_HOP, FBANK_FFT, FBANK_BINS = 400, 160, 512, 80
 FBANK_LOW_HZ = 20.0

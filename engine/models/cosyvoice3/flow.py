@@ -17,8 +17,8 @@ from engine.models.cosyvoice3.dit import Dit, Modulation, chunk_mask
 
 NOISE_FRAMES = 15_000
 NOISE_SEED = 0
+# Vectors of the first convolution that the second one reads besides its own.
 LOOK_BACK_TOKENS = 2
-"""Vectors of the first convolution that the second one reads besides its own."""
 LEAKY_SLOPE = 0.01
 
 

@@ -45,12 +45,12 @@ class FlowBlockTask:
 class BlockSequence:
     """Blocks that open in order, and cells that stay in order: none overtakes the one before it."""
 
+    # From ``first_token`` on; those before no block will read again.
     tokens: list[int]
-    """From ``first_token`` on; those before no block will read again."""
+    # Of its own blocks, oldest first.
     pages: list[int] = field(default_factory=list)
-    """Of its own blocks, oldest first."""
+    # Lent to it and not used yet.
     reserved_pages: list[int] = field(default_factory=list)
-    """Lent to it and not used yet."""
     cells: deque[FlowBlockTask] = field(default_factory=deque)
     num_opened: int = 0
     first_token: int = 0
@@ -96,11 +96,11 @@ class StreamSequence(BlockSequence):
     prompt: PromptSequence = field(default_factory=lambda: PromptSequence([]))
     is_final: bool = False
     num_fed: int = 0
+    # Tokens whose PCM has been handed over.
     num_left: int = 0
-    """Tokens whose PCM has been handed over."""
     num_hops: int = 0
+    # Memory was short: it sees the last blocks alone, and what it says is no longer exact.
     is_bounded: bool = False
-    """Memory was short: it sees the last blocks alone, and what it says is no longer exact."""
 
     def begin(self, prompt: PromptSequence) -> None:
         self.prompt, self.tokens = prompt, list(prompt.tokens)

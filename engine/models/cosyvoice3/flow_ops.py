@@ -13,8 +13,8 @@ from engine.models.cosyvoice3.dit import apply_rope_pairs, layer_norm
 if TYPE_CHECKING:
     from engine.models.cosyvoice3.flow_program import FlowCall, GroupedConvWeights
 
+# A call's tables are padded to the next of these; larger limits double on.
 BLOCK_BUCKETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""A call's tables are padded to the next of these; larger limits double on."""
 
 
 class FlowOps:

@@ -44,8 +44,8 @@ class FlowPagePool:
         self.pool = BlockPool(num_pages)
         self.workspaces = list(range(num_workspaces, 0, -1))
         self.prompts = PromptCache(max_cached_prompts, self.release_prompt)
+        # Rows that memory was too short for, ever.
         self.num_bounded = 0
-        """Rows that memory was too short for, ever."""
 
     def allocate(self, count: int) -> list[int] | None:
         """What is let go of for it serves at once: whatever still reads those pages comes before in the queue.

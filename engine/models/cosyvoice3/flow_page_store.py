@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 CPU_BYTES = 2 * 2**30
 MAX_PAGES = 4_096
+# Conditioned and free.
 BRANCHES = 2
-"""Conditioned and free."""
+# Stands before the first block, and pads short tables; nothing is ever written to it.
 ZERO_PAGE = 0
-"""Stands before the first block, and pads short tables; nothing is ever written to it."""
 
 
 class FlowPageStore:

@@ -21,8 +21,8 @@ from engine.models.cosyvoice3.flow_ops import FlowOps
 from engine.models.cosyvoice3.flow_page_store import BRANCHES, ZERO_PAGE, FlowPageStore
 
 DUMMY_WORKSPACE = 0
+# Sets of inputs on their way to the device at once.
 NUM_HOST_BUFFERS = 4
-"""Sets of inputs on their way to the device at once."""
 
 
 class FlowTaskView(Protocol):

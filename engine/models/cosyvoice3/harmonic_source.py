@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from engine.models.cosyvoice3.config import HiftConfig
 
+# After so long the noise begins again.
 NOISE_SECONDS = 300
-"""After so long the noise begins again."""
 NOISE_SEED = 0
 NUM_FLOW_NOISE = 80 * 15_000
 CHUNK_SAMPLES = 1 << 16

@@ -23,13 +23,13 @@ from engine.models.cosyvoice3.harmonic_source import HarmonicSource
 from engine.models.cosyvoice3.hift_layers import DownConv, LeftConv, RepeatConv, ResBlock, StateSlice
 from engine.models.cosyvoice3.matrix_stft import MatrixStft
 
+# Of the first convolution; the pitch looks three ahead, and neighbouring spectra overlap into one more.
 LOOK_RIGHT_FRAMES = 4
-"""Of the first convolution; the pitch looks three ahead, and neighbouring spectra overlap into one more."""
 WITHHELD_FRAMES = LOOK_RIGHT_FRAMES + f0.LOOK_RIGHT_FRAMES + 1
+# Mel frames that only enter the state before the first is worked on.
 LEAD_FRAMES = WITHHELD_FRAMES - 1
-"""Mel frames that only enter the state before the first is worked on."""
+# Of an utterance whose number of frames nobody knows yet.
 NO_END = 1 << 40
-"""Of an utterance whose number of frames nobody knows yet."""
 MAX_MAGNITUDE = 100.0
 POST_SLOPE = 0.01
 POST_KERNEL = 7

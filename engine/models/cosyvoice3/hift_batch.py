@@ -17,8 +17,8 @@ from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, WITHHELD_FRAMES, 
 from engine.transfer import to_device
 
 MAX_CALL_FRAMES = 100
+# Rows times frames of one call: half a gigabyte of activations at the released size.
 MAX_CALL_CELLS = 1600
-"""Rows times frames of one call: half a gigabyte of activations at the released size."""
 
 
 @dataclass(slots=True)
@@ -27,10 +27,10 @@ class HiftUtterance:
 
     early: Tensor | None
     num_frames: int = 0
+    # Frames past the first ``LEAD_FRAMES`` that went through, silence behind the end included.
     num_processed: int = 0
-    """Frames past the first ``LEAD_FRAMES`` that went through, silence behind the end included."""
+    # Samples.
     num_out: int = 0
-    """Samples."""
     is_over: bool = False
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 
+# Some files carry it before every name.
 PREFIX = "generator."
-"""Some files carry it before every name."""
+# Gain and direction.
 SPELLINGS = (("parametrizations.weight.original0", "parametrizations.weight.original1"), ("weight_g", "weight_v"))
-"""Gain and direction."""
 
 
 def adapt(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,18 +11,18 @@ import yaml
 
 from engine.errors import CheckpointError
 
+# Key under which a mapping keeps what it was to be made into.
 CLASS = "!"
-"""Key under which a mapping keeps what it was to be made into."""
 MAX_BYTES = 2**20
+# Followed one behind the other.
 MAX_REFERENCES = 16
-"""Followed one behind the other."""
 MAX_PRODUCT = 2**63
 MAX_DISPLAY_CHARS = 80
 REFERENCE = re.compile(r"<([A-Za-z_][A-Za-z0-9_]*)>")
 
 
+# YAML 1.1 takes ``1e-6`` for a string; everybody means a number.
 SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-"""YAML 1.1 takes ``1e-6`` for a string; everybody means a number."""
 
 
 class YamlReference(str):

@@ -38,17 +38,18 @@ from engine.models.cosyvoice3.tokenizer import CosyTokenizer
 from engine.models.cosyvoice3.voice_prompt import CosyVoiceCache, VoicePrompt
 from engine.noise import NoiseSource, PhiloxNoise
 
+# Which it was trained on. It hears from the text which one it is: the choice changes nothing.
 LANGUAGES = ("chinese", "english", "japanese", "korean", "german", "spanish", "french", "italian", "russian")
-"""Which it was trained on. It hears from the text which one it is: the choice changes nothing."""
 
+# Below, scores in fp32 would overflow; so near 0 all of them draw alike.
 MIN_TEMPERATURE = 1e-6
-"""Below, scores in fp32 would overflow; so near 0 all of them draw alike."""
+# Repetition is held off by another draw and by no penalty.
 SAMPLING_LIMITS: dict[str, tuple[float, float]] = {
     "top_k": (1, MAX_TOP_K),
     "repetition_window": (1, MAX_WINDOW),
     "repetition_penalty": (1, 1),
 }
-"""Repetition is held off by another draw and by no penalty."""
+# There is one code a frame, and chunks are blocks of the flow.
 REFUSED_FIELDS = (
     "predictor_do_sample",
     "predictor_temperature",
@@ -56,7 +57,6 @@ REFUSED_FIELDS = (
     "predictor_top_p",
     "chunk_frames",
 )
-"""There is one code a frame, and chunks are blocks of the flow."""
 
 
 class CosyVoice3:

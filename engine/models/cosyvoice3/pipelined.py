@@ -17,8 +17,8 @@ from engine.models.base import SpeechModel
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.talker_program import TalkerProgram
 
+# 896 is no power of two: a step of one row takes 2.1 ms on an H200 with this kernel, and 1.2 without.
 LEFT_TO_CUBLAS = ("gemv", "gemm")
-"""896 is no power of two: a step of one row takes 2.1 ms on an H200 with this kernel, and 1.2 without."""
 
 
 def make_runner(model: SpeechModel, kv: PagedKV, prefixes: PrefixCache, config: EngineConfig) -> GraphRunner:

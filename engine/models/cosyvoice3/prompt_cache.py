@@ -12,8 +12,8 @@ class PromptCache:
 
     def __init__(self, max_cached: int, on_evict: Callable[[PromptSequence], None]) -> None:
         self.max_cached, self.on_evict = max_cached, on_evict
+        # By when they were last used.
         self._rows: dict[Hashable, PromptSequence] = {}
-        """By when they were last used."""
 
     def __iter__(self) -> Iterator[PromptSequence]:
         return iter(list(self._rows.values()))

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from engine.noise import NoiseSource, SampleKey
 
+# Which draw of a token the noise is for, in the place of the codebook.
 NUCLEUS, WHOLE = 0, 1
-"""Which draw of a token the noise is for, in the place of the codebook."""
+# An id that no token has: fills up a history.
 NOTHING = -1
-"""An id that no token has: fills up a history."""
 
 
 @dataclass(frozen=True, slots=True)

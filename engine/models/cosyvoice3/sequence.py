@@ -11,19 +11,19 @@ from engine.models.cosyvoice3.settings import TalkerSettings
 from engine.models.cosyvoice3.voice_prompt import VoicePrompt
 from engine.noise import SampleKey
 
+# Speech ids that sound like silence or breath (spec 2.2).
 SILENT_IDS = frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323))
-"""Speech ids that sound like silence or breath (spec 2.2)."""
 
 
 class SamplingPhase(Enum):
     """What may be drawn next."""
 
+    # All text is known: speech, or the end.
     WHOLE = auto()
-    """All text is known: speech, or the end."""
+    # Live text, inside a block: speech, or a wish for more text.
     BLOCK = auto()
-    """Live text, inside a block: speech, or a wish for more text."""
+    # Live text has ended: speech, or the end.
     REST = auto()
-    """Live text has ended: speech, or the end."""
 
 
 @dataclass(slots=True)
@@ -35,19 +35,19 @@ class CosySequence(SequenceState):
     voice: VoicePrompt | None = None
     phase: SamplingPhase = SamplingPhase.WHOLE
     prompted: bool = False
+    # Of the recording, as far as it is still to be fed; live text goes on from it.
     transcript: list[int] = field(default_factory=list)
-    """Of the recording, as far as it is still to be fed; live text goes on from it."""
+    # The recording's ids, likewise.
     speech: list[int] = field(default_factory=list)
-    """The recording's ids, likewise."""
+    # Speech ids in the open block; None between two.
     block: int | None = None
-    """Speech ids in the open block; None between two."""
     unfed: int | None = None
     history: list[int] = field(default_factory=list)
     num_drawn: int = 0
     num_generated: int = 0
     num_silent: int = 0
+    # Speech ids the request allows.
     max_tokens_limit: int | None = None
-    """Speech ids the request allows."""
     min_tokens_limit: int | None = None
     ras: RasParams = RasParams()
     seed: int = 0

@@ -9,29 +9,29 @@ import msgspec
 
 from engine.errors import InvalidRequest
 
+# Speech tokens for a text token: 40 s.
 MAX_RATIO = 1_000
-"""Speech tokens for a text token: 40 s."""
 MAX_HOP_BLOCKS = 64
 
 
 class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    # Which of the talker's files to load; ``None`` takes the first of them that is there.
     weights: Literal["llm.pt", "llm.rl.pt"] | None = None
-    """Which of the talker's files to load; ``None`` takes the first of them that is there."""
+    # ``merge``: the control ids stand together as one candidate of their summed likelihood, and only it stops. ``set``:
+    # each is a candidate of its own, and any of them stops, as in the official code.
     stop_mode: Literal["merge", "set"] = "merge"
-    """``merge``: the control ids stand together as one candidate of their summed likelihood, and only it stops.
-    ``set``: each is a candidate of its own, and any of them stops, as in the official code."""
     min_tokens_per_text_token: float = 2.0
     max_tokens_per_text_token: float = 20.0
+    # Speech tokens of one request, whatever its text.
     max_tokens: int = 2_048
-    """Speech tokens of one request, whatever its text."""
+    # In one segment; the model was trained on no more.
     max_text_tokens: int = 200
-    """In one segment; the model was trained on no more."""
+    # Of more silent tokens in a row the rest is not spoken; ``None`` speaks all.
     max_silent_tokens: int | None = 5
-    """Of more silent tokens in a row the rest is not spoken; ``None`` speaks all."""
+    # Take instructions that the model was not trained on.
     any_instruct: bool = False
-    """Take instructions that the model was not trained on."""
+    # Read ``[breath]``, ``<strong>``, phonemes and pinyin in the text as what they name.
     text_controls: bool = True
-    """Read ``[breath]``, ``<strong>``, phonemes and pinyin in the text as what they name."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_text_tokens"):
@@ -52,29 +52,29 @@ class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of tokens to mel. A page holds what one block of 25 tokens leaves behind: 92 MB at the released size."""
 
+    # For pages; ``None``: 2 GB on the CPU, ``memory_share`` of what is free on CUDA.
     memory_mb: int | None = None
-    """For pages; ``None``: 2 GB on the CPU, ``memory_share`` of what is free on CUDA."""
     memory_share: float = 0.6
+    # Blocks that a block sees besides those of its voice, 1 s each; ``None``: all, which is exact.
     context_blocks: int | None = None
-    """Blocks that a block sees besides those of its voice, 1 s each; ``None``: all, which is exact."""
+    # Pages that a request holds from its admission on when it sees all blocks; without room for them it waits.
     reserved_blocks: int = 6
-    """Pages that a request holds from its admission on when it sees all blocks; without room for them it waits."""
+    # Leave up to a second at the beginning of a recording from the flow, so that sound can leave after 13 tokens.
     trim_prompts: bool = True
-    """Leave up to a second at the beginning of a recording from the flow, so that sound can leave after 13 tokens."""
+    # Blocks of a request's first chunk, the second and so on; a listener about to run dry gets what is there.
     hop_blocks: tuple[int, ...] = (1, 1, 2)
-    """Blocks of a request's first chunk, the second and so on; a listener about to run dry gets what is there."""
+    # A listener with more lead than this waits until its next chunk is full.
     gather_slack_s: float = 0.6
-    """A listener with more lead than this waits until its next chunk is full."""
+    # ODE steps in one step of the engine.
     steps_per_slice: int = 2
-    """ODE steps in one step of the engine."""
+    # The same while somebody waits for a first chunk.
     urgent_steps_per_slice: int = 10
-    """The same while somebody waits for a first chunk."""
+    # Blocks in one ODE step; the others wait for the next.
     max_cells: int = 64
-    """Blocks in one ODE step; the others wait for the next."""
+    # Record the steps as CUDA graphs, where there is CUDA.
     graphs: bool = True
-    """Record the steps as CUDA graphs, where there is CUDA."""
+    # Triton kernels, where there is CUDA; off runs their plain reference.
     fused_kernels: bool = True
-    """Triton kernels, where there is CUDA; off runs their plain reference."""
 
     def __post_init__(self) -> None:
         least = {"reserved_blocks": 2, "steps_per_slice": 1, "urgent_steps_per_slice": 1, "max_cells": 1}
@@ -99,15 +99,15 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class VocoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of mel to samples."""
 
+    # Record calls of usual lengths as CUDA graphs, where there is CUDA.
     graphs: bool = True
-    """Record calls of usual lengths as CUDA graphs, where there is CUDA."""
 
 
 class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of recordings to voices."""
 
+    # Of each of the two networks, on the CPU; they sleep while there is no recording.
     num_threads: int = 2
-    """Of each of the two networks, on the CPU; they sleep while there is no recording."""
 
     def __post_init__(self) -> None:
         if self.num_threads < 1:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_PROMPT = "<|endofprompt|>"
+# They part a prompt; nobody's text may hold them.
 STRUCTURE = (END_OF_TEXT, "<|im_start|>", "<|im_end|>", END_OF_PROMPT)
-"""They part a prompt; nobody's text may hold them."""
 END_OF_SYSTEM = "<|endofsystem|>"
 
 SOUNDS = (
@@ -15,9 +15,10 @@ SOUNDS = (
 
 _VOWELS = "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW".split()
 _CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH".split()
+# Of CMU's dictionary.
 PHONEMES = sorted([*_CONSONANTS, *(vowel + stress for vowel in _VOWELS for stress in ("", "0", "1", "2"))])
-"""Of CMU's dictionary."""
 
+# Initials, and finals with their tones.
 PINYIN = (
     "a ai an ang ao b c ch d e ei en eng f g h i ian in ing iu ià iàn iàng iào iá ián iáng iáo iè ié iòng ióng iù iú "
     "iā iān iāng iāo iē iě iōng iū iǎ iǎn iǎng iǎo iǒng iǔ j k l m n o ong ou p q r s sh t u uang ue un uo uà uài uàn "
@@ -25,10 +26,9 @@ PINYIN = (
     "àng ào á ái án áng áo è èi èn èng èr é éi én éng ér ì ìn ìng í ín íng ò òng òu ó óng óu ù ùn ú ún ā āi ān āng āo "
     "ē ēi ēn ēng ě ěi ěn ěng ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu ǔ ǔn ǘ ǚ ǜ"
 ).split()
-"""Initials, and finals with their tones."""
 
+# What a text may hold to say more than letters can.
 CONTROLS = (*SOUNDS, *(f"[{name}]" for name in (*PHONEMES, *PINYIN)))
-"""What a text may hold to say more than letters can."""
 SPECIAL_TOKENS = (
     *STRUCTURE,
     *SOUNDS,

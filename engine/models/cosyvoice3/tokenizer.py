@@ -13,8 +13,8 @@ from engine.models.cosyvoice3.special_tokens import CONTROLS, END_OF_PROMPT, SPE
 from engine.tokenizer import BytePairTokenizer, IncrementalTokenizer
 from engine.tokenizer_files import read_json, read_merges, read_vocab
 
+# Begins every instruction the model was trained on, and is all of the usual one.
 ASSISTANT = "You are a helpful assistant."
-"""Begins every instruction the model was trained on, and is all of the usual one."""
 MAX_CONTROL_CHARS = max(map(len, CONTROLS))
 CONTROL_PATTERN = re.compile("|".join(map(re.escape, sorted(CONTROLS, key=len, reverse=True))))
 CONTROL_STARTS = frozenset(control[:end] for control in CONTROLS for end in range(1, len(control)))
@@ -92,8 +92,8 @@ class ControlTokenEncoder:
     def __init__(self, tokenizer: CosyTokenizer) -> None:
         self._tokenizer = tokenizer
         self._words = IncrementalTokenizer(tokenizer)
+        # The beginning, perhaps, of a control.
         self._held = ""
-        """The beginning, perhaps, of a control."""
 
     def push(self, text: str) -> list[int]:
         text = self._held + text

@@ -16,11 +16,11 @@ from engine.models.cosyvoice3.dit import NORM_EPS
 from engine.models.cosyvoice3.flow_ops import FlowOps
 from engine.models.cosyvoice3.flow_program import FlowCall, GroupedConvWeights
 
+# Frames of one program of the attention: of few programs, and of many.
 QUERY_TILES = 32, 64
-"""Frames of one program of the attention: of few programs, and of many."""
 MANY_PROGRAMS = 512
+# Of a product on the matrix units.
 MIN_TILE = 16
-"""Of a product on the matrix units."""
 
 
 class TritonFlowOps(FlowOps):

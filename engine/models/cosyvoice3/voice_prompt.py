@@ -14,11 +14,11 @@ from torch import Tensor
 from engine.api import ClonedVoice
 from engine.models.cosyvoice3.special_tokens import END_OF_PROMPT
 
+# A prompt of 15 more than whole blocks leaves the flow's first block ten tokens short, so that sound can leave after 13
+# (spec 4.8).
 FLOW_REST, BLOCK_TOKENS = 15, 25
-"""A prompt of 15 more than whole blocks leaves the flow's first block ten tokens short, so that sound can leave after
-13 (spec 4.8)."""
+# Two seconds of a recording are never cut into.
 MIN_TRIMMED_TOKENS = 50
-"""Two seconds of a recording are never cut into."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,8 +11,8 @@ from engine.layers.transformer import CausalContext, Transformer, attention
 from engine.models.qwen3_tts.config import CodePredictorConfig
 from engine.models.qwen3_tts.lookup_predictor import LookupCodePredictor
 
+# (codebook, logits [N, V]) -> ids [N].
 Draw = Callable[[int, Tensor], Tensor]
-"""(codebook, logits [N, V]) -> ids [N]."""
 
 
 class FrameCache:

@@ -36,8 +36,8 @@ CALL_FRAMES = (1, 2, 4, 8)
 class CodecBlockWeights(NamedTuple):
     rate: int
     upsample: ConvParams
+    # Of what follows the upsampling, and of what follows each unit.
     outer: Sequence[SnakeParams]
-    """Of what follows the upsampling, and of what follows each unit."""
     units: Sequence[ResidualUnitParams]
 
 

@@ -20,8 +20,8 @@ from engine.models.qwen3_tts.encoder_config import EncoderConfigs, read_codec_en
 
 MODEL_TYPE = "qwen3_tts"
 CODEC_MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
+# The top ids of the talker's vocabulary: never sampled, but for the end of speech (spec 4.2).
 NUM_CONTROL_IDS = 1024
-"""The top ids of the talker's vocabulary: never sampled, but for the end of speech (spec 4.2)."""
 
 
 def read_transformer(section: ConfigSection, **extra: bool) -> TransformerConfig:
@@ -48,8 +48,8 @@ class CodePredictorConfig:
     transformer: TransformerConfig
     vocab_size: int
     num_code_groups: int
+    # Whether ``small_to_mtp_projection`` stands between the talker's width and the predictor's.
     projected: bool
-    """Whether ``small_to_mtp_projection`` stands between the talker's width and the predictor's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class QwenTalkerConfig:
     num_code_groups: int
     max_position_embeddings: int
     control: ControlIds
+    # Selectable and dialect languages, lower-case name -> codec id.
     languages: Mapping[str, int]
-    """Selectable and dialect languages, lower-case name -> codec id."""
+    # Lower-case name -> row of E0.
     speakers: Mapping[str, int]
-    """Lower-case name -> row of E0."""
+    # Speaker -> the dialect it forces.
     dialects: Mapping[str, str]
-    """Speaker -> the dialect it forces."""
 
     @property
     def num_codes(self) -> int:
@@ -120,20 +120,20 @@ class TextIds:
 
 INSTRUCTED_SIZES = ("1b7",)
 TASKS = ("base", "custom_voice", "voice_design")
+# Where the file has another name for it.
 GENERATION_KEYS = {
     "predictor_do_sample": "subtalker_dosample",
     "predictor_temperature": "subtalker_temperature",
     "predictor_top_k": "subtalker_top_k",
     "predictor_top_p": "subtalker_top_p",
 }
-"""Where the file has another name for it."""
+# Keys of a transformer that may be there, and the values that are built.
 FIXED_VALUES: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
     "use_sliding_window": (False,),
     "tie_word_embeddings": (False,),
 }
-"""Keys of a transformer that may be there, and the values that are built."""
 WHOLE_NUMBERS = ("top_k", "predictor_top_k", "max_new_tokens")
 # transformers skips a logits step whose value is null; these values do the same.
 NULL_VALUES: dict[str, bool | float] = {
@@ -170,15 +170,15 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Qwen3TTSConfig:
+    # ``base``, ``custom_voice`` or ``voice_design``.
     task: str
-    """``base``, ``custom_voice`` or ``voice_design``."""
     size: str
     talker: QwenTalkerConfig
     codec: CodecDecoderConfig
     text: TextIds
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    # Of a base checkpoint.
     encoders: EncoderConfigs | None = None
-    """Of a base checkpoint."""
 
     @property
     def takes_instruct(self) -> bool:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
         WaveBlock,
     )
 
+# (x [B, T, C], state [B, F]) -> the same one layer further on.
 Step = Callable[[Tensor, Tensor], Tensor]
-"""(x [B, T, C], state [B, F]) -> the same one layer further on."""
 
 
 class CpuCodecDecoder:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.errors import CheckpointError
 from engine.models.config_file import ConfigSection, read_rope_theta
 
+# The published codec that the encoder is; its configuration files leave out what equals these.
 MIMI: dict[str, object] = {
     "audio_channels": 1,
     "hidden_size": 512,
@@ -35,7 +36,6 @@ MIMI: dict[str, object] = {
     "hidden_act": "gelu",
     "attention_bias": False,
 }
-"""The published codec that the encoder is; its configuration files leave out what equals these."""
 MIMI_FIXED = (
     "audio_channels",
     "num_semantic_quantizers",
@@ -45,6 +45,7 @@ MIMI_FIXED = (
     "hidden_act",
     "attention_bias",
 )
+# Released files leave these out (spec 6).
 SPEAKER_ENCODER: dict[str, object] = {
     "mel_dim": 128,
     "enc_channels": [512, 512, 512, 512, 1536],
@@ -54,7 +55,6 @@ SPEAKER_ENCODER: dict[str, object] = {
     "enc_res2net_scale": 8,
     "enc_se_channels": 128,
 }
-"""Released files leave these out (spec 6)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from engine.models.qwen3_tts.config import Qwen3TTSConfig
     from engine.models.qwen3_tts.talker import Talker
 
+# Frames of codes kept by slot for the decode stage.
 RING_FRAMES = 32
-"""Frames of codes kept by slot for the decode stage."""
 
 
 def rope_tables(inverse_frequency: Tensor, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -49,8 +49,8 @@ class FrameProgram:
         max_blocks: int,
     ) -> None:
         self.config, self.talker, self.kv, self.ops = config, talker, kv, ops
+        # Codes by slot and frame index modulo its length, for the decode stage.
         self.ring = ring
-        """Codes by slot and frame index modulo its length, for the decode stage."""
         self.device = kv.data.device
         self.num_books = config.talker.num_code_groups
         self._make_tables()
@@ -80,8 +80,8 @@ class FrameProgram:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_slots + 1, *shape, dtype=dtype, device=self.device)
 
+        # Rows of the frame table that make up each slot's last frame.
         self.last = zeros(self.num_books, dtype=torch.int64)
-        """Rows of the frame table that make up each slot's last frame."""
         self.seen = zeros(self.config.talker.vocab_size, dtype=torch.bool)
 
     def _make_buffers(self, max_rows: int, max_tokens: int, max_blocks: int) -> None:

@@ -18,9 +18,9 @@ from engine.models.qwen3_tts.load_weights import load_codec, load_encoders
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.pipelined import make_graphs
 
+# Packed convolutions stand beside the plain ones. A released codec of 450 MB, which no CPU decodes in real time anyhow,
+# is held once.
 MAX_TWICE_HELD_BYTES = 64 * 2**20
-"""Packed convolutions stand beside the plain ones. A released codec of 450 MB, which no CPU decodes in real time
-anyhow, is held once."""
 
 
 def load_stages(

@@ -16,8 +16,8 @@ from engine.models.qwen3_tts.talker import Talker
 from engine.models.qwen3_tts.voice_encoder import QwenVoiceEncoder
 from engine.weights.loader import config_errors_of, load_weights, uninitialized
 
+# Of the encoder's books the file holds more than are used, and what only training and decoding need.
 UNUSED_IN_ENCODER = "quantizer."
-"""Of the encoder's books the file holds more than are used, and what only training and decoding need."""
 
 
 def _restore_buffers(module: torch.nn.Module, device: torch.device) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from engine.models.qwen3_tts.code_predictor import CodePredictor, Draw
 
 MAX_TABLE_BYTES = 64 * 2**20
+# Positions 0 and 1 are the talker's hidden state and code 0; position j + 1 is the code of codebook j.
 FIRST_KNOWN = 2
-"""Positions 0 and 1 are the talker's hidden state and code 0; position j + 1 is the code of codebook j."""
 
 
 class LookupCodePredictor:

@@ -19,10 +19,10 @@ class PreparedVoice:
     """Equal keys are equal voices."""
 
     key: bytes
+    # [H], as the talker computes.
     embedding: Tensor
-    """[H], as the talker computes."""
+    # [num_frames, num_codebooks] of the recording; empty where it is cloned by the embedding alone.
     codes: list[list[int]]
-    """[num_frames, num_codebooks] of the recording; empty where it is cloned by the embedding alone."""
     transcript_ids: list[int]
 
     @property

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from engine.errors import InvalidRequest, UnknownLanguage, UnknownVoice
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
 
+# No id on this side of a row.
 NO_TOKEN = -1
-"""No id on this side of a row."""
 
 
 class PromptPosition(NamedTuple):

@@ -18,8 +18,8 @@ from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
 from engine.noise import SampleKey
 from engine.sampler import RowSamplingParams
 
+# Of the official code (spec 4.2).
 MIN_NEW_TOKENS = 2
-"""Of the official code (spec 4.2)."""
 
 
 @dataclass(slots=True)

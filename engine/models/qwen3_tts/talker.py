@@ -10,8 +10,8 @@ from engine.layers.transformer import AttentionContext, Transformer
 from engine.models.qwen3_tts.code_predictor import CodePredictor
 from engine.models.qwen3_tts.config import QwenTalkerConfig
 
+# Rows of the text table made at once: all of them would need several times the table's memory.
 FUSED_ROWS = 8192
-"""Rows of the text table made at once: all of them would need several times the table's memory."""
 
 
 class TextProjection(nn.Module):

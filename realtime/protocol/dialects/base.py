@@ -21,45 +21,45 @@ Status = Literal["completed", "cancelled", "failed"]
 class RequestedFormat:
     """How a client wants its audio. Whether that can be served is not decided here."""
 
+    # One of ``sessions.config.Encoding``: ``pcm_s16le``, ``pcm_f32le``, ``mulaw``, ``alaw``, ``wav``, ``mp3``, ``aac``,
+    # ``flac``, ``ogg_opus``, ``opus``.
     encoding: str = "pcm_s16le"
-    """One of ``sessions.config.Encoding``: ``pcm_s16le``, ``pcm_f32le``, ``mulaw``, ``alaw``, ``wav``, ``mp3``,
-    ``aac``, ``flac``, ``ogg_opus``, ``opus``."""
     sample_rate: int = 24_000
+    # Bits a second.
     bitrate: int | None = None
-    """Bits a second."""
+    # Of bare Opus.
     packet_ms: int = 20
-    """Of bare Opus."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechOptions:
     """How a client wants a context to be spoken, in the words of all wires. What we do not have becomes a default."""
 
+    # The vendor's id or ours.
     voice: str | None = None
-    """The vendor's id or ours."""
     language: str | None = None
     format: RequestedFormat = field(default_factory=RequestedFormat)
     seed: int | None = None
     speed: float = 1.0
     instruct: str = ""
     word_times: bool = False
+    # As fast as it is made, for a client that gets it whole; else with a lead, on sockets.
     burst: bool = False
-    """As fast as it is made, for a client that gets it whole; else with a lead, on sockets."""
+    # Another lead than that of all vendors' wires.
     lead_ms: int | None = None
-    """Another lead than that of all vendors' wires."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHandshake:
     """What a client said before its first message."""
 
+    # The parameters in the path, such as ``voice_id``.
     path: Mapping[str, str]
-    """The parameters in the path, such as ``voice_id``."""
     query: Mapping[str, str]
+    # Names in lower case.
     headers: Mapping[str, str]
-    """Names in lower case."""
+    # Of this connection; random, for dialects that have to make up ids.
     request_id: str
-    """Of this connection; random, for dialects that have to make up ids."""
     subprotocols: tuple[str, ...] = ()
 
 
@@ -71,8 +71,8 @@ class SendMessage:
     """A message of the vendor's, as it is; on HTTP a piece of the body."""
 
     message: Message
+    # Tells that a message was not acted on, which counts as an error of the connection.
     is_refusal: bool = False
-    """Tells that a message was not acted on, which counts as an error of the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,16 @@ class OpenContext:
 
     context: str
     options: SpeechOptions
+    # Contexts of one line are spoken one after the other, in the order they were opened.
     track: str | None = None
-    """Contexts of one line are spoken one after the other, in the order they were opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendText:
     context: str
     text: str
+    # As with an ``End`` right behind; the engine then knows so from the start.
     last: bool = False
-    """As with an ``End`` right behind; the engine then knows so from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,8 @@ class ContextAudio:
     data: bytes
     start_ms: float
     end_ms: float
+    # Of bare Opus: what ``data`` is made of.
     packets: tuple[bytes, ...] = ()
-    """Of bare Opus: what ``data`` is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +207,13 @@ class TimedWord:
     text: str
     start_ms: float
     end_ms: float
+    # One for each character of ``text``.
     char_ends_ms: tuple[float, ...]
-    """One for each character of ``text``."""
+    # What is said for it, where that is something else: a number written out.
     spoken: str = ""
-    """What is said for it, where that is something else: a number written out."""
     spoken_ends_ms: tuple[float, ...] = ()
+    # Where it stands in all text of the context.
     raw_start: int = 0
-    """Where it stands in all text of the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +238,14 @@ class ContextEnded:
 
     context: str
     status: Status = "completed"
+    # Of audio that was told.
     audio_ms: float = 0.0
-    """Of audio that was told."""
+    # The client's text up to the last word heard.
     heard: str = ""
-    """The client's text up to the last word heard."""
     remaining: str = ""
     played_ms: float = 0.0
+    # With ``failed``.
     error: ErrorBody | None = None
-    """With ``failed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,15 +289,15 @@ class Dialect(ABC):
     """
 
     context_timeout_s: float | None = None
+    # A message that breaks the wire is answered by ``fail`` and costs no connection.
     forgiving = False
-    """A message that breaks the wire is answered by ``fail`` and costs no connection."""
+    # Whether the client learns what was heard of a context; otherwise it need not be found.
     reports_heard_text = False
-    """Whether the client learns what was heard of a context; otherwise it need not be found."""
+    # HTTP: of the body; read with its first piece.
     media_type = "application/octet-stream"
-    """HTTP: of the body; read with its first piece."""
 
+    # What the handshake tells of it: refused there if it cannot be served, warned of in the answer's headers.
     options: SpeechOptions | None = None
-    """What the handshake tells of it: refused there if it cannot be served, warned of in the answer's headers."""
 
     def __init__(self, handshake: ClientHandshake) -> None:
         self.handshake = handshake

@@ -22,8 +22,8 @@ RUNNING, FINISHED = 206, 200
 class CartesiaContext:
     normalized: bool = False
     closed: bool = False
+    # Not a word more: clients take what comes of an unknown context for the answer to another.
     cancelled: bool = False
-    """Not a word more: clients take what comes of an unknown context for the answer to another."""
     num_flushed: int = 0
     last_text: str = ""
 

@@ -10,6 +10,7 @@ from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
 ENCODINGS = {"linear16": "pcm_s16le", "mulaw": "mulaw", "alaw": "alaw"}
+# Taken when none is named.
 RATES = {
     "linear16": 24_000,
     "mulaw": 8_000,
@@ -19,7 +20,6 @@ RATES = {
     "flac": 24_000,
     "aac": 22_050,
 }
-"""Taken when none is named."""
 FAMILIES = ("aura", "aura-2", "flux")
 MAX_SPEED = 10.0
 

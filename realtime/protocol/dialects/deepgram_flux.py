@@ -40,15 +40,15 @@ class FluxMessage(Struct):
 @dataclass(slots=True)
 class FluxTurn:
     speech_id: str
+    # Where it begins in all the audio played.
     start_ms: float = 0.0
-    """Where it begins in all the audio played."""
     num_chars: int = 0
     audio_ms: float = 0.0
     started: bool = False
     flushed: bool = False
     dropped: bool = False
+    # An interruption said how much was played.
     offset_ms: float | None = None
-    """An interruption said how much was played."""
     interrupted: bool = False
 
     @property
@@ -73,12 +73,12 @@ class DeepgramFluxDialect(on.Dialect):
             raise RemoteProtocolError("invalid_request", "model is missing", "model")
         self.options = parse_options(handshake.query, socket_format(handshake.query))
         self._turns: dict[str, FluxTurn] = {}
+        # The last that ended; the listener may still hear it.
         self._last: tuple[str, FluxTurn] | None = None
-        """The last that ended; the listener may still hear it."""
         self._num_turns = 0
         self._num_chars = 0
+        # Where the next turn begins.
         self._played_ms = 0.0
-        """Where the next turn begins."""
         self._min_offset_ms = 0.0
 
     def headers(self) -> dict[str, str]:

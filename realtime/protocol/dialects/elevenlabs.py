@@ -18,8 +18,8 @@ DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180
 
 @dataclass(slots=True, kw_only=True)
 class ElevenLabsTextContext(ElevenLabsContext):
+    # Where the times of the next message count from.
     base_ms: float = 0.0
-    """Where the times of the next message count from."""
 
 
 class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
@@ -27,10 +27,10 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
         super().__init__(handshake)
         self.options = parse_options(handshake.query, handshake.path.get("voice_id"))
         self.context_timeout_s = inactivity_s(handshake.query, DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S)
+        # Clients send whole sentences, which need a space between them.
         self._spaces = is_true(handshake.query.get("auto_mode"))
-        """Clients send whole sentences, which need a space between them."""
+        # Times run over the whole context; else they begin anew with every message.
         self._absolute = is_true(handshake.query.get("sync_alignment"))
-        """Times run over the whole context; else they begin anew with every message."""
 
     def _begins(self, said: ElevenLabsMessage) -> bool:
         return bool(said.text)

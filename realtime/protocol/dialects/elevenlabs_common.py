@@ -24,6 +24,7 @@ ENCODINGS = {
 DEFAULT_FORMAT = "mp3_44100_128"
 OUTPUT_FORMAT = re.compile(r"([a-z0-9]{3,4})_(\d{4,5})(?:_(\d{1,3}))?")
 MAX_SEED = 2**32 - 1
+# Their names for what goes wrong; what has none keeps ours.
 STATUSES = {
     "unauthorized": "invalid_api_key",
     "unknown_voice": "voice_not_found",
@@ -34,11 +35,10 @@ STATUSES = {
     "unsupported_format": "invalid_output_format",
     "request_too_long": "max_character_limit_exceeded",
 }
-"""Their names for what goes wrong; what has none keeps ours."""
+# Theirs for ours, where they differ.
 CLOSES: dict[int, int] = dict.fromkeys(
     (CloseCode.INVALID_DATA, CloseCode.UNSUPPORTED_DATA, CloseCode.GOING_AWAY), CloseCode.POLICY_VIOLATION
 )
-"""Theirs for ours, where they differ."""
 MAX_REASON_BYTES = 120
 
 

@@ -30,18 +30,18 @@ IDLE_S = 20.0
 @dataclass(slots=True, kw_only=True)
 class ElevenLabsDialogueContext(ElevenLabsContext):
     options: on.SpeechOptions
+    # That have not ended. The last one is written, the first one spoken.
     parts: list[str] = field(default_factory=list)
-    """That have not ended. The last one is written, the first one spoken."""
+    # The turn that is written has text.
     unflushed: bool = False
-    """The turn that is written has text."""
+    # Where the part that is spoken begins.
     offset_ms: float = 0.0
-    """Where the part that is spoken begins."""
+    # Of what was told.
     audio_end_ms: float = 0.0
-    """Of what was told."""
+    # Of a part; the others are dropped.
     failure: ErrorBody | None = None
-    """Of a part; the others are dropped."""
+    # pipecat strips leading spaces, and with them the first message's share of its clock: the second makes up.
     owed_ms: float = 0.0
-    """pipecat strips leading spaces, and with them the first message's share of its clock: the second makes up."""
 
 
 class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
@@ -54,8 +54,8 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         self.options = parse_options(handshake.query, None)
         if self.options.format.encoding == "wav":
             raise RemoteProtocolError("unsupported_format", "a WAV file has an end, this socket none", "output_format")
+        # Each message tells times for just its audio: clients add these up.
         self._fills = is_true(handshake.query.get("sync_alignment"))
-        """Each message tells times for just its audio: clients add these up."""
         self._numbers = itertools.count()
 
     def _begins(self, said: ElevenLabsMessage) -> bool:

@@ -53,11 +53,11 @@ class ElevenLabsContext:
 
     name: str
     last_text: str = ""
+    # The last that was said was a flush without text: a close means a normal end, and no interruption.
     flushed: bool = False
-    """The last that was said was a flush without text: a close means a normal end, and no interruption."""
     closed: bool = False
+    # Not told yet: they go with the next audio.
     words: list[on.TimedWord] = field(default_factory=list)
-    """Not told yet: they go with the next audio."""
 
 
 S = TypeVar("S", bound=ElevenLabsContext)
@@ -66,8 +66,8 @@ S = TypeVar("S", bound=ElevenLabsContext)
 class ElevenLabsSocket(on.Dialect, Generic[S]):
     """Contexts by their ids, at once."""
 
+    # One text, and with it the connection ends.
     single = False
-    """One text, and with it the connection ends."""
 
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from realtime.protocol.events import ErrorBody
 
 BAD_REQUEST = 400
+# What is not listed is the request's fault.
 STATUSES = {
     "unauthorized": 401,
     "insufficient_scope": 403,
@@ -40,7 +41,6 @@ STATUSES = {
     "engine_dead": 503,
     "engine_timeout": 504,
 }
-"""What is not listed is the request's fault."""
 
 
 def status_of(error: ErrorBody) -> int:

@@ -30,8 +30,8 @@ ENCODINGS = {
     "MULAW": "mulaw",
     "ALAW": "alaw",
 }
+# As gRPC counts; what is not here is the client's fault (3), or ours (13).
 CODES = {"unauthorized": 16, "overloaded": 8, "limit_exceeded": 8, "draining": 14, "engine_dead": 14}
-"""As gRPC counts; what is not here is the client's fault (3), or ours (13)."""
 SERVER_FAULT_CODES = ("internal_error", "session_error", "engine_error", "engine_timeout")
 NOT_FOUND = 5
 
@@ -87,8 +87,8 @@ class InworldContext:
     sounds: bool = False
     closed: bool = False
     last_word_ms: float = 0.0
+    # Times count from the end of the last word before the last flush.
     base_ms: float = 0.0
-    """Times count from the end of the last word before the last flush."""
 
 
 class InworldDialect(on.Dialect):

@@ -17,8 +17,8 @@ from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
 SAMPLE_RATE = 24_000
+# PCM leaves in steps of 80 ms.
 STEP_BYTES = 4 * 1_920
-"""PCM leaves in steps of 80 ms."""
 FORMATS = {"Pcm": "pcm_f32le", "PcmMessagePack": "pcm_f32le", "OggOpus": "ogg_opus", "OggOpusMessagePack": "ogg_opus"}
 END_OF_TEXT = b"\0"
 CONTEXT = ""

@@ -111,11 +111,11 @@ class OpenAIConversation:
         self._items: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._sizes: dict[str, Size] = {}
         self._total = Size(0, 0)
+        # The user's, since the last response.
         self._unspoken: dict[str, OpenAIItem] = {}
-        """The user's, since the last response."""
         self._replies: dict[str, OpenAIResponse] = {}
+        # Of items that are replies.
         self._contexts: dict[str, str] = {}
-        """Of items that are replies."""
         self._num_ids = 0
 
     @property

@@ -26,12 +26,12 @@ from realtime.protocol.dialects.base import Dialect
 class DialectRoute(NamedTuple):
     path: str
     dialect: type[Dialect]
+    # ``http``: POST, one body in, one streamed body out.
     transport: Literal["socket", "http"] = "socket"
-    """``http``: POST, one body in, one streamed body out."""
+    # Contexts are spoken one after the other; else at once, told apart by their ids.
     serial: bool = False
-    """Contexts are spoken one after the other; else at once, told apart by their ids."""
+    # The API key may stand in the first message.
     late_key: bool = False
-    """The API key may stand in the first message."""
 
 
 DIALECT_ROUTES: tuple[DialectRoute, ...] = (

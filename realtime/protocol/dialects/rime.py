@@ -45,8 +45,8 @@ class RimeGeneration:
     context_id: str | None
     ended: bool = False
     cleared: bool = False
+    # Times count from here.
     base_ms: float = 0.0
-    """Times count from here."""
 
 
 class RimeWs3Dialect(on.Dialect):

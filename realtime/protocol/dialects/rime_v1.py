@@ -30,6 +30,7 @@ FORMATS = {
     "audio/pcma": "alaw",
     "audio/x-alaw": "alaw",
 }
+# What is not here is ``invalid_input``.
 KINDS = {
     "unauthorized": "unauthenticated",
     "overloaded": "unavailable",
@@ -41,17 +42,16 @@ KINDS = {
     "session_error": "internal",
     "internal_error": "internal",
 }
-"""What is not here is ``invalid_input``."""
 
 
 @dataclass(slots=True)
 class RimeV1Context:
     takes_text: bool
+    # Pieces of text are joined as they are; else each is a sentence.
     joins: bool
-    """Pieces of text are joined as they are; else each is a sentence."""
     cancelled: bool = False
+    # Gathered for the end, if they were asked for.
     words: list[on.TimedWord] | None = None
-    """Gathered for the end, if they were asked for."""
     last: str = field(default="")
 
 

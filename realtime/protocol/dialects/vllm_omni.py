@@ -20,8 +20,8 @@ from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import ErrorBody
 
 SAMPLE_RATE = 24_000
+# Of an utterance whose text is gathered first, or whose audio is: ten minutes of it are 30 MB.
 MAX_HELD_CHARS = 10_000
-"""Of an utterance whose text is gathered first, or whose audio is: ten minutes of it are 30 MB."""
 # Fields of the speech API that hold as they do there; "voice" beside them says whose recording is meant.
 SPEECH_FIELDS = frozenset(
     "task_type ref_audio ref_text x_vector_only_mode speaker_embedding do_sample temperature top_k top_p "
@@ -104,8 +104,8 @@ class VllmOmniUtterance:
     text: str = ""
     opened: bool = False
     started: bool = False
+    # Until its end, unless it is streamed.
     audio: list[bytes] = field(default_factory=list)
-    """Until its end, unless it is streamed."""
     num_bytes: int = 0
     num_chunks: int = 0
     words: list[dict[str, Any]] = field(default_factory=list)
@@ -117,8 +117,8 @@ class VllmOmniDialect(on.Dialect):
     def __init__(self, handshake: on.ClientHandshake) -> None:
         super().__init__(handshake)
         self._config = VllmOmniConfig()
+        # In order; text goes to the last while it is ``_writing``.
         self._utterances: dict[str, VllmOmniUtterance] = {}
-        """In order; text goes to the last while it is ``_writing``."""
         self._writing: str | None = None
         self._num_utterances = 0
 

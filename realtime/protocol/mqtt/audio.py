@@ -15,14 +15,14 @@ HEAD = struct.Struct(">IId?")
 
 
 class AudioHeader(NamedTuple):
+    # 0, 1, 2 ... over the replies of a session.
     reply: int
-    """0, 1, 2 ... over the replies of a session."""
+    # 0, 1, 2 ... over the audio messages of a reply.
     seq: int
-    """0, 1, 2 ... over the audio messages of a reply."""
+    # Where the sound begins in its reply.
     ts_ms: float
-    """Where the sound begins in its reply."""
+    # Nothing of the reply comes after this message.
     last: bool = False
-    """Nothing of the reply comes after this message."""
 
 
 class MqttAudioMessage(NamedTuple):

@@ -22,15 +22,15 @@ class MqttSessionDialect(on.Dialect):
         super().__init__(on.ClientHandshake(path={}, query={}, headers={}, request_id=sid))
         self.options = options
         self._num_replies = 0
+        # The reply that text goes to.
         self._writing: str | None = None
-        """The reply that text goes to."""
+        # Those that have not ended.
         self._lines: dict[str, ReplyCounters] = {}
-        """Those that have not ended."""
         self._next_seq = 0
+        # Messages were lost: what follows, up to the end of that text, makes no sense.
         self._torn = False
-        """Messages were lost: what follows, up to the end of that text, makes no sense."""
+        # The reply that ended last.
         self._last: str | None = None
-        """The reply that ended last."""
 
     def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
         event = say.parse_client_message(message)
@@ -169,8 +169,8 @@ class MqttOneShotDialect(on.Dialect):
         self.options = options
         self._text = text
         self._line = ReplyCounters(0)
+        # The last message was sent.
         self._over = False
-        """The last message was sent."""
 
     def start(self) -> Iterator[on.DialectCommand]:
         assert self.options is not None

@@ -29,8 +29,8 @@ Message = TypeVar("Message")
 class MqttFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     encoding: Literal["opus", "pcm_s16le", "mulaw", "alaw"] = "opus"
     sample_rate: int | None = None
+    # Of Opus.
     packet_ms: Literal[20, 40, 60] = 60
-    """Of Opus."""
     bitrate: int | None = None
 
     @property
@@ -47,8 +47,8 @@ class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     instruct: Annotated[str, Meta(max_length=MAX_INSTRUCT_CHARS)] = ""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     speed: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    # 0: as fast as it is made.
     lead_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
-    """0: as fast as it is made."""
     word_times: bool = False
     format: MqttFormat = MqttFormat()
 
@@ -69,8 +69,8 @@ class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class MqttOpen(MqttSpeechOptions, frozen=True):
+    # Of the client's choice, new each time; without it the server makes one.
     sid: Id | None = None
-    """Of the client's choice, new each time; without it the server makes one."""
 
 
 class MqttSay(MqttSpeechOptions, frozen=True):
@@ -80,8 +80,8 @@ class MqttSay(MqttSpeechOptions, frozen=True):
 
 
 class MqttInbound(Struct, frozen=True, kw_only=True, tag_field="t", forbid_unknown_fields=True, omit_defaults=True):
+    # 0, 1, 2 ... over the messages of a session that carry one: doubled ones are passed over, lost ones noticed.
     seq: Number | None = None
-    """0, 1, 2 ... over the messages of a session that carry one: doubled ones are passed over, lost ones noticed."""
 
 
 class MqttText(MqttInbound, frozen=True, tag="text"):
@@ -123,16 +123,16 @@ class MqttOutbound(Struct, frozen=True, kw_only=True, tag_field="t"):
 
 class MqttStarted(MqttOutbound, frozen=True, tag="started"):
     reply: int
+    # What of the wishes became a default.
     warnings: tuple[str, ...] = ()
-    """What of the wishes became a default."""
 
 
 class MqttWordMark(Struct, frozen=True, kw_only=True):
     text: str
     start_ms: float
     end_ms: float
+    # Where the word stands in the text of the reply, in characters.
     at: int
-    """Where the word stands in the text of the reply, in characters."""
 
 
 class MqttWordMarks(MqttOutbound, frozen=True, tag="marks"):

@@ -20,16 +20,16 @@ QOS_1, QOS_2 = 0x02, 0x04
 MAX_TOPIC_BYTES = 0xFFFF
 MAX_LENGTH = 268_435_455
 PAYLOAD_FORMAT, SUBSCRIPTION = 0x01, 0x0B
+# Properties that are numbers, and of how many bytes.
 NUMBERS = {PAYLOAD_FORMAT: 1, EXPIRY: 4}
-"""Properties that are numbers, and of how many bytes."""
 
 
 @dataclass(slots=True)
 class PublishPacket:
     topic: str
     payload: bytes = b""
+    # To be acknowledged.
     packet_id: int | None = None
-    """To be acknowledged."""
     retained: bool = False
     response_topic: str | None = None
     correlation: bytes | None = None

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from realtime.protocol.errors import LocalProtocolError
 
 EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, USER = 0x02, 0x03, 0x08, 0x09, 0x26
+# Of one string or of binary data.
 MAX_BYTES = 0xFFFF
-"""Of one string or of binary data."""
 
 
 def packed(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from realtime.protocol.errors import RemoteProtocolError
 
 WILL_LEVEL = "gone"
+# Of what clients may name.
 LEVEL = re.compile(r"\A[A-Za-z0-9_.:-]{1,64}\Z")
-"""Of what clients may name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.mqtt.properties import varint
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE, PING, DISCONNECT = 1, 3, 4, 8, 12, 14
+# Of the protocol: 3.1.1.
 LEVEL = 4
-"""Of the protocol: 3.1.1."""
 ACCEPTED, WRONG_LEVEL, BUSY, WRONG_KEY = 0, 1, 3, 5
 PINGRESP = b"\xd0\x00"
 MAX_LENGTH_BYTES = 4
@@ -40,8 +40,8 @@ class ConnectPacket:
 class DevicePublishPacket:
     topic: str
     payload: bytes
+    # To be acknowledged.
     packet_id: int | None = None
-    """To be acknowledged."""
 
 
 class MqttPacketReader:

@@ -11,19 +11,19 @@ from realtime.protocol.errors import RemoteProtocolError
 
 Message = str | bytes
 
+# Of an id that the provider gives.
 MAX_NAME_CHARS = 256
-"""Of an id that the provider gives."""
 MAX_PARAMETERS = 64
+# In one message; providers send 20 ms.
 MAX_AUDIO_S = 2
-"""In one message; providers send 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class TelephonyFormat:
     """Of both directions; mono."""
 
+    # ``mulaw``, ``alaw`` or ``pcm_s16le``.
     encoding: str = "mulaw"
-    """``mulaw``, ``alaw`` or ``pcm_s16le``."""
     sample_rate: int = 8_000
 
     @property
@@ -35,8 +35,8 @@ class TelephonyFormat:
 class StreamStarted:
     """The call is connected; audio may flow."""
 
+    # The provider's.
     call_id: str
-    """The provider's."""
     line: TelephonyFormat
     parameters: Mapping[str, str] = field(default_factory=dict)
 
@@ -44,8 +44,8 @@ class StreamStarted:
 @dataclass(frozen=True, slots=True)
 class CallerAudioReceived:
     data: bytes
+    # Rising with time, where the provider counts.
     number: int | None = None
-    """Rising with time, where the provider counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +101,17 @@ class TelephonyDialect(ABC):
     is passed over. The others give the message that says so, or ``None`` where the provider has none."""
 
     name: ClassVar[str]
+    # What may come.
     formats: ClassVar[frozenset[TelephonyFormat]]
-    """What may come."""
+    # The far side holds no more than that.
     max_buffer_ms: ClassVar[int] = 10_000
-    """The far side holds no more than that."""
+    # The far side plays what comes when it comes: a frame each 20 ms, silence too.
     is_paced: ClassVar[bool] = False
-    """The far side plays what comes when it comes: a frame each 20 ms, silence too."""
     has_marks: ClassVar[bool] = True
     subprotocol: ClassVar[str | None] = None
 
+    # Once started.
     format: TelephonyFormat | None = None
-    """Once started."""
 
     @abstractmethod
     def receive_message(self, message: Message) -> Sequence[TelephonyEvent]: ...

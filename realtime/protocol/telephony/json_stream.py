@@ -43,10 +43,10 @@ MessageT = TypeVar("MessageT", bound=JsonStreamMessage)
 
 
 class JsonStreamDialect(base.TelephonyDialect):
+    # What its messages say beyond the above.
     messages: ClassVar[type[JsonStreamMessage]]
-    """What its messages say beyond the above."""
+    # A message of audio, without its payload: what comes before it, and behind.
     _audio: tuple[str, str] | None = None
-    """A message of audio, without its payload: what comes before it, and behind."""
 
     def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         told = parse_json(text_only(message), self.messages)

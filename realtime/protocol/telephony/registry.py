@@ -15,10 +15,10 @@ from realtime.protocol.telephony.vonage import VonageDialect
 
 class TelephonyRoute(NamedTuple):
     path: str
+    # Of an id that the call has if the provider gives none.
     dialect: Callable[[str], TelephonyDialect]
-    """Of an id that the call has if the provider gives none."""
+    # Requests may carry Twilio's signature in place of a key.
     signed: bool = False
-    """Requests may carry Twilio's signature in place of a key."""
 
 
 TELEPHONY_ROUTES: tuple[TelephonyRoute, ...] = (

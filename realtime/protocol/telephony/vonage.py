@@ -25,8 +25,8 @@ class VonageMessage(Struct):
     event: str
     content_type: str = msgspec.field(default="", name="content-type")
     digit: str = ""
+    # Where older versions have it.
     dtmf: DtmfMessage | None = None
-    """Where older versions have it."""
     payload: VonageNotify | None = None
 
 

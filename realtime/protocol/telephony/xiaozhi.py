@@ -15,18 +15,18 @@ import msgspec
 from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.telephony import base
 
+# Of what devices are sent. What they send has a rate of its own, which every decoder of Opus makes into this.
 SAMPLE_RATE = 24_000
-"""Of what devices are sent. What they send has a rate of its own, which every decoder of Opus makes into this."""
 PACKET_MS = 60
+# A device holds 2.4 s and throws away what is beyond.
 MAX_BUFFER_MS = 1_000
-"""A device holds 2.4 s and throws away what is beyond."""
 LINE = base.TelephonyFormat("pcm_s16le", SAMPLE_RATE)
+# A message of sound without any: what has been gathered for a packet leaves now.
 FLUSH = b""
-"""A message of sound without any: what has been gathered for a packet leaves now."""
 MAX_TEXT_CHARS = 4_096
 MAX_PACKET_BYTES = 4_000
+# Before each packet, by the version. 2: version, kind, nothing, milliseconds, bytes; 3: kind, nothing, bytes.
 HEADERS = {2: struct.Struct(">HHIII"), 3: struct.Struct(">BBH")}
-"""Before each packet, by the version. 2: version, kind, nothing, milliseconds, bytes; 3: kind, nothing, bytes."""
 SOUND = 0
 VERSIONS = (1, 2, 3)
 
@@ -47,8 +47,8 @@ class XiaozhiDialect(base.TelephonyDialect):
         self.session_id = session_id
         self._parameters = dict(parameters)
         self._transport = transport
+        # What stands in our hello besides.
         self._offer = offer
-        """What stands in our hello besides."""
 
     def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
         if isinstance(message, bytes):

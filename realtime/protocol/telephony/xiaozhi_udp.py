@@ -12,15 +12,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
+# Kind, flags, bytes of sound, stream, milliseconds, number; big-endian.
 HEADER = struct.Struct(">BBHIII")
-"""Kind, flags, bytes of sound, stream, milliseconds, number; big-endian."""
 SOUND = 0x01
+# Flags of what we send: both sides use one key, and so no nonce of ours is ever one of the device's.
 FROM_US = 0x01
-"""Flags of what we send: both sides use one key, and so no nonce of ours is ever one of the device's."""
 KEY_BYTES = 16
 MAX_PACKET_BYTES = 1_400
+# A number so much further on is one of the past.
 MAX_STEP = 2**31
-"""A number so much further on is one of the past."""
 
 
 def stream_id_of(datagram: bytes) -> int | None:
@@ -38,8 +38,8 @@ class EncryptedAudioStream:
     key: bytes
     stream: int
     _sent: int = 0
+    # The highest number that came; they begin with 1.
     _heard: int = 0
-    """The highest number that came; they begin with 1."""
 
     @property
     def nonce(self) -> bytes:

@@ -25,12 +25,12 @@ class WyomingDialect(on.Dialect):
         self._format = {"rate": sample_rate, "width": WIDTH, "channels": CHANNELS}
         self._reader = WyomingEventReader(max_data_bytes)
         self._num_texts = 0
+        # The text that comes in chunks.
         self._arriving: str | None = None
-        """The text that comes in chunks."""
+        # Those whose end is told by ``synthesize-stopped``.
         self._streamed: set[str] = set()
-        """Those whose end is told by ``synthesize-stopped``."""
+        # Those whose audio has started.
         self._sounding: set[str] = set()
-        """Those whose audio has started."""
         self._broken = False
 
     def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:

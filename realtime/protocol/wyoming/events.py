@@ -13,8 +13,8 @@ from realtime.protocol.errors import RemoteProtocolError
 VERSION = "1.0.0"
 NEWLINE = b"\n"
 MAX_LINE_BYTES = 65_536
+# Of audio, say, which is read and thrown away.
 MAX_PAYLOAD_BYTES = 1_048_576
-"""Of audio, say, which is read and thrown away."""
 
 Data = dict[str, Any]
 
@@ -53,10 +53,10 @@ class WyomingEventReader:
     def __init__(self, max_data_bytes: int) -> None:
         self._max_data_bytes = max_data_bytes
         self._buffer = bytearray()
+        # So far there is no end of a line.
         self._searched = 0
-        """So far there is no end of a line."""
+        # Whose data and payload are still to come.
         self._line: WyomingHeader | None = None
-        """Whose data and payload are still to come."""
 
     def push(self, piece: bytes) -> Iterator[WyomingEvent]:
         self._buffer += piece

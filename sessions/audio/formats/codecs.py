@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 ADTS_RATES = (96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000, 7_350)
 ADTS_HEADER_BYTES = 7
+# From this sample rate on; each is one version of the MPEG standard.
 MP3_MAX_BITRATES = {8_000: 64_000, 16_000: 160_000, 32_000: 320_000}
-"""From this sample rate on; each is one version of the MPEG standard."""
 AAC_MAX_BITS_PER_SAMPLE = 6
+# From level 3 on a block of FLAC is 105 ms long.
 LOSSLESS_BLOCKS_OF_27_MS = {"compression_level": "2"}
-"""From level 3 on a block of FLAC is 105 ms long."""
 WARM_UP_RATE, WARM_UP_BITRATE = 24_000, 64_000
 
 

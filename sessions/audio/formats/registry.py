@@ -19,16 +19,16 @@ COMMON_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 4
 RATES: dict[Encoding, tuple[int, ...]] = dict.fromkeys(Encoding, COMMON_RATES)
 RATES |= dict.fromkeys((Encoding.OPUS, Encoding.OGG_OPUS), OPUS_RATES)
 
+# From here on Opus tuned for audio sounds as good as tuned for voices with half the bits.
 AUDIO_FROM_BITRATE = 64_000
-"""From here on Opus tuned for audio sounds as good as tuned for voices with half the bits."""
 
+# A sample becomes bytes whatever is before or after it.
 BYTES_OF_PCM: dict[Encoding, Callable[[Pcm], bytes]] = {
     Encoding.PCM_S16LE: pcm_to_s16le,
     Encoding.PCM_F32LE: pcm_to_f32le,
     Encoding.MULAW: pcm_to_mulaw,
     Encoding.ALAW: pcm_to_alaw,
 }
-"""A sample becomes bytes whatever is before or after it."""
 
 
 def is_cpu_intensive(encoding: Encoding) -> bool:

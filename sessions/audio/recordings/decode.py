@@ -29,8 +29,8 @@ FORMATS = "wav, flac, mp3, ogg or m4a"
 MAX_SOURCE_RATE = 192_000
 MAX_CHANNELS = 8
 NO_PROTOCOL = "none"
+# Codecs fill up their last frame; so much over the limit is cut off and not refused.
 PADDING_S = 0.1
-"""Codecs fill up their last frame; so much over the limit is cut off and not refused."""
 
 
 class InvalidRecording(ValueError):

@@ -20,18 +20,18 @@ from sessions.audio.pcm import Pcm
 from sessions.audio.recordings.decode import InvalidRecording, container_format, decode_recording
 
 MODULE = "sessions.audio.recordings.sandbox"
+# Exit status of a child that refuses; why is on its standard error.
 BAD_RECORDING = 3
-"""Exit status of a child that refuses; why is on its standard error."""
 MAX_MESSAGE_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLimits:
+    # Sound beyond this is refused before it is decoded.
     max_s: float = 30.0
-    """Sound beyond this is refused before it is decoded."""
     timeout_s: float = 10.0
+    # Of address space; 30 s of stereo at 48 kHz take a quarter of it.
     memory_bytes: int = 2**30
-    """Of address space; 30 s of stereo at 48 kHz take a quarter of it."""
 
 
 async def decode_in_subprocess(data: bytes, sample_rate: int, limits: DecodeLimits) -> Pcm:

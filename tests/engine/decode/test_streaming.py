@@ -20,8 +20,8 @@ from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load_weights import load_codec
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
+# Of samples in [-1, 1]; rows of a call share products whose sums run in another order for another number of rows.
 TOLERANCE = 2e-5
-"""Of samples in [-1, 1]; rows of a call share products whose sums run in another order for another number of rows."""
 NUM_SLOTS = 3
 codes = st.lists(st.integers(0, TINY["codes"] - 1), min_size=TINY["books"], max_size=TINY["books"])
 REFERENCES = [

@@ -31,9 +31,9 @@ FUSIBLE: dict[str, Any] = TINY | {
     "codec": dict(hidden=128, intermediate=128, layers=1, heads=4, kv_heads=4, head_dim=32),
     "codec_sizes": dict(codebook_dim=64, latent_dim=64, decoder_dim=256, sliding_window=12),
 }
+# A step waits for the calls of the one before at one place, and never looks whether some have passed earlier: a chunk
+# handed over earlier changes who decodes how many frames next. With the recorder's clock nothing depends on time then.
 TIMELESS: dict[str, Any] = dict(hand_over_by_call=False)
-"""A step waits for the calls of the one before at one place, and never looks whether some have passed earlier: a chunk
-handed over earlier changes who decodes how many frames next. With the recorder's clock nothing depends on time then."""
 
 
 @torch.inference_mode()

@@ -26,8 +26,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+# Plain products of the prompt run in TF32.
 FP32_TOLERANCE = 5e-3
-"""Plain products of the prompt run in TF32."""
 
 
 @pytest.mark.parametrize("settings", [{}, dict(fused_kernels=False), dict(fast_start=True)], ids=str)
@@ -76,11 +76,11 @@ def test_decoding_elsewhere_says_what_decoding_there_says(tmp_path: Path, decode
 
 STREAMS = 256
 NUM_ROW_FRAMES = int(os.environ.get("ROW_FRAMES", "60000"))
+# Codes alone end a row: when silence is noticed depends on what is decoded together, and that on time.
 PINNED: dict[str, Any] = dict(
     max_batch=STREAMS, max_requests=STREAMS, pinned_rows=STREAMS, num_blocks=STREAMS * 12, max_frames=80,
     silence_limit_s=1e6,
 )  # fmt: skip
-"""Codes alone end a row: when silence is noticed depends on what is decoded together, and that on time."""
 
 
 def wants(number: int) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from tests.engine.engine_harness import EngineHarness
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 TEXT = "the quick brown fox jumps over the lazy dog"
+# Of PCM in [-1, 1] in fp32; measured below 1e-6.
 TOLERANCE = 1e-5
-"""Of PCM in [-1, 1] in fp32; measured below 1e-6."""
 SAMPLINGS = [
     SamplingParams(seed=2**64 - 3, min_new_tokens=3),
     SamplingParams(seed=5, top_p=0.9, temperature=1.2, min_new_tokens=2),

@@ -29,8 +29,8 @@ pytestmark = [
 ]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 DTYPES = [torch.float32] if DEVICE.type == "cpu" else [torch.float32, torch.bfloat16]
+# Relative, of the norm of the difference.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Relative, of the norm of the difference."""
 
 
 def config_of(block_frames: int) -> FlowConfig:

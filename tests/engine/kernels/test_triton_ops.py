@@ -31,8 +31,8 @@ pytestmark = [
 ]
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 DTYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
+# Relative, of the norm of the difference; bf16 keeps 8 bits, and both sides round more than once.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
-"""Relative, of the norm of the difference; bf16 keeps 8 bits, and both sides round more than once."""
 EPS = 1e-6
 PLAIN = ReferenceOps()
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 END_OF_PROMPT = 151646
 NUM_CODES, FILL, NUM_IDS = 6561, 6564, 6761
+# Speech ids that the talker is made to say.
 NUM_FORCED = 20
-"""Speech ids that the talker is made to say."""
+# Those whose log probabilities are kept whole.
 KEPT_STEPS = (0, 1, 10, NUM_FORCED)
-"""Those whose log probabilities are kept whole."""
 INSTRUCT = (500, 17, 3, END_OF_PROMPT)
 TRANSCRIPT = tuple(range(40, 59))
 TEXT = tuple(range(300, 323))
@@ -67,5 +67,5 @@ DRIVER_TOKENS, DRIVER_PROMPT = 130, 32
 NUM_RAS_ROWS, NUM_RAS_SEEDS = 16, 12
 HIFT_FRAMES = 110
 HIFT_CUTS = (9, 30, 31, 80)
+# Lengths of recordings whose features are compared.
 SOUND_SECONDS = {"brief": 0.53, "uneven": 1.6137}
-"""Lengths of recordings whose features are compared."""

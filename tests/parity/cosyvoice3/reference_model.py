@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Where the settings begin that nothing here needs.
 TRAINING = "# training"
-"""Where the settings begin that nothing here needs."""
 NOISE_SAMPLES = 24000 * 10
+# Ids of live text after its end.
 NUM_LAST = 4
-"""Ids of live text after its end."""
 
 
 def find_official(source: Path, matcha: Path) -> None:

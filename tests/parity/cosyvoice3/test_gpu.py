@@ -24,10 +24,10 @@ from tests.parity.cosyvoice3.test_talker import fetch, new_row
 
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("VOICEWIRE_PARITY_DEVICE", "cuda")
+# Signal to error. Convolutions on CUDA take TF32, with ten bits.
 MIN_MEL_DB, MIN_WAVE_DB = 25.0, 35.0
-"""Signal to error. Convolutions on CUDA take TF32, with ten bits."""
+# Of what bf16 would draw from, in nats.
 MAX_DIVERGENCE = 0.01
-"""Of what bf16 would draw from, in nats."""
 MIN_SAME_LIKELIEST = 0.8
 
 

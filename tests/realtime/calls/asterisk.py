@@ -16,8 +16,8 @@ import numpy as np
 from sessions.audio.pcm import S16
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "asterisk"
+# ``VOICEWIRE_ASTERISK`` is the path of another one.
 PROGRAM = os.environ.get("VOICEWIRE_ASTERISK") or shutil.which("asterisk", path=f"{os.environ['PATH']}:/usr/sbin")
-"""``VOICEWIRE_ASTERISK`` is the path of another one."""
 WAIT_S = 30.0
 FOLDERS = {"astdbdir": "db", "astspooldir": "spool", "astrundir": "run", "astlogdir": "log"}
 CALLERS = """

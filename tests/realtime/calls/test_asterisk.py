@@ -34,12 +34,12 @@ SENTENCES = (
     "A large house stands beside the old river.",
 )
 LONG = " ".join(SENTENCES * 4)
+# Extensions of the example, and the wire by which each comes.
 WAYS = {"100": "audiosocket", "101": "audiosocket", "102": "asterisk"}
-"""Extensions of the example, and the wire by which each comes."""
+# Our clock and the caller's recording agree by so much.
 SETTLED_MS = 100.0
-"""Our clock and the caller's recording agree by so much."""
+# Held by an Asterisk that takes back: without our clear, the caller would hear it after a cut.
 LEAD_MS = 2_000
-"""Held by an Asterisk that takes back: without our clear, the caller would hear it after a cut."""
 
 
 @pytest.fixture(scope="module")

@@ -63,8 +63,8 @@ class TwilioSimulator:
         self._waiting: list[tuple[asyncio.TimerHandle, str]] = []
         self.payload_sizes: list[int] = []
         self.arrivals_s: list[float] = []
+        # Of audio, cleared audio not counted.
         self.played_s = 0.0
-        """Of audio, cleared audio not counted."""
         self.longest_queue_s = 0.0
         self.events: list[str] = []
         self.num_clears = 0

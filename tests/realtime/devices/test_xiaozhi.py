@@ -28,8 +28,8 @@ HELLO = {
     "audio_params": {"format": "opus", "sample_rate": 16_000, "channels": 1, "frame_duration": 60},
 }
 TEXT = "Hello there, how are you today?"
+# Clocks of a busy machine.
 EARLY_S = 0.4
-"""Clocks of a busy machine."""
 
 
 @pytest.fixture

@@ -44,8 +44,8 @@ class ChaoticClient:
 
     def __init__(self, rng: random.Random, right: Sequence[dict[str, Any] | bytes] = ()) -> None:
         self._rng = rng
+        # Messages of this wire that its clients really send.
         self._right = right
-        """Messages of this wire that its clients really send."""
 
     def message(self) -> str | bytes:
         if self._right and self._rng.random() < 0.6:

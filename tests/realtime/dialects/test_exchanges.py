@@ -24,8 +24,8 @@ class Ear:
     """What a client has heard so far."""
 
     def __init__(self) -> None:
+        # In bytes where it comes in binary, else in messages.
         self.audio = 0
-        """In bytes where it comes in binary, else in messages."""
         self.ends: list[str] = []
 
     def hear(self, message: str | bytes) -> None:

@@ -28,8 +28,8 @@ class Shell:
     def __init__(self, dialect: on.Dialect, rng: random.Random) -> None:
         self.dialect = dialect
         self._rng = rng
+        # Context -> how much audio it was told of.
         self.open: dict[str, float] = {}
-        """Context -> how much audio it was told of."""
         self.num_closed = 0
 
     def carry_out(self, intents: list[on.DialectCommand]) -> None:

@@ -24,8 +24,8 @@ PUBLISHED_TYPES: dict[str, type[openai.BaseModel]] = {
     get_args(published.model_fields["type"].annotation)[0]: published
     for published in get_args(get_args(RealtimeServerEvent)[0])
 }
+# Of one character.
 LEAST_BYTES = 2 * 24_000 * 0.04 * 0.9
-"""Of one character."""
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ from tests.realtime.live_server import QUICK, WAIT_S, LiveServer, live_server, s
 
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
 STALL_FRAME = 12
+# About a second of speech, and then none.
 STALLED = FakeScript(ms_per_char=60.0, real_time_factor=0.25, stalls_s={STALL_FRAME: 1_000.0})
-"""About a second of speech, and then none."""
 
 
 @every

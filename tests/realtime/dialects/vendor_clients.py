@@ -24,29 +24,29 @@ _RIME_AUDIO = {"audio_format": "audio/pcm", "sampling_rate": 24_000}
 class VendorClient:
     name: str
     path: str
+    # Text of a turn with this id.
     say: Callable[[str, str], Messages]
-    """Text of a turn with this id."""
     end: Callable[[str], Messages]
+    # None: clients drop the socket.
     cancel: Callable[[str], Messages]
-    """None: clients drop the socket."""
     is_end: Callable[[dict[str, Any], str], bool]
+    # In a text message; binary ones are audio as they are.
     audio: Callable[[dict[str, Any]], bytes] = lambda message: b""
-    """In a text message; binary ones are audio as they are."""
     is_error: Callable[[dict[str, Any]], bool] = lambda message: message.get("type") in ("error", "Error")
     one_turn: bool = False
     cancel_is_silent: bool = False
+    # Messages that cannot be read.
     broken: tuple[str | bytes, ...] = ("{", b"\0")
-    """Messages that cannot be read."""
     close_after_broken: int | None = 1008
     key_in_query: str = "api_key"
+    # A key and the first message: what is sent in its place where no key was shown before.
     key_first: Callable[[str, dict[str, Any]], Messages] | None = None
-    """A key and the first message: what is sent in its place where no key was shown before."""
     pack: Callable[[dict[str, Any]], str | bytes] = json.dumps
+    # Of binary messages, where they are not audio as they are.
     unpack: Callable[[bytes], dict[str, Any]] | None = None
-    """Of binary messages, where they are not audio as they are."""
     subprotocols: tuple[str, ...] = ()
+    # What becomes of text for a turn that has all its text and is still spoken.
     text_after_end: Literal["next turn", "complaint", "nothing"] = "complaint"
-    """What becomes of text for a turn that has all its text and is still spoken."""
 
 
 def _b64(field: str) -> Callable[[dict[str, Any]], bytes]:
@@ -92,6 +92,7 @@ def _result(message: dict[str, Any], turn: str) -> dict[str, Any]:
     return result if result.get("contextId") == turn else {}
 
 
+# One has no last message: it closes.
 CLIENTS = {
     client.name: client
     for client in (
@@ -280,7 +281,6 @@ CLIENTS = {
         ),
     )
 }
-"""One has no last message: it closes."""
 
 
 def read(client: VendorClient, message: str | bytes) -> tuple[bytes, dict[str, Any]]:

@@ -27,8 +27,8 @@ NAMES: dict[str, list[str]] = {
     "nowhere.test": [],
 }
 
+# From the head of a request to what is written; a number is a pause in seconds.
 Answer = Callable[[bytes], Sequence[bytes | float]]
-"""From the head of a request to what is written; a number is a pause in seconds."""
 
 
 class FakeResolver:

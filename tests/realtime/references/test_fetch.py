@@ -42,8 +42,8 @@ UNSPLITTABLE = ["http://public.test/a b", "http://public.test/\r\nHost: 127.0.0.
                 "http://public.test/\x00", "http://" + "a" * 2_100, "http://" + "a." * 130 + "test/", ""]  # fmt: skip
 
 
+# As a redirect these mean a path on the host that sent it.
 SAME_HOST = {"public.test", "http:public.test", "http:///etc/passwd"}
-"""As a redirect these mean a path on the host that sent it."""
 
 
 def test_the_list_is_long() -> None:

@@ -18,8 +18,8 @@ from tests.sessions.audio.recordings.files import tone
 
 WAV = wav_file(tone(1.5, 16_000), 16_000)
 DATA_URI = f"data:audio/wav;base64,{base64.b64encode(WAV).decode()}"
+# No test waits for it.
 LONG_S = 500.0
-"""No test waits for it."""
 
 
 @pytest.fixture

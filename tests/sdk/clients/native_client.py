@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 from native import Sound, Turn, Voicewire, VoicewireError
 from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
 
+# Of a session, as the server's settings have it.
 MOST_TURNS = 8
-"""Of a session, as the server's settings have it."""
 
 
 async def hear(turn: Turn, text: str) -> dict[str, object]:

@@ -20,8 +20,8 @@ RATE = 16_000
 SPOKEN = np.load(Path(__file__).parents[2] / "vectors" / "alignment" / "sentence.npz")
 TEXT = str(SPOKEN["text"])
 PCM = SPOKEN["pcm"].astype(np.float32) / 32768
+# A character is settled when so much more has been pushed.
 LATEST_MS = FINALIZE_DELAY_STEPS * STEP_MS + 2 * BLOCK_STEPS * STEP_MS + 60
-"""A character is settled when so much more has been pushed."""
 
 
 def aligned(texts: list[str], pcm: list[np.ndarray], rate: int = RATE) -> Aligner:

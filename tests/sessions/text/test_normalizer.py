@@ -12,8 +12,8 @@ from sessions.text.spans import SpannedText
 from tests.sessions.text.normalizer_cases import CASES
 from tests.sessions.text.splits import cut, places
 
+# Of a whole text. In pieces a space may go ahead of a word that turns out to have no sound.
 OUTPUT = re.compile(r"(?:[A-Za-z]+(?:['-][A-Za-z]+)*[.,?!;:]?(?: (?=[A-Za-z])|$))*")
-"""Of a whole text. In pieces a space may go ahead of a word that turns out to have no sound."""
 
 fragments = st.sampled_from(
     """

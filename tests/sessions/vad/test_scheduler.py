@@ -15,8 +15,8 @@ from sessions.vad.silero import VadState
 
 pytestmark = pytest.mark.virtual_time
 
+# Of 20 ms.
 PACKETS = [bytes([number]) * 160 for number in range(100)]
-"""Of 20 ms."""
 
 
 SETTINGS = BargeInSettings(min_level_db=-120.0, noise_margin_db=0.0)

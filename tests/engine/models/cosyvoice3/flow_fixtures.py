@@ -29,8 +29,8 @@ SMALL = FlowConfig(
         dim=16, depth=2, heads=2, head_dim=8, mel_bins=BINS, block_frames=10, conv_pos_kernel=7, conv_pos_groups=4
     ),
 )
+# Of mel that goes from -5 to 5: sums that are cut elsewhere round elsewhere, and guidance makes more of it.
 SAME = 2e-4
-"""Of mel that goes from -5 to 5: sums that are cut elsewhere round elsewhere, and guidance makes more of it."""
 MEL_SAMPLES = 480
 
 

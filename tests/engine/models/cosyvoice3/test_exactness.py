@@ -32,8 +32,8 @@ from tests.engine.random_schedule import Order, orders, play
 ROWS, SEED, MAX_FRAMES = 8, 1000, 45
 TEXT = "the quick brown fox jumps over the lazy dog"
 OTHERS = ["hello world", "how are you today", "over the lazy dog", "jumps", "the fox [breath] jumps"]
+# Of logits with a deviation near 3.
 TOLERANCE = 2e-4
-"""Of logits with a deviation near 3."""
 
 
 @dataclass

@@ -24,8 +24,8 @@ from tests.fakes.cosyvoice3_dims import TINY
 from tests.fakes.cosyvoice3_tensors import hift_shapes
 
 MAX_FRAMES = 40
+# Sums that are cut elsewhere round elsewhere; PCM goes up to one, and phase adds up.
 SAME = 5e-5
-"""Sums that are cut elsewhere round elsewhere; PCM goes up to one, and phase adds up."""
 MINUTE_FRAMES = 3000
 SMALLEST = HiftConfig(base_channels=8, f0_channels=4)
 

@@ -26,8 +26,8 @@ CONFIG = dataclasses.replace(
     SMALL, input_size=80, dit=dataclasses.replace(SMALL.dit, mel_bins=80, block_frames=2 * BLOCK_TOKENS)
 )
 HIFT = dataclasses.replace(TINY.hift, base_channels=8, f0_channels=4)
+# Of Python's own: lists that keep room, and what the collector has not seen yet.
 SLACK_BYTES = 20_000
-"""Of Python's own: lists that keep room, and what the collector has not seen yet."""
 
 
 def stage_of(context_blocks: int | None) -> CosyDecodeStage:

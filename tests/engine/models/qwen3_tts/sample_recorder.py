@@ -13,14 +13,14 @@ from engine.models.qwen3_tts import model as module
 from engine.noise import PhiloxNoise, SampleKey
 from engine.sampler import RowSamplingParams, SamplingBatch
 
+# (frame, codebook) of one request.
 Place = tuple[int, int]
-"""(frame, codebook) of one request."""
 
 
 @dataclass
 class Draw:
+    # [V], bans at -inf.
     logits: Tensor
-    """[V], bans at -inf."""
     choice: int
     key: SampleKey
     codebook: int

@@ -14,10 +14,10 @@ from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from tests.engine.splits import cuts_of
 from tests.fakes.checkpoints import TINY
 
+# Frames: more than twice the transformer's window of 12, and more than the convolutions' reach of 11.
 LENGTH = 30
-"""Frames: more than twice the transformer's window of 12, and more than the convolutions' reach of 11."""
+# Of samples in [-1, 1] with a deviation of 0.3: the same sums, in another order for another shape.
 TOLERANCE = 2e-5
-"""Of samples in [-1, 1] with a deviation of 0.3: the same sums, in another order for another shape."""
 shared = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 

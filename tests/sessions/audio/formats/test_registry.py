@@ -19,8 +19,8 @@ from tests.sessions.audio.formats.decoding import DEMUXERS, decode
 from tests.sessions.audio.signals import pieces, speech_like
 
 STREAMS = [encoding for encoding in Encoding if encoding is not Encoding.OPUS]
+# Samples that a decoder puts out before the first that was pushed.
 LOSSY_DELAYS = {Encoding.MP3: 1_105, Encoding.AAC: 1_024, Encoding.OGG_OPUS: 0}
-"""Samples that a decoder puts out before the first that was pushed."""
 ALL_RATES = [(encoding, rate) for encoding in STREAMS for rate in RATES[encoding]]
 
 
