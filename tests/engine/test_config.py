@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import math
 from pathlib import Path
 
@@ -16,15 +17,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "engine-options.md"
 
 
 def rows() -> list[str]:
-    """What the page says of each setting, from the code: name, default, what it is."""
-    (struct,) = ast.parse(inspect.getsource(EngineConfig)).body
+    """Rows of the page by the code: name, default, and the comment above the setting."""
+    lines = inspect.getsource(EngineConfig).split("\n")
+    (struct,) = ast.parse("\n".join(lines)).body
     assert isinstance(struct, ast.ClassDef)
-    told = {
-        setting.target.id: text.value.value
-        for setting, text in zip(struct.body, struct.body[1:], strict=False)
-        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
+    told = {}
+    for setting in struct.body:
+        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
+            above = itertools.takewhile(lambda line: line.startswith("    # "), reversed(lines[: setting.lineno - 1]))
+            told[setting.target.id] = " ".join(line[6:] for line in reversed(list(above)))
     return [
         f"| `{field.name}` | {shown(field.default)} | {' '.join(told[field.name].split()).replace('``', '`')} |"
         for field in msgspec.structs.fields(EngineConfig)
