@@ -50,7 +50,7 @@ TOKEN_S = 0.04
 PROMPT_TOKENS = 75
 EPOCHS = itertools.count()
 TEXT = "the quick brown fox jumps over the lazy dog and then it does the same thing all over again "
-SETTINGS: dict[str, Any] = dict(loop_limit_frames=100_000, silence_limit_s=1e6, max_waiting=4096)
+SETTINGS: dict[str, Any] = dict(loop_limit_frames=100_000, silence_limit_s=1e6, max_queued_requests=4096)
 
 
 @torch.inference_mode()
@@ -99,11 +99,12 @@ class Bench:
         self.device, sizes = torch.device(args.device), SHAPES[args.shape]
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         most = max(*args.streams, *args.burst)
-        flow_settings = FlowSettings(graphs=not args.eager, fused_kernels=not args.plain, **args.flow)
+        flow_settings = FlowSettings(graphs=not args.eager, triton_kernels=not args.plain, **args.flow)
         settings = CosyVoice3Settings(flow=flow_settings, vocoder=VocoderSettings(graphs=not args.eager))
         self.config = EngineConfig(
-            max_batch=most, max_requests=most * 4 // 3, max_prefill_positions=args.prefill, cosyvoice3=settings,
-            fused_kernels=not args.plain, kv_memory_mb=args.kv_mb, **SETTINGS,
+            max_batch_size=most, max_running_requests=most * 4 // 3, max_prefill_positions=args.prefill,
+            cosyvoice3=settings,
+            triton_kernels=not args.plain, kv_memory_mb=args.kv_mb, **SETTINGS,
         )  # fmt: skip
         self.sizes = sizes
         started = time.perf_counter()
@@ -205,8 +206,8 @@ class Bench:
         ]
 
     def ode_step(self, cells: list[FlowBlockTask]) -> None:
-        for start in range(0, len(cells), self.config.cosyvoice3.flow.max_cells):
-            some = cells[start : start + self.config.cosyvoice3.flow.max_cells]
+        for start in range(0, len(cells), self.config.cosyvoice3.flow.max_blocks_per_step):
+            some = cells[start : start + self.config.cosyvoice3.flow.max_blocks_per_step]
             for cell in some:
                 cell.step %= self.stage.shape.steps
             self.stage.runner.advance(some, 1)

@@ -35,11 +35,11 @@ TEXT = "The quick brown fox jumps over the lazy dog, and then it does the same t
 MAX_FRAMES = 3000
 
 
-def make_engine(folder: Path, args: argparse.Namespace, cpu_kernels: bool, batch: int) -> Engine:
+def make_engine(folder: Path, args: argparse.Namespace, cpu_optimizations: bool, batch: int) -> Engine:
     config = EngineConfig(
-        max_batch=batch,
-        max_requests=batch * 4 // 3,  # burst requests hold three quarters of the slots
-        cpu_kernels=cpu_kernels,
+        max_batch_size=batch,
+        max_running_requests=batch * 4 // 3,  # burst requests hold three quarters of the slots
+        cpu_optimizations=cpu_optimizations,
         loop_limit_frames=MAX_FRAMES,
         silence_limit_s=1e6,
         kv_memory_mb=args.kv_memory_mb,
@@ -113,9 +113,9 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     folder = args.model or (random_checkpoint(args.random) if args.random else EMBEDDED_VOICE)
     rows = []
     for batch in args.batch:
-        engines = {True: make_engine(folder, args, cpu_kernels=True, batch=batch)}
+        engines = {True: make_engine(folder, args, cpu_optimizations=True, batch=batch)}
         if args.compare:
-            engines[False] = make_engine(folder, args, cpu_kernels=False, batch=batch)
+            engines[False] = make_engine(folder, args, cpu_optimizations=False, batch=batch)
         for engine in engines.values():
             fill(engine, batch)
         results = {fast: best_of(engine, args.frames, args.rounds) for fast, engine in engines.items()}

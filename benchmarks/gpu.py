@@ -62,7 +62,11 @@ BURST_AHEAD_S = 2.0
 BURST_SAMPLES: Counter[str] = Counter()
 WORDS = "the quick brown fox jumps over the lazy dog and then it does the same thing all over again ".split()
 SETTINGS: dict[str, Any] = dict(
-    loop_limit_frames=100_000, silence_limit_s=1e6, max_waiting=4096, max_prefill_positions=256, voice_encoders=False
+    loop_limit_frames=100_000,
+    silence_limit_s=1e6,
+    max_queued_requests=4096,
+    max_prefill_positions=256,
+    voice_encoders=False,
 )
 
 
@@ -133,8 +137,8 @@ def run_steps(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def settings_of(args: argparse.Namespace, rows: int) -> dict[str, Any]:
     """The engine's, for so many streams."""
     num_slots = rows * 4 // 3 if args.part == "steps" else rows  # burst requests hold three quarters of the slots
-    sizes = dict(graphs=True, max_batch=min(rows, args.max_batch or rows), max_requests=num_slots)
-    return SETTINGS | sizes | dict(args.set, fast_start=args.fast_start)
+    sizes = dict(graphs=True, max_batch_size=min(rows, args.max_batch or rows), max_running_requests=num_slots)
+    return SETTINGS | sizes | dict(args.set, lazy_graph_capture=args.fast_start)
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -43,12 +43,12 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> PipelinedEngi
         model, codec = random_model.build(Path(folder), args.shape, dtype, device)
     rows = max(args.batch)
     config = EngineConfig(
-        max_batch=rows,
-        max_requests=rows,
+        max_batch_size=rows,
+        max_running_requests=rows,
         num_blocks=rows * (args.context // BLOCK + 1),
-        graph_positions=args.context + BLOCK,
-        fused_kernels=not args.plain,
-        plain_kernels=tuple(args.off),
+        max_graph_positions=args.context + BLOCK,
+        triton_kernels=not args.plain,
+        disabled_kernels=tuple(args.off),
     )
     return PipelinedEngine(model, make_graphs(model, codec, config, device), config, dtype=dtype, device=device)
 

@@ -149,7 +149,7 @@ class SimulatedDevice:
 
 def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[PipelinedEngine, SimulatedDevice]:
     engine = host_overhead.make_engine(
-        folder, size, max_batch=args.max_batch or size, admission_share=args.share, **dict(args.set)
+        folder, size, max_batch_size=args.max_batch or size, admission_utilization=args.share, **dict(args.set)
     )
     device = SimulatedDevice(args.host_scale, args.slower)
     device.install(engine)
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--ramp", type=float, default=8.0)
     parser.add_argument("--lead-ms", type=int, default=2000)
-    parser.add_argument("--share", type=float, default=0.95, help="admission_share")
+    parser.add_argument("--share", type=float, default=0.95, help="admission_utilization")
     parser.add_argument("--host-scale", type=float, default=0.6, help="what Python takes there, of what it takes here")
     parser.add_argument("--slower", type=float, default=1.0, help="how many times slower the device is than measured")
     parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=JSON", help="engine settings")
@@ -227,7 +227,7 @@ def main() -> None:
         for size in args.batch:
             found.append(LoadSimulation(*make_engine(folder, size, args), size, args).run())
             print(json.dumps(found[-1]), flush=True)
-    print(json.dumps({"benchmark": "crowd_sim", "max_batch": args.max_batch, "crowd": found}))
+    print(json.dumps({"benchmark": "crowd_sim", "max_batch_size": args.max_batch, "crowd": found}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ server (over the fake engine: it is the way that is measured, not the voice) and
 on loopback. Every client has a connection of its own and hears a reply without end. A packet's round trip is from a
 client's ``ping`` to the ``pong`` of its session: client, broker, server, broker, client, five times a second. Audio is
 late by how much it comes after its place in an even row, which begins with the earliest. With ``--plain`` every packet
-of server and clients goes through paho-mqtt by itself (``mqtt.gathered=false``). The last line is JSON.
+of server and clients goes through paho-mqtt by itself (``mqtt.batch_io=false``). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def cpu_s(pid: int) -> float:
 
 def server_command(mqtt: MqttSettings) -> list[str]:
     settings = {"listen.port": 0, "log.level": "error", "speech.aligner": "even"}
-    settings |= {"mqtt.host": mqtt.host, "mqtt.port": mqtt.port, "mqtt.gathered": mqtt.gathered}
+    settings |= {"mqtt.host": mqtt.host, "mqtt.port": mqtt.port, "mqtt.batch_io": mqtt.batch_io}
     return [sys.executable, "-m", "tests.realtime.fake_server", json.dumps(settings), json.dumps(SCRIPT)]
 
 
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), "max_queued_messages 10000") as broker:
-        settings = MqttSettings(host="127.0.0.1", port=broker.port, gathered=not args.plain)
+        settings = MqttSettings(host="127.0.0.1", port=broker.port, batch_io=not args.plain)
         with subprocess.Popen(server_command(settings), stdout=subprocess.PIPE) as server:
             try:
                 found = watched(server, measure(settings, args.sessions, args.seconds, args.packet_ms), args)

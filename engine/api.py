@@ -168,7 +168,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     text_closed: bool = False
     layout: TextLayout = TextLayout.AUTO
     # Which of its response's requests it is: with the seed it keys the noise. Another than the first, 0, is submitted
-    # once the response has been heard: a crowd refuses none of those, only the ceiling, ``max_waiting_segments``.
+    # once the response has been heard: a crowd refuses none of those, only the ceiling, ``max_queued_continuations``.
     segment: int = 0
     sampling: SamplingParams = SamplingParams()
     # Cap on codec frames; ``None`` derives one from the length of the text.

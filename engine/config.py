@@ -10,8 +10,8 @@ from engine.kernels import KERNELS
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 
 AT_LEAST_ONE = (
-    "max_batch",
-    "max_requests",
+    "max_batch_size",
+    "max_running_requests",
     "block_size",
     "num_blocks",
     "kv_memory_mb",
@@ -21,28 +21,28 @@ AT_LEAST_ONE = (
     "max_text_chars",
     "loop_limit_frames",
     "max_loop_period",
-    "graph_positions",
-    "pinned_rows",
-    "pinned_blocks",
+    "max_graph_positions",
+    "fixed_batch_rows",
+    "fixed_block_table_width",
     "decode_threads",
     "windowed_context_frames",
 )
 AT_LEAST_ZERO = (
-    "max_waiting",
-    "max_waiting_segments",
+    "max_queued_requests",
+    "max_queued_continuations",
     "reserved_memory_mb",
     "watermark_blocks",
     "preempt_margin_s",
-    "max_prefixes",
-    "max_prefix_positions",
+    "max_cached_prefixes",
+    "max_cached_prefix_positions",
     "min_frame_cap",
     "frames_per_text_token",
     "silence_limit_s",
-    "lead_tick_s",
-    "niceness",
-    "decode_gather_slack_s",
-    "reads_per_step",
-    "max_kept_voices",
+    "lead_step_interval_s",
+    "process_nice",
+    "decode_batching_slack_s",
+    "command_reads_per_step",
+    "max_cached_voices",
     "windowed_overlap_samples",
 )
 MAX_NICENESS = 19
@@ -52,13 +52,13 @@ MIN_SAMPLE_S = 0.1
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Rows in one talker step.
-    max_batch: int = 32
+    max_batch_size: int = 32
     # Requests that hold a decoder slot at once.
-    max_requests: int = 64
+    max_running_requests: int = 64
     # Requests queued behind them; more are refused with ``EngineOverloaded``, but for those of a reply that speaks.
-    max_waiting: int = 256
+    max_queued_requests: int = 256
     # Further segments of replies that speak, queued even behind those; beyond them these are refused, too.
-    max_waiting_segments: int = 1_024
+    max_queued_continuations: int = 1_024
     # Positions in one KV block.
     block_size: int = 16
     # KV blocks in the pool; ``None`` takes what the next two allow.
@@ -67,7 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory_mb: int | None = None
     # Left free on CUDA then, for what the graphs compute in.
     reserved_memory_mb: int = 6_144
-    # The pool holds no more than this for each of ``max_requests``; 80 s of speech take about 1,100.
+    # The pool holds no more than this for each of ``max_running_requests``; 80 s of speech take about 1,100.
     positions_per_request: int = 1_024
     # No request is admitted when fewer blocks than this would stay free.
     watermark_blocks: int = 4
@@ -76,9 +76,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Prompt positions computed in one step beside the running rows: of more, fewer of those who come together wait.
     max_prefill_positions: int = 256
     # Voice prefixes kept.
-    max_prefixes: int = 64
+    max_cached_prefixes: int = 64
     # Positions in all kept prefixes together.
-    max_prefix_positions: int = 2_048
+    max_cached_prefix_positions: int = 2_048
     # In one request.
     max_text_chars: int = 20_000
     # Frames that any request may have, whatever the length of its text.
@@ -97,51 +97,51 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_loop_period: int = 8
     # Rows at their leads step together, at moments so far apart; 0: each when its time has come. On a CPU an engine is
     # made with 0.08 unless told.
-    lead_tick_s: float = 0.0
+    lead_step_interval_s: float = 0.0
     # How far the engine's process stands back for others on the same cores: 0 to 19, as ``nice`` has it. On a CPU an
     # engine is made with 5 unless told.
-    niceness: int = 0
+    process_nice: int = 0
     # A listener with more lead than this waits until a larger decode call is full.
-    decode_gather_slack_s: float = 0.4
+    decode_batching_slack_s: float = 0.4
     # Pad every talker step to so many rows, so that results do not depend on who else is in the batch.
-    pinned_rows: int | None = None
+    fixed_batch_rows: int | None = None
     # Pad every block table to so many blocks, likewise.
-    pinned_blocks: int | None = None
+    fixed_block_table_width: int | None = None
     # Ban the end of speech until the end-of-text row has been fed.
-    starve_guard: bool = True
+    ban_eos_until_text_end: bool = True
     # What is made for the CPU alone (docs/design/engine.md); off runs plain torch, the slow reference.
-    cpu_kernels: bool = True
+    cpu_optimizations: bool = True
     # Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA; ``None``: on CUDA only.
     graphs: bool | None = None
     # The longest row that the graphs' block tables hold.
-    graph_positions: int = 5_120
+    max_graph_positions: int = 5_120
     # A paced request is refused when a step with one more would take more than this share of a frame's time.
-    admission_share: float = 0.95
+    admission_utilization: float = 0.95
     # Hand over what a decode call of the graphs made as it ends, the most urgent first, if one of its listeners has no
-    # more than ``decode_gather_slack_s``; what is left leaves with the step. Off waits for them all.
-    hand_over_by_call: bool = True
+    # more than ``decode_batching_slack_s``; what is left leaves with the step. Off waits for them all.
+    emit_per_decode_call: bool = True
     # How often in a step the engine's process reads what a gateway says; 0: as it comes.
-    reads_per_step: int = 4
+    command_reads_per_step: int = 4
     # Record graphs, and warm up for more than one request, when they are first needed instead of at start.
-    fast_start: bool = False
+    lazy_graph_capture: bool = False
     # Where the graphs' codes become PCM: cpu, cuda or cuda:N; ``None``: where frames are made.
     decode_device: str | None = None
     # Threads of its arithmetic when that is cpu.
     decode_threads: int = 1
     # Triton kernels in the graphs; off runs their plain reference.
-    fused_kernels: bool = True
+    triton_kernels: bool = True
     # Kernels, by name, that are off although the others are on.
-    plain_kernels: tuple[str, ...] = ()
+    disabled_kernels: tuple[str, ...] = ()
     # Frames of a request's first chunk, the second and so on; a listener about to run dry gets what is there.
     chunk_frames: tuple[int, ...] = CHUNK_FRAMES
     # Load the encoders of a checkpoint that clones voices; without them voices must come encoded.
     voice_encoders: bool = True
     # The shortest recording to clone a voice from.
-    min_sample_s: float = 1.0
+    min_reference_s: float = 1.0
     # And the longest.
-    max_sample_s: float = 30.0
+    max_reference_s: float = 30.0
     # Cloned voices whose prepared state is kept.
-    max_kept_voices: int = 32
+    max_cached_voices: int = 32
     # Decode from the codes of a left context instead of carried state: the slow reference.
     windowed_decode: bool = False
     # Frames of that context.
@@ -157,18 +157,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not value >= low:  # nor what is no number
                 raise InvalidRequest(f"{name} is {value}; it must be at least {low}", name)
-        if self.niceness > MAX_NICENESS:
-            raise InvalidRequest(f"niceness is {self.niceness}; it must be at most {MAX_NICENESS}", "niceness")
-        if not self.admission_share > 0:
-            raise InvalidRequest(f"admission_share is {self.admission_share}; it must be above 0", "admission_share")
+        if self.process_nice > MAX_NICENESS:
+            raise InvalidRequest(
+                f"process_nice is {self.process_nice}; it must be at most {MAX_NICENESS}", "process_nice"
+            )
+        if not self.admission_utilization > 0:
+            raise InvalidRequest(
+                f"admission_utilization is {self.admission_utilization}; it must be above 0", "admission_utilization"
+            )
         if not self.chunk_frames or any(frames not in CHUNK_FRAMES for frames in self.chunk_frames):
             known = ", ".join(map(str, CHUNK_FRAMES))
             raise InvalidRequest(f"chunk_frames is {self.chunk_frames}; it must list {known}", "chunk_frames")
-        unknown = sorted(set(self.plain_kernels) - set(KERNELS))
+        unknown = sorted(set(self.disabled_kernels) - set(KERNELS))
         if unknown:
-            raise InvalidRequest(f"plain_kernels names {unknown[0]!r}; known: {', '.join(KERNELS)}", "plain_kernels")
-        if not MIN_SAMPLE_S <= self.min_sample_s <= self.max_sample_s:
-            limits = f"it must lie in {MIN_SAMPLE_S}..max_sample_s, {self.max_sample_s}"
-            raise InvalidRequest(f"min_sample_s is {self.min_sample_s}; {limits}", "min_sample_s")
-        if self.pinned_rows is not None and self.pinned_rows < self.max_batch:
-            raise InvalidRequest(f"pinned_rows is {self.pinned_rows}; max_batch is {self.max_batch}", "pinned_rows")
+            raise InvalidRequest(
+                f"disabled_kernels names {unknown[0]!r}; known: {', '.join(KERNELS)}", "disabled_kernels"
+            )
+        if not MIN_SAMPLE_S <= self.min_reference_s <= self.max_reference_s:
+            limits = f"it must lie in {MIN_SAMPLE_S}..max_reference_s, {self.max_reference_s}"
+            raise InvalidRequest(f"min_reference_s is {self.min_reference_s}; {limits}", "min_reference_s")
+        if self.fixed_batch_rows is not None and self.fixed_batch_rows < self.max_batch_size:
+            raise InvalidRequest(
+                f"fixed_batch_rows is {self.fixed_batch_rows}; max_batch_size is {self.max_batch_size}",
+                "fixed_batch_rows",
+            )

@@ -68,7 +68,7 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
 def blocks_allowed(model: SpeechModel, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> int:
     """What all requests use on average, yet never less than one may use alone, as far as the memory goes."""
     by_memory = kv_bytes(config, device) // PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
-    wanted = max(config.max_requests * config.positions_per_request, model.max_positions)
+    wanted = max(config.max_running_requests * config.positions_per_request, model.max_positions)
     return max(1, min(by_memory, wanted // config.block_size))
 
 
@@ -86,7 +86,7 @@ class Engine(RequestManager):
         device = device or torch.device("cpu")
         pool = BlockPool(config.num_blocks or blocks_allowed(model, config, dtype, device))
         self.kv = PagedKV(model.kv_shape, pool.num_blocks, config.block_size, dtype, device)
-        self.prefixes = PrefixCache(self.kv, config.max_prefixes, config.max_prefix_positions)
+        self.prefixes = PrefixCache(self.kv, config.max_cached_prefixes, config.max_cached_prefix_positions)
         super().__init__(model, stage, pool, self.prefixes, config, clock)
         self.runner = ModelRunner(model, self.kv, self.prefixes, config)
         self.times = StepTimings()
@@ -210,7 +210,7 @@ class Engine(RequestManager):
         now, due = self.clock(), {}
         for request in sorted(self.scheduler.running, key=DEADLINE_S):
             num_pending, wanted = request.num_pending_frames, self.wanted_frames(request)
-            is_patient = self.slack_s(request, now) > self.config.decode_gather_slack_s
+            is_patient = self.slack_s(request, now) > self.config.decode_batching_slack_s
             if request.is_burst and num_pending and not (is_patient and num_pending < wanted):
                 due[request.held_slot] = min(num_pending, MAX_CALL_FRAMES)
         return due
@@ -289,7 +289,7 @@ class Engine(RequestManager):
         start = time.perf_counter()
         for num_rows in CALL_ROWS:
             self.warm_up_batch(num_rows)
-            if self.config.fast_start or time.perf_counter() - start > MAX_WARM_UP_S:
+            if self.config.lazy_graph_capture or time.perf_counter() - start > MAX_WARM_UP_S:
                 break
         self.events.clear()
         self.times.reset()
@@ -299,7 +299,7 @@ class Engine(RequestManager):
 
     def warm_up_batch(self, num_rows: int) -> None:
         spec = SpeechRequest(request_id="warm-up", text="a " * 3 * num_rows, text_closed=True, max_frames=2)
-        for epoch in range(min(num_rows, self.config.max_requests)):
+        for epoch in range(min(num_rows, self.config.max_running_requests)):
             self.submit(spec, epoch)
         while self.has_work:
             self.step()

@@ -216,7 +216,7 @@ class EngineHost:
     @property
     def _read_pause_s(self) -> float:
         """Commands are looked at between steps, and for each reading the engine's thread has to stand back."""
-        reads_per_step = self.config.reads_per_step
+        reads_per_step = self.config.command_reads_per_step
         if not reads_per_step or not self.loop.is_stepping:
             return 0.0
         return min(self.loop.engine.times.last_s / reads_per_step, MAX_READ_PAUSE_S)
@@ -341,7 +341,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.argv[1])
     config = msgspec.convert(settings["config"], EngineConfig)
-    os.nice(config.niceness)  # before there is a second thread: it is of this one, and of those that it makes
+    os.nice(config.process_nice)  # before there is a second thread: it is of this one, and of those that it makes
     threading.Thread(target=exit_with_parent, name="voicewire-parent-watch", daemon=True).start()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from engine.loader import load_engine

@@ -91,7 +91,7 @@ def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
 def capture_graphs(engine: Engine, runner: GraphRunner) -> None:
     """Record every graph while nobody is there, unless each is to be recorded when first needed."""
     engine.runner = runner
-    if not engine.config.fast_start:
+    if not engine.config.lazy_graph_capture:
         for rows in reversed(runner.frame_buckets):
             runner.frames.capture(rows)
         for tokens in reversed(runner.token_buckets):
@@ -119,7 +119,7 @@ def load_engine(
             engine = pipelined(stages.model, stages.make_graphs(), config, dtype, device)
         else:
             stage = stages.make_stage()
-            if isinstance(stage, StreamingDecodeStage) and not config.fast_start:
+            if isinstance(stage, StreamingDecodeStage) and not config.lazy_graph_capture:
                 stage.warm_up(MAX_WARM_UP_S)
             engine = Engine(stages.model, stage, config, dtype=dtype, device=device)
             if stages.make_runner is not None and wants_graphs(config, device):
@@ -154,7 +154,7 @@ def build_engine_info(model: SpeechModel, audio: AudioSpec, config: EngineConfig
         languages=model.languages,
         max_text_tokens=min(positions, config.max_frames, max_text_tokens),
         normalize_text=normalize_text,
-        min_sample_s=config.min_sample_s,
-        max_sample_s=config.max_sample_s,
+        min_sample_s=config.min_reference_s,
+        max_sample_s=config.max_reference_s,
         **abilities,
     )

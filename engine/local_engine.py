@@ -234,7 +234,7 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
     unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
     if unknown:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
-    usual = {} if _cuda_is_visible(device) else {"lead_tick_s": CPU_LEAD_TICK_S, "niceness": CPU_NICENESS}
+    usual = {} if _cuda_is_visible(device) else {"lead_step_interval_s": CPU_LEAD_TICK_S, "process_nice": CPU_NICENESS}
     try:
         return msgspec.convert(usual | settings, EngineConfig)
     except msgspec.ValidationError as error:

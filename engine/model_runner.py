@@ -58,7 +58,7 @@ class ModelRunner:
         inputs = [row.inputs[row.num_computed : row.num_computed + count] for row in rows]
         tables = [work.request.block_table for work in works]
         starts = [row.num_computed for row in rows]
-        num_padding = max((self.config.pinned_rows or 0) - len(works), 0) if count == 1 else 0
+        num_padding = max((self.config.fixed_batch_rows or 0) - len(works), 0) if count == 1 else 0
         hidden = self.model.forward(
             rows + rows[:1] * num_padding,
             inputs + inputs[:1] * num_padding,
@@ -68,7 +68,7 @@ class ModelRunner:
 
     def context(self, tables: list[list[int]], starts: list[int], count: int) -> tuple[Tensor, PagedContext]:
         """Positions [B, count] and the attention over the blocks; short tables are padded with block 0."""
-        width = max(*map(len, tables), self.config.pinned_blocks or 1)
+        width = max(*map(len, tables), self.config.fixed_block_table_width or 1)
         padded = torch.tensor([[*table, *[0] * (width - len(table))] for table in tables], device=self.device)
         positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(count, device=self.device)
         return positions, PagedContext(self.kv, padded, positions)
@@ -77,7 +77,7 @@ class ModelRunner:
         if not due:
             return []
         hidden = torch.stack([row for _, row in due])
-        num_padding = max((self.config.pinned_rows or 0) - len(due), 0)
+        num_padding = max((self.config.fixed_batch_rows or 0) - len(due), 0)
         if num_padding:
             hidden = torch.nn.functional.pad(hidden, (0, 0, 0, num_padding))
         requests = [work.request for work, _ in due]

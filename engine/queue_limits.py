@@ -57,9 +57,9 @@ class QueueLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> QueueLimits:
-        for_new = config.max_requests + config.max_waiting
+        for_new = config.max_running_requests + config.max_queued_requests
         for_burst = burst_share(for_new)
-        return cls(for_new, for_new + config.max_waiting_segments, for_burst, for_burst - for_burst // 3)
+        return cls(for_new, for_new + config.max_queued_continuations, for_burst, for_burst - for_burst // 3)
 
     def check(self, counts: RequestCounts, spec: SpeechRequest) -> None:
         """Raises ``EngineOverloaded`` unless the request fits beside the active ones."""

@@ -83,7 +83,7 @@ class RequestManager:
         """Raises ``EngineOverloaded`` when there is none for it. A paced reply must also be carried without a gap
         beside the other paced ones; burst rows take only what those leave."""
         self.queue_limits.check(self.counts, spec)
-        num_paced, frame_s = self.counts.num_paced, self.config.admission_share * self.scheduler.frame_s
+        num_paced, frame_s = self.counts.num_paced, self.config.admission_utilization * self.scheduler.frame_s
         is_one_more = num_paced > 0 and not spec.is_burst and spec.segment == 0
         if is_one_more and not self.step_model.can_sustain(num_paced + 1, frame_s):
             raise EngineOverloaded(

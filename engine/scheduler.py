@@ -74,7 +74,7 @@ class Scheduler:
         self.admit(now_s)
         rows = list(self.select_runnable(now_s))
         batch, positions_left, starving = StepBatch(), self.config.max_prefill_positions, None
-        max_batch = self.config.max_batch
+        max_batch = self.config.max_batch_size
         num_burst, budget = 0, StepBudget(self.burst_model, self.paced_slack_s(now_s), max_batch)
         for request in self.in_order(rows):
             if len(batch.steps) + len(batch.prefills) == max_batch:
@@ -236,7 +236,7 @@ class Scheduler:
             return 0.0
         generated_s = request.generated_lead_s(now_s, self.frame_s)
         wait_s = generated_s + self.frame_s - (lead_ms / 1000 + self.chunk_s)
-        tick_s = self.config.lead_tick_s
+        tick_s = self.config.lead_step_interval_s
         if not tick_s or lead_ms / 1000 < MIN_LEAD_TICKS * tick_s:
             return wait_s
         return math.ceil((now_s + wait_s) / tick_s - ROUNDING_S) * tick_s - now_s

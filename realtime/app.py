@@ -59,9 +59,9 @@ def create_app(
     if engine is None:
         options = {"process": True} | config.engine.options
         engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
-    server = SpeechServer(config, engine, load_authenticator(config.auth, config.wires.token_ttl_s), tally)
-    switchboard = CallRegistry(config.calls.max_events)
-    relay = HubClient(switchboard, exchange, config.calls.answer_timeout_s)
+    server = SpeechServer(config, engine, load_authenticator(config.auth), tally)
+    switchboard = CallRegistry(config.calls.max_queued_events)
+    relay = HubClient(switchboard, exchange, config.calls.remote_command_timeout_s)
     audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
     mqtt = MqttBridge(server, switchboard)
     wyoming = WyomingServer(server)
@@ -143,7 +143,7 @@ async def serve(
     server = DrainingServer(listen, app.state.server, listeners)
 
     def started() -> None:
-        if config.limits.start_is_kept:
+        if config.limits.gc_freeze_on_start:
             freeze_startup_objects()
         if on_ready is not None:
             on_ready(listeners.ports)

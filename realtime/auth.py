@@ -23,7 +23,7 @@ from msgspec import Meta
 from starlette.requests import HTTPConnection
 
 from realtime.browser_tokens import TokenScope, issue, parse, signing_key
-from realtime.config import AuthSettings, ConfigError, DialectSettings
+from realtime.config import AuthSettings, ConfigError
 from realtime.errors import RequestRefused
 from realtime.token_secret import load_token_secret
 
@@ -101,7 +101,7 @@ class Authenticator:
         self,
         keys: Sequence[tuple[bytes, Principal]],
         token_secret: bytes | None = None,
-        max_token_ttl_s: int = DialectSettings().token_ttl_s,
+        max_token_ttl_s: int = AuthSettings().max_token_ttl_s,
     ) -> None:
         """Without a secret, tokens are good for this object alone."""
         self._keys = tuple(keys)
@@ -179,7 +179,7 @@ class Authenticator:
         return replace(caller, scopes=token.scopes)
 
 
-def load_authenticator(settings: AuthSettings, max_token_ttl_s: int = DialectSettings().token_ttl_s) -> Authenticator:
+def load_authenticator(settings: AuthSettings) -> Authenticator:
     """Raises ``ConfigError``; its message names the entry and never the key."""
     keys = [*_from_file(settings.keys_file), *_from_text(settings.api_keys)]
     given = settings.keys_file is not None or settings.api_keys is not None
@@ -190,7 +190,7 @@ def load_authenticator(settings: AuthSettings, max_token_ttl_s: int = DialectSet
         raise ConfigError("auth: two API keys have the same name")
     if len({digest for digest, _ in keys}) < len(keys):
         raise ConfigError("auth: two names have the same API key")
-    return Authenticator(keys, load_token_secret(settings.token_secret) if keys else None, max_token_ttl_s)
+    return Authenticator(keys, load_token_secret(settings.token_secret) if keys else None, settings.max_token_ttl_s)
 
 
 def _from_file(path: str | None) -> Iterator[tuple[bytes, Principal]]:

@@ -48,7 +48,7 @@ class ListenSettings(SettingsSection, frozen=True):
     ping_interval_s: Annotated[float, Meta(gt=0, le=3_600, description="Between WebSocket pings.")] = 20.0
     ping_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="An unanswered ping ends the connection.")] = 20.0
     close_timeout_s: Annotated[float, Meta(gt=0, le=60, description="For the other side's part of a close.")] = 2.0
-    own_frames: Annotated[
+    fast_frame_parser: Annotated[
         bool, Meta(description="Whether short messages of WebSockets go past the general parser.")
     ] = True
     drain_timeout_s: Annotated[
@@ -57,7 +57,7 @@ class ListenSettings(SettingsSection, frozen=True):
     send_buffer_bytes: Annotated[
         int, Meta(ge=4_096, le=16_777_216, description="The system's send buffer of a connection.")
     ] = 65_536
-    unsent_bytes: Annotated[
+    tcp_notsent_lowat_bytes: Annotated[
         int, Meta(ge=1_024, le=16_777_216, description="Unsent bytes in that buffer above which writing waits.")
     ] = 16_384
     write_buffer_bytes: Annotated[
@@ -82,39 +82,41 @@ class LimitSettings(SettingsSection, frozen=True):
     max_active_responses_per_session: Annotated[int, Meta(ge=1, le=1_000, description="Of them in one session.")] = 8
     max_message_bytes: Annotated[int, Meta(ge=1_024, le=16_777_216, description="Of one message or body.")] = 262_144
     max_response_chars: Annotated[int, Meta(ge=1, le=10_000_000, description="Text of one response.")] = 50_000
-    max_speech_chars: Annotated[int, Meta(ge=1, le=10_000_000, description="Text of one POST /v1/audio/speech.")] = (
-        4_096
-    )
-    max_answer_bytes: Annotated[
+    max_speech_request_chars: Annotated[
+        int, Meta(ge=1, le=10_000_000, description="Text of one POST /v1/audio/speech.")
+    ] = 4_096
+    max_http_response_bytes: Annotated[
         int, Meta(ge=1_024, le=2_147_483_647, description="Audio of one HTTP answer that is not streamed.")
     ] = 67_108_864
     encoder_threads: Annotated[
         int, Meta(ge=0, le=256, description="Threads for Opus, MP3, AAC, FLAC and changes of speed; 0 has none.")
     ] = 1
     max_lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="The largest lead a client may ask for.")] = 60_000
-    max_message_ms: Annotated[
+    max_audio_message_ms: Annotated[
         int, Meta(ge=20, le=2_000, description="Audio in one message, where so much is ready and the lead is long.")
     ] = 240
-    first_packet_apart: Annotated[
+    flush_first_packet: Annotated[
         bool, Meta(description="The first packet of a response leaves before the rest of its chunk is encoded.")
     ] = True
-    chunks_in_turn: Annotated[
+    one_chunk_per_loop_iteration: Annotated[
         bool, Meta(description="Chunks that come together are made into packets one in each turn of the event loop.")
     ] = True
-    start_is_kept: Annotated[
+    gc_freeze_on_start: Annotated[
         bool, Meta(description="What is there at the start is left out of Python's garbage collections.")
     ] = True
     playback_tolerance_ms: Annotated[
         int, Meta(ge=0, le=1_000, description="The engine hears of the listener's place when it is off by more.")
     ] = 10
-    max_heard_wait_ms: Annotated[
+    heard_text_timeout_ms: Annotated[
         int, Meta(ge=0, le=60_000, description="What was heard is told after so long, if only roughly.")
     ] = 1_000
-    max_errors: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = 100
-    max_remembered_responses: Annotated[
+    max_errors_per_connection: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = (
+        100
+    )
+    max_retained_responses: Annotated[
         int, Meta(ge=1, le=1_000, description="Ended responses of a session that can still be asked about.")
     ] = 4
-    max_unaligned_mb: Annotated[
+    max_alignment_backlog_mb: Annotated[
         int,
         Meta(
             ge=0,
@@ -123,12 +125,14 @@ class LimitSettings(SettingsSection, frozen=True):
         ),
     ] = 512
     idle_timeout_s: Annotated[float, Meta(gt=0, le=86_400, description="Without an event and without speech.")] = 600.0
-    max_session_s: Annotated[float, Meta(gt=0, le=604_800, description="The oldest a session may become.")] = 86_400.0
+    max_session_duration_s: Annotated[float, Meta(gt=0, le=604_800, description="The oldest a session may become.")] = (
+        86_400.0
+    )
     text_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="A response waits for text so long.")] = 60.0
     reader_timeout_s: Annotated[float, Meta(gt=0, le=600, description="Due audio waits to be taken so long.")] = 10.0
     engine_timeout_s: Annotated[float, Meta(gt=0, le=600, description="The engine may be silent so long.")] = 20.0
     retry_after_ms: Annotated[int, Meta(ge=1, le=600_000, description="What refused clients are told.")] = 1_000
-    overload_after_s: Annotated[
+    overload_grace_s: Annotated[
         float, Meta(gt=0, le=600, description="Overloaded for so long, the server refuses handshakes too.")
     ] = 2.0
 
@@ -172,22 +176,24 @@ class AuthSettings(SettingsSection, frozen=True):
         str | None,
         Meta(description="Secret that signs browser tokens, best in the environment; by default one in a file."),
     ] = None
+    max_token_ttl_s: Annotated[int, Meta(ge=1, le=86_400, description="The longest a browser token may be valid.")] = (
+        3_600
+    )
 
 
 class DialectSettings(SettingsSection, frozen=True):
     lead_ms: Annotated[
         int, Meta(ge=100, le=600_000, description="Lead on vendors' wires, whose clients expect bursts.")
     ] = 10_000
-    voices: Annotated[
+    voice_aliases: Annotated[
         dict[str, str], Meta(description="Vendors' voice ids, and the voices of ours that speak for them.")
     ] = {}  # noqa: RUF012
-    max_contexts: Annotated[
+    max_contexts_per_connection: Annotated[
         int, Meta(ge=1, le=10_000, description="Open contexts of a connection on a vendor's wire.")
     ] = 256
-    max_connections_without_key: Annotated[
+    max_unauthenticated_connections: Annotated[
         int, Meta(ge=1, le=100_000, description="Connections whose key is still to come, in their first message.")
     ] = 256
-    token_ttl_s: Annotated[int, Meta(ge=1, le=86_400, description="The longest a browser token may be valid.")] = 3_600
 
 
 class CallSettings(SettingsSection, frozen=True):
@@ -197,26 +203,34 @@ class CallSettings(SettingsSection, frozen=True):
     public_url: Annotated[
         str | None, Meta(description="What Twilio calls this server, such as `https://voice.example.com`.")
     ] = None
-    owner: Annotated[
+    default_key_name: Annotated[
         str | None, Meta(description="Name of the API key that lines without a key belong to; by default the first.")
     ] = None
-    audiosocket: Annotated[bool, Meta(description="Whether there is a port for Asterisk's AudioSocket.")] = False
+    audiosocket_enabled: Annotated[bool, Meta(description="Whether there is a port for Asterisk's AudioSocket.")] = (
+        False
+    )
     audiosocket_port: Annotated[int, Meta(ge=0, le=65_535, description="That port; 0 takes a free one.")] = 9_092
     audiosocket_host: Annotated[
         str, Meta(description="Address of that port, which has no keys: whoever reaches it is a caller.")
     ] = "127.0.0.1"
     lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of what the caller has heard.")] = 200
-    in_hand_ms: Annotated[int, Meta(ge=0, le=10_000, description="Audio that is made ahead of what is sent.")] = 480
-    mark_every_ms: Annotated[int, Meta(ge=100, le=60_000, description="Audio between marks on the line.")] = 1_000
+    generation_lead_ms: Annotated[
+        int, Meta(ge=0, le=10_000, description="Audio that is made ahead of what is sent.")
+    ] = 480
+    mark_interval_ms: Annotated[int, Meta(ge=100, le=60_000, description="Audio between marks on the line.")] = 1_000
     mark_timeout_s: Annotated[float, Meta(ge=0, le=60, description="A mark so late counts as heard, by our clock.")] = (
         5.0
     )
-    answer_timeout_s: Annotated[
+    remote_command_timeout_s: Annotated[
         float, Meta(gt=0, le=60, description="For a command that another gateway obeys, whose call it is.")
     ] = 5.0
-    max_replies: Annotated[int, Meta(ge=1, le=10_000, description="Replies of a call that are not heard yet.")] = 64
-    max_marks: Annotated[int, Meta(ge=0, le=10_000, description="Marks of a reply.")] = 256
-    max_events: Annotated[int, Meta(ge=16, le=1_000_000, description="Events that may wait for an agent.")] = 4_096
+    max_pending_replies: Annotated[
+        int, Meta(ge=1, le=10_000, description="Replies of a call that are not heard yet.")
+    ] = 64
+    max_marks_per_reply: Annotated[int, Meta(ge=0, le=10_000, description="Marks of a reply.")] = 256
+    max_queued_events: Annotated[int, Meta(ge=16, le=1_000_000, description="Events that may wait for an agent.")] = (
+        4_096
+    )
     barge_in: Annotated[bool, Meta(description="Whether the caller's voice interrupts.")] = True
     vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="How likely sound has to be speech.")] = 0.55
     vad_min_speech_ms: Annotated[int, Meta(ge=32, le=2_000, description="For so long, to interrupt.")] = 32
@@ -230,7 +244,7 @@ class CallSettings(SettingsSection, frozen=True):
         float,
         Meta(ge=0, le=20, description="Sound less above a line's noise is nobody, and is not looked at. 0: all is."),
     ] = 3.0
-    echo_loss_db: Annotated[
+    echo_return_loss_db: Annotated[
         float, Meta(ge=0, le=120, description="Our own voice comes back quieter by at least so much.")
     ] = 20.0
 
@@ -244,15 +258,17 @@ class VoiceStoreSettings(SettingsSection, frozen=True):
     max_upload_bytes: Annotated[
         int, Meta(ge=1_024, le=268_435_456, description="Of a recording: uploaded, fetched, or in a data URI.")
     ] = 10_485_760
-    max_uploads: Annotated[int, Meta(ge=1, le=1_000, description="Recordings that arrive at once.")] = 16
-    max_encodings: Annotated[int, Meta(ge=1, le=1_000, description="Recordings fetched and listened to at once.")] = 4
+    max_concurrent_uploads: Annotated[int, Meta(ge=1, le=1_000, description="Recordings that arrive at once.")] = 16
+    max_concurrent_encodings: Annotated[
+        int, Meta(ge=1, le=1_000, description="Recordings fetched and listened to at once.")
+    ] = 4
     upload_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="For a recording to arrive.")] = 60.0
     decode_timeout_s: Annotated[float, Meta(gt=0, le=300, description="For a recording to be decoded.")] = 10.0
-    fetch: Annotated[bool, Meta(description="Whether requests may name a recording by its address.")] = True
+    allow_url_fetch: Annotated[bool, Meta(description="Whether requests may name a recording by its address.")] = True
     fetch_timeout_s: Annotated[float, Meta(gt=0, le=300, description="For a recording to be fetched.")] = 10.0
-    fetch_redirects: Annotated[int, Meta(ge=0, le=20, description="Redirects that are followed.")] = 3
-    fetch_http: Annotated[bool, Meta(description="Whether such an address may be plain http.")] = False
-    fetch_networks: Annotated[
+    max_fetch_redirects: Annotated[int, Meta(ge=0, le=20, description="Redirects that are followed.")] = 3
+    allow_plain_http_fetch: Annotated[bool, Meta(description="Whether such an address may be plain http.")] = False
+    allowed_private_networks: Annotated[
         str | None, Meta(description="Networks that are asked although they are not public: `10.0.0.0/8,fd00::/8`.")
     ] = None
 
@@ -268,7 +284,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     speech: SpeechDefaults = SpeechDefaults()
     engine: EngineSettings = EngineSettings()
     auth: AuthSettings = AuthSettings()
-    wires: DialectSettings = DialectSettings()
+    dialects: DialectSettings = DialectSettings()
     voices: VoiceStoreSettings = VoiceStoreSettings()
     calls: CallSettings = CallSettings()
     mqtt: MqttSettings = MqttSettings()
@@ -352,7 +368,8 @@ def _tables() -> frozenset[str]:
 
 
 def _as_table(setting: RawSetting) -> RawSetting:
-    """The setting itself, or for an entry of a table, such as ``engine.options.max_batch``, the table with it alone.
+    """The setting itself, or for an entry of a table, such as ``engine.options.max_batch_size``, the table with it
+    alone.
 
     Text becomes a TOML value where it is one: ``8``, ``false``, ``[1, 2]``, ``"text"``; else it stays text.
     """

@@ -49,7 +49,7 @@ def inspect_checkpoint(model: Path) -> CheckpointReport:
 @asynccontextmanager
 async def running_engine(model: Path | None) -> AsyncIterator[SpeechEngine]:
     """An engine in this process, started; ``None`` takes the embedded voice. Raises ``CheckpointError``."""
-    engine = make_engine(model, fast_start=True)
+    engine = make_engine(model, lazy_graph_capture=True)
     try:
         await engine.start()
         yield engine

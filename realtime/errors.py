@@ -48,9 +48,11 @@ RULES: dict[str, ErrorRule] = {
     "binary_not_accepted": ErrorRule(C, 400, CloseCode.UNSUPPORTED_DATA, "a binary message from a client"),
     "body_timeout": ErrorRule(C, 408, None, "the body of a request did not arrive in time"),
     "message_too_big": ErrorRule(C, 413, CloseCode.MESSAGE_TOO_BIG, "more than `max_message_bytes`"),
-    "too_many_errors": ErrorRule(C, 400, CloseCode.POLICY_VIOLATION, "more than `max_errors` on one connection"),
+    "too_many_errors": ErrorRule(
+        C, 400, CloseCode.POLICY_VIOLATION, "more than `max_errors_per_connection` on one connection"
+    ),
     "idle_timeout": ErrorRule(C, 408, CloseCode.IDLE_TIMEOUT, "no event and no speech for `idle_timeout_s`"),
-    "session_expired": ErrorRule(C, 408, CloseCode.SESSION_EXPIRED, "older than `max_session_s`"),
+    "session_expired": ErrorRule(C, 408, CloseCode.SESSION_EXPIRED, "older than `max_session_duration_s`"),
     "unknown_response": ErrorRule(C, 404, None, "no such response: never created, or forgotten"),
     "unknown_call": ErrorRule(C, 404, None, "no such call: it never was, it has ended, or it is not yours"),
     "duplicate_response": ErrorRule(C, 409, None, "the response id is in use, or was a moment ago"),

@@ -18,26 +18,26 @@ class MqttSettings(SettingsSection, frozen=True):
     tls_key: Annotated[str | None, Meta(description="File with that certificate's private key.")] = None
     username: Annotated[str | None, Meta(description="Who we are at the broker.")] = None
     password: Annotated[str | None, Meta(description="And its password; best in the environment.")] = None
-    root: Annotated[
+    topic_prefix: Annotated[
         str,
         Meta(pattern=r"\A[^+#/$]+(/[^+#/]+)*\Z", max_length=256, description="What all topics begin with."),
     ] = "voice/v1"
-    group: Annotated[
+    share_group: Annotated[
         str, Meta(pattern=r"\A[^+#/]+\Z", max_length=64, description="Servers of one group share the work.")
     ] = "tts"
-    worker: Annotated[
+    server_name: Annotated[
         Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:-]+\Z", max_length=32)] | None,
         Meta(description="Our name there; by default the machine's."),
     ] = None
-    owner: Annotated[
+    default_key_name: Annotated[
         str | None, Meta(description="Name of the API key that sessions belong to; by default the first.")
     ] = None
-    calls: Annotated[
+    calls_enabled: Annotated[
         bool, Meta(description="Whether agents at the broker hear of that key's calls and speak into them.")
     ] = False
     keepalive_s: Annotated[int, Meta(ge=1, le=3_600, description="A silent broker is lost after twice as long.")] = 15
-    timeout_s: Annotated[float, Meta(gt=0, le=60, description="For every answer of the broker.")] = 5.0
-    gathered: Annotated[
+    response_timeout_s: Annotated[float, Meta(gt=0, le=60, description="For every answer of the broker.")] = 5.0
+    batch_io: Annotated[
         bool, Meta(description="Whether all packets of a turn of the event loop are read and written at once.")
     ] = True
     retry_min_s: Annotated[float, Meta(gt=0, le=60, description="Pause before the first try to connect again.")] = 0.25
@@ -45,10 +45,10 @@ class MqttSettings(SettingsSection, frozen=True):
     lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000
     max_sessions: Annotated[int, Meta(ge=1, le=100_000, description="Open sessions and texts spoken at once.")] = 1_000
     max_sessions_per_client: Annotated[int, Meta(ge=1, le=100_000, description="Of them by one client.")] = 64
-    max_waiting_messages: Annotated[
+    max_queued_messages: Annotated[
         int, Meta(ge=16, le=1_000_000, description="Messages that wait to be read; more are dropped.")
     ] = 10_000
-    max_waiting_per_session: Annotated[
+    max_queued_per_session: Annotated[
         int, Meta(ge=16, le=100_000, description="Of them for one session; more end it.")
     ] = 1_000
 
@@ -59,7 +59,7 @@ class WyomingSettings(SettingsSection, frozen=True):
     host: Annotated[str, Meta(description="Address of that port, which has no keys: whoever reaches it may speak.")] = (
         "127.0.0.1"
     )
-    owner: Annotated[
+    default_key_name: Annotated[
         str | None, Meta(description="Name of the API key that its texts belong to; by default the first.")
     ] = None
     max_connections: Annotated[int, Meta(ge=1, le=100_000, description="Open connections.")] = 64
@@ -68,11 +68,13 @@ class WyomingSettings(SettingsSection, frozen=True):
 
 class XiaozhiSettings(SettingsSection, frozen=True):
     bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Bits a second of Opus.")] = 32_000
-    linger_ms: Annotated[
+    end_of_speech_delay_ms: Annotated[
         int, Meta(ge=0, le=10_000, description="Silence after which a device is told that the speech has ended.")
     ] = 300
-    mqtt: Annotated[bool, Meta(description="Whether there are ports for devices that speak MQTT and UDP.")] = False
-    mqtt_host: Annotated[str, Meta(description="Address of both ports.")] = "127.0.0.1"
+    mqtt_enabled: Annotated[bool, Meta(description="Whether there are ports for devices that speak MQTT and UDP.")] = (
+        False
+    )
+    mqtt_udp_host: Annotated[str, Meta(description="Address of both ports.")] = "127.0.0.1"
     mqtt_port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port for MQTT; 0 takes a free one.")] = 1_884
     udp_port: Annotated[int, Meta(ge=0, le=65_535, description="UDP port for audio; 0 takes a free one.")] = 8_884
     udp_public_host: Annotated[

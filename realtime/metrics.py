@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from engine.api import EngineStats
 from realtime.memory import resident_bytes
@@ -24,7 +26,10 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "real_time_factor": ("One step of the engine over the time that its codec frame plays, sampled.", FACTOR),
     "step_time_seconds": ("One step of the engine, sampled.", STEP_S),
     "queue_time_seconds": ("From the first text of a response to its first step in the engine.", FAST_S),
-    "prompt_wait_seconds": ("From the first token of a segment to the last that its first frame needs.", FAST_S),
+    "first_token_to_prompt_ready_seconds": (
+        "From the first token of a segment to the last that its first frame needs.",
+        FAST_S,
+    ),
     "lead_seconds": ("Audio handed over and not yet played, whenever more is handed over.", LEAD_S),
 }
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -32,29 +37,38 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "responses_total": ("Responses that ended.", ("status",)),
     "segments_total": ("Segments that ended.", ("reason",)),
     "runaways_retried_total": ("Replies that ran away before anything was sent and were made once more.", ()),
-    "dropped_tokens_total": ("Speech tokens drawn and left out, in silences that would have been too long.", ()),
+    "skipped_silence_tokens_total": (
+        "Speech tokens drawn and left out, in silences that would have been too long.",
+        (),
+    ),
     "refusals_total": ("Handshakes, requests and events that were refused.", ("code",)),
-    "wire_connections_total": ("Sockets and requests that came in on a vendor's wire.", ("wire",)),
-    "wire_contexts_total": ("Contexts of a vendor's wire that ended.", ("wire", "status")),
+    "dialect_connections_total": ("Connections and requests of vendors' protocols.", ("dialect",)),
+    "dialect_contexts_total": ("Contexts of vendors' protocols that ended.", ("dialect", "status")),
 }
 
 
 # Name -> what it is, and what becomes of the values of several gateways.
 GAUGES: dict[str, tuple[str, Literal["livesum", "livemin", "livemax", "livemostrecent"]]] = {
-    "connections": ("Open WebSocket connections.", "livesum"),
+    "open_connections": ("Open WebSocket connections.", "livesum"),
     "active_responses": ("Responses that are being spoken.", "livesum"),
     "resident_memory_bytes": ("Of all of the server's processes.", "livemostrecent"),
     "engine_alive": ("1 while the engine lives.", "livemin"),
-    "batch_size": ("Requests that the engine runs and that have text.", "livemax"),
+    "requests_running": ("Requests that the engine runs and that have text.", "livemax"),
     "requests_parked": ("Requests that wait for text.", "livemax"),
     "requests_waiting": ("Requests that wait for a place.", "livemax"),
     "kv_blocks_free": ("Free blocks of the cache.", "livemin"),
     "kv_blocks_total": ("Blocks of the cache.", "livemax"),
     "decoder_slots_free": ("Free slots of the decoder.", "livemin"),
     "decoder_slots_total": ("Slots of the decoder.", "livemax"),
-    "engine_steps": ("Steps since the engine started.", "livemax"),
-    "preemptions": ("Requests that gave up their memory for a while.", "livemax"),
-    "bounded_requests": ("Requests that went on with less of their past for want of decoder memory.", "livemax"),
+}
+# Name -> description, and the field of ``EngineStats``. Every gateway reads them from the same engine.
+ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
+    "engine_steps_total": ("Steps since the engine started.", "num_steps"),
+    "preemptions_total": ("Requests that gave up their memory for a while.", "num_preemptions"),
+    "context_limited_requests_total": (
+        "Requests that went on with less of their past for want of decoder memory.",
+        "num_bounded",
+    ),
 }
 
 
@@ -80,6 +94,18 @@ class MetricsSource(Protocol):
         ...
 
 
+class EngineCounters(Collector):
+    """Totals of the engine. A sum over gateways would count each of them once per gateway."""
+
+    def __init__(self, server: MetricsSource) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        stats = self._server.engine_stats()
+        for name, (about, field) in ENGINE_COUNTERS.items() if stats is not None else ():
+            yield CounterMetricFamily(PREFIX + name, about, value=getattr(stats, field))
+
+
 class ServerMetrics:
     """Implements ``sessions.metrics.Metrics``; a name that is not in the tables above is our fault (``KeyError``)."""
 
@@ -99,6 +125,7 @@ class ServerMetrics:
             name: Gauge(PREFIX + name, about, registry=self._registry, multiprocess_mode=mode)
             for name, (about, mode) in GAUGES.items()
         }
+        self._engine_counters = EngineCounters(server)
         self._last_step = 0
 
     def inc(self, name: str, count: int = 1, **labels: str) -> None:
@@ -129,6 +156,11 @@ class ServerMetrics:
         """All of it, of all gateways, in Prometheus' text format."""
         self.sample()
         self._read_memory()
+        engine = CollectorRegistry()
+        engine.register(self._engine_counters)
+        return self._own_metrics() + generate_latest(engine)
+
+    def _own_metrics(self) -> bytes:
         if not self._is_gateway:
             return generate_latest(self._registry)
         together = CollectorRegistry()
@@ -136,19 +168,16 @@ class ServerMetrics:
         return generate_latest(together)
 
     def _readings(self) -> Iterator[tuple[str, float]]:
-        yield "connections", self._server.num_connections
+        yield "open_connections", self._server.num_connections
         yield "active_responses", self._server.num_active_responses
         yield "engine_alive", self._server.is_healthy
         stats = self._server.engine_stats()
         if stats is None:
             return
-        yield "batch_size", stats.num_running - stats.num_parked
+        yield "requests_running", stats.num_running - stats.num_parked
         yield "requests_parked", stats.num_parked
         yield "requests_waiting", stats.num_waiting
         yield "kv_blocks_free", stats.blocks_free
         yield "kv_blocks_total", stats.blocks_total
         yield "decoder_slots_free", stats.slots_free
         yield "decoder_slots_total", stats.slots_total
-        yield "engine_steps", stats.num_steps
-        yield "preemptions", stats.num_preemptions
-        yield "bounded_requests", stats.num_bounded

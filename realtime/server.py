@@ -145,10 +145,10 @@ class SpeechServer:
         self._check("max_connections", self.tally.total(CONNECTIONS), limits.max_connections)
         share = key_share(limits.max_connections_per_key, limits.max_connections, len(self.gatekeeper.key_names))
         limit = share if caller.max_connections is None else caller.max_connections
-        name = "max_connections_per_key" if caller.is_authenticated else "max_connections_without_key"
+        name = "max_connections_per_key" if caller.is_authenticated else "max_unauthenticated_connections"
         self._check(name, self.tally.total(key_counter(CONNECTIONS, caller.name)), limit)
         now_s = asyncio.get_running_loop().time()
-        if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_after_s:
+        if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_grace_s:
             raise RequestRefused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
 
     def check_response_limits(self, caller: Principal) -> None:
@@ -252,17 +252,17 @@ def registry_limits(config: ServerConfig, num_keys: int) -> RegistryLimits:
         idle_timeout_s=limits.idle_timeout_s,
         retry_after_ms=limits.retry_after_ms,
         encoder_threads=limits.encoder_threads,
-        max_unaligned_mb=0 if config.speech.aligner == "even" else limits.max_unaligned_mb,
+        max_unaligned_mb=0 if config.speech.aligner == "even" else limits.max_alignment_backlog_mb,
         session=SessionLimits(
             max_active_responses=limits.max_active_responses_per_session,
             max_response_chars=limits.max_response_chars,
             max_lead_ms=limits.max_lead_ms,
-            max_message_ms=limits.max_message_ms,
-            first_packet_apart=limits.first_packet_apart,
-            chunks_in_turn=limits.chunks_in_turn,
+            max_message_ms=limits.max_audio_message_ms,
+            first_packet_apart=limits.flush_first_packet,
+            chunks_in_turn=limits.one_chunk_per_loop_iteration,
             playback_tolerance_ms=limits.playback_tolerance_ms,
-            max_heard_wait_ms=limits.max_heard_wait_ms,
-            max_remembered_responses=limits.max_remembered_responses,
+            max_heard_wait_ms=limits.heard_text_timeout_ms,
+            max_remembered_responses=limits.max_retained_responses,
             text_timeout_s=limits.text_timeout_s,
             reader_timeout_s=limits.reader_timeout_s,
             engine_timeout_s=limits.engine_timeout_s,

@@ -31,8 +31,12 @@ class VoiceCloner:
         tally = tally or LocalUsageCounters()
         self._settings = settings
         self._engine = engine
-        self.gate = ConcurrencyLimit("max_encodings", settings.max_encodings, retry_after_ms, tally, ENCODINGS)
-        self.uploads = ConcurrencyLimit("max_uploads", settings.max_uploads, retry_after_ms, tally, UPLOADS)
+        self.gate = ConcurrencyLimit(
+            "max_concurrent_encodings", settings.max_concurrent_encodings, retry_after_ms, tally, ENCODINGS
+        )
+        self.uploads = ConcurrencyLimit(
+            "max_concurrent_uploads", settings.max_concurrent_uploads, retry_after_ms, tally, UPLOADS
+        )
         self.fetcher = Fetcher(fetch_rules(settings))
 
     @property
@@ -45,10 +49,10 @@ class VoiceCloner:
         with self.gate.acquire():
             if reference[: len(PREFIX)].lower() == PREFIX:
                 data = await asyncio.to_thread(decode_data_uri, reference, self._settings.max_upload_bytes)
-            elif self._settings.fetch:
+            elif self._settings.allow_url_fetch:
                 data = await self.fetcher.fetch(reference)
             else:
-                raise refuse_address("this server fetches nothing (voices.fetch); send a data URI")
+                raise refuse_address("this server fetches nothing (voices.allow_url_fetch); send a data URI")
             return await self._clone(data, transcript, "ref_audio")
 
     async def from_upload(self, data: bytes, transcript: str) -> tuple[ClonedVoice, float]:
@@ -109,13 +113,15 @@ def fetch_rules(settings: VoiceStoreSettings) -> FetchRules:
     rules = FetchRules(
         max_bytes=settings.max_upload_bytes,
         timeout_s=settings.fetch_timeout_s,
-        max_redirects=settings.fetch_redirects,
-        allow_http=settings.fetch_http,
+        max_redirects=settings.max_fetch_redirects,
+        allow_http=settings.allow_plain_http_fetch,
     )
     try:
-        return replace(rules, networks=tuple(ipaddress.ip_network(text) for text in _listed(settings.fetch_networks)))
+        return replace(
+            rules, networks=tuple(ipaddress.ip_network(text) for text in _listed(settings.allowed_private_networks))
+        )
     except ValueError as error:
-        raise ConfigError(f"voices.fetch_networks: {error}") from None
+        raise ConfigError(f"voices.allowed_private_networks: {error}") from None
 
 
 def _listed(text: str | None) -> list[str]:

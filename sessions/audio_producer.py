@@ -245,9 +245,9 @@ class AudioProducer:
         self._services.metrics.inc("segments_total", reason=end.reason)
         self._services.metrics.observe("queue_time_seconds", end.queue_ms / 1000)
         if end.num_skipped_tokens:
-            self._services.metrics.inc("dropped_tokens_total", end.num_skipped_tokens)
+            self._services.metrics.inc("skipped_silence_tokens_total", end.num_skipped_tokens)
         if end.prompt_wait_ms is not None:
-            self._services.metrics.observe("prompt_wait_seconds", end.prompt_wait_ms / 1000)
+            self._services.metrics.observe("first_token_to_prompt_ready_seconds", end.prompt_wait_ms / 1000)
         self.num_text_tokens += end.num_text_tokens
         self.num_frames += end.num_frames
         self.has_runaway = self.has_runaway or self._is_runaway(end.reason)

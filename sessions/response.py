@@ -167,7 +167,7 @@ class Response:
         return self._told.heard_text(self._played_engine_samples())
 
     async def query_heard(self, played_ms: float | None = None) -> HeardText:
-        """The same as of now, its words found in a thread; after ``max_heard_wait_ms`` it is told roughly."""
+        """The same as of now, its words found in a thread; after ``heard_text_timeout_ms`` it is told roughly."""
         self._apply_playback_report(played_ms)
         return await self._compute_heard(self._played_engine_samples())
 

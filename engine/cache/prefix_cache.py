@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class PrefixCache:
     """The most recently used prefixes, as copies: no row ever shares a block with another.
 
-    At most ``max_prefixes``, and ``max_positions`` in all of them: an instruction is part of a prefix.
+    At most ``max_cached_prefixes``, and ``max_positions`` in all of them: an instruction is part of a prefix.
     """
 
     def __init__(self, kv: PagedKV, max_prefixes: int, max_positions: int) -> None:

@@ -96,7 +96,7 @@ class GraphRunner(ModelRunner):
         inputs, tokens = program.inputs.host, program.tokens.host
         self.max_rows, self.max_tokens = len(inputs["slot"]), len(tokens["text"])
         self.row_buckets, self.token_buckets = buckets_up_to(self.max_rows), buckets_up_to(self.max_tokens)
-        if config.pinned_rows:
+        if config.fixed_batch_rows:
             self.token_buckets = self.token_buckets[-1:]
         width = inputs["table"].shape[1]
         self.tables = BlockTables(num_slots, width)
@@ -109,7 +109,7 @@ class GraphRunner(ModelRunner):
     @property
     def frame_buckets(self) -> list[int]:
         """Row counts that steps are padded to."""
-        return [rows for rows in self.row_buckets if rows >= (self.config.pinned_rows or 0)]
+        return [rows for rows in self.row_buckets if rows >= (self.config.fixed_batch_rows or 0)]
 
     @property
     def in_flight(self) -> bool:

@@ -55,7 +55,7 @@ class PipelinedEngine(Engine):
     def warm_up(self) -> None:
         """Record every graph while nobody is there, unless each is to be recorded when first needed; then speak."""
         self.choose_device()
-        if not self.config.fast_start:
+        if not self.config.lazy_graph_capture:
             start = time.perf_counter()
             for number, (graphs, key) in enumerate(self.graph_keys(), 1):
                 graphs.capture(*key)
@@ -88,7 +88,7 @@ class PipelinedEngine(Engine):
         None where the CPU has a part: there steps teach what they take.
         """
         stage_device = self.stage.program.device
-        if self.config.fast_start or "cpu" in (self.runner.device.type, stage_device.type):
+        if self.config.lazy_graph_capture or "cpu" in (self.runner.device.type, stage_device.type):
             return None
         most = CALL_FRAMES[0]
         buckets = {rows: self.stage.bucket(-(-rows // most), most) for rows in self.runner.frame_buckets}
@@ -181,17 +181,17 @@ class PipelinedEngine(Engine):
     def emit_completed_calls(self) -> int:
         """What has been decoded by now; how many chunks. The first calls are those of listeners who run dry first."""
         num_chunks = 0
-        while self.config.hand_over_by_call and self.stage.is_done:
+        while self.config.emit_per_decode_call and self.stage.is_done:
             num_chunks += self.emit_urgent_calls(1)
         return num_chunks
 
     def emit_calls(self, num_calls: int) -> int:
         """What the oldest calls make, each as it ends or all at once; how many chunks."""
-        size = 1 if self.config.hand_over_by_call else max(1, num_calls)
+        size = 1 if self.config.emit_per_decode_call else max(1, num_calls)
         return sum(self.emit_urgent_calls(min(size, num_calls - start)) for start in range(0, num_calls, size))
 
     def emit_urgent_calls(self, num_calls: int) -> int:
-        is_urgent = self.stage.calls[0].slack_s <= self.config.decode_gather_slack_s
+        is_urgent = self.stage.calls[0].slack_s <= self.config.decode_batching_slack_s
         chunks = self.collect_decode(num_calls)
         self.emit(chunks)
         if is_urgent:

@@ -10,10 +10,10 @@ from engine.kernels.reference_ops import ReferenceOps
 
 def select_ops(config: EngineConfig, device: torch.device) -> ReferenceOps:
     """Fused kernels on CUDA, where Triton is there, unless settings say otherwise."""
-    if device.type != "cuda" or not config.fused_kernels:
+    if device.type != "cuda" or not config.triton_kernels:
         return ReferenceOps()
     try:
         from engine.kernels.triton_ops import TritonOps
     except ImportError:
         return ReferenceOps()
-    return TritonOps(disabled=config.plain_kernels)
+    return TritonOps(disabled=config.disabled_kernels)

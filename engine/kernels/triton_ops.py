@@ -1,6 +1,6 @@
 """The graphs' operations as Triton kernels; what a kernel does not take goes to the plain reference.
 
-Each can be turned off by name (``plain_kernels`` of the engine's settings). Launch shapes are chosen by rule, from
+Each can be turned off by name (``disabled_kernels`` of the engine's settings). Launch shapes are chosen by rule, from
 measurements on one H200 (docs/design/gpu.md): nothing is tuned at start.
 """
 

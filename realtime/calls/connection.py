@@ -98,7 +98,7 @@ class CallConnection:
                 self.close("body_timeout")
             return
         self._call.line.on_tick()
-        if now_s - self._opened_s >= self._server.config.limits.max_session_s:
+        if now_s - self._opened_s >= self._server.config.limits.max_session_duration_s:
             self.close("session_expired")
         elif self._session.detached.is_set():
             self.close("idle_timeout")
@@ -199,7 +199,7 @@ class CallConnection:
         settings = replace(
             self._session.settings,
             format=AudioFormat(encoding=Encoding(line.encoding), sample_rate=line.sample_rate),
-            lead_ms=self._settings.lead_ms + self._settings.in_hand_ms,
+            lead_ms=self._settings.lead_ms + self._settings.generation_lead_ms,
             align_eagerly=True,
         )
         connected = on.CallConnected(
@@ -251,14 +251,14 @@ class CallConnection:
 def playout_settings(server: SpeechServer) -> PlayoutSettings:
     calls = server.config.calls
     return PlayoutSettings(
-        lead_ms=calls.lead_ms, mark_every_ms=calls.mark_every_ms, mark_timeout_s=calls.mark_timeout_s
+        lead_ms=calls.lead_ms, mark_every_ms=calls.mark_interval_ms, mark_timeout_s=calls.mark_timeout_s
     )
 
 
 def call_limits(server: SpeechServer) -> CallLimits:
     return CallLimits(
-        max_replies=server.config.calls.max_replies,
-        max_marks=server.config.calls.max_marks,
+        max_replies=server.config.calls.max_pending_replies,
+        max_marks=server.config.calls.max_marks_per_reply,
         max_reply_chars=server.config.limits.max_response_chars,
         text_timeout_s=server.config.limits.text_timeout_s,
     )
@@ -271,6 +271,6 @@ def barge_in_settings(server: SpeechServer) -> BargeInSettings:
         min_speech_ms=calls.vad_min_speech_ms,
         min_silence_ms=calls.vad_min_silence_ms,
         min_level_db=calls.vad_min_level_db,
-        echo_loss_db=calls.echo_loss_db,
+        echo_loss_db=calls.echo_return_loss_db,
         noise_margin_db=calls.vad_noise_margin_db,
     )

@@ -32,15 +32,15 @@ class MqttBridge:
     def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
         settings = server.config.mqtt
         self._server, self._switchboard, self._settings = server, switchboard, settings
-        self._topics = Topics(settings.root, settings.group)
-        self.worker = worker_name(settings.worker)
+        self._topics = Topics(settings.topic_prefix, settings.share_group)
+        self.worker = worker_name(settings.server_name)
         # While the broker is there.
         self.handler: MqttConnectionHandler | None = None
         # Topics of events of sessions that were lost with the broker.
         self._farewells: list[str] = []
         if settings.host is None:
             return
-        self._owner = resolve_owner(server, "mqtt.owner", settings.owner)
+        self._owner = resolve_owner(server, "mqtt.default_key_name", settings.default_key_name)
         self._broker = BrokerConnector(
             settings,
             f"voicewire-{self.worker}",

@@ -96,11 +96,11 @@ class BrokerConnector:
 
     def _create_connection(self, client: aiomqtt.Client, capacity: BrokerLimits) -> MqttConnection:
         settings = self._settings
-        if settings.gathered:
+        if settings.batch_io:
             return BatchedMqttConnection(
-                client, settings.timeout_s, settings.max_waiting_messages, self._max_bytes, capacity
+                client, settings.response_timeout_s, settings.max_queued_messages, self._max_bytes, capacity
             )
-        return MqttConnection(client, settings.timeout_s, capacity)
+        return MqttConnection(client, settings.response_timeout_s, capacity)
 
     def _client(self) -> aiomqtt.Client:
         settings = self._settings
@@ -114,16 +114,16 @@ class BrokerConnector:
             identifier=self._identifier,
             protocol=aiomqtt.ProtocolVersion.V5,
             clean_start=True,
-            timeout=settings.timeout_s,
+            timeout=settings.response_timeout_s,
             keepalive=settings.keepalive_s,
-            max_queued_incoming_messages=settings.max_waiting_messages,
+            max_queued_incoming_messages=settings.max_queued_messages,
             properties=properties,
             tls_context=self._tls,
             socket_options=[NODELAY, *NOTSENT_LOWAT],
             will=None if self._will is None else _will(self._will),
             logger=quiet,
         )
-        client._client.connect_timeout = settings.timeout_s  # aiomqtt has no other way to say so
+        client._client.connect_timeout = settings.response_timeout_s  # aiomqtt has no other way to say so
         return client
 
 

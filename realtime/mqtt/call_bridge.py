@@ -37,7 +37,7 @@ class MqttCallBridge:
     ) -> None:
         self._server, self._switchboard, self._owner = server, switchboard, owner
         self._line, self._topics, self._worker = line, topics, worker
-        self._max_waiting = server.config.mqtt.max_waiting_per_session
+        self._max_waiting = server.config.mqtt.max_queued_per_session
         self._commands: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
 
     @property

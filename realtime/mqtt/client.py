@@ -81,7 +81,7 @@ def settings_of(url: str) -> MqttSettings:
         tls=parts.scheme == "mqtts",
         username=unquote(parts.username) if parts.username else os.environ.get(environment_name("mqtt.username")),
         password=unquote(parts.password) if parts.password else os.environ.get(environment_name("mqtt.password")),
-        root=parts.path.strip("/") or MqttSettings().root,
+        topic_prefix=parts.path.strip("/") or MqttSettings().topic_prefix,
     )
 
 
@@ -93,7 +93,7 @@ async def open_session(
     if this process dies.
     """
     client = client or f"client-{secrets.token_hex(6)}"
-    topics = Topics(settings.root, settings.group)
+    topics = Topics(settings.topic_prefix, settings.share_group)
     gone = Publication(topic=topics.will(client), qos=1)
     async with BrokerConnector(settings, client, will=gone).connected() as line:
         arrivals = line.messages()
@@ -103,7 +103,7 @@ async def open_session(
             for topic in (topics.responses(client), place.audio, place.events):
                 await line.subscribe(topic, qos=0 if topic == place.audio else 1)
             message = say.serialize(msgspec.structs.replace(wanted, sid=sid))
-            opened = await _open(line, arrivals, topics, client, message, settings.timeout_s)
+            opened = await _open(line, arrivals, topics, client, message, settings.response_timeout_s)
         try:
             yield MqttClientSession(line, arrivals, opened)
         finally:

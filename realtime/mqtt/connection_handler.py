@@ -57,7 +57,7 @@ class MqttConnectionHandler:
         retry_after_ms = server.config.limits.retry_after_ms
         self.sessions = MqttSessionTable(mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms)
         self._status = StatusPublisher(line, topics, worker, self._read_status)
-        self._calls = MqttCallBridge(server, switchboard, owner, line, topics, worker) if mqtt.calls else None
+        self._calls = MqttCallBridge(server, switchboard, owner, line, topics, worker) if mqtt.calls_enabled else None
         self._tasks, self._sessions = asyncio.TaskGroup(), asyncio.TaskGroup()
         self._num_working = 0
         # Whether all subscriptions are made.
@@ -175,7 +175,7 @@ class MqttConnectionHandler:
         )
         content_type = say.CONTENT_TYPES[wanted.format.encoding]
         max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
-        link = MqttSessionTransport(self._line, topics, content_type, self._settings.max_waiting_per_session, max_bytes)
+        link = MqttSessionTransport(self._line, topics, content_type, self._settings.max_queued_per_session, max_bytes)
         self.sessions.register(topics.inbox, link)
         await self._line.subscribe(topics.inbox)
         held.push_async_callback(self._unsubscribe, topics.inbox)
@@ -197,9 +197,9 @@ class MqttConnectionHandler:
     ) -> tuple[DialectConnection, MqttReplyTransport]:
         self._check_size(arrival.payload)
         wanted = say.parse_say(arrival.payload)
-        limit = self._server.config.limits.max_speech_chars
+        limit = self._server.config.limits.max_speech_request_chars
         if len(wanted.text) > limit:
-            found = f"text has {len(wanted.text)} characters, max_speech_chars is {limit}"
+            found = f"text has {len(wanted.text)} characters, max_speech_request_chars is {limit}"
             raise RequestRefused("request_too_long", found, "text")
         seat = f"say/{secrets.token_hex(8)}"
         held.enter_context(self.sessions.reserve(client, seat))

@@ -30,5 +30,5 @@ MEANINGS: dict[CloseCode, str] = {
     CloseCode.INTERNAL_ERROR: "a fault of the server, or pings that were not answered",
     CloseCode.SERVICE_RESTART: "the server is draining or restarting: connect again",
     CloseCode.IDLE_TIMEOUT: "no event and no speech for idle_timeout_s",
-    CloseCode.SESSION_EXPIRED: "the session is older than max_session_s",
+    CloseCode.SESSION_EXPIRED: "the session is older than max_session_duration_s",
 }

@@ -75,9 +75,9 @@ def map_error_params() -> Iterator[None]:
 
 
 def _check_text(body: SpeechRequestBody, server: SpeechServer) -> None:
-    limit = server.config.limits.max_speech_chars
+    limit = server.config.limits.max_speech_request_chars
     if not body.input.strip():
         raise RequestRefused("invalid_request", "input is empty", "input")
     if len(body.input) > limit:
         found = f"input has {len(body.input)} characters"
-        raise RequestRefused("request_too_long", f"{found}, max_speech_chars is {limit}", "input")
+        raise RequestRefused("request_too_long", f"{found}, max_speech_request_chars is {limit}", "input")

@@ -85,7 +85,7 @@ class AudioSocketServer:
 
     def __init__(self, server: SpeechServer, switchboard: CallRegistry, owner: Principal) -> None:
         calls = server.config.calls
-        if calls.audiosocket and not calls.audiosocket_port and server.config.listen.gateways > 1:
+        if calls.audiosocket_enabled and not calls.audiosocket_port and server.config.listen.gateways > 1:
             raise ConfigError("calls.audiosocket_port = 0: several gateways share one port, which has to be named")
         self._server, self._switchboard, self._owner = server, switchboard, owner
         # While it is open.
@@ -93,9 +93,9 @@ class AudioSocketServer:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Does nothing without ``calls.audiosocket``. Raises ``OSError``."""
+        """Does nothing without ``calls.audiosocket_enabled``. Raises ``OSError``."""
         calls = self._server.config.calls
-        if not calls.audiosocket:
+        if not calls.audiosocket_enabled:
             yield
             return
         listen = self._server.config.listen

@@ -133,7 +133,7 @@ class AgentConnection:
     def _count_error(self, code: str) -> None:
         self._server.metrics.refused(code)
         self._num_errors += 1
-        if self._num_errors >= self._server.config.limits.max_errors:
+        if self._num_errors >= self._server.config.limits.max_errors_per_connection:
             self.close("too_many_errors")
 
 

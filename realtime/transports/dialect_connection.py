@@ -58,7 +58,7 @@ class DialectConnection:
         self._grantor = OptionResolver(
             replace(server.settings, lead_ms=self._lead_ms),
             server.engine.info,
-            server.config.wires.voices,
+            server.config.dialects.voice_aliases,
             weak_method(self._has_stored_voice),
         )
         self._session: Session | None = None
@@ -77,7 +77,7 @@ class DialectConnection:
     @property
     def _lead_ms(self) -> int | None:
         config = self._server.config
-        return None if self._wire.transport == "http" else min(config.wires.lead_ms, config.limits.max_lead_ms)
+        return None if self._wire.transport == "http" else min(config.dialects.lead_ms, config.limits.max_lead_ms)
 
     def open(self, caller: Principal) -> None:
         """Take a place. Raises what refuses a handshake."""
@@ -105,7 +105,7 @@ class DialectConnection:
     async def run(self, link: MessageTransport, body: bytes | None = None) -> None:
         """Returns when the line is closed. An HTTP request has its ``body``. Raises ``ResponseAborted``."""
         self._link = link
-        self._server.metrics.inc("wire_connections_total", wire=self._wire.path)
+        self._server.metrics.inc("dialect_connections_total", dialect=self._wire.path)
         try:
             async with self._tasks:
                 self._ending = False
@@ -132,7 +132,7 @@ class DialectConnection:
     def on_tick(self, now_s: float) -> None:
         if self._ending:
             return
-        if now_s - self._opened_s >= self._limits.max_session_s:
+        if now_s - self._opened_s >= self._limits.max_session_duration_s:
             self.close("session_expired")
         elif self._session is None:
             if now_s - self._opened_s >= self._server.config.listen.handshake_timeout_s:
@@ -211,7 +211,7 @@ class DialectConnection:
             self._log_warnings(event.warnings)
         if isinstance(event, on.ContextEnded):
             log.info("context ended", extra=self._facts(event))
-            self._server.metrics.inc("wire_contexts_total", wire=self._wire.path, status=event.status)
+            self._server.metrics.inc("dialect_contexts_total", dialect=self._wire.path, status=event.status)
         await self._execute(self._dialect.send_event(event), wanted)
 
     async def _count_refusal(self, event: on.DialectEvent) -> None:
@@ -228,10 +228,10 @@ class DialectConnection:
 
     def _is_one_error_too_many(self) -> bool:
         self._num_errors += 1
-        return self._num_errors >= self._limits.max_errors and not self._closing
+        return self._num_errors >= self._limits.max_errors_per_connection and not self._closing
 
     async def _fail_by_errors(self) -> None:
-        info = ErrorInfo("too_many_errors", f"max_errors is {self._limits.max_errors}")
+        info = ErrorInfo("too_many_errors", f"max_errors_per_connection is {self._limits.max_errors_per_connection}")
         await self._fail(info, CloseCode.POLICY_VIOLATION)
 
     def _log_warnings(self, warnings: tuple[str, ...]) -> None:
@@ -325,9 +325,9 @@ class DialectConnection:
             weak_method(self._send_event),
             self._server.check_not_draining,
             ContextLimits(
-                max_contexts=self._server.config.wires.max_contexts,
+                max_contexts=self._server.config.dialects.max_contexts_per_connection,
                 max_waiting_chars=self._limits.max_response_chars,
-                max_remembered=self._limits.max_remembered_responses,
+                max_remembered=self._limits.max_retained_responses,
             ),
             serial=self._wire.serial,
             reports_heard_text=self._dialect.reports_heard_text,

@@ -58,7 +58,7 @@ class DialectEndpoint:
     def _admit(self, request: HTTPConnection) -> Principal:
         """Raises ``RequestRefused``."""
         gatekeeper = self._server.gatekeeper
-        anybody = Principal(max_connections=self._server.config.wires.max_connections_without_key)
+        anybody = Principal(max_connections=self._server.config.dialects.max_unauthenticated_connections)
         caller = (
             gatekeeper.authenticate_deferred(request) or anybody
             if self._wire.late_key

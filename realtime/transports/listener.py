@@ -212,7 +212,11 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
         shook_hands = self.handshake_initiated
         super().data_received(data)
         config = cast(UvicornConfig, self.config)
-        if config.listen.own_frames and self.handshake_initiated and not (shook_hands or self.conn.reader.buffer):
+        if (
+            config.listen.fast_frame_parser
+            and self.handshake_initiated
+            and not (shook_hands or self.conn.reader.buffer)
+        ):
             self._cutter = FrameSplitter(config.ws_max_size)
 
     def _on_frame(self, frame: bytes, is_broken: bool) -> None:
@@ -419,4 +423,4 @@ def _set_options(listener: socket.socket, settings: ListenSettings, share_port: 
     if listener.family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     if hasattr(socket, "TCP_QUICKACK"):  # Linux
-        listener.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, settings.unsent_bytes)
+        listener.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, settings.tcp_notsent_lowat_bytes)

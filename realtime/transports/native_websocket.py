@@ -86,7 +86,7 @@ class NativeConnection:
             check_can_start=server.check_not_draining,
             on_silent=weak_method(self._wait_idle),
             default_lead_ms=server.config.speech.lead_ms,
-            max_remembered_responses=self._limits.max_remembered_responses,
+            max_remembered_responses=self._limits.max_retained_responses,
         )
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class NativeConnection:
             await self._close(ErrorInfo("internal_error", "internal error"))
 
     def on_tick(self, now_s: float) -> None:
-        if now_s - self._opened_s >= self._limits.max_session_s:
+        if now_s - self._opened_s >= self._limits.max_session_duration_s:
             self.close("session_expired")
         elif self._session.detached.is_set():
             self.close("idle_timeout")
@@ -144,8 +144,8 @@ class NativeConnection:
             await self._close(info, response_id)
             return
         await self._link.send(serialize(error_event(info, response_id)))
-        if self._num_errors >= self._limits.max_errors:
-            limit = f"max_errors is {self._limits.max_errors}"
+        if self._num_errors >= self._limits.max_errors_per_connection:
+            limit = f"max_errors_per_connection is {self._limits.max_errors_per_connection}"
             await self._close(ErrorInfo("too_many_errors", limit))
 
     async def _close(self, info: ErrorInfo, response_id: str | None = None) -> None:
@@ -189,6 +189,6 @@ class NativeConnection:
                 max_response_chars=limits.max_response_chars,
                 max_active_responses=limits.max_active_responses_per_session,
                 idle_timeout_s=limits.idle_timeout_s,
-                max_session_s=limits.max_session_s,
+                max_session_s=limits.max_session_duration_s,
             ),
         )

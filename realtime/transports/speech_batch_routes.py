@@ -80,7 +80,7 @@ async def speech_batch(request: Request) -> Response:
 async def _synthesize_all(items: list[dict[str, Any]], server: SpeechServer, caller: Principal) -> list[dict[str, Any]]:
     limits, session = server.config.limits, server.open_session(caller)
     at_once = asyncio.Semaphore(limits.max_active_responses_per_session)
-    room = ByteBudget(limits.max_answer_bytes)
+    room = ByteBudget(limits.max_http_response_bytes)
     batch = SpeechBatch(server, caller, session, SharedReferenceEncoder(server.cloning), room, at_once)
     try:
         async with asyncio.TaskGroup() as tasks:

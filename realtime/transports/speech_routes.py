@@ -85,7 +85,7 @@ async def _answered(body: SpeechRequestBody, server: SpeechServer, caller: Princ
     order = await prepare_job(body, server, caller)
     session = server.open_session(caller)
     try:
-        room = ByteBudget(server.config.limits.max_answer_bytes)
+        room = ByteBudget(server.config.limits.max_http_response_bytes)
         return await _answer(order, session, room, server.metrics)
     except BaseException:
         session.detach()
@@ -120,7 +120,9 @@ class ByteBudget:
     def reserve(self, num_bytes: int) -> None:
         """Raises ``LimitExceeded``; then nothing was taken."""
         if self._num_bytes + num_bytes > self._max_bytes:
-            raise LimitExceeded(f"an answer that is not streamed has at most max_answer_bytes, {self._max_bytes}")
+            raise LimitExceeded(
+                f"an answer that is not streamed has at most max_http_response_bytes, {self._max_bytes}"
+            )
         self._num_bytes += num_bytes
 
     def release(self, num_bytes: int) -> None:

@@ -94,9 +94,11 @@ def check_public_url(url: str | None) -> None:
 
 def default_call_owner(server: SpeechServer) -> Principal:
     """Whose the lines are that show no key. Raises ``ConfigError``."""
-    owner = server.gatekeeper.principal_by_name(server.config.calls.owner)
+    owner = server.gatekeeper.principal_by_name(server.config.calls.default_key_name)
     if owner is None:
-        raise ConfigError(f"calls.owner = {server.config.calls.owner!r}: no API key has this name")
+        raise ConfigError(
+            f"calls.default_key_name = {server.config.calls.default_key_name!r}: no API key has this name"
+        )
     return owner
 
 

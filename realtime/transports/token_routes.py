@@ -66,7 +66,7 @@ class TokenEndpoint:
         """Raises ``RequestRefused``."""
         server = server_of(request)
         caller = server.gatekeeper.require_api_key(request)
-        longest_s = server.config.wires.token_ttl_s
+        longest_s = server.config.auth.max_token_ttl_s
         body = await read_object(request)
         ttl_s, scopes = self._ttl_s(body, longest_s), self._scopes(body)
         token, expires_s = server.gatekeeper.issue_token(caller, ttl_s, scopes)
@@ -79,7 +79,7 @@ class TokenEndpoint:
         if asked is None:
             return min(self._mint.default_ttl_s, longest_s)
         if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= longest_s:
-            raise RequestRefused("invalid_request", f"{name} must be 1 to {longest_s} (wires.token_ttl_s)", name)
+            raise RequestRefused("invalid_request", f"{name} must be 1 to {longest_s} (auth.max_token_ttl_s)", name)
         return asked
 
     def _scopes(self, body: Mapping[str, Any]) -> frozenset[TokenScope]:

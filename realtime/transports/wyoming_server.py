@@ -42,7 +42,7 @@ class WyomingServer:
         # While it is open.
         self.port: int | None = None
         if self._settings.enabled:
-            self._owner = resolve_owner(server, "wyoming.owner", self._settings.owner)
+            self._owner = resolve_owner(server, "wyoming.default_key_name", self._settings.default_key_name)
             check_port_for_gateways(server, "wyoming.port", self._settings.port)
             if self._settings.sample_rate not in COMMON_RATES:
                 known = ", ".join(map(str, COMMON_RATES))

@@ -47,8 +47,10 @@ class XiaozhiMqttServer:
         self._num_devices = 0
         # While it is open.
         self.port: int | None = None
-        if self._settings.mqtt and self._server.config.listen.gateways > 1:
-            raise ConfigError("xiaozhi.mqtt needs listen.gateways = 1: both lines of a device end in one process")
+        if self._settings.mqtt_enabled and self._server.config.listen.gateways > 1:
+            raise ConfigError(
+                "xiaozhi.mqtt_enabled needs listen.gateways = 1: both lines of a device end in one process"
+            )
 
     @property
     def udp_port(self) -> int:
@@ -56,11 +58,11 @@ class XiaozhiMqttServer:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Does nothing without ``xiaozhi.mqtt``. Raises ``OSError``."""
-        if not self._settings.mqtt:
+        """Does nothing without ``xiaozhi.mqtt_enabled``. Raises ``OSError``."""
+        if not self._settings.mqtt_enabled:
             yield
             return
-        host, tls = self._settings.mqtt_host, self._tls()
+        host, tls = self._settings.mqtt_udp_host, self._tls()
         async with (
             self._udp.open(host, self._settings.udp_port),
             run_server(

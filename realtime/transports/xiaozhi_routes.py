@@ -59,7 +59,7 @@ class XiaozhiService:
             self._threads,
             version=version,
             bitrate=settings.bitrate,
-            linger_s=settings.linger_ms / 1000,
+            linger_s=settings.end_of_speech_delay_ms / 1000,
         )
         connection = CallConnection(self.server, self._switchboard, dialect, caller, link)
         watching = asyncio.create_task(link.run_idle_timer(), name="voicewire device")

@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory) -> Path:
 async def engine(request, checkpoint) -> AsyncIterator[SpeechEngine]:
     engine: SpeechEngine
     if request.param == "real":
-        engine = create_engine(checkpoint, device="cpu", max_requests=4, fast_start=True)
+        engine = create_engine(checkpoint, device="cpu", max_running_requests=4, lazy_graph_capture=True)
     else:
         engine = FakeSpeechEngine(FakeScript(first_chunk_s=0.01, real_time_factor=0.01), num_slots=4)
     await engine.start()

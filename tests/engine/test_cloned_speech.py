@@ -42,7 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["thread", "process"])
 async def engine(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[SpeechEngine]:
-    engine = create_engine(folder, device="cpu", process=request.param == "process", kv_memory_mb=8, fast_start=True)
+    engine = create_engine(
+        folder, device="cpu", process=request.param == "process", kv_memory_mb=8, lazy_graph_capture=True
+    )
     await engine.start()
     yield engine
     await engine.aclose()
@@ -104,7 +106,9 @@ async def test_a_voice_is_encoded_while_others_speak(engine: SpeechEngine) -> No
 
 
 async def test_without_encoders_voices_must_come_encoded(folder: Path) -> None:
-    engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, fast_start=True, voice_encoders=False)
+    engine = create_engine(
+        folder, device="cpu", process=False, kv_memory_mb=8, lazy_graph_capture=True, voice_encoders=False
+    )
     await engine.start()
     try:
         assert (engine.info.can_clone, engine.info.can_encode) == (True, False)
@@ -117,7 +121,7 @@ async def test_without_encoders_voices_must_come_encoded(folder: Path) -> None:
 
 
 async def test_an_engine_process_that_dies_fails_the_recordings_under_way(folder: Path) -> None:
-    engine = create_engine(folder, device="cpu", process=True, kv_memory_mb=8, fast_start=True)
+    engine = create_engine(folder, device="cpu", process=True, kv_memory_mb=8, lazy_graph_capture=True)
     assert isinstance(engine, RemoteEngine)
     await engine.start()
     try:
@@ -136,7 +140,9 @@ async def test_an_engine_process_that_dies_fails_the_recordings_under_way(folder
 
 
 def bench_of(folder: Path, **settings: object) -> EngineHarness:
-    config = EngineConfig(**(dict(kv_memory_mb=8, max_requests=4, max_batch=4, fast_start=True) | settings))  # type: ignore[arg-type]
+    config = EngineConfig(
+        **(dict(kv_memory_mb=8, max_running_requests=4, max_batch_size=4, lazy_graph_capture=True) | settings)
+    )  # type: ignore[arg-type]
     return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
 
 
@@ -216,7 +222,7 @@ def test_the_windowed_stage_begins_behind_the_recording_too(folder: Path) -> Non
 
 
 async def test_recordings_that_wait_when_the_engine_closes_are_told(folder: Path) -> None:
-    engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, fast_start=True)
+    engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, lazy_graph_capture=True)
     await engine.start()
     waiting = [asyncio.create_task(engine.encode_voice(recording(20))) for _ in range(4)]
     await asyncio.sleep(0)
@@ -227,7 +233,7 @@ async def test_recordings_that_wait_when_the_engine_closes_are_told(folder: Path
 
 
 async def test_a_caller_that_leaves_takes_its_recording_out_of_the_line(folder: Path) -> None:
-    engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, fast_start=True)
+    engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, lazy_graph_capture=True)
     await engine.start()
     try:
         first = asyncio.create_task(engine.encode_voice(recording(3)))

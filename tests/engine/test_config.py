@@ -73,23 +73,23 @@ def test_less_than_nothing_is_refused_by_name(name: str, value: float) -> None:
 
 @pytest.mark.parametrize("share", [0.0, -1.0, math.nan])
 def test_no_share_of_a_frame_admits_nobody(share: float) -> None:
-    with pytest.raises(InvalidRequest, match=f"admission_share is {share}; it must be above 0"):
-        EngineConfig(admission_share=share)
+    with pytest.raises(InvalidRequest, match=f"admission_utilization is {share}; it must be above 0"):
+        EngineConfig(admission_utilization=share)
 
 
 def test_more_niceness_than_there_is_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="niceness is 20; it must be at most 19"):
-        EngineConfig(niceness=20)
-    assert EngineConfig(niceness=19).niceness == 19
+    with pytest.raises(InvalidRequest, match="process_nice is 20; it must be at most 19"):
+        EngineConfig(process_nice=20)
+    assert EngineConfig(process_nice=19).process_nice == 19
 
 
 def test_a_pinned_shape_holds_the_largest_batch() -> None:
-    with pytest.raises(InvalidRequest, match="pinned_rows is 3; max_batch is 4"):
-        EngineConfig(max_batch=4, pinned_rows=3)
-    assert EngineConfig(max_batch=4, pinned_rows=4).pinned_rows == 4
+    with pytest.raises(InvalidRequest, match="fixed_batch_rows is 3; max_batch_size is 4"):
+        EngineConfig(max_batch_size=4, fixed_batch_rows=3)
+    assert EngineConfig(max_batch_size=4, fixed_batch_rows=4).fixed_batch_rows == 4
 
 
 def test_a_kernel_that_is_not_there_is_refused_on_any_device() -> None:
-    with pytest.raises(InvalidRequest, match="plain_kernels names 'gmev'; known: gemv, ") as caught:
-        EngineConfig(plain_kernels=("norm", "gmev"))
-    assert caught.value.param == "plain_kernels"
+    with pytest.raises(InvalidRequest, match="disabled_kernels names 'gmev'; known: gemv, ") as caught:
+        EngineConfig(disabled_kernels=("norm", "gmev"))
+    assert caught.value.param == "disabled_kernels"

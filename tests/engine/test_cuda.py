@@ -80,7 +80,7 @@ def test_talker_and_codec_agree_with_the_cpu(folder: Path) -> None:
 
 
 def test_the_engine_speaks_on_cuda_and_rows_join_in_one_batch(folder: Path) -> None:
-    loaded = load_engine(folder, EngineConfig(max_batch=8), "cuda", "auto", is_embedded=False)
+    loaded = load_engine(folder, EngineConfig(max_batch_size=8), "cuda", "auto", is_embedded=False)
     spoken = speak(loaded.make_engine, 8)
     assert {len(pcm) for pcm in spoken} == {NUM_FRAMES * 1920}
     assert all(np.isfinite(pcm).all() and np.abs(pcm).max() > 1e-3 for pcm in spoken)

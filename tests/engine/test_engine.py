@@ -33,7 +33,7 @@ letters = st.text("abcdefgh ", min_size=1, max_size=8)
 
 
 def small_config(**settings: Any) -> EngineConfig:
-    usual = dict(num_blocks=40, block_size=8, max_batch=4, max_requests=6, watermark_blocks=1)
+    usual = dict(num_blocks=40, block_size=8, max_batch_size=4, max_running_requests=6, watermark_blocks=1)
     return EngineConfig(**(LIMITS | usual | settings))
 
 
@@ -64,13 +64,13 @@ class EngineLaws(RuleBasedStateMachine):
     @initialize(
         num_positions=st.integers(NEEDED_POSITIONS, 2 * NEEDED_POSITIONS),
         block_size=st.sampled_from([1, 3, 8]),
-        max_batch=st.integers(1, 4),
-        max_requests=st.integers(2, 6),
+        max_batch_size=st.integers(1, 4),
+        max_running_requests=st.integers(2, 6),
         watermark_blocks=st.integers(0, 3),
         max_prefill_positions=st.sampled_from([2, 7, 256]),
-        max_prefixes=st.integers(0, 2),
+        max_cached_prefixes=st.integers(0, 2),
         preempt_margin_s=st.sampled_from([0.0, 0.3]),
-        decode_gather_slack_s=st.sampled_from([0.1, 0.4]),
+        decode_batching_slack_s=st.sampled_from([0.1, 0.4]),
     )
     def begin(self, num_positions: int, block_size: int, **settings: Any) -> None:
         num_blocks = -(-num_positions // block_size)
@@ -177,7 +177,7 @@ class EngineLaws(RuleBasedStateMachine):
 
     def check_batch(self, batch: StepBatch) -> None:
         in_batch = {work.request.epoch for work in batch.items}
-        assert len(in_batch) == len(batch) <= self.recorder.config.max_batch
+        assert len(in_batch) == len(batch) <= self.recorder.config.max_batch_size
         assert sum(work.count for work in batch.prefills) <= self.recorder.config.max_prefill_positions
         for work in batch.items:
             self.check_work(work.request)
@@ -264,13 +264,15 @@ def test_a_request_that_cannot_even_begin_ends_alone(shape: ChecksumFamily) -> N
     assert codes == [None, "engine_error", "unknown_voice", "invalid_request"]
 
 
-@pytest.mark.parametrize("max_requests", [1, 64])
-def test_however_few_requests_there_may_be_a_long_one_finds_room(shape: ChecksumFamily, max_requests: int) -> None:
+@pytest.mark.parametrize("max_running_requests", [1, 64])
+def test_however_few_requests_there_may_be_a_long_one_finds_room(
+    shape: ChecksumFamily, max_running_requests: int
+) -> None:
     """The pool is sized by the number of requests, but one of them may be as long as the model and memory allow."""
-    config = EngineConfig(max_requests=max_requests)
+    config = EngineConfig(max_running_requests=max_running_requests)
     engine = Engine(shape.make_model(), shape.make_stage(config), config)
     assert engine.capacity == engine.model.max_positions
-    scarce = EngineConfig(max_requests=max_requests, kv_memory_mb=1)
+    scarce = EngineConfig(max_running_requests=max_running_requests, kv_memory_mb=1)
     pool = Engine(shape.make_model(), shape.make_stage(scarce), scarce).pool
     assert pool.num_blocks * 16 * 64 <= 2**20
 
@@ -339,7 +341,7 @@ def soak(bench: EngineHarness, num_requests: int, chance: random.Random) -> None
 
 def check_soak(shape: ChecksumFamily, num_requests: int) -> None:
     """Neither objects nor resident memory grow after the first tenth of the requests."""
-    bench, chance, process = recorder(shape, max_prefixes=2), random.Random(7), psutil.Process()
+    bench, chance, process = recorder(shape, max_cached_prefixes=2), random.Random(7), psutil.Process()
     soak(bench, num_requests // 10, chance)
     gc.collect()
     objects, resident = len(gc.get_objects()), process.memory_info().rss

@@ -30,8 +30,8 @@ class SimulatedEngine(EngineHarness):
 
     def __init__(self, folder: Path, graphs: bool) -> None:
         config = EngineConfig(
-            num_blocks=2_000, block_size=8, max_batch=40, max_requests=64, max_frames=40, min_frame_cap=40,
-            watermark_blocks=0, fast_start=True, graphs=graphs, admission_share=1e3,
+            num_blocks=2_000, block_size=8, max_batch_size=40, max_running_requests=64, max_frames=40, min_frame_cap=40,
+            watermark_blocks=0, lazy_graph_capture=True, graphs=graphs, admission_utilization=1e3,
         )  # fmt: skip
         super().__init__(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
         self.models = {id(model): model for model in (self.engine.step_model, self.engine.scheduler.burst_model)}
@@ -123,7 +123,7 @@ def test_groups_get_equal_shares_whatever_they_ask_for(engine: SimulatedEngine) 
 
 
 def test_newcomer_gets_a_slot_before_waiting_burst_requests() -> None:
-    bench = shaped_recorder(QwenChecksumFamily(), max_requests=4)
+    bench = shaped_recorder(QwenChecksumFamily(), max_running_requests=4)
     bursts = [bench.submit(text="abc", text_closed=True) for _ in range(8)]
     bench.step()
     paced = bench.submit(text="abc", text_closed=True, lead_ms=2_000)
@@ -134,35 +134,37 @@ def test_newcomer_gets_a_slot_before_waiting_burst_requests() -> None:
     assert (stats.num_waiting, stats.num_waiting_burst) == (5, 5)
 
 
-@pytest.mark.parametrize(("max_requests", "num_reserved"), [(1, 0), (2, 1), (3, 1), (4, 1), (8, 2)])
+@pytest.mark.parametrize(("max_running_requests", "num_reserved"), [(1, 0), (2, 1), (3, 1), (4, 1), (8, 2)])
 def test_burst_requests_leave_a_quarter_of_the_slots_and_at_least_one_of_two(
-    max_requests: int, num_reserved: int, tiny_folder: Path
+    max_running_requests: int, num_reserved: int, tiny_folder: Path
 ) -> None:
     for engine in (
-        shaped_recorder(QwenChecksumFamily(), max_requests=max_requests),
-        graph_recorder(tiny_folder, max_requests),
+        shaped_recorder(QwenChecksumFamily(), max_running_requests=max_running_requests),
+        graph_recorder(tiny_folder, max_running_requests),
     ):
-        for _ in range(2 * max_requests):
+        for _ in range(2 * max_running_requests):
             engine.submit(text="abc", text_closed=True)
         engine.step()
         running = engine.engine.scheduler.running
-        assert len(running) == max_requests - num_reserved
+        assert len(running) == max_running_requests - num_reserved
         newcomers = [engine.submit(text="abc", text_closed=True, lead_ms=2_000) for _ in range(num_reserved)]
         engine.step()
-        assert len(running) == max_requests
+        assert len(running) == max_running_requests
         assert all(engine.request(newcomer) in running for newcomer in newcomers)
 
 
-def graph_recorder(folder: Path, max_requests: int) -> EngineHarness:
+def graph_recorder(folder: Path, max_running_requests: int) -> EngineHarness:
     config = EngineConfig(
-        num_blocks=200, block_size=8, max_batch=8, max_requests=max_requests, max_waiting=16, watermark_blocks=0,
-        fast_start=True, graphs=True, admission_share=1e3,
+        num_blocks=200, block_size=8, max_batch_size=8, max_running_requests=max_running_requests,
+        max_queued_requests=16,
+        watermark_blocks=0,
+        lazy_graph_capture=True, graphs=True, admission_utilization=1e3,
     )  # fmt: skip
     return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
 
 
 def test_slots_go_to_the_group_that_holds_fewest() -> None:
-    bench = shaped_recorder(QwenChecksumFamily(), max_requests=4)
+    bench = shaped_recorder(QwenChecksumFamily(), max_running_requests=4)
     many = [bench.submit(text="abc" * 9, text_closed=True, group="many") for _ in range(6)]
     few = bench.submit(text="abc", text_closed=True, group="few")
     bench.step()
@@ -181,7 +183,7 @@ def test_paced_rows_do_not_wait_for_blocks_of_burst_rows() -> None:
 
 
 def test_places_for_burst_requests_are_bounded_by_class_and_group() -> None:
-    room, counts = QueueLimits.from_config(EngineConfig(max_requests=4, max_waiting=4)), RequestCounts()
+    room, counts = QueueLimits.from_config(EngineConfig(max_running_requests=4, max_queued_requests=4)), RequestCounts()
     assert (room.new, room.for_burst, room.for_burst_of_group) == (8, 6, 4)
     for _ in range(4):
         counts.add(SpeechRequest(request_id="r", group="one"))
@@ -226,7 +228,7 @@ def test_budget_counts_prompts_and_lets_one_row_pass_within_the_slack() -> None:
 
 
 def test_shares_of_a_new_group_begin_where_the_others_are() -> None:
-    bench = shaped_recorder(QwenChecksumFamily(), max_requests=8)
+    bench = shaped_recorder(QwenChecksumFamily(), max_running_requests=8)
     rows = {name: bench.submit(text="abc", text_closed=True, group=name) for name in "abc"}
     requests = {name: bench.request(row) for name, row in rows.items()}
     shares = FairShares()

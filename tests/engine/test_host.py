@@ -205,10 +205,10 @@ def test_a_message_that_is_too_long_is_not_waited_for(sockets: tuple[socket.sock
 
 
 @pytest.mark.parametrize(
-    ("reads_per_step", "step_s", "pause_s"), [(4, 0.004, 0.001), (4, 60.0, MAX_READ_PAUSE_S), (0, 0.004, 0.0)]
+    ("command_reads_per_step", "step_s", "pause_s"), [(4, 0.004, 0.001), (4, 60.0, MAX_READ_PAUSE_S), (0, 0.004, 0.0)]
 )
-def test_commands_are_read_a_few_times_a_step(reads_per_step: int, step_s: float, pause_s: float) -> None:
-    host = EngineHost(cast(Any, None), INFO, EngineConfig(reads_per_step=reads_per_step))
+def test_commands_are_read_a_few_times_a_step(command_reads_per_step: int, step_s: float, pause_s: float) -> None:
+    host = EngineHost(cast(Any, None), INFO, EngineConfig(command_reads_per_step=command_reads_per_step))
     host.loop.engine = cast(Any, SimpleNamespace(times=StepTimings(last_s=step_s)))
     assert host._read_pause_s == 0, "nobody steps: what comes is looked at in no time"
     host.loop.is_stepping = True

@@ -26,8 +26,8 @@ FRAME = 1920
 @pytest.fixture
 def make_bench(tiny_folder: Path) -> MakeBench:
     def make(**settings: Any) -> EngineHarness:
-        usual = dict(num_blocks=64, max_batch=4, max_requests=4, max_frames=60, fast_start=True)
-        plain = dict(cpu_kernels=False)  # modules whose weights can be set
+        usual = dict(num_blocks=64, max_batch_size=4, max_running_requests=4, max_frames=60, lazy_graph_capture=True)
+        plain = dict(cpu_optimizations=False)  # modules whose weights can be set
         config = EngineConfig(**(usual | plain | settings))
         return EngineHarness(load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False).make_engine())
 
@@ -191,7 +191,7 @@ def test_a_text_of_100_000_characters_is_refused_at_the_door(make_bench: MakeBen
 
 def test_the_engine_itself_holds_no_more_than_it_says_whoever_asks(make_bench: MakeBench) -> None:
     """Each of several gateways counts its own requests alone."""
-    bench = make_bench(max_requests=2, max_waiting=1)
+    bench = make_bench(max_running_requests=2, max_queued_requests=1)
     taken = [bench.submit(text="", text_closed=False, lead_ms=2_000) for _ in range(3)]
     refused = bench.submit(text="hello", text_closed=True, lead_ms=2_000)
     bench.run()
@@ -213,7 +213,7 @@ def say_along(bench: EngineHarness) -> RecordedRequest:
 
 
 def test_a_reply_that_speaks_waits_for_its_next_segment_where_a_new_one_is_refused(make_bench: MakeBench) -> None:
-    bench = make_bench(max_requests=1, max_waiting=0)
+    bench = make_bench(max_running_requests=1, max_queued_requests=0)
     first, second, other = (bench.submit(text="Hello.", text_closed=True, segment=segment) for segment in (0, 1, 0))
     bench.run()
     assert [bench.heard[row].reason is FinishReason.ERROR for row in (first, second, other)] == [False, False, True]
@@ -222,7 +222,7 @@ def test_a_reply_that_speaks_waits_for_its_next_segment_where_a_new_one_is_refus
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_above_the_ceiling_even_a_reply_that_speaks_is_refused(make_bench: MakeBench, graphs: bool) -> None:
-    bench = make_bench(max_requests=1, max_waiting=1, max_waiting_segments=2, graphs=graphs)
+    bench = make_bench(max_running_requests=1, max_queued_requests=1, max_queued_continuations=2, graphs=graphs)
     taken = [bench.submit(text="Hello.", text_closed=True, segment=segment) for segment in (0, 1, 1, 2)]
     refused = bench.submit(text="Hello.", text_closed=True, segment=3)
     end = bench.heard[refused].end
@@ -293,7 +293,7 @@ def test_what_slips_past_the_door_ends_in_the_same_error(
 
 
 def test_the_end_tells_times_counts_and_seed(make_bench: MakeBench) -> None:
-    bench = make_bench(max_requests=1)
+    bench = make_bench(max_running_requests=1)
     bench.step_s = 0.01
     first = bench.submit(
         voice="bo", text="hello world", text_closed=True, max_frames=10, sampling=SamplingParams(seed=5)

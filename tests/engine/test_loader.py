@@ -26,7 +26,7 @@ HELLO = SpeechRequest(
 
 
 def local(folder: Path, **settings: object) -> LocalEngine:
-    usual: dict[str, object] = dict(kv_memory_mb=8, fast_start=True)
+    usual: dict[str, object] = dict(kv_memory_mb=8, lazy_graph_capture=True)
     engine = create_engine(folder, device="cpu", process=False, **(usual | settings))
     assert isinstance(engine, LocalEngine)
     return engine
@@ -142,8 +142,8 @@ async def test_the_tokenizer_of_another_model_is_told(tiny_folder: Path, tmp_pat
 def test_a_setting_that_is_unknown_or_out_of_range_is_refused_before_anything_loads(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="unknown engine setting 'max_bacth'"):
         create_engine(tmp_path, max_bacth=3)
-    with pytest.raises(InvalidRequest, match="max_batch is 0"):
-        create_engine(tmp_path, max_batch=0)
+    with pytest.raises(InvalidRequest, match="max_batch_size is 0"):
+        create_engine(tmp_path, max_batch_size=0)
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "cpu:1", "gpu", "cudafoo", "cuda:x", "cuda:-1"])

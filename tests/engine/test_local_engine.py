@@ -63,7 +63,7 @@ def switch() -> Switch:
 
 
 def make(shape: ChecksumFamily, switch: Switch, **settings: Any) -> LocalEngine:
-    config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_requests=16, max_batch=8) | settings))
+    config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_running_requests=16, max_batch_size=8) | settings))
 
     def load() -> LoadedCheckpoint:
         model = shape.make_model()
@@ -235,7 +235,7 @@ async def test_a_request_to_a_loop_that_does_not_run_is_refused(shape: ChecksumF
 async def test_more_than_the_house_holds_is_refused_with_a_time_to_try_again(
     shape: ChecksumFamily, switch: Switch
 ) -> None:
-    engine = make(shape, switch, max_requests=2, max_waiting=3)
+    engine = make(shape, switch, max_running_requests=2, max_queued_requests=3)
     await engine.start()
     try:
         streams = [engine.submit(request(number, text_closed=False, lead_ms=2_000)) for number in range(5)]
@@ -250,7 +250,7 @@ async def test_more_than_the_house_holds_is_refused_with_a_time_to_try_again(
 
 
 async def test_above_the_ceiling_a_reply_that_speaks_is_refused_too(shape: ChecksumFamily, switch: Switch) -> None:
-    engine = make(shape, switch, max_requests=1, max_waiting=1, max_waiting_segments=1)
+    engine = make(shape, switch, max_running_requests=1, max_queued_requests=1, max_queued_continuations=1)
     await engine.start()
     try:
         for number, segment in enumerate((0, 0, 1)):
@@ -384,8 +384,8 @@ async def test_a_first_start_that_fails_is_the_callers_to_handle(shape: Checksum
     [
         ("cpu", {}, local_engine.CPU_NICENESS),
         ("cuda:0", {}, 0),
-        ("cpu", {"niceness": 0}, 0),
-        ("cuda", {"niceness": 9}, 9),
+        ("cpu", {"process_nice": 0}, 0),
+        ("cuda", {"process_nice": 9}, 9),
     ],
 )
 def test_on_a_cpu_the_engine_stands_back_for_the_server_unless_told(
@@ -393,4 +393,4 @@ def test_on_a_cpu_the_engine_stands_back_for_the_server_unless_told(
 ) -> None:
     engine = local_engine.create_engine(device=device, process=False, **settings)
     assert isinstance(engine, LocalEngine)
-    assert engine._config.niceness == expected
+    assert engine._config.process_nice == expected

@@ -48,7 +48,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def make_engine(shape: ChecksumFamily) -> Callable[[], Engine]:
-    config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_requests=4, max_batch=4)))
+    config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_running_requests=4, max_batch_size=4)))
     return lambda: Engine(shape.make_model(), shape.make_stage(config), config)
 
 

@@ -40,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def process_of(folder: Path, niceness: int = 0) -> EngineProcess:
-    return EngineProcess(folder, EngineConfig(fast_start=True, niceness=niceness), "cpu", "auto", is_embedded=False)
+    return EngineProcess(
+        folder, EngineConfig(lazy_graph_capture=True, process_nice=niceness), "cpu", "auto", is_embedded=False
+    )
 
 
 def owned(folder: Path) -> RemoteEngine:
@@ -96,7 +98,7 @@ async def speak(engine: SpeechEngine, spec: SpeechRequest) -> tuple[np.ndarray, 
 
 
 async def test_a_process_speaks_the_same_samples_as_a_thread(folder: Path, engine: RemoteEngine) -> None:
-    local = create_engine(folder, device="cpu", fast_start=True)
+    local = create_engine(folder, device="cpu", lazy_graph_capture=True)
     await local.start()
     here, _ = await speak(local, request("here"))
     there, end = await speak(engine, request("there"))
@@ -191,7 +193,9 @@ async def test_starting_again_ends_the_process_that_still_runs(folder: Path) -> 
 
 
 async def test_a_process_tells_its_gateways_how_much_room_there_is(folder: Path) -> None:
-    config = EngineConfig(fast_start=True, max_requests=1, max_waiting=0, max_waiting_segments=1)
+    config = EngineConfig(
+        lazy_graph_capture=True, max_running_requests=1, max_queued_requests=0, max_queued_continuations=1
+    )
     process = EngineProcess(folder, config, "cpu", "auto", is_embedded=False)
     engine = RemoteEngine(process.socket, process)
     await engine.start()

@@ -47,7 +47,7 @@ def run_until_heard(bench: EngineHarness, epoch: int, num_samples: int = 1) -> N
 
 
 def test_first_audio_comes_before_every_deadline(shape: ChecksumFamily) -> None:
-    bench = recorder(shape, max_batch=1, max_requests=3)
+    bench = recorder(shape, max_batch_size=1, max_running_requests=3)
     heard_already = speak(bench)
     run_until_heard(bench, heard_already)
     newcomer = speak(bench)
@@ -56,7 +56,7 @@ def test_first_audio_comes_before_every_deadline(shape: ChecksumFamily) -> None:
 
 
 def test_among_rows_that_are_heard_the_one_that_runs_dry_first_steps_first(shape: ChecksumFamily) -> None:
-    bench = recorder(shape, max_batch=2, max_requests=4)
+    bench = recorder(shape, max_batch_size=2, max_running_requests=4)
     rows = [speak(bench) for _ in range(3)]
     for row in rows:
         run_until_heard(bench, row)
@@ -67,7 +67,7 @@ def test_among_rows_that_are_heard_the_one_that_runs_dry_first_steps_first(shape
 
 
 def test_a_playback_report_changes_who_is_urgent(shape: ChecksumFamily) -> None:
-    bench = recorder(shape, max_batch=1, max_requests=3)
+    bench = recorder(shape, max_batch_size=1, max_running_requests=3)
     ahead, behind = speak(bench), speak(bench)
     for row in (ahead, behind):
         run_until_heard(bench, row)
@@ -77,7 +77,7 @@ def test_a_playback_report_changes_who_is_urgent(shape: ChecksumFamily) -> None:
 
 
 def test_a_report_before_the_first_chunk_costs_no_urgency(shape: ChecksumFamily) -> None:
-    bench = recorder(shape, max_batch=1, max_requests=3)
+    bench = recorder(shape, max_batch_size=1, max_running_requests=3)
     first, second = speak(bench), speak(bench)
     bench.engine.report_playback(first, 0)
     assert works_of_next_step(bench) == [first]
@@ -127,9 +127,9 @@ def test_rows_at_their_leads_step_together(shape: ChecksumFamily) -> None:
     assert rows_of_steps(shape, frame_s) > 1.5 * rows_of_steps(shape, 0.0)
 
 
-def rows_of_steps(shape: ChecksumFamily, lead_tick_s: float) -> float:
+def rows_of_steps(shape: ChecksumFamily, lead_step_interval_s: float) -> float:
     """In the mean, of four rows that began one after the other."""
-    bench = recorder(shape, lead_tick_s=lead_tick_s)
+    bench = recorder(shape, lead_step_interval_s=lead_step_interval_s)
     frame_s, rows = bench.engine.scheduler.frame_s, []
     for _ in range(4):
         rows.append(speak(bench, lead_ms=LEAD_MS))
@@ -145,7 +145,7 @@ def rows_of_steps(shape: ChecksumFamily, lead_tick_s: float) -> float:
 
 
 def test_a_listener_with_a_short_lead_waits_for_no_tick(shape: ChecksumFamily) -> None:
-    benches = [recorder(shape, lead_tick_s=tick_s) for tick_s in (0.0, 0.08)]
+    benches = [recorder(shape, lead_step_interval_s=tick_s) for tick_s in (0.0, 0.08)]
     for bench in benches:
         row = speak(bench, lead_ms=300)
         run_until_heard(bench, row, 4_000)
@@ -245,14 +245,14 @@ def test_nothing_is_starved_before_its_first_audio(shape: ChecksumFamily) -> Non
 
 
 def test_admission_is_first_come_first_served(shape: ChecksumFamily) -> None:
-    bench = recorder(shape, max_requests=3)
+    bench = recorder(shape, max_running_requests=3)
     rows = [speak(bench, "abc" * (7 - n)) for n in range(6)]
     bench.run()
     assert bench.admitted == rows
 
 
 def test_a_full_house_waits_for_a_slot(shape: ChecksumFamily) -> None:
-    bench = recorder(shape, max_requests=3)
+    bench = recorder(shape, max_running_requests=3)
     rows = [speak(bench) for _ in range(3)]
     bench.step()
     assert [bench.request(row).slot is not None for row in rows] == [True, True, False]
@@ -265,7 +265,7 @@ def test_a_full_house_waits_for_a_slot(shape: ChecksumFamily) -> None:
 
 def test_who_waits_for_the_next_step_alone_does_not_wait_for_room(shape: ChecksumFamily) -> None:
     """A server that is asked again and again between two steps is not full."""
-    bench = recorder(shape, max_requests=3)
+    bench = recorder(shape, max_running_requests=3)
     rows = [speak(bench)]
     bench.step()
     rows.append(speak(bench))
@@ -363,7 +363,7 @@ def test_a_row_preempted_at_its_lead_samples_no_frame_twice(shape: ChecksumFamil
 
 
 def test_the_row_furthest_ahead_gives_way(shape: ChecksumFamily) -> None:
-    bench = recorder(shape, max_requests=4)
+    bench = recorder(shape, max_running_requests=4)
     near, far, urgent = (speak(bench) for _ in range(3))
     for row in (near, far, urgent):
         run_until_heard(bench, row)
@@ -382,7 +382,7 @@ def test_the_row_furthest_ahead_gives_way(shape: ChecksumFamily) -> None:
 
 
 def test_a_row_is_not_preempted_for_one_that_is_hardly_more_urgent(shape: ChecksumFamily) -> None:
-    bench = recorder(shape, max_requests=3, preempt_margin_s=1.0)
+    bench = recorder(shape, max_running_requests=3, preempt_margin_s=1.0)
     first, second = speak(bench), speak(bench)
     for row in (first, second):
         run_until_heard(bench, row)
@@ -425,12 +425,12 @@ def test_running_rows_step_beside_a_long_prefill(shape: ChecksumFamily) -> None:
 
 def test_prefixes_on_and_off_say_the_same(shape: ChecksumFamily) -> None:
     said = []
-    for max_prefixes in (0, 1, 8):
-        bench = recorder(shape, max_prefixes=max_prefixes)
+    for max_cached_prefixes in (0, 1, 8):
+        bench = recorder(shape, max_cached_prefixes=max_cached_prefixes)
         rows = [speak(bench, voice=voice) for voice in ("ada", "bo", "ada", "bo", "ada")]
         bench.run()
         said.append([bench.heard[row].pcm for row in rows])
-        assert len(bench.engine.prefixes) == min(max_prefixes, 2)
+        assert len(bench.engine.prefixes) == min(max_cached_prefixes, 2)
     for other in said[1:]:
         for pcm, same in zip(said[0], other, strict=True):
             np.testing.assert_allclose(pcm, same, rtol=0, atol=shape.pcm_tolerance)

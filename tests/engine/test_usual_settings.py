@@ -34,5 +34,5 @@ def test_by_where_it_will_run(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     config = local_engine._engine_config({}, device)
-    assert (config.lead_tick_s == 0.0) is is_cuda
-    assert config.niceness == (0 if is_cuda else local_engine.CPU_NICENESS)
+    assert (config.lead_step_interval_s == 0.0) is is_cuda
+    assert config.process_nice == (0 if is_cuda else local_engine.CPU_NICENESS)

@@ -31,7 +31,7 @@ class CosyVoice3Family(CosyVoiceChecksumFamily):
     pcm_tolerance = 1e-4
 
     def make_stage(self, config: EngineConfig) -> DecodeStage:  # type: ignore[override]
-        return stage_of(num_slots=config.max_requests, num_pages=30 * config.max_requests, flow=flow())
+        return stage_of(num_slots=config.max_running_requests, num_pages=30 * config.max_running_requests, flow=flow())
 
     def pcm(self, codes: Sequence[Sequence[int]]) -> Pcm:
         vocoder = ClearVocoder()

@@ -217,7 +217,7 @@ class CosyVoiceChecksumFamily:
         return CosyVoiceChecksumTalker()
 
     def make_stage(self, config: EngineConfig) -> FakeSlicedDecodeStage:
-        return FakeSlicedDecodeStage(config.max_requests)
+        return FakeSlicedDecodeStage(config.max_running_requests)
 
     def pcm(self, codes: Sequence[Sequence[int]]) -> Pcm:
         flow = FakeFlow([], tokens=[token for (token,) in codes], is_final=True)

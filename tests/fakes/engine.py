@@ -51,7 +51,7 @@ class FakeSpeechEngine:
         *,
         info: EngineInfo = FAKE_INFO,
         num_slots: int = 64,
-        max_waiting: int = 64,
+        max_queued_requests: int = 64,
         step_s: float = 0.02,
     ) -> None:
         self.script = script or FakeScript()
@@ -67,7 +67,7 @@ class FakeSpeechEngine:
         self.samples: list[ReferenceAudio] = []
         self._info = info
         self._num_slots = num_slots
-        self._max_waiting = max_waiting
+        self._max_waiting = max_queued_requests
         self._scripts: deque[FakeScript] = deque()
         self._alive = False
         self._num_finished = 0
@@ -92,7 +92,7 @@ class FakeSpeechEngine:
             raise EngineDead("the engine is not running")
         self._check(request)
         if request.segment == 0 and self.stats().num_waiting >= self._max_waiting:
-            raise EngineOverloaded(f"max_waiting is {self._max_waiting}", retry_after_ms=500)
+            raise EngineOverloaded(f"max_queued_requests is {self._max_waiting}", retry_after_ms=500)
         script = self._scripts.popleft() if self._scripts else self.script
         stream = FakeSpeechStream(self, request, script)
         self.requests.append(request)

@@ -126,7 +126,7 @@ class QwenChecksumFamily:
         return QwenChecksumTalker()
 
     def make_stage(self, config: EngineConfig) -> DecodeStage:
-        return StreamingDecodeStage(RunningSumCodec(), config.max_requests, config.decode_gather_slack_s)
+        return StreamingDecodeStage(RunningSumCodec(), config.max_running_requests, config.decode_batching_slack_s)
 
     def pcm(self, codes: Sequence[Sequence[int]]) -> Pcm:
         if not codes:
@@ -143,8 +143,8 @@ class WindowedQwenFamily(QwenChecksumFamily):
     def make_stage(self, config: EngineConfig) -> DecodeStage:
         return WindowedDecodeStage(
             RunningSumCodec(),
-            config.max_requests,
-            config.decode_gather_slack_s,
+            config.max_running_requests,
+            config.decode_batching_slack_s,
             context_frames=9999,
             overlap_samples=20,
         )

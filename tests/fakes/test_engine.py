@@ -178,7 +178,7 @@ async def test_cancel_at_any_time_gives_one_terminal_event(engine, delay_s):
 
 
 async def test_requests_wait_for_a_slot_and_too_many_are_refused():
-    engine = FakeSpeechEngine(num_slots=1, max_waiting=1)
+    engine = FakeSpeechEngine(num_slots=1, max_queued_requests=1)
     await engine.start()
     first = engine.submit(request("a", text=HELLO, text_closed=True))
     await asyncio.sleep(0)

@@ -31,13 +31,13 @@ VECTORS = Path(os.environ.get("VOICEWIRE_PARITY_VECTORS", Path(__file__).parent 
 SHAPES = {"0b6": TINY, "1b7": TINY_PROJECTED}
 # Without the guards that the official code does not have.
 CONFIG = EngineConfig(
-    starve_guard=False,
+    ban_eos_until_text_end=False,
     silence_limit_s=1e6,
     loop_limit_frames=10_000,
     min_frame_cap=256,
     kv_memory_mb=8,
-    max_requests=4,
-    max_batch=4,
+    max_running_requests=4,
+    max_batch_size=4,
 )
 OFFICIAL_NAMES = {
     "subtalker_dosample": "predictor_do_sample",

@@ -22,7 +22,7 @@ from realtime.transports.listener import open_listeners
 from tests.realtime.certificates import self_signed
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak, until
 
-DEVICES = {"xiaozhi__mqtt": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0}
+DEVICES = {"xiaozhi__mqtt_enabled": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0}
 
 
 @pytest.fixture

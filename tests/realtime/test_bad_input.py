@@ -236,7 +236,7 @@ async def test_a_cancel_with_an_impossible_position_is_answered(live: LiveServer
 
 
 async def test_too_many_errors_end_the_connection() -> None:
-    async with live_server(limits__max_errors=5) as live, live.session() as client:
+    async with live_server(limits__max_errors_per_connection=5) as live, live.session() as client:
         for _ in range(5):
             await client.send(APPEND)
         codes = [message.code async for message in client if isinstance(message, ev.ErrorEvent)]

@@ -70,7 +70,7 @@ def test_a_token_speaks_for_its_key_until_it_expires(monkeypatch: pytest.MonkeyP
     assert (caller.name, caller.by_token, expires_s) == ("agent", True, 1_060)
     with pytest.raises(RequestRefused, match="an API key is needed here"):
         gatekeeper.require_api_key(shows(token))
-    late = load_authenticator(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}"), max_token_ttl_s=59)
+    late = load_authenticator(AuthSettings(api_keys=f"agent:{KEY},other:{OTHER}", max_token_ttl_s=59))
     with pytest.raises(RequestRefused, match="an API key is needed"):
         late.authenticate(shows(token))
     monkeypatch.setattr(auth.time, "time", lambda: 1_060.0)
@@ -207,7 +207,7 @@ async def test_speech_token_opens_no_line_and_calls_token_only_lines() -> None:
 
 
 async def test_lines_for_devices_by_mqtt_need_the_calls_scope() -> None:
-    flags = {"xiaozhi__mqtt": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0}
+    flags = {"xiaozhi__mqtt_enabled": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0}
     async with live_server(auth__api_keys=f"agent:{KEY}", **flags) as live, live.http() as http:
         for scope, code in (("speech", mqtt.WRONG_KEY), ("calls", mqtt.ACCEPTED)):
             answer = await http.post("/v1/tokens", json={"scopes": [scope]}, headers={"X-API-Key": KEY})

@@ -58,8 +58,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_numbers_come_out_of_text_only_where_all_is_text() -> None:
     assert load_config(environment={"VOICEWIRE_LIMITS_IDLE_TIMEOUT_S": "2.5"}).limits.idle_timeout_s == 2.5
-    with pytest.raises(ConfigError, match="VOICEWIRE_LIMITS_MAX_ERRORS"):
-        load_config(environment={"VOICEWIRE_LIMITS_MAX_ERRORS": "many"})
+    with pytest.raises(ConfigError, match="VOICEWIRE_LIMITS_MAX_ERRORS_PER_CONNECTION"):
+        load_config(environment={"VOICEWIRE_LIMITS_MAX_ERRORS_PER_CONNECTION": "many"})
 
 
 def test_no_message_shows_a_key() -> None:
@@ -94,32 +94,32 @@ def write_page_rows() -> str:
 
 
 def test_names_in_the_environment() -> None:
-    assert environment_name("limits.max_errors") == "VOICEWIRE_LIMITS_MAX_ERRORS"
+    assert environment_name("limits.max_errors_per_connection") == "VOICEWIRE_LIMITS_MAX_ERRORS_PER_CONNECTION"
 
 
 def test_entries_of_a_table_are_set_one_by_one(tmp_path: Path) -> None:
     file = tmp_path / "voicewire.toml"
-    file.write_text("[engine.options]\nmax_batch = 4\ndevice = 'cpu'\n")
+    file.write_text("[engine.options]\nmax_batch_size = 4\ndevice = 'cpu'\n")
     flags = {
-        "engine.options.max_batch": "8",
+        "engine.options.max_batch_size": "8",
         "engine.options.graphs": "false",
         "engine.options.decode_device": "cuda:1",
         "engine.options.cosyvoice3.talker.graphs": "true",
-        "wires.voices.abc": "clara",
+        "dialects.voice_aliases.abc": "clara",
     }
     config = load_config(file, flags=flags)
     assert config.engine.options == {
-        "max_batch": 8,
+        "max_batch_size": 8,
         "device": "cpu",
         "graphs": False,
         "decode_device": "cuda:1",
         "cosyvoice3": {"talker": {"graphs": True}},
     }
-    assert config.wires.voices == {"abc": "clara"}
+    assert config.dialects.voice_aliases == {"abc": "clara"}
 
 
 def test_table_in_the_environment_is_an_inline_table() -> None:
-    config = load_config(environment={"VOICEWIRE_ENGINE_OPTIONS": "{max_batch = 2}"})
-    assert config.engine.options == {"max_batch": 2}
+    config = load_config(environment={"VOICEWIRE_ENGINE_OPTIONS": "{max_batch_size = 2}"})
+    assert config.engine.options == {"max_batch_size": 2}
     with pytest.raises(ConfigError, match=r"engine\.options.*expected a table"):
         load_config(environment={"VOICEWIRE_ENGINE_OPTIONS": "2"})

@@ -22,7 +22,7 @@ TEXT = "Hello there, how are you?"
 LONG = "The quick brown fox jumps over the lazy dog. " * 20
 # One speech token: with live text a random model ends where it likes.
 LEAST_BYTES = 2 * 960
-FLAGS = {"calls__twilio_auth_token": TOKEN, "calls__public_url": PUBLIC, "calls__owner": "agent"}
+FLAGS = {"calls__twilio_auth_token": TOKEN, "calls__public_url": PUBLIC, "calls__default_key_name": "agent"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def live(checkpoint: Path) -> AsyncIterator[LiveServer]:
     from engine.local_engine import create_engine
 
-    engine = create_engine(checkpoint, process=False, kv_memory_mb=64, fast_start=True)
+    engine = create_engine(checkpoint, process=False, kv_memory_mb=64, lazy_graph_capture=True)
     async with live_server(engine, auth__api_keys=f"agent:{KEY}", **FLAGS) as server:
         yield server
         await freed(server)

@@ -36,11 +36,11 @@ SHOWN = {"Authorization": f"Bearer {KEY}", "xi-api-key": KEY}
 FLAGS = {
     "auth__api_keys": f"agent:{KEY}",
     "calls__barge_in": False,
-    "calls__audiosocket": True,
+    "calls__audiosocket_enabled": True,
     "calls__audiosocket_port": 0,
     "wyoming__enabled": True,
     "wyoming__port": 0,
-    "xiaozhi__mqtt": True,
+    "xiaozhi__mqtt_enabled": True,
     "xiaozhi__mqtt_port": 0,
     "xiaozhi__udp_port": 0,
 }

@@ -61,7 +61,7 @@ async def readings(running: ServerProcess) -> dict[str, float]:
         for _ in range(50):
             text = (await http.get(running.url.replace("ws:", "http:") + "/metrics")).text
             told = {name: float(value) for name, value in re.findall(r"^voicewire_(\w+) (\S+)$", text, re.MULTILINE)}
-            if not (told["connections"] or told["active_responses"] or told["requests_waiting"]):
+            if not (told["open_connections"] or told["active_responses"] or told["requests_waiting"]):
                 return told
             await asyncio.sleep(0.1)
     raise AssertionError(f"not idle: {told}")

@@ -177,7 +177,7 @@ async def test_a_session_that_speaks_is_not_idle() -> None:
 
 
 async def test_a_session_has_an_end() -> None:
-    async with live_server(limits__max_session_s=0.4) as live, live.session() as client:
+    async with live_server(limits__max_session_duration_s=0.4) as live, live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
         error = await next_of(client, ev.ErrorEvent)
         assert isinstance(error, ev.ErrorEvent)
@@ -244,7 +244,7 @@ async def test_a_reply_asked_of_a_dead_engine_is_refused(live: LiveServer) -> No
 
 
 async def test_out_of_blocks_is_overload_and_worth_another_try() -> None:
-    full = FakeSpeechEngine(TIMELY, num_slots=1, max_waiting=1)
+    full = FakeSpeechEngine(TIMELY, num_slots=1, max_queued_requests=1)
     async with live_server(full) as live, live.session() as client:
         await client.send(ev.ResponseCreate(response_id="a", text=TEXT[:20], end=True))
         await next_of(client, ev.AudioMessage)
@@ -351,7 +351,7 @@ class FloodedLink:
 
 
 async def test_a_flood_of_messages_lets_others_have_their_turn() -> None:
-    async with live_server(limits__max_errors=1_000_000) as live:
+    async with live_server(limits__max_errors_per_connection=1_000_000) as live:
         link = FloodedLink(1_000)
         session = live.speech.open_session(LOCAL)
         async with asyncio.TaskGroup() as tasks:

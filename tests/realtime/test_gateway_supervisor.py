@@ -102,7 +102,7 @@ def command_of(process: psutil.Process) -> list[str]:
 def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     config = folder / "server.toml"
-    config.write_text("[engine.options]\nfast_start = true\n")
+    config.write_text("[engine.options]\nlazy_graph_capture = true\n")
     command = [sys.executable, "-m", "realtime.cli", "serve", "--model", str(folder), "--port", "0"]
     certificate, key = self_signed(folder)
     command += ["--config", str(config), "--tls-certificate", str(certificate), "--tls-key", str(key)]
@@ -129,7 +129,7 @@ async def test_gateways_share_a_port_an_engine_and_their_metrics(served: Served)
     await asyncio.gather(*(speaks(client, "r") for client in clients.values()))
     assert await served.metric('responses_total{status="completed"}') == NUM_GATEWAYS
     await asyncio.sleep(0.4)  # each gateway reads its gauges so often
-    assert await served.metric("connections") == NUM_GATEWAYS
+    assert await served.metric("open_connections") == NUM_GATEWAYS
     assert await served.metric("resident_memory_bytes") > sum(g.memory_info().rss for g in served.gateways())
     for client in clients.values():
         await client.aclose()

@@ -186,7 +186,7 @@ async def test_a_key_can_have_a_limit_of_its_own(tmp_path: Path) -> None:
 
 async def test_only_lasting_overload_refuses_handshakes() -> None:
     slow = FakeSpeechEngine(FakeScript(first_chunk_s=60.0))
-    limits = {"limits__max_active_responses": 1, "limits__overload_after_s": 0.6}
+    limits = {"limits__max_active_responses": 1, "limits__overload_grace_s": 0.6}
     async with live_server(slow, **limits) as live, live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
         await next_of(client, ev.ResponseCreated)
@@ -236,7 +236,7 @@ async def test_accepted_sockets_have_the_options_of_the_listener(live: LiveServe
         connection = next(iter(live.uvicorn.server_state.connections))
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-        assert accepted.getsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT) == ListenSettings().unsent_bytes
+        assert accepted.getsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT) == ListenSettings().tcp_notsent_lowat_bytes
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * ListenSettings().send_buffer_bytes
         assert connection.transport.get_write_buffer_limits()[1] == ListenSettings().write_buffer_bytes
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.api import EngineStats
-from realtime.metrics import COUNTERS, GAUGES, HISTOGRAMS, PREFIX, ServerMetrics
+from realtime.metrics import COUNTERS, ENGINE_COUNTERS, GAUGES, HISTOGRAMS, PREFIX, ServerMetrics
 
 STATS = EngineStats(
     num_waiting=1,
@@ -46,11 +46,11 @@ def test_what_is_counted_and_observed_is_told() -> None:
     metrics = ServerMetrics(Server())
     metrics.inc("audio_underruns_total", cause="text")
     metrics.observe("time_to_first_audio_seconds", 0.05)
-    metrics.inc("dropped_tokens_total", 5)
+    metrics.inc("skipped_silence_tokens_total", 5)
     metrics.refused("unauthorized")
     told = readings(metrics)
     assert told['audio_underruns_total{cause="text"}'] == 1
-    assert told["dropped_tokens_total"] == 5
+    assert told["skipped_silence_tokens_total"] == 5
     assert told['time_to_first_audio_seconds_bucket{le="0.04"}'] == 0
     assert told['time_to_first_audio_seconds_bucket{le="0.06"}'] == 1
     assert told['refusals_total{code="unauthorized"}'] == 1
@@ -58,11 +58,11 @@ def test_what_is_counted_and_observed_is_told() -> None:
 
 def test_gauges_follow_the_server() -> None:
     metrics = ServerMetrics(server := Server())
-    assert readings(metrics)["batch_size"] == 3
-    assert readings(metrics)["bounded_requests"] == 3
+    assert readings(metrics)["requests_running"] == 3
+    assert readings(metrics)["context_limited_requests_total"] == 3
     server.num_connections = 9
     server.stats = None
-    assert readings(metrics)["connections"] == 9
+    assert readings(metrics)["open_connections"] == 9
 
 
 def test_memory_is_read_for_whoever_asks_and_not_at_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +92,11 @@ def test_an_unknown_name_is_our_fault() -> None:
 
 
 def test_names_say_their_unit() -> None:
-    assert all(name.endswith("_total") for name in COUNTERS)
+    assert all(name.endswith("_total") for name in (*COUNTERS, *ENGINE_COUNTERS))
     assert all(name.endswith(("_seconds", "_factor")) for name in HISTOGRAMS)
 
 
 def test_metrics_page_lists_every_metric() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     documented = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in page.splitlines() if "|" in line)))
-    assert documented == {*COUNTERS, *GAUGES, *HISTOGRAMS}
+    assert documented == {*COUNTERS, *ENGINE_COUNTERS, *GAUGES, *HISTOGRAMS}

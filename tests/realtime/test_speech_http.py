@@ -247,7 +247,9 @@ async def test_second_runaway_is_sent_as_it_is(live: LiveServer) -> None:
     assert len(told.content) == 3 * 1_920 * 2
 
 
-@pytest.mark.parametrize("limits", [{}, {"limits__max_answer_bytes": 3 * 1_920 * 2 + 44}], ids=["fails", "too long"])
+@pytest.mark.parametrize(
+    "limits", [{}, {"limits__max_http_response_bytes": 3 * 1_920 * 2 + 44}], ids=["fails", "too long"]
+)
 async def test_failed_retry_of_a_runaway_sends_the_first(limits: dict[str, int]) -> None:
     second = FakeScript(end_at_frame=4) if limits else FakeScript(fail_at_frame=1)
     async with live_server(**limits) as live:

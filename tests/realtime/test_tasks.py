@@ -45,7 +45,9 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
 def serve(folder_of: Callable[[str, str], Path], tmp_path: Path) -> Serve:
     @asynccontextmanager
     async def server(size: str, task: str) -> AsyncIterator[LiveServer]:
-        engine: Any = create_engine(folder_of(size, task), device="cpu", process=False, kv_memory_mb=8, fast_start=True)
+        engine: Any = create_engine(
+            folder_of(size, task), device="cpu", process=False, kv_memory_mb=8, lazy_graph_capture=True
+        )
         async with live_server(engine, voices__folder=str(tmp_path)) as live:
             yield live
 

@@ -56,7 +56,7 @@ class Peer:
         settings = {"auth__api_keys": f"agent:{KEY}", **self.settings}
         if self.needs_broker:
             with running(folder) as broker:
-                async with bridged(broker, mqtt__owner="agent", **settings) as live:
+                async with bridged(broker, mqtt__default_key_name="agent", **settings) as live:
                     yield live
         else:
             async with live_server(**settings) as live:
@@ -148,7 +148,11 @@ WIRES: tuple[Peer, ...] = (
         Peer(f"POST {path} {number}", visit_request(path, body), ("spoken", "dropped", "reset"))
         for number, (path, body) in enumerate(REQUESTS)
     ),
-    Peer("wyoming", visit_wyoming, settings={"wyoming__enabled": True, "wyoming__port": 0, "wyoming__owner": "agent"}),
+    Peer(
+        "wyoming",
+        visit_wyoming,
+        settings={"wyoming__enabled": True, "wyoming__port": 0, "wyoming__default_key_name": "agent"},
+    ),
 )
 WIRES += (Peer("broker", visit_broker, ("spoken",), needs_broker=True),)
 
@@ -227,11 +231,11 @@ async def visit_audiosocket(live: LiveServer, ending: Ending, text: str) -> None
 CALLS = {
     "calls__twilio_auth_token": TOKEN,
     "calls__public_url": PUBLIC,
-    "calls__owner": "agent",
+    "calls__default_key_name": "agent",
     "calls__barge_in": False,
-    "calls__audiosocket": True,
+    "calls__audiosocket_enabled": True,
     "calls__audiosocket_port": 0,
-    "xiaozhi__linger_ms": 100,
+    "xiaozhi__end_of_speech_delay_ms": 100,
 }
 TELNYX = (
     '{"event":"start","stream_id":"S1","start":{"call_control_id":"v3:1",'

@@ -213,7 +213,7 @@ async def test_tokens_that_a_model_left_out_are_counted_over_all_segments(
     await read(registry.create(settings=BURST).create_response(text=LONG, text_closed=True))
     num_segments = metrics.counts["segments_total", "stop"]
     assert num_segments > 1
-    assert metrics.counts[("dropped_tokens_total",)] == 7 * num_segments
+    assert metrics.counts[("skipped_silence_tokens_total",)] == 7 * num_segments
 
 
 async def test_unread_burst_reply_holds_nothing_of_the_engine(registry: SessionRegistry, engine: RecordingEngine):

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def engine(folder: Path) -> AsyncIterator[SpeechEngine]:
-    engine = create_engine(folder, device="cpu", process=False, fast_start=True)
+    engine = create_engine(folder, device="cpu", process=False, lazy_graph_capture=True)
     await engine.start()
     yield engine
     await engine.aclose()

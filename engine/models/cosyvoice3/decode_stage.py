@@ -63,10 +63,10 @@ class CosyDecodeStage:
         self.mel_samples: int = hift.config.frame_samples
         self.frame_samples = flow.config.token_mel_ratio * self.mel_samples
         pages = FlowPageStore(flow.config, num_pages(flow, settings.flow), flow.compute_dtype, device)
-        self.max_cells_of_slot = MAX_HOPS_PER_STEP * max(settings.flow.hop_blocks)
+        self.max_cells_of_slot = MAX_HOPS_PER_STEP * max(settings.flow.chunk_blocks)
         num_places = num_slots * self.max_cells_of_slot + PROMPT_WORKSPACES
-        ops = select_flow_ops(device, settings.flow.fused_kernels)
-        self.runner = FlowRunner(flow, pages, ops, settings.flow.max_cells, num_places, settings.flow.graphs)
+        ops = select_flow_ops(device, settings.flow.triton_kernels)
+        self.runner = FlowRunner(flow, pages, ops, settings.flow.max_blocks_per_step, num_places, settings.flow.graphs)
         self.shape = self.runner.shape
         self.memory = FlowPagePool(settings.flow, self.shape, pages.num_pages, num_places, max_cached_voices)
         self.slots = BlockPool(num_slots)
@@ -225,9 +225,9 @@ class CosyDecodeStage:
         ready = self.num_ready(row)
         if not isinstance(row, StreamSequence):
             return ready
-        hops = self.settings.hop_blocks
+        hops = self.settings.chunk_blocks
         hop = hops[min(row.num_hops, len(hops) - 1)]
-        is_patient = slack_s.get(row.slot, 0.0) > self.settings.gather_slack_s and not row.is_final
+        is_patient = slack_s.get(row.slot, 0.0) > self.settings.batching_slack_s and not row.is_final
         room = self.max_cells_of_slot - len(row.cells)
         return 0 if is_patient and ready < hop else min(ready, max(hops), room)
 
@@ -248,11 +248,11 @@ class CosyDecodeStage:
 
     def advance(self, rows: Sequence[BlockSequence], slack_s: Mapping[int, float]) -> None:
         healthy = [row for row in rows if not row.error]
-        cells, num_steps = select_blocks(healthy, self.settings.max_cells, self.shape.steps)
+        cells, num_steps = select_blocks(healthy, self.settings.max_blocks_per_step, self.shape.steps)
         if not cells:
             return
         is_urgent = any(isinstance(row, StreamSequence) and row.cells and row.num_left == 0 for row in healthy)
-        limit = self.settings.urgent_steps_per_slice if is_urgent else self.settings.steps_per_slice
+        limit = self.settings.urgent_ode_steps_per_engine_step if is_urgent else self.settings.ode_steps_per_engine_step
         self.run_isolated(lambda some: self.runner.advance(some, min(num_steps, limit)), cells)
         self.slices.append(DeviceEvent(self.device))
 

@@ -34,11 +34,12 @@ class FlowPagePool:
         self.shape, self.context_blocks = shape, settings.context_blocks
         self.num_admission = settings.reserved_blocks
         if self.context_blocks is not None:
-            self.num_admission = self.context_blocks + max(settings.hop_blocks)
+            self.num_admission = self.context_blocks + max(settings.chunk_blocks)
         if num_pages < self.num_admission:
             raise InvalidRequest(
                 f"the flow has memory for {num_pages} pages; one request needs {self.num_admission}: give it more in "
-                "cosyvoice3.flow.memory_mb or .memory_share, or ask for less in .reserved_blocks or .context_blocks",
+                "cosyvoice3.flow.memory_mb or .memory_utilization, or ask for less in .reserved_blocks "
+                "or .context_blocks",
                 "memory_mb",
             )
         self.pool = BlockPool(num_pages)

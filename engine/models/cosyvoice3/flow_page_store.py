@@ -67,7 +67,7 @@ def num_pages(flow: Flow, settings: FlowSettings) -> int:
         num_bytes = settings.memory_mb * 2**20
     elif flow.device.type == "cuda":
         torch.cuda.empty_cache()
-        num_bytes = int(torch.cuda.mem_get_info(flow.device)[0] * settings.memory_share)
+        num_bytes = int(torch.cuda.mem_get_info(flow.device)[0] * settings.memory_utilization)
     else:
         num_bytes = CPU_BYTES
     return min(MAX_PAGES, num_bytes // FlowPageStore.page_bytes(flow.config, flow.compute_dtype))

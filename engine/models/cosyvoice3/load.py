@@ -32,15 +32,15 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
             "windowed_decode",
         )
     sizes, settings = read_config(folder), config.cosyvoice3
-    model = load_model(folder, sizes, settings, device, dtype, config.max_kept_voices)
-    if device.type == "cpu" and config.cpu_kernels and not config.graphs:
+    model = load_model(folder, sizes, settings, device, dtype, config.max_cached_voices)
+    if device.type == "cpu" and config.cpu_optimizations and not config.graphs:
         pack_linears(model.talker)
     flow = load_flow(folder, sizes.flow, dtype, device)
     hift = load_hift(folder, sizes.hift, device)
 
     def make_stage() -> CosyDecodeStage:
-        stage = CosyDecodeStage(flow, hift, config.max_requests, settings, device, config.max_kept_voices)
-        if not config.fast_start:
+        stage = CosyDecodeStage(flow, hift, config.max_running_requests, settings, device, config.max_cached_voices)
+        if not config.lazy_graph_capture:
             stage.record()
         return stage
 
@@ -59,7 +59,7 @@ def load_model(
 ) -> CosyVoice3:
     """The talker stage. Raises ``CheckpointError`` naming file, key or tensor."""
     rows = sizes.talker.text_vocab_size
-    tokenizer = CosyTokenizer.from_folder(folder / BACKBONE_FOLDER, rows, settings.talker.text_controls)
+    tokenizer = CosyTokenizer.from_folder(folder / BACKBONE_FOLDER, rows, settings.talker.parse_control_tags)
     trims = settings.flow.trim_prompts
     named = read_saved_voices(folder, sizes.flow, tokenizer, trims)
     path = talker_file(folder, settings.talker.weights)

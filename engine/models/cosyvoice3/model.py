@@ -122,7 +122,7 @@ class CosyVoice3:
 
     def new_sequence(self, request: SpeechRequest, seed: int) -> CosySequence:
         voice = self._voice(request.voice)
-        sentence = known_sentence(request.instruct, self.settings.any_instruct)
+        sentence = known_sentence(request.instruct, self.settings.allow_untrained_instructions)
         row = CosySequence(
             text=TokenQueue(),
             settings=self.settings,

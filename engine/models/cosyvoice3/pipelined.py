@@ -25,11 +25,16 @@ def make_runner(model: SpeechModel, kv: PagedKV, prefixes: PrefixCache, config: 
     """Over an engine's own cache."""
     assert isinstance(model, CosyVoice3)
     device = kv.data.device
-    rows, width = max(config.max_batch, config.pinned_rows or 0), min(config.graph_positions, model.max_positions)
-    ops = select_ops(msgspec.structs.replace(config, plain_kernels=(*config.plain_kernels, *LEFT_TO_CUBLAS)), device)
+    rows, width = (
+        max(config.max_batch_size, config.fixed_batch_rows or 0),
+        min(config.max_graph_positions, model.max_positions),
+    )
+    ops = select_ops(
+        msgspec.structs.replace(config, disabled_kernels=(*config.disabled_kernels, *LEFT_TO_CUBLAS)), device
+    )
     sizes = rows, config.max_prefill_positions, -(-width // config.block_size)
     program = TalkerProgram(model, kv, ops, *sizes)
     frames: Callable[..., None] = program.run_frame
     graphs = GraphSet(frames, device), GraphSet(program.run_prefill, device)
     with torch.inference_mode():
-        return GraphRunner(model, kv, prefixes, config, program, *graphs, config.max_requests)
+        return GraphRunner(model, kv, prefixes, config, program, *graphs, config.max_running_requests)

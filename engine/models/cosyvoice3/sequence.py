@@ -93,7 +93,7 @@ class CosySequence(SequenceState):
         """Count one more speech id; true when it is one silent id too many in a row to be spoken (spec 2.7)."""
         self.num_generated += 1
         self.num_silent = self.num_silent + 1 if token in SILENT_IDS else 0
-        limit = self.settings.max_silent_tokens
+        limit = self.settings.max_consecutive_silent_tokens
         is_too_many = limit is not None and self.num_silent > limit
         self.num_dropped += is_too_many
         return is_too_many

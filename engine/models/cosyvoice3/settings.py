@@ -27,11 +27,11 @@ class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # In one segment; the model was trained on no more.
     max_text_tokens: int = 200
     # Of more silent tokens in a row the rest is not spoken; ``None`` speaks all.
-    max_silent_tokens: int | None = 5
+    max_consecutive_silent_tokens: int | None = 5
     # Take instructions that the model was not trained on.
-    any_instruct: bool = False
+    allow_untrained_instructions: bool = False
     # Read ``[breath]``, ``<strong>``, phonemes and pinyin in the text as what they name.
-    text_controls: bool = True
+    parse_control_tags: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_text_tokens"):
@@ -43,18 +43,19 @@ class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"0..max_tokens_per_text_token, {self.max_tokens_per_text_token}, and that in 0..{MAX_RATIO}",
                 "min_tokens_per_text_token",
             )
-        if self.max_silent_tokens is not None and self.max_silent_tokens < 0:
+        if self.max_consecutive_silent_tokens is not None and self.max_consecutive_silent_tokens < 0:
             raise InvalidRequest(
-                f"cosyvoice3.talker.max_silent_tokens is {self.max_silent_tokens}; at least 0", "max_silent_tokens"
+                f"cosyvoice3.talker.max_consecutive_silent_tokens is {self.max_consecutive_silent_tokens}; at least 0",
+                "max_consecutive_silent_tokens",
             )
 
 
 class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of tokens to mel. A page holds what one block of 25 tokens leaves behind: 92 MB at the released size."""
 
-    # For pages; ``None``: 2 GB on the CPU, ``memory_share`` of what is free on CUDA.
+    # For pages; ``None``: 2 GB on the CPU, ``memory_utilization`` of what is free on CUDA.
     memory_mb: int | None = None
-    memory_share: float = 0.6
+    memory_utilization: float = 0.6
     # Blocks that a block sees besides those of its voice, 1 s each; ``None``: all, which is exact.
     context_blocks: int | None = None
     # Pages that a request holds from its admission on when it sees all blocks; without room for them it waits.
@@ -62,37 +63,43 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Leave up to a second at the beginning of a recording from the flow, so that sound can leave after 13 tokens.
     trim_prompts: bool = True
     # Blocks of a request's first chunk, the second and so on; a listener about to run dry gets what is there.
-    hop_blocks: tuple[int, ...] = (1, 1, 2)
+    chunk_blocks: tuple[int, ...] = (1, 1, 2)
     # A listener with more lead than this waits until its next chunk is full.
-    gather_slack_s: float = 0.6
+    batching_slack_s: float = 0.6
     # ODE steps in one step of the engine.
-    steps_per_slice: int = 2
+    ode_steps_per_engine_step: int = 2
     # The same while somebody waits for a first chunk.
-    urgent_steps_per_slice: int = 10
+    urgent_ode_steps_per_engine_step: int = 10
     # Blocks in one ODE step; the others wait for the next.
-    max_cells: int = 64
+    max_blocks_per_step: int = 64
     # Record the steps as CUDA graphs, where there is CUDA.
     graphs: bool = True
     # Triton kernels, where there is CUDA; off runs their plain reference.
-    fused_kernels: bool = True
+    triton_kernels: bool = True
 
     def __post_init__(self) -> None:
-        least = {"reserved_blocks": 2, "steps_per_slice": 1, "urgent_steps_per_slice": 1, "max_cells": 1}
+        least = {
+            "reserved_blocks": 2,
+            "ode_steps_per_engine_step": 1,
+            "urgent_ode_steps_per_engine_step": 1,
+            "max_blocks_per_step": 1,
+        }
         least |= {name: 1 for name in ("context_blocks", "memory_mb") if getattr(self, name) is not None}
         for name, limit in least.items():
             if getattr(self, name) < limit:
                 raise InvalidRequest(f"cosyvoice3.flow.{name} is {getattr(self, name)}; at least {limit}", name)
-        if not self.hop_blocks or not all(1 <= blocks <= MAX_HOP_BLOCKS for blocks in self.hop_blocks):
+        if not self.chunk_blocks or not all(1 <= blocks <= MAX_HOP_BLOCKS for blocks in self.chunk_blocks):
             raise InvalidRequest(
-                f"cosyvoice3.flow.hop_blocks is {self.hop_blocks}; each in 1..{MAX_HOP_BLOCKS}", "hop_blocks"
+                f"cosyvoice3.flow.chunk_blocks is {self.chunk_blocks}; each in 1..{MAX_HOP_BLOCKS}", "chunk_blocks"
             )
-        if not 0 <= self.gather_slack_s < math.inf:
+        if not 0 <= self.batching_slack_s < math.inf:
             raise InvalidRequest(
-                f"cosyvoice3.flow.gather_slack_s is {self.gather_slack_s}; at least 0", "gather_slack_s"
+                f"cosyvoice3.flow.batching_slack_s is {self.batching_slack_s}; at least 0", "batching_slack_s"
             )
-        if not 0 < self.memory_share < 1:
+        if not 0 < self.memory_utilization < 1:
             raise InvalidRequest(
-                f"cosyvoice3.flow.memory_share is {self.memory_share}; between 0 and 1", "memory_share"
+                f"cosyvoice3.flow.memory_utilization is {self.memory_utilization}; between 0 and 1",
+                "memory_utilization",
             )
 
 

@@ -31,10 +31,12 @@ def load_stages(
     decode_device: torch.device | None = None,
 ) -> ModelStages:
     """``decode_device``: of the codec alone, which is fp32 on a CPU."""
-    model = Qwen3TTS.load(folder, dtype, device, guard_eos=config.starve_guard, max_voices=config.max_kept_voices)
+    model = Qwen3TTS.load(
+        folder, dtype, device, guard_eos=config.ban_eos_until_text_end, max_voices=config.max_cached_voices
+    )
     codec_dtype = dtype if decode_device is None or decode_device.type == "cuda" else torch.float32
     codec = load_codec(folder, model.config, codec_dtype, decode_device or device)
-    if device.type == "cpu" and config.cpu_kernels and not config.graphs:
+    if device.type == "cpu" and config.cpu_optimizations and not config.graphs:
         pack_linears(codec)
         if weight_bytes(codec) <= MAX_TWICE_HELD_BYTES:
             enable_matmul_conv(codec)
@@ -56,8 +58,8 @@ def weight_bytes(module: torch.nn.Module) -> int:
 
 
 def make_stage(codec: CodecDecoder, config: EngineConfig) -> DecodeStage:
-    slots, patience_s = config.max_requests, config.decode_gather_slack_s
+    slots, patience_s = config.max_running_requests, config.decode_batching_slack_s
     if config.windowed_decode:
         context, overlap = config.windowed_context_frames, config.windowed_overlap_samples
         return WindowedDecodeStage(codec, slots, patience_s, context, overlap)
-    return StreamingDecodeStage(codec, slots, patience_s, config.max_kept_voices)
+    return StreamingDecodeStage(codec, slots, patience_s, config.max_cached_voices)

@@ -28,11 +28,11 @@ from engine.models.qwen3_tts.model import Qwen3TTS
 def make_graphs(
     model: Qwen3TTS, codec: CodecDecoder, config: EngineConfig, device: torch.device
 ) -> GraphStageFactories:
-    ops, slots = select_ops(config, device), config.max_requests
+    ops, slots = select_ops(config, device), config.max_running_requests
     ring = torch.zeros(slots + 2, RING_FRAMES, model.config.talker.num_code_groups, dtype=torch.int64, device=device)
     there = codec.pre_conv.conv.weight.device
     lane = create_decode_executor(ring, there, config.decode_device is not None, config.decode_threads)
-    heard_before = math.ceil(config.max_sample_s * codec.config.sample_rate / codec.config.frame_samples)
+    heard_before = math.ceil(config.max_reference_s * codec.config.sample_rate / codec.config.frame_samples)
     decoder = CodecProgram(codec, select_ops(config, there), lane.ring, slots, slots, config.max_frames + heard_before)
     stage = GraphDecodeStage(
         decoder,
@@ -40,13 +40,13 @@ def make_graphs(
         lane,
         slots,
         codec.config.sample_rate,
-        config.decode_gather_slack_s,
-        config.max_kept_voices,
+        config.decode_batching_slack_s,
+        config.max_cached_voices,
     )
 
     def make_runner(_: SpeechModel, kv: PagedKV, prefixes: PrefixCache, config: EngineConfig) -> GraphRunner:
-        rows = max(config.max_batch, config.pinned_rows or 0)
-        width = min(config.graph_positions, model.max_positions)
+        rows = max(config.max_batch_size, config.fixed_batch_rows or 0)
+        width = min(config.max_graph_positions, model.max_positions)
         sizes = dict(max_rows=rows, max_tokens=config.max_prefill_positions, max_blocks=-(-width // config.block_size))
         program = FrameInputs(model, kv, ops, ring, num_slots=slots, **sizes)
         run: Callable[..., None] = program.run_frame

@@ -33,7 +33,7 @@ FUSIBLE: dict[str, Any] = TINY | {
 }
 # A step waits for the calls of the one before at one place, and never looks whether some have passed earlier: a chunk
 # handed over earlier changes who decodes how many frames next. With the recorder's clock nothing depends on time then.
-TIMELESS: dict[str, Any] = dict(hand_over_by_call=False)
+TIMELESS: dict[str, Any] = dict(emit_per_decode_call=False)
 
 
 @torch.inference_mode()
@@ -42,12 +42,12 @@ def bench_of(device: torch.device, dtype: torch.dtype, **settings: Any) -> Engin
     torch.manual_seed(0)
     usual: dict[str, Any] = dict(
         num_blocks=400,
-        max_batch=8,
-        max_requests=8,
+        max_batch_size=8,
+        max_running_requests=8,
         max_frames=24,
-        graph_positions=512,
+        max_graph_positions=512,
         loop_limit_frames=10_000,
-        admission_share=1e3,
+        admission_utilization=1e3,
     )
     config = EngineConfig(**(usual | {"graphs": True} | settings))
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ from tests.engine.graphs.graph_harness import TIMELESS, bench_of, keep_busy, not
 
 
 def spoken(passes: Callable[[], bool], **settings: Any) -> tuple[list[tuple[list[int], int]], list[np.ndarray]]:
-    bench = bench_of(torch.device("cpu"), torch.float32, fast_start=True, **settings)
+    bench = bench_of(torch.device("cpu"), torch.float32, lazy_graph_capture=True, **settings)
     keep_busy(bench, passes)
     calls = note_calls(bench)
     return calls, speak(bench)

@@ -30,7 +30,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32_TOLERANCE = 5e-3
 
 
-@pytest.mark.parametrize("settings", [{}, dict(fused_kernels=False), dict(fast_start=True)], ids=str)
+@pytest.mark.parametrize("settings", [{}, dict(triton_kernels=False), dict(lazy_graph_capture=True)], ids=str)
 def test_in_fp32_the_device_says_what_the_cpu_says(settings: dict[str, Any]) -> None:
     for cpu, cuda in zip(
         speak(bench_of(CPU, torch.float32)), speak(bench_of(CUDA, torch.float32, **settings)), strict=True
@@ -63,8 +63,9 @@ def test_decoding_elsewhere_says_what_decoding_there_says(tmp_path: Path, decode
     spoken = []
     for device in (None, decode_device):
         config = EngineConfig(
-            num_blocks=400, max_batch=8, max_requests=8, max_frames=24, graph_positions=512, loop_limit_frames=10_000,
-            admission_share=1e3, decode_device=device, decode_threads=2,
+            num_blocks=400, max_batch_size=8, max_running_requests=8, max_frames=24, max_graph_positions=512,
+            loop_limit_frames=10_000,
+            admission_utilization=1e3, decode_device=device, decode_threads=2,
         )  # fmt: skip
         bench = EngineHarness(load_engine(folder, config, "cuda:0", "float32", is_embedded=False).make_engine())
         spoken.append(speak(bench))
@@ -78,7 +79,8 @@ STREAMS = 256
 NUM_ROW_FRAMES = int(os.environ.get("ROW_FRAMES", "60000"))
 # Codes alone end a row: when silence is noticed depends on what is decoded together, and that on time.
 PINNED: dict[str, Any] = dict(
-    max_batch=STREAMS, max_requests=STREAMS, pinned_rows=STREAMS, num_blocks=STREAMS * 12, max_frames=80,
+    max_batch_size=STREAMS, max_running_requests=STREAMS, fixed_batch_rows=STREAMS,
+    num_blocks=STREAMS * 12, max_frames=80,
     silence_limit_s=1e6,
 )  # fmt: skip
 

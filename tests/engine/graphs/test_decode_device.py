@@ -54,7 +54,10 @@ def test_a_thread_that_decodes_says_what_the_plain_engine_says(any_folder: Path,
 
 
 def test_slots_that_are_lent_again_hear_nothing_of_their_last_holder(tiny_folder: Path, make_apart: MakeApart) -> None:
-    apart, together = make_apart(tiny_folder, max_requests=5), make_bench(tiny_folder, False, max_requests=5)
+    apart, together = (
+        make_apart(tiny_folder, max_running_requests=5),
+        make_bench(tiny_folder, False, max_running_requests=5),
+    )
     cancelled = random_life(together, 3)
     assert random_life(apart, 3) == cancelled
     for row, heard in together.heard.items():

@@ -37,7 +37,13 @@ SAMPLINGS = [
 
 def make_bench(folder: Path, graphs: bool, **settings: Any) -> EngineHarness:
     usual = dict(
-        num_blocks=300, block_size=8, max_batch=8, max_requests=8, max_frames=16, admission_share=1e3, fast_start=True
+        num_blocks=300,
+        block_size=8,
+        max_batch_size=8,
+        max_running_requests=8,
+        max_frames=16,
+        admission_utilization=1e3,
+        lazy_graph_capture=True,
     )
     config = EngineConfig(**(usual | settings), graphs=graphs)
     return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
@@ -114,7 +120,10 @@ def random_life(bench: EngineHarness, seed: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_rows_that_come_wait_and_go_say_what_the_plain_engine_says(tiny_folder: Path, seed: int) -> None:
-    plain, pipelined = make_bench(tiny_folder, False, max_requests=5), make_bench(tiny_folder, True, max_requests=5)
+    plain, pipelined = (
+        make_bench(tiny_folder, False, max_running_requests=5),
+        make_bench(tiny_folder, True, max_running_requests=5),
+    )
     cancelled = random_life(plain, seed)
     assert random_life(pipelined, seed) == cancelled
     for row, heard in plain.heard.items():
@@ -128,7 +137,9 @@ def test_rows_that_come_wait_and_go_say_what_the_plain_engine_says(tiny_folder: 
 def test_a_row_that_lost_its_blocks_says_what_it_would_have_said(tiny_folder: Path, layout: TextLayout) -> None:
     benches = []
     for num_blocks in (200, 14):
-        settings = dict(num_blocks=num_blocks, watermark_blocks=0, max_prefixes=0, min_frame_cap=16, max_frames=40)
+        settings = dict(
+            num_blocks=num_blocks, watermark_blocks=0, max_cached_prefixes=0, min_frame_cap=16, max_frames=40
+        )
         bench = make_bench(tiny_folder, True, **settings)
         for seed in range(3):
             sampling = SamplingParams(seed=seed, min_new_tokens=40)
@@ -198,7 +209,7 @@ def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch:
 
 
 def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
-    bench = make_bench(tiny_folder, True, admission_share=0.9)
+    bench = make_bench(tiny_folder, True, admission_utilization=0.9)
     first = bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)
     for _ in range(100):
         bench.engine.step_model.observe(1, 0.08)
@@ -212,7 +223,7 @@ def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
 
 def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[EngineHarness, list[list[set[str]]]]:
     """Whose chunks were handed over together, in each step after the second has come."""
-    bench = make_bench(folder, True, max_frames=60, min_frame_cap=60, hand_over_by_call=by_call)
+    bench = make_bench(folder, True, max_frames=60, min_frame_cap=60, emit_per_decode_call=by_call)
     handed: list[list[set[str]]] = [[]]
 
     def hand_over() -> None:
@@ -243,7 +254,7 @@ def test_who_waits_for_a_first_chunk_gets_it_by_itself_and_all_hear_what_all_at_
 
 
 def test_a_later_segment_of_a_reply_that_speaks_is_no_stream_more(tiny_folder: Path) -> None:
-    bench = make_bench(tiny_folder, True, admission_share=0.9)
+    bench = make_bench(tiny_folder, True, admission_utilization=0.9)
     rows = [bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)]
     for _ in range(100):
         bench.engine.step_model.observe(1, 0.08)

@@ -46,12 +46,14 @@ def test_nobody_without_slack_waits_and_no_round_is_much_longer_than_said(
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), slacks), max_size=40), st.integers(8, 32))
-def test_calls_hold_everybody_once_and_the_most_urgent_go_first(rows: list[tuple[int, float]], max_cells: int) -> None:
+def test_calls_hold_everybody_once_and_the_most_urgent_go_first(
+    rows: list[tuple[int, float]], max_blocks_per_step: int
+) -> None:
     slots, counts = np.arange(len(rows)) + 1, np.array([n for n, _ in rows], dtype=np.int64)
     slack = np.array([9.0, *(s for _, s in rows)])
-    calls = split_into_calls(slots, counts, slack, lambda frames: max_cells // frames)
+    calls = split_into_calls(slots, counts, slack, lambda frames: max_blocks_per_step // frames)
     assert sorted((slot, n) for own, n in calls for slot in own.tolist()) == sorted(zip(slots, counts, strict=True))
-    assert all(len(own) * n <= max_cells for own, n in calls)
+    assert all(len(own) * n <= max_blocks_per_step for own, n in calls)
     least = [float(slack[own].min()) for own, _ in calls]
     assert least == sorted(least)
     assert all(float(slack[own[0]]) == first for (own, _), first in zip(calls, least, strict=True))

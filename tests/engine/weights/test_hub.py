@@ -47,7 +47,7 @@ async def test_a_fetched_model_speaks(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = write_checkpoint(tmp_path / "snapshot")
     monkeypatch.setattr(hub, "_fetch", lambda repo, revision: folder)
     assert inspect_checkpoint(Path("owner/model")).task == "custom_voice"
-    engine = create_engine(Path("owner/model"), device="cpu", process=False, kv_memory_mb=8, fast_start=True)
+    engine = create_engine(Path("owner/model"), device="cpu", process=False, kv_memory_mb=8, lazy_graph_capture=True)
     await engine.start()
     await engine.aclose()
 

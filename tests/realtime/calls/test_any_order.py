@@ -48,7 +48,7 @@ def act(rng: random.Random, call: Phone) -> on.Command | str:
 async def live_through(seed: int) -> None:
     rng = random.Random(seed)
     script = FakeScript(ms_per_char=50.0, real_time_factor=0.1, fail_at_frame=rng.choice((None, None, 5, 30)))
-    limits = {"limits__text_timeout_s": 4.0, "calls__max_replies": 4, "calls__max_marks": 3}
+    limits = {"limits__text_timeout_s": 4.0, "calls__max_pending_replies": 4, "calls__max_marks_per_reply": 3}
     async with phone(script, **limits, calls__lead_ms=rng.choice((40, 400, 3_000))) as call:
         call.far._returns_marks = rng.random() < 0.7
         call.say_to_server(twilio_simulator.connected(), twilio_simulator.start())

@@ -107,7 +107,7 @@ def held(server: ServerProcess) -> float:
     """Connections, responses, and what the engine holds for them."""
     with urllib.request.urlopen(server.url.replace("ws", "http", 1) + "/metrics") as answer:
         found = dict(re.findall(r"^voicewire_(\w+) (\S+)$", answer.read().decode(), re.MULTILINE))
-    busy = [found["connections"], found["active_responses"]]
+    busy = [found["open_connections"], found["active_responses"]]
     free = [(found[f"{kind}_total"], found[f"{kind}_free"]) for kind in ("kv_blocks", "decoder_slots")]
     return sum(map(float, busy)) + sum(float(total) - float(left) for total, left in free)
 

@@ -109,7 +109,7 @@ async def test_our_own_echo_interrupts_nothing(speech: list[str]) -> None:
         await speak(call, quiet)
         await call.event(on.CallReplyPlayed)
         assert call.far.num_clears == 0
-    async with phone(calls__vad_min_level_db=-90.0, calls__echo_loss_db=120.0) as call:
+    async with phone(calls__vad_min_level_db=-90.0, calls__echo_return_loss_db=120.0) as call:
         await connect(call)
         await speak(call, quiet)
         await call.event(on.CallerBargeIn)

@@ -256,7 +256,7 @@ async def test_packets_lost_doubled_late_and_bunched_break_nothing() -> None:
 
 
 async def test_what_may_not_be_said_is_refused() -> None:
-    async with phone(calls__max_replies=2, calls__max_marks=1, limits__max_response_chars=40) as call:
+    async with phone(calls__max_pending_replies=2, calls__max_marks_per_reply=1, limits__max_response_chars=40) as call:
         await connect(call)
         await call.command(on.SayCommand(text="Hello.", reply_id="a", end=False))
         with pytest.raises(DuplicateResponse):

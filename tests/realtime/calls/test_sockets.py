@@ -65,7 +65,7 @@ async def told(agent: ClientConnection, kind: str) -> dict[str, Any]:
 
 @pytest.fixture
 async def live() -> AsyncIterator[LiveServer]:
-    flags = {"calls__twilio_auth_token": TOKEN, "calls__public_url": PUBLIC, "calls__owner": "agent"}
+    flags = {"calls__twilio_auth_token": TOKEN, "calls__public_url": PUBLIC, "calls__default_key_name": "agent"}
     async with live_server(auth__api_keys=f"other:{OTHER_KEY},agent:{KEY}", **flags) as server:
         yield server
         await server.freed()
@@ -204,7 +204,7 @@ async def test_who_reads_no_more_events_by_http_is_cut() -> None:
 
 
 async def test_who_is_left_behind_by_events_is_told_by_the_last_one() -> None:
-    async with live_server(calls__max_events=16, **SMALL) as live, stalled_reader(live) as reader:
+    async with live_server(calls__max_queued_events=16, **SMALL) as live, stalled_reader(live) as reader:
         told = await asyncio.to_thread(lambda: b"".join(iter(lambda: reader.recv(65_536), b"")))
         last = json.loads(told.rsplit(b"data: ", 1)[1].splitlines()[0])
         assert (last["type"], last["code"]) == ("error", "slow_reader")
@@ -257,7 +257,7 @@ async def test_what_an_agent_may_not_say_is_answered(live: LiveServer, message: 
 
 
 async def test_an_agent_that_errs_without_end_is_closed() -> None:
-    async with live_server(limits__max_errors=3) as live, dial(live, "/v1/calls") as agent:
+    async with live_server(limits__max_errors_per_connection=3) as live, dial(live, "/v1/calls") as agent:
         for _ in range(5):
             await agent.send("{")
         while agent.close_code is None:
@@ -276,7 +276,7 @@ async def test_the_auth_token_is_in_no_log(live: LiveServer, caplog: pytest.LogC
 
 def test_an_owner_who_has_no_key_stops_the_start() -> None:
     with pytest.raises(ConfigError, match=r"calls\.owner"):
-        create_app(load_config(flags={"calls.owner": "nobody"}), FakeSpeechEngine())
+        create_app(load_config(flags={"calls.default_key_name": "nobody"}), FakeSpeechEngine())
 
 
 @pytest.mark.parametrize(

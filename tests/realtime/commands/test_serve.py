@@ -26,15 +26,17 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 
 def test_flags_are_settings() -> None:
-    arguments = parsed("--port", "0", "--host", "::1", "--set", "limits.max_errors=5", "--set", "engine.model=a=b")
+    arguments = parsed(
+        "--port", "0", "--host", "::1", "--set", "limits.max_errors_per_connection=5", "--set", "engine.model=a=b"
+    )
     assert collect_settings(arguments) == {
-        "listen.port": "0", "listen.host": "::1", "limits.max_errors": "5", "engine.model": "a=b",
+        "listen.port": "0", "listen.host": "::1", "limits.max_errors_per_connection": "5", "engine.model": "a=b",
     }  # fmt: skip
 
 
 def test_a_setting_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected NAME=VALUE"):
-        collect_settings(parsed("--set", "limits.max_errors"))
+        collect_settings(parsed("--set", "limits.max_errors_per_connection"))
 
 
 @pytest.mark.parametrize(
@@ -59,13 +61,13 @@ def test_what_cannot_be_served_is_told_in_a_line(
 
 def test_settings_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--settings"]) == 0
-    assert "limits.max_errors = 100: a whole number from 1 to 1000000" in capsys.readouterr().out
+    assert "limits.max_errors_per_connection = 100: a whole number from 1 to 1000000" in capsys.readouterr().out
 
 
 def test_a_server_tells_where_it_is_and_ends_in_order(tmp_path: Path) -> None:
     config = tmp_path / "voicewire.toml"
     model = write_checkpoint(tmp_path / "model")
-    config.write_text(f'[listen]\nport = 0\n[engine]\nmodel = "{model}"\noptions.fast_start = true\n')
+    config.write_text(f'[listen]\nport = 0\n[engine]\nmodel = "{model}"\noptions.lazy_graph_capture = true\n')
     command = [sys.executable, "-m", "realtime.cli", "serve", "--config", str(config)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
         assert server.stdout is not None

@@ -147,7 +147,7 @@ async def test_without_the_setting_there_is_no_port() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"wyoming.owner": "nobody"}, "wyoming.owner = 'nobody'"),
+        ({"wyoming.default_key_name": "nobody"}, "wyoming.default_key_name = 'nobody'"),
         ({"wyoming.sample_rate": 12_345}, "wyoming.sample_rate = 12345"),
         ({"wyoming.port": 0, "listen.gateways": 2}, "wyoming.port = 0"),
     ],
@@ -161,7 +161,12 @@ def test_settings_that_cannot_be_are_named(settings: dict[str, object], message:
 async def test_a_port_without_keys_that_others_reach_is_told(
     host: str, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ports = {"wyoming__enabled": True, "wyoming__port": 0, "calls__audiosocket": True, "calls__audiosocket_port": 0}
+    ports = {
+        "wyoming__enabled": True,
+        "wyoming__port": 0,
+        "calls__audiosocket_enabled": True,
+        "calls__audiosocket_port": 0,
+    }
     with caplog.at_level("WARNING"):
         async with live_server(**ports, wyoming__host=host, calls__audiosocket_host=host):
             pass

@@ -34,7 +34,7 @@ EARLY_S = 0.4
 
 @pytest.fixture
 async def live() -> AsyncIterator[LiveServer]:
-    async with live_server(calls__barge_in=False, xiaozhi__linger_ms=100) as server:
+    async with live_server(calls__barge_in=False, xiaozhi__end_of_speech_delay_ms=100) as server:
         yield server
         await server.freed()
 

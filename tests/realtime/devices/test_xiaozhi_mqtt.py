@@ -24,14 +24,14 @@ from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
 
 Json = dict[str, Any]
 HELLO = {"type": "hello", "version": 3, "transport": "udp", "audio_params": {"format": "opus", "frame_duration": 60}}
-PORTS = {"xiaozhi__mqtt": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0, "calls__barge_in": False}
+PORTS = {"xiaozhi__mqtt_enabled": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0, "calls__barge_in": False}
 TEXT = "Hello there, how are you today?"
 KEY = "a-key-of-enough-characters"
 
 
 @pytest.fixture
 async def live() -> AsyncIterator[LiveServer]:
-    async with live_server(**PORTS, xiaozhi__linger_ms=100) as server:
+    async with live_server(**PORTS, xiaozhi__end_of_speech_delay_ms=100) as server:
         yield server
         await server.freed()
 
@@ -248,7 +248,7 @@ async def test_a_server_that_ends_with_devices_on_it() -> None:
 
 
 def test_settings_that_cannot_be_are_named() -> None:
-    config = load_config(flags={"xiaozhi.mqtt": True, "listen.gateways": 2})
+    config = load_config(flags={"xiaozhi.mqtt_enabled": True, "listen.gateways": 2})
     with pytest.raises(ConfigError, match=r"xiaozhi\.mqtt needs listen\.gateways = 1"):
         create_app(config, FakeSpeechEngine())
 

@@ -135,7 +135,7 @@ async def test_an_unknown_voice_is_spoken_by_the_default_one_with_a_warning(live
 
 
 async def test_voices_of_vendors_can_be_given_ours(live: LiveServer) -> None:
-    async with live_server(wires__voices={"zoe": "ben"}) as other, dial(other, "/tiny?voice=zoe") as socket:
+    async with live_server(dialects__voice_aliases={"zoe": "ben"}) as other, dial(other, "/tiny?voice=zoe") as socket:
         assert "X-Voicewire-Warning" not in socket.response.headers
         await socket.send(TEXT)
         await until(lambda: bool(other.engine.requests))
@@ -158,7 +158,7 @@ async def test_too_large_a_message_and_a_binary_one_cost_the_connection(live: Li
 
 
 async def test_contexts_beyond_the_limit_end_at_once() -> None:
-    async with live_server(wires__max_contexts=1) as live, dial(live, "/tiny") as socket:
+    async with live_server(dialects__max_contexts_per_connection=1) as live, dial(live, "/tiny") as socket:
         await socket.send(TEXT * 3)
         await socket.send("")
         await socket.send(TEXT)
@@ -274,12 +274,12 @@ async def test_the_metrics_tell_wires_apart(live: LiveServer) -> None:
         await socket.send("")
         await heard(socket, "done")
     told = live.speech.metrics.exposition().decode()
-    assert 'voicewire_wire_connections_total{wire="/tiny"} 1.0' in told
-    assert 'voicewire_wire_contexts_total{status="completed",wire="/tiny"} 1.0' in told
+    assert 'voicewire_dialect_connections_total{dialect="/tiny"} 1.0' in told
+    assert 'voicewire_dialect_contexts_total{dialect="/tiny",status="completed"} 1.0' in told
 
 
 async def test_those_without_a_key_do_not_take_every_place() -> None:
-    limits = {"auth__api_keys": f"agent:{KEY}", "wires__max_connections_without_key": 1}
+    limits = {"auth__api_keys": f"agent:{KEY}", "dialects__max_unauthenticated_connections": 1}
     async with live_server(**limits) as live:
         async with dial(live, "/tiny/late") as silent:
             with pytest.raises(InvalidStatus) as refused:

@@ -81,7 +81,7 @@ async def test_a_message_that_breaks_the_wire(live: LiveServer, client: VendorCl
 async def test_refused_contexts_count_as_errors(client: VendorClient) -> None:
     """Each turn is refused, for the only place is taken; a connection may make only so many errors."""
     slow = FakeSpeechEngine(FakeScript(first_chunk_s=60.0))
-    async with live_server(slow, limits__max_active_responses=1, limits__max_errors=4) as live:
+    async with live_server(slow, limits__max_active_responses=1, limits__max_errors_per_connection=4) as live:
         async with live.session() as other, dial(live, client) as socket:
             await other.send(ev.ResponseCreate(response_id="r", text=TEXT))
             await until(lambda: live.speech.num_active_responses == 1)
@@ -96,7 +96,7 @@ async def test_refused_contexts_count_as_errors(client: VendorClient) -> None:
 async def test_refused_text_counts_as_errors(name: str) -> None:
     client = CLIENTS[name]
     slow = FakeSpeechEngine(FakeScript(first_chunk_s=60.0))
-    async with live_server(slow, limits__max_errors=4) as live:
+    async with live_server(slow, limits__max_errors_per_connection=4) as live:
         async with dial(live, client) as socket:
             await send(socket, client, client.say("t1", TEXT) + client.end("t1"))
             with suppress(ConnectionClosed):

@@ -166,7 +166,7 @@ async def test_an_interruption_ends_all_lines_of_a_dialogue() -> None:
 
 async def test_more_voices_than_contexts_are_allowed_end_the_dialogue() -> None:
     client = CLIENTS["elevenlabs dialogue"]
-    async with live_server(FakeSpeechEngine(QUICK), wires__max_contexts=3) as live:
+    async with live_server(FakeSpeechEngine(QUICK), dialects__max_contexts_per_connection=3) as live:
         async with dial(live, client) as socket:
             inputs = [{"voice_id": voice, "text": text} for voice, text in [*LINES, *LINES]]
             await send(socket, client, [{"context_id": "t1", "voices": ["ada", "ben"], "inputs": inputs}])

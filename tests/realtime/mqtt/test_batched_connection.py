@@ -101,7 +101,7 @@ async def test_a_reply_is_the_same_either_way(broker: Mosquitto) -> None:
 
 async def reply(broker: Mosquitto, gathered: bool) -> list[object]:
     """All that a client is told, but for how words are gathered into events."""
-    async with bridged(broker, mqtt__gathered=gathered), client(broker) as agent:
+    async with bridged(broker, mqtt__batch_io=gathered), client(broker) as agent:
         wanted = {"encoding": "mulaw", "sample_rate": 8_000}
         session = await agent.open(word_times=True, lead_ms=0, format=wanted)
         await session.say({"t": "text", "d": TEXT * 4}, {"t": "flush"}, {"t": "end"}, {"t": "close"})
@@ -272,7 +272,7 @@ async def test_no_more_is_on_its_way_than_the_broker_takes(liar: tuple[socket.so
     server, port = liar
     connected, three_at_once = asyncio.Event(), b"\x20\x06\x00\x00\x03\x21\x00\x03"
     speaking = asyncio.create_task(speak(server, three_at_once, connected, b""))
-    settings = MqttSettings(host="127.0.0.1", port=port, timeout_s=0.3, gathered=gathered)
+    settings = MqttSettings(host="127.0.0.1", port=port, response_timeout_s=0.3, batch_io=gathered)
     async with BrokerConnector(settings, "x").connected() as line:
         await asyncio.gather(
             *(line.publish_nowait(Publication(topic="row", qos=1)) for _ in range(10)), return_exceptions=True
@@ -286,7 +286,9 @@ async def test_who_says_much_holds_up_nobody(liar: tuple[socket.socket, int]) ->
     server, port = liar
     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
     reading = asyncio.create_task(read_slowly(server))
-    async with BrokerConnector(MqttSettings(host="127.0.0.1", port=port, timeout_s=2.0), "x").connected() as line:
+    async with BrokerConnector(
+        MqttSettings(host="127.0.0.1", port=port, response_timeout_s=2.0), "x"
+    ).connected() as line:
         assert isinstance(line, BatchedMqttConnection)
 
         async def say_much() -> None:

@@ -21,7 +21,7 @@ async def command(agent: MqttTestClient, call: Json, **said: object) -> None:
 
 
 async def test_an_agent_speaks_into_a_call(broker: Mosquitto) -> None:
-    async with bridged(broker, mqtt__calls=True) as live, client(broker) as agent:
+    async with bridged(broker, mqtt__calls_enabled=True) as live, client(broker) as agent:
         async with dial(live, "/v1/calls/twilio") as line:
             await line.send(twilio_simulator.connected())
             await line.send(twilio_simulator.start())

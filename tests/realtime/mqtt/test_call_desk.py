@@ -15,7 +15,7 @@ async def test_an_event_that_is_longer_than_the_broker_takes_costs_nothing_else(
     refused: list[str] = []
     said: list[Publication] = []
     metrics = SimpleNamespace(refused=refused.append)
-    server = SimpleNamespace(config=SimpleNamespace(mqtt=SimpleNamespace(max_waiting_per_session=1)), metrics=metrics)
+    server = SimpleNamespace(config=SimpleNamespace(mqtt=SimpleNamespace(max_queued_per_session=1)), metrics=metrics)
 
     async def publish(publication: Publication) -> None:
         said.append(publication)

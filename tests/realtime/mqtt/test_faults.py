@@ -92,7 +92,7 @@ async def farewell(agent: MqttTestClient, session: MqttTestSession) -> object:
 
 async def test_a_broker_that_hangs_is_given_up(tmp_path: Path) -> None:
     with running(tmp_path) as broker:
-        async with bridged(broker, FakeSpeechEngine(SLOW), mqtt__timeout_s=0.3) as live:
+        async with bridged(broker, FakeSpeechEngine(SLOW), mqtt__response_timeout_s=0.3) as live:
             async with speaking(broker, live) as (agent, sessions):
                 await sessions[0].say({"t": "flush"})  # its answer will be the first that is not acknowledged
                 broker.stop_answering()
@@ -115,7 +115,12 @@ async def test_a_broker_that_takes_connections_and_says_nothing() -> None:
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    settings = {"mqtt__host": "127.0.0.1", "mqtt__port": port, "mqtt__timeout_s": 0.2, "mqtt__retry_min_s": 0.05}
+    settings = {
+        "mqtt__host": "127.0.0.1",
+        "mqtt__port": port,
+        "mqtt__response_timeout_s": 0.2,
+        "mqtt__retry_min_s": 0.05,
+    }
     async with live_server(**settings):
         await until(lambda: len(held) >= 3)
     await until(lambda: all(writer.transport.is_closing() for writer in held))
@@ -187,7 +192,7 @@ async def test_a_session_that_may_not_be_told_anything_ends(
     written = (f"topic write voice/v1/{one}" for one in (allowed, "open", "status/#", "s/+/+/in"))
     acl.write_text("\n".join(("topic read voice/v1/#", *written, "")))
     with running(tmp_path, f"acl_file {acl}") as broker:
-        async with bridged(broker, mqtt__gathered=gathered) as live, client(broker) as agent:
+        async with bridged(broker, mqtt__batch_io=gathered) as live, client(broker) as agent:
             await agent.ask("voice/v1/open", {"sid": "deaf"})
             if forbidden == "s":
                 await agent.next_on(agent.answers)
@@ -245,7 +250,7 @@ def test_files_that_are_not_there_are_named() -> None:
 
 async def test_nobody_answers_a_client(tmp_path: Path) -> None:
     with running(tmp_path) as broker:
-        settings = MqttSettings(host="127.0.0.1", port=broker.port, timeout_s=0.2)
+        settings = MqttSettings(host="127.0.0.1", port=broker.port, response_timeout_s=0.2)
         with pytest.raises(MqttSessionRejected, match="no server answers on voice/v1/open"):
             async with open_session(settings, MqttOpen()):
                 pass
@@ -258,7 +263,7 @@ async def test_a_client_that_is_cancelled_while_it_connects_leaves_nothing() -> 
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    broker = BrokerConnector(MqttSettings(host="127.0.0.1", port=port, timeout_s=0.3), "x")
+    broker = BrokerConnector(MqttSettings(host="127.0.0.1", port=port, response_timeout_s=0.3), "x")
     connecting = asyncio.create_task(broker.connected().__aenter__())
     await asyncio.sleep(0.1)
     connecting.cancel()

@@ -178,7 +178,10 @@ async def test_an_open_that_is_wrong_is_refused(broker: Mosquitto, live: LiveSer
 
 
 async def test_messages_within_a_session_that_are_wrong(broker: Mosquitto) -> None:
-    async with bridged(broker, limits__max_errors=6, limits__max_message_bytes=2_000) as live, client(broker) as agent:
+    async with (
+        bridged(broker, limits__max_errors_per_connection=6, limits__max_message_bytes=2_000) as live,
+        client(broker) as agent,
+    ):
         session = await agent.open()
         for wrong, code in (
             (b"{", "malformed_json"),
@@ -251,7 +254,7 @@ async def test_limits(broker: Mosquitto) -> None:
 
 
 async def test_a_flood_of_messages_ends_the_session_and_no_other(broker: Mosquitto) -> None:
-    async with bridged(broker, mqtt__max_waiting_per_session=16) as live, client(broker) as agent:
+    async with bridged(broker, mqtt__max_queued_per_session=16) as live, client(broker) as agent:
         calm = await agent.open()
         session = await agent.open()
         bridge = bridge_of(live).handler
@@ -305,7 +308,7 @@ async def test_two_servers_share_the_work(broker: Mosquitto) -> None:
 async def test_the_status_of_a_server(broker: Mosquitto) -> None:
     async with client(broker) as watcher:
         await watcher.client.subscribe("voice/v1/status/+", qos=1)
-        async with bridged(broker, mqtt__worker="kitchen") as live:
+        async with bridged(broker, mqtt__server_name="kitchen") as live:
             topic = f"voice/v1/status/{bridge_of(live).worker}"
             assert bridge_of(live).worker.startswith("kitchen-")
             status = await watcher.next_on(topic)
@@ -332,7 +335,7 @@ def test_say_names_a_wrong_address(url: str, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_an_owner_that_is_nobody_is_named() -> None:
-    config = load_config(flags={"mqtt.host": "127.0.0.1", "mqtt.owner": "nobody"})
+    config = load_config(flags={"mqtt.host": "127.0.0.1", "mqtt.default_key_name": "nobody"})
     with pytest.raises(ConfigError, match=r"mqtt\.owner = 'nobody'"):
         create_app(config, FakeSpeechEngine())
 

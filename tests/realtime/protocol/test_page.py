@@ -88,6 +88,6 @@ def test_the_example_of_an_audio_message_is_one() -> None:
 
 def test_the_numbers_are_those_of_the_settings() -> None:
     limits, text = LimitSettings(), " ".join(PAGE.split())
-    assert f"the last {limits.max_remembered_responses} responses" in text
-    assert f"at most {limits.max_speech_chars:,} characters" in text
+    assert f"the last {limits.max_retained_responses} responses" in text
+    assert f"at most {limits.max_speech_request_chars:,} characters" in text
     assert (limits.reader_timeout_s, limits.text_timeout_s) == (10, 60)

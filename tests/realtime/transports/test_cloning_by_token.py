@@ -37,7 +37,7 @@ class WebHost(NamedTuple):
 
 @pytest.fixture
 async def live(tmp_path: Path) -> AsyncIterator[LiveServer]:
-    fetching = {"voices__fetch_http": True, "voices__fetch_networks": "127.0.0.1/32"}
+    fetching = {"voices__allow_plain_http_fetch": True, "voices__allowed_private_networks": "127.0.0.1/32"}
     flags = {"voices__folder": str(tmp_path), "auth__api_keys": f"agent:{KEY}", **fetching}
     async with live_server(cloning_engine(), **flags) as server:
         yield server

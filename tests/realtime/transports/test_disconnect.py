@@ -26,8 +26,8 @@ LONG_S = 500.0
 async def live(tmp_path: Path) -> AsyncIterator[LiveServer]:
     flags = {
         "voices__folder": str(tmp_path),
-        "voices__fetch_http": True,
-        "voices__fetch_networks": "127.0.0.1/32",
+        "voices__allow_plain_http_fetch": True,
+        "voices__allowed_private_networks": "127.0.0.1/32",
         "voices__fetch_timeout_s": 300,
         "voices__decode_timeout_s": 300,
     }

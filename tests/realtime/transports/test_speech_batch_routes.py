@@ -101,7 +101,7 @@ async def test_32_items_are_spoken_a_few_at_once(live: LiveServer) -> None:
 
 @pytest.mark.parametrize("audio", [wav_file(tone(1.5, 16_000), 16_000), b"not audio"])
 async def test_a_recording_for_all_is_heard_once(tmp_path: Path, audio: bytes) -> None:
-    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_encodings=1) as live:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_concurrent_encodings=1) as live:
         reference = f"data:audio/wav;base64,{base64.b64encode(audio).decode()}"
         items = [{"input": f"Text number {number}."} for number in range(12)]
         _, told = await post(live, items=items, task_type="Base", ref_audio=reference, ref_text="Said.")
@@ -114,7 +114,7 @@ async def test_a_recording_for_all_is_heard_once(tmp_path: Path, audio: bytes) -
 
 async def test_what_a_batch_gives_has_a_limit_and_so_has_a_whole_file() -> None:
     """Of 30,000 bytes: each of the texts makes some 22,000."""
-    async with live_server(limits__max_answer_bytes=30_000) as live:
+    async with live_server(limits__max_http_response_bytes=30_000) as live:
         item = {"input": "Twelve chars.", "response_format": "wav"}
         alone = await post(live, items=[item])
         assert 15_000 < len(base64.b64decode(alone[1]["results"][0]["audio_data"])) < 30_000
@@ -122,7 +122,7 @@ async def test_what_a_batch_gives_has_a_limit_and_so_has_a_whole_file() -> None:
         assert (status, told["succeeded"]) == (200, 1)
         errors = [result["error"] for result in told["results"] if result["status"] == "error"]
         assert {error["code"] for error in errors} == {"limit_exceeded"}
-        assert "max_answer_bytes, 30000" in errors[0]["message"]
+        assert "max_http_response_bytes, 30000" in errors[0]["message"]
         await live.freed()
         async with live.http() as http:
             long = {"input": "This text is a little longer than that.", "response_format": "pcm"}

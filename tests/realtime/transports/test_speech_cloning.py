@@ -106,21 +106,25 @@ async def test_a_wrong_field_is_told_before_a_recording_is_heard(live: LiveServe
 
 
 async def test_a_recording_at_an_address(tmp_path: Path) -> None:
-    flags = {"voices__folder": str(tmp_path), "voices__fetch_http": True, "voices__fetch_networks": "127.0.0.1/32"}
+    flags = {
+        "voices__folder": str(tmp_path),
+        "voices__allow_plain_http_fetch": True,
+        "voices__allowed_private_networks": "127.0.0.1/32",
+    }
     async with live_server(cloning_engine(), **flags) as live, web_server(lambda _: [answer(WAV)]) as port:
         assert (await speak(live, ref_audio=f"http://127.0.0.1:{port}/a.wav", ref_text="Said."))[0] == 200
         assert live.engine.samples[0].transcript == "Said."
 
 
 async def test_fetching_can_be_turned_off(tmp_path: Path) -> None:
-    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__fetch=False) as live:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__allow_url_fetch=False) as live:
         status, error = await speak(live, ref_audio="https://93.184.216.34/a.wav")
         assert (status, error["param"]) == (400, "ref_audio")
         assert "fetches nothing" in error["message"]
 
 
 async def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
-    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_encodings=1) as live:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_concurrent_encodings=1) as live:
         with live.speech.cloning.gate.acquire():
             status, error = await speak(live, ref_audio=data_uri(WAV))
         assert (status, error["code"]) == (429, "overloaded")

@@ -186,7 +186,7 @@ async def test_an_upload_that_never_ends(tmp_path: Path) -> None:
 
 
 async def test_too_many_uploads_at_once_are_told_to_come_again(tmp_path: Path) -> None:
-    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_uploads=1) as live:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_concurrent_uploads=1) as live:
         with live.speech.cloning.uploads.acquire():
             status, told = await add(live)
         assert (status, told["error"]["code"]) == (429, "overloaded")

@@ -71,7 +71,7 @@ def test_a_voice_no_louder_than_our_echo_is_not_noticed(speech: Pcm) -> None:
 
 @pytest.mark.parametrize("delay", [0, 57, 320, 3_200])
 def test_our_own_voice_as_quiet_as_an_echo_is_not_noticed(speech: Pcm, delay: int) -> None:
-    """Wherever the windows of the echo lie in what we sent, it is quieter by just ``echo_loss_db``."""
+    """Wherever the windows of the echo lie in what we sent, it is quieter by just ``echo_return_loss_db``."""
     own, ear = PlayoutLevel("mulaw", RATE), BargeInDetector("mulaw", RATE, BargeInSettings(min_level_db=-90.0))
     data, began = pcm_to_mulaw(speech), 0
     echo = pcm_to_mulaw(np.concatenate([np.zeros(delay, np.float32), speech * np.float32(0.1)]))

@@ -117,13 +117,13 @@ def tiny_hift() -> Hift:
 
 
 def stage_of(
-    num_slots: int = 3, num_pages: int = 40, max_kept_voices: int = 2, flow: Flow | None = None, **settings: object
+    num_slots: int = 3, num_pages: int = 40, max_cached_voices: int = 2, flow: Flow | None = None, **settings: object
 ) -> CosyDecodeStage:
     """A stage over so many pages, whose PCM is its mel."""
     chosen = CosyVoice3Settings(flow=FlowSettings(**settings))  # type: ignore[arg-type]
     with patch.object(decode_stage, "num_pages", return_value=num_pages):
         cpu = torch.device("cpu")
-        stage = CosyDecodeStage(flow or small_flow(), tiny_hift(), num_slots, chosen, cpu, max_kept_voices)
+        stage = CosyDecodeStage(flow or small_flow(), tiny_hift(), num_slots, chosen, cpu, max_cached_voices)
     stage.vocoder = ClearVocoder()  # type: ignore[assignment]
     return stage
 

@@ -97,7 +97,7 @@ def speak(stage: CosyDecodeStage, voices: list[Voice], utterances: list[list[int
 @pytest.mark.parametrize(("graphs", "fused"), [(False, False), (True, False), (True, True)])
 def test_the_mel_of_many_rows_is_that_of_one_pass(dtype: torch.dtype, graphs: bool, fused: bool) -> None:
     slow, fast = flows(dtype)
-    flow_settings = FlowSettings(memory_mb=256, graphs=graphs, fused_kernels=fused, max_cells=6)
+    flow_settings = FlowSettings(memory_mb=256, graphs=graphs, triton_kernels=fused, max_blocks_per_step=6)
     settings = CosyVoice3Settings(flow=flow_settings, vocoder=VocoderSettings(graphs=False))
     stage = CosyDecodeStage(fast, hift(), 4, settings, DEVICE, 3)
     stage.record()
@@ -147,10 +147,15 @@ def test_the_engine_says_the_same_over_graphs_as_without(folder: Path) -> None:
 
 def speech(folder: Path, graphs: bool, fused: bool) -> list[Pcm]:
     settings = CosyVoice3Settings(
-        flow=FlowSettings(memory_mb=256, graphs=graphs, fused_kernels=fused), vocoder=VocoderSettings(graphs=graphs)
+        flow=FlowSettings(memory_mb=256, graphs=graphs, triton_kernels=fused), vocoder=VocoderSettings(graphs=graphs)
     )
     config = EngineConfig(
-        kv_memory_mb=64, max_batch=4, max_requests=4, graphs=graphs, fused_kernels=fused, cosyvoice3=settings
+        kv_memory_mb=64,
+        max_batch_size=4,
+        max_running_requests=4,
+        graphs=graphs,
+        triton_kernels=fused,
+        cosyvoice3=settings,
     )
     engine = load_engine(folder, config, DEVICE.type, "float32", is_embedded=False).make_engine()
     generator = torch.Generator().manual_seed(3)

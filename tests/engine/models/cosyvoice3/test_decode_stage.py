@@ -116,7 +116,7 @@ def end(stage: CosyDecodeStage, *slots: int) -> None:
 def test_however_tokens_come_the_mel_is_that_of_one_pass(data: st.DataObject, name: str, steps: int) -> None:
     length = data.draw(st.integers(0, 26))
     tokens, pieces = tokens_of(length), data.draw(cuts_of(length, max_piece=14))
-    stage = stage_of(steps_per_slice=steps, urgent_steps_per_slice=steps)
+    stage = stage_of(ode_steps_per_engine_step=steps, urgent_ode_steps_per_engine_step=steps)
     slot = start(stage, name)
     chunks = [chunk for found in speak(stage, slot, tokens, pieces) for chunk in found]
     assert stage.num_pending(slot) == 0
@@ -195,18 +195,18 @@ class DecodeLaws(RuleBasedStateMachine):
 
     @initialize(
         hops=st.sampled_from([(1,), (1, 2, 4), (3,)]),
-        max_cells=st.integers(1, 8),
+        max_blocks_per_step=st.integers(1, 8),
         steps=st.integers(1, 10),
         gather_slack_s=st.sampled_from([0.0, 0.4]),
     )
-    def begin(self, hops: tuple[int, ...], max_cells: int, steps: int, gather_slack_s: float) -> None:
+    def begin(self, hops: tuple[int, ...], max_blocks_per_step: int, steps: int, gather_slack_s: float) -> None:
         self.stage = stage_of(
             num_pages=60,
-            hop_blocks=hops,
-            max_cells=max_cells,
-            steps_per_slice=steps,
+            chunk_blocks=hops,
+            max_blocks_per_step=max_blocks_per_step,
+            ode_steps_per_engine_step=steps,
             reserved_blocks=3,
-            gather_slack_s=gather_slack_s,
+            batching_slack_s=gather_slack_s,
         )
         self.voices: dict[int, str] = {}
         self.fed: dict[int, list[int]] = {}
@@ -316,15 +316,15 @@ class ShortMemoryLaws(DecodeLaws):
         num_pages=st.integers(6, 12),
         reserved=st.integers(2, 4),
         context=st.sampled_from([None, 1, 2]),
-        max_cells=st.integers(1, 4),
+        max_blocks_per_step=st.integers(1, 4),
     )
-    def begin(self, num_pages: int, reserved: int, context: int | None, max_cells: int) -> None:  # type: ignore[override]
+    def begin(self, num_pages: int, reserved: int, context: int | None, max_blocks_per_step: int) -> None:  # type: ignore[override]
         self.stage = stage_of(
             num_pages=num_pages,
             reserved_blocks=reserved,
             context_blocks=context,
-            max_cells=max_cells,
-            steps_per_slice=5,
+            max_blocks_per_step=max_blocks_per_step,
+            ode_steps_per_engine_step=5,
         )
         self.voices, self.fed, self.heard, self.final, self.num_quarantined = {}, {}, {}, set(), 0
 
@@ -376,7 +376,7 @@ def test_a_voice_is_worked_off_once_for_all_its_rows(monkeypatch: pytest.MonkeyP
 
 
 def test_no_more_voices_are_kept_than_said() -> None:
-    stage = stage_of(max_kept_voices=2)
+    stage = stage_of(max_cached_voices=2)
     for name in ("short", "one block", "two", "aligned", "two"):
         slot = start(stage, name)
         run_dry(stage)
@@ -385,7 +385,7 @@ def test_no_more_voices_are_kept_than_said() -> None:
 
 
 def test_a_voice_nobody_waits_for_any_more_is_not_worked_off() -> None:
-    stage = stage_of(steps_per_slice=1, urgent_steps_per_slice=1)
+    stage = stage_of(ode_steps_per_engine_step=1, urgent_ode_steps_per_engine_step=1)
     slot = start(stage, "two")
     stage.step({})
     end(stage, slot)
@@ -394,7 +394,7 @@ def test_a_voice_nobody_waits_for_any_more_is_not_worked_off() -> None:
 
 
 def test_who_runs_dry_first_goes_first() -> None:
-    stage = stage_of(max_cells=1, steps_per_slice=1, urgent_steps_per_slice=1)
+    stage = stage_of(max_blocks_per_step=1, ode_steps_per_engine_step=1, urgent_ode_steps_per_engine_step=1)
     relaxed, urgent = start(stage), start(stage)
     for slot in (relaxed, urgent):
         for token in tokens_of(13):
@@ -404,7 +404,7 @@ def test_who_runs_dry_first_goes_first() -> None:
 
 
 def test_who_has_heard_nothing_goes_before_who_is_at_the_lead() -> None:
-    stage = stage_of(max_cells=1)
+    stage = stage_of(max_blocks_per_step=1)
     ahead, fresh = start(stage), start(stage)
     for token in tokens_of(13):
         stage.feed(ahead, [token])
@@ -416,7 +416,7 @@ def test_who_has_heard_nothing_goes_before_who_is_at_the_lead() -> None:
 
 
 def test_a_voice_gives_way_alone_to_a_request_that_needs_its_pages() -> None:
-    stage = stage_of(num_pages=10, reserved_blocks=3, max_kept_voices=3)
+    stage = stage_of(num_pages=10, reserved_blocks=3, max_cached_voices=3)
     for name in ("one block", "two", "aligned"):
         slot = start(stage, name)
         run_dry(stage)
@@ -429,7 +429,7 @@ def test_a_voice_gives_way_alone_to_a_request_that_needs_its_pages() -> None:
 
 
 def test_a_request_that_cannot_be_admitted_drives_no_voice_out() -> None:
-    stage = stage_of(num_pages=10, reserved_blocks=4, max_kept_voices=3, num_slots=5)
+    stage = stage_of(num_pages=10, reserved_blocks=4, max_cached_voices=3, num_slots=5)
     first = start(stage, "two")
     run_dry(stage)
     end(stage, first)
@@ -451,7 +451,13 @@ def test_pages_that_were_given_back_are_taken_before_a_voice_is_let_go() -> None
 
 
 def test_whoever_comes_finds_a_place_however_far_another_is_ahead() -> None:
-    stage = stage_of(num_pages=200, max_cells=1, steps_per_slice=1, urgent_steps_per_slice=1, num_slots=2)
+    stage = stage_of(
+        num_pages=200,
+        max_blocks_per_step=1,
+        ode_steps_per_engine_step=1,
+        urgent_ode_steps_per_engine_step=1,
+        num_slots=2,
+    )
     ahead = start(stage)
     for token in tokens_of(400):
         stage.feed(ahead, [token])
@@ -467,7 +473,7 @@ def test_whoever_comes_finds_a_place_however_far_another_is_ahead() -> None:
 
 def test_a_patient_listener_gets_a_whole_hop_and_a_hungry_one_what_is_there() -> None:
     for slack_s, sizes in ((0.0, [1, 1, 1]), (5.0, [1, 2])):
-        stage = stage_of(hop_blocks=(1, 2))
+        stage = stage_of(chunk_blocks=(1, 2))
         slot, opened = start(stage), []
         for token in tokens_of(18):
             stage.feed(slot, [token])
@@ -532,7 +538,7 @@ def test_with_a_bounded_context_it_is_one_pass_under_a_bounded_mask(
     data: st.DataObject, name: str, context: int
 ) -> None:
     tokens, pieces = tokens_of(38), data.draw(cuts_of(38, max_piece=20))
-    stage = stage_of(context_blocks=context, hop_blocks=(1, 3))
+    stage = stage_of(context_blocks=context, chunk_blocks=(1, 3))
     slot = start(stage, name)
     chunks = [chunk for found in speak(stage, slot, tokens, pieces) for chunk in found]
     speaker = VOICES[name]
@@ -546,7 +552,7 @@ def test_with_a_bounded_context_it_is_one_pass_under_a_bounded_mask(
 @pytest.mark.parametrize("context", [None, 2])
 def test_what_a_long_stream_holds(context: int | None) -> None:
     """Bounded: always the same. Exact: a page a block, and nothing else that grows."""
-    stage = stage_of(num_pages=80, context_blocks=context, hop_blocks=(1, 2))
+    stage = stage_of(num_pages=80, context_blocks=context, chunk_blocks=(1, 2))
     slot = start(stage, "two")
     row, held = stage.streams[slot], []
     for token in tokens_of(300):
@@ -692,7 +698,7 @@ def test_one_without_graphs_and_in_bfloat16_stays_near() -> None:
     flow = fill(type(small_flow())(SMALL))
     flow.fuse()
     flow.to_compute(torch.bfloat16)
-    stage = stage_of(flow=flow, graphs=False, fused_kernels=False)
+    stage = stage_of(flow=flow, graphs=False, triton_kernels=False)
     slot, tokens = start(stage, "two"), tokens_of(20)
     chunks = [chunk for found in speak(stage, slot, tokens, [20]) for chunk in found]
     wanted = whole(tokens, VOICES["two"])

@@ -72,8 +72,8 @@ def book(monkeypatch: pytest.MonkeyPatch) -> Book:
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> LoadedCheckpoint:
     config = EngineConfig(
-        num_blocks=300, block_size=8, max_batch=ROWS, max_requests=ROWS, fast_start=True,
-        pinned_rows=ROWS, pinned_blocks=32,
+        num_blocks=300, block_size=8, max_batch_size=ROWS, max_running_requests=ROWS, lazy_graph_capture=True,
+        fixed_batch_rows=ROWS, fixed_block_table_width=32,
     )  # fmt: skip
     return load_engine(folder, config, "cpu", "float32", is_embedded=False)
 
@@ -213,7 +213,9 @@ def test_a_row_that_lost_its_memory_says_the_same(bench: EngineHarness) -> None:
 @pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
 def test_over_graphs_it_says_what_it_says_without(loaded: LoadedCheckpoint, folder: Path, layout: TextLayout) -> None:
     """On the CPU the graphs' computations run one by one: other shapes, other operators, the same ids."""
-    config = EngineConfig(num_blocks=300, block_size=8, max_batch=4, max_requests=4, fast_start=True, graphs=True)
+    config = EngineConfig(
+        num_blocks=300, block_size=8, max_batch_size=4, max_running_requests=4, lazy_graph_capture=True, graphs=True
+    )
     graphs = load_engine(folder, config, "cpu", "float32", is_embedded=False)
     said = []
     for engine in (loaded, graphs):

@@ -33,7 +33,9 @@ from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
 
 TEXT = "the quick brown fox jumps over the lazy dog"
-SETTINGS: dict[str, Any] = dict(num_blocks=400, block_size=8, max_batch=4, max_requests=4, fast_start=True)
+SETTINGS: dict[str, Any] = dict(
+    num_blocks=400, block_size=8, max_batch_size=4, max_running_requests=4, lazy_graph_capture=True
+)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +258,7 @@ def test_a_voice_with_or_without_words_or_by_its_vector_alone_speaks(
     [
         ("max_text_tokens", 0),
         ("max_tokens", 0),
-        ("max_silent_tokens", -1),
+        ("max_consecutive_silent_tokens", -1),
         ("min_tokens_per_text_token", -0.1),
         ("max_tokens_per_text_token", 1.0),
     ],

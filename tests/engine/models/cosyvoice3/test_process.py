@@ -64,8 +64,8 @@ async def say_all(engine: SpeechEngine) -> tuple[ClonedVoice, list[np.ndarray]]:
 async def test_a_process_hears_and_speaks_as_a_thread(tmp_path: Path) -> None:
     folder = write_cosyvoice3(tmp_path / "checkpoint")
     tiny_onnx.write_encoders(folder)
-    local = create_engine(folder, device="cpu", process=False, fast_start=True)
-    process = EngineProcess(folder, EngineConfig(fast_start=True), "cpu", "auto", is_embedded=False)
+    local = create_engine(folder, device="cpu", process=False, lazy_graph_capture=True)
+    process = EngineProcess(folder, EngineConfig(lazy_graph_capture=True), "cpu", "auto", is_embedded=False)
     remote = RemoteEngine(process.socket, process)
     await asyncio.gather(local.start(), remote.start())
     try:

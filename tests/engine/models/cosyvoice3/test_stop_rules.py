@@ -86,5 +86,5 @@ def test_of_silent_ids_in_a_row_five_are_spoken() -> None:
         False
     ] * 3
     assert found.num_generated == 9
-    speaks_all = row(settings=TalkerSettings(max_silent_tokens=None))
+    speaks_all = row(settings=TalkerSettings(max_consecutive_silent_tokens=None))
     assert not any(speaks_all.record_silence(1) for _ in range(50))

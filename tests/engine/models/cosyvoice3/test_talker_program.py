@@ -23,7 +23,9 @@ from tests.engine.models.cosyvoice3.voices import cloned
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 TOLERANCE = 1e-5
-SETTINGS: dict[str, Any] = dict(num_blocks=600, block_size=8, max_batch=6, max_requests=6, fast_start=True)
+SETTINGS: dict[str, Any] = dict(
+    num_blocks=600, block_size=8, max_batch_size=6, max_running_requests=6, lazy_graph_capture=True
+)
 SAMPLINGS = [
     SamplingParams(seed=2**64 - 3, min_new_tokens=12),
     SamplingParams(seed=5, top_k=128, top_p=1.0, temperature=1.3),
@@ -35,7 +37,7 @@ SAMPLINGS = [
 @pytest.fixture(scope="module")
 def both(folder: Path) -> tuple[LoadedCheckpoint, LoadedCheckpoint]:
     plain, static = (
-        load_engine(folder, EngineConfig(**SETTINGS, graphs=graphs, cpu_kernels=False), "cpu", "float32", False)
+        load_engine(folder, EngineConfig(**SETTINGS, graphs=graphs, cpu_optimizations=False), "cpu", "float32", False)
         for graphs in (False, True)
     )
     return plain, static

@@ -16,7 +16,7 @@ SLOT = 1
 
 
 def program_of(folder: Path) -> CodecProgram:
-    config = EngineConfig(graphs=True, max_requests=1, max_batch=1, max_frames=9_000, num_blocks=4)
+    config = EngineConfig(graphs=True, max_running_requests=1, max_batch_size=1, max_frames=9_000, num_blocks=4)
     stages = load_stages(folder, config, CPU, torch.float32)
     assert stages.make_graphs is not None
     program = stages.make_graphs().decode.program

@@ -26,7 +26,7 @@ from tests.engine.random_schedule import Order, orders, play
 ROWS, SEED = 12, 1000
 TEXT = "the quick brown fox jumps over the lazy dog"
 OTHERS = ["hello world", "how are you today", "over the lazy dog", "jumps", "the fox"]
-PINNED: dict[str, Any] = dict(pinned_rows=ROWS, pinned_blocks=16)
+PINNED: dict[str, Any] = dict(fixed_batch_rows=ROWS, fixed_block_table_width=16)
 # Of logits with a deviation near 1; measured below 2e-5 in fp32.
 TOLERANCE = 1e-4
 
@@ -41,12 +41,14 @@ MakeBench = Callable[..., EngineHarness]
 
 @pytest.fixture(params=[("tiny_folder", True), ("projected_folder", False)], ids=["cpu kernels", "plain, projected"])
 def make_bench(request: pytest.FixtureRequest) -> MakeBench:
-    folder, cpu_kernels = request.param
+    folder, cpu_optimizations = request.param
 
     def make(**settings: Any) -> EngineHarness:
-        usual: dict[str, Any] = dict(num_blocks=300, block_size=8, max_batch=ROWS, max_requests=ROWS, max_frames=24)
-        usual["fast_start"] = True  # warming up is seconds for each engine, and says nothing
-        config = EngineConfig(**(usual | {"cpu_kernels": cpu_kernels} | settings))
+        usual: dict[str, Any] = dict(
+            num_blocks=300, block_size=8, max_batch_size=ROWS, max_running_requests=ROWS, max_frames=24
+        )
+        usual["lazy_graph_capture"] = True  # warming up is seconds for each engine, and says nothing
+        config = EngineConfig(**(usual | {"cpu_optimizations": cpu_optimizations} | settings))
         loaded = load_engine(request.getfixturevalue(folder), config, "cpu", "float32", is_embedded=False)
         return EngineHarness(loaded.make_engine())
 
@@ -140,8 +142,8 @@ def test_a_row_that_sat_out_is_bit_identical(make_bench: MakeBench, book: DrawBo
 
 def test_a_prefix_out_of_the_cache_is_bit_identical(make_bench: MakeBench, book: DrawBook) -> None:
     said = []
-    for max_prefixes, requests_before in ((0, 0), (8, 0), (8, 1)):
-        bench = make_bench(**PINNED, max_prefixes=max_prefixes)
+    for max_cached_prefixes, requests_before in ((0, 0), (8, 0), (8, 1)):
+        bench = make_bench(**PINNED, max_cached_prefixes=max_cached_prefixes)
         for _ in range(requests_before):
             speak(bench, text="hello", sampling=SamplingParams(seed=1))
             bench.run()
@@ -237,7 +239,7 @@ def preempted(bench: EngineHarness, row: int) -> None:
         (among_others, {}),
         (preempted, {}),
         (preempted, dict(max_prefill_positions=4)),
-        (undisturbed, dict(max_prefill_positions=2, max_prefixes=0)),
+        (undisturbed, dict(max_prefill_positions=2, max_cached_prefixes=0)),
         (undisturbed, dict(block_size=1)),
         (undisturbed, PINNED),
     ],
@@ -273,7 +275,11 @@ def test_layouts_are_not_the_same_speech(make_bench: MakeBench, book: DrawBook) 
 
 def test_an_engine_made_anew_on_the_same_weights_says_the_same(any_folder: Path, book: DrawBook) -> None:
     loaded = load_engine(
-        any_folder, EngineConfig(num_blocks=60, **PINNED, max_batch=ROWS, fast_start=True), "cpu", "auto", False
+        any_folder,
+        EngineConfig(num_blocks=60, **PINNED, max_batch_size=ROWS, lazy_graph_capture=True),
+        "cpu",
+        "auto",
+        False,
     )
     said = []
     for _ in range(2):
@@ -312,7 +318,9 @@ def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
 
 def test_the_embedded_voice_too_is_bit_identical_in_a_pinned_shape(book: DrawBook) -> None:
     """At its real sizes, where products take other paths than in small."""
-    usual = dict(kv_memory_mb=64, max_batch=ROWS, max_requests=ROWS, max_frames=12, fast_start=True)
+    usual = dict(
+        kv_memory_mb=64, max_batch_size=ROWS, max_running_requests=ROWS, max_frames=12, lazy_graph_capture=True
+    )
     config = EngineConfig(**usual, **PINNED)  # type: ignore[arg-type]
     loaded = load_engine(EMBEDDED_VOICE, config, "cpu", "float32", is_embedded=True)
     bench = EngineHarness(loaded.make_engine())
