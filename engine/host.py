@@ -285,7 +285,7 @@ def encoding_result(number: int, future: Future[ClonedVoice]) -> VoiceEncoded:
 def encoding_error(number: int, error: BaseException) -> VoiceEncoded:
     """An exception that nobody raised on purpose is told by its type alone."""
     if not isinstance(error, EngineError):
-        log.error("a recording could not be encoded: %s", type(error).__name__)
+        log.error("voice encoding failed: %s", type(error).__name__)
         return VoiceEncoded(number, code=EngineError.code, message=f"encoding failed: {type(error).__name__}")
     retry_after_ms = error.retry_after_ms if isinstance(error, EngineOverloaded) else 0
     param = error.param if isinstance(error, InvalidRequest) else None

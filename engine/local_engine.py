@@ -165,7 +165,7 @@ class LocalEngine:
             try:
                 await self._start_loop()
             except Exception:
-                log.exception("the engine could not be started again")
+                log.exception("engine restart failed")
                 await asyncio.sleep(RESTART_PAUSE_S)
             else:
                 return

@@ -96,7 +96,7 @@ class EngineLoop:
                 self._flush()
                 self.is_stepping = False
         except BaseException as error:
-            log.exception("the engine loop ended")
+            log.exception("engine loop crashed")
             self.died(error)
         finally:
             self.engine.close()
@@ -126,7 +126,7 @@ class EngineLoop:
             try:
                 self._process_command(command)
             except Exception as error:
-                log.exception("a command could not be carried out: %s", type(command).__name__)
+                log.exception("engine command failed: %s", type(command).__name__)
                 self._fail(command, error)
 
     def _fail(self, command: Command, error: Exception) -> None:

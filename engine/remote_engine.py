@@ -186,7 +186,7 @@ class RemoteEngine:
             except (OSError, asyncio.IncompleteReadError):
                 self._on_disconnect()
             except Exception:
-                log.exception("the engine process sent what cannot be read")
+                log.exception("engine process sent an invalid message")
                 self._on_disconnect()
             reader = await self._reconnect()
 
@@ -209,7 +209,7 @@ class RemoteEngine:
                     await self._process.start()
                 reader = await self._connect()
             except Exception as error:
-                log.error("the engine process did not come back: %s: %s", type(error).__name__, error)
+                log.error("engine process restart failed: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(RECONNECT_DELAY_S)
             else:
                 self.num_restarts += 1

@@ -31,7 +31,7 @@ from sessions.events import (
 from sessions.response import Response
 from sessions.session import Session
 
-log = logging.getLogger("voicewire.bridge")
+log = logging.getLogger("voicewire.responses")
 
 KINDS = {
     Encoding.OPUS: ev.AudioKind.OPUS,

@@ -109,7 +109,7 @@ class GatewaySupervisor:
             multiprocess.mark_process_dead(process.pid, self._metrics_folder)  # type: ignore[no-untyped-call]
             if self._stopping.is_set():
                 return
-            log.error("a gateway ended with status %s; starting another", process.returncode)
+            log.error("gateway exited with status %s; restarting", process.returncode)
             while (again := await self._restart(column)) is None:
                 if self._stopping.is_set():
                     return

@@ -232,7 +232,7 @@ def _shielded(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Non
     try:
         work(*args, **kwargs)
     except Exception:
-        log.exception("the watch met a fault")
+        log.exception("server watchdog failed")
 
 
 def key_share(given: int, limit: int, num_keys: int) -> int:

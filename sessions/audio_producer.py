@@ -162,7 +162,7 @@ class AudioProducer:
         except (EngineError, EngineFailed) as error:
             self._fail(error)
         except Exception as error:
-            logger.exception("a response failed by a fault of ours", extra={"request_id": self._request_prefix})
+            logger.exception("internal error in response", extra={"request_id": self._request_prefix})
             self._fail(error)
         finally:
             self._listening = False

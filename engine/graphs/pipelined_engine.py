@@ -78,7 +78,7 @@ class PipelinedEngine(Engine):
                 for graphs, key in self.graph_keys():
                     graphs.warm_up(*key)
         except Exception:
-            log.warning("kernels are compiled as they are needed", exc_info=True)
+            log.warning("parallel kernel compilation unavailable; compiling on demand", exc_info=True)
         else:
             log.info("kernels compiled in %.1f s", time.perf_counter() - start)
 

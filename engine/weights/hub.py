@@ -26,7 +26,7 @@ def resolve_folder(model: Path) -> Path:
     if model.exists() or named is None:
         return model
     repo = named["repo"]
-    log.info("%s is no folder here; asking the hub for it", model)
+    log.info("%s is not a local directory; downloading from the hub", model)
     try:
         folder = _fetch(repo, named["revision"])
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's

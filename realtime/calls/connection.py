@@ -30,7 +30,7 @@ from sessions.vad.barge_in import BargeInDetector, BargeInSettings
 from sessions.vad.silero import load_model
 from sessions.weak import weak_method
 
-log = logging.getLogger("voicewire.call")
+log = logging.getLogger("voicewire.calls")
 
 # A packet whose number is lower by more than that is no late one: the far side has begun to count anew.
 MAX_LATE_EVENTS = 1_000
@@ -78,7 +78,7 @@ class CallConnection:
                 self._reason = "draining"
                 raise
             except ExceptionGroup:
-                log.exception("a call failed", extra={"session_id": self._session.session_id})
+                log.exception("internal error in call", extra={"session_id": self._session.session_id})
                 self._reason = "internal_error"
                 self._leave()
                 await self._link.close(CloseCode.INTERNAL_ERROR, self._reason)
@@ -144,7 +144,7 @@ class CallConnection:
     def _fail(self, error: Exception) -> None:
         info = describe(error)
         self._server.metrics.refused(info.code)
-        log.info("a phone broke the wire", extra={"code": info.code, "wire": self._dialect.name})
+        log.info("telephony protocol error", extra={"code": info.code, "wire": self._dialect.name})
         self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)
 
     async def _handle_event(self, event: base.TelephonyEvent) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from realtime.protocol import call_events as on
 
-log = logging.getLogger("voicewire.call")
+log = logging.getLogger("voicewire.calls")
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 # A gateway that leaves so much unread is cut off; it comes back by itself.

@@ -29,7 +29,7 @@ from realtime.calls.gateway_hub import (
 from realtime.errors import RequestRefused
 from realtime.protocol import call_events as on
 
-log = logging.getLogger("voicewire.call")
+log = logging.getLogger("voicewire.calls")
 
 RETRY_S = 0.5
 
@@ -72,9 +72,9 @@ class HubClient:
             try:
                 await self._run_connection(path, linked)
             except (OSError, ValueError, msgspec.MsgspecError) as error:
-                log.warning("the line to the exchange of calls broke: %s", type(error).__name__)
+                log.warning("gateway hub connection lost: %s", type(error).__name__)
             except Exception:  # a fault of ours in one call's command must not cut off all calls for good
-                log.exception("the relay of calls met a fault")
+                log.exception("gateway hub client failed")
             await asyncio.sleep(RETRY_S)
 
     async def _run_connection(self, path: Path, linked: asyncio.Event) -> None:

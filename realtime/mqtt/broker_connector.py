@@ -63,7 +63,7 @@ class BrokerConnector:
             except (BrokerDisconnected, RequestRefused) as error:
                 if now_s() - began_s >= STABLE_AFTER_S:
                     pause_s = self._settings.retry_min_s
-                log.warning("no broker: %s; trying again in %.2f s", error, pause_s)
+                log.warning("broker unavailable: %s; retrying in %.2f s", error, pause_s)
             await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
             pause_s = min(2 * pause_s, self._settings.retry_max_s)
 

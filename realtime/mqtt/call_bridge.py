@@ -61,7 +61,7 @@ class MqttCallBridge:
             with self._switchboard.subscribe(self._owner.name, only_here=True) as agent:
                 while (event := await agent.events.get()) is not None:
                     await self._publish(event.call_id or "", event)
-            log.warning("events of calls came faster than the broker takes them; some were lost")
+            log.warning("call event queue overflowed; events dropped")
 
     async def _execute_command(self) -> None:
         while True:

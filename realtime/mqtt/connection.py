@@ -204,7 +204,7 @@ def check_reason_code(topic: str, code: int) -> None:
 def log_puback(topic: str, code: int, on_refused: Callable[[], None]) -> None:
     """The broker's answer to what nobody waits for."""
     if code >= REFUSED:
-        log.warning("the broker refuses a message to %s: reason code %d", topic, code)
+        log.warning("broker rejected publish to %s: reason code %d", topic, code)
         on_refused()
 
 

@@ -144,7 +144,7 @@ class MqttConnectionHandler:
         except RequestRefused as error:  # nobody may be told there
             self._log_error(error)
         except Exception:  # a fault of ours in one session ends no other
-            log.exception("a session at the broker failed")
+            log.exception("MQTT session failed")
         finally:
             self._num_working -= 1
 
@@ -250,13 +250,13 @@ class MqttConnectionHandler:
     def _log_error(self, error: Exception) -> None:
         code = describe(error).code
         self._server.metrics.refused(code)
-        log.info("refused a message", extra={"code": code})
+        log.info("client message rejected", extra={"code": code})
 
 
 def _broker_lost(faults: BaseExceptionGroup[BaseException]) -> BrokerDisconnected:
     lost, others = faults.split((BrokerDisconnected, RequestRefused))
     if others is not None:
-        log.error("a connection to the broker failed", exc_info=others)
+        log.error("MQTT connection failed", exc_info=others)
     return BrokerDisconnected(str(_first(lost or faults)))
 
 

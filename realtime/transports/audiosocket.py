@@ -21,7 +21,7 @@ from realtime.transports.listener import listening_sockets, warn_if_public_witho
 from realtime.transports.transport import WRITE_GRACE_S
 from sessions.errors import SessionError
 
-log = logging.getLogger("voicewire.call")
+log = logging.getLogger("voicewire.calls")
 
 WRITE_BUFFER_BYTES = 16_384
 # For what is not sent yet when a line is closed.
@@ -72,7 +72,7 @@ class AudioSocketTransport:
             async with asyncio.timeout(self._write_timeout_s):
                 await self._writer.drain()
         except TimeoutError:
-            log.info("cut a line that took nothing", extra={"code": "slow_reader"})
+            log.info("closed unresponsive connection", extra={"code": "slow_reader"})
             self._closed = True
             self._writer.transport.abort()
         except OSError:
@@ -121,7 +121,7 @@ class AudioSocketServer:
             connection = CallConnection(self._server, self._switchboard, AudioSocketDialect(), self._owner, link)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
-            log.info("refused a line", extra={"code": describe(error).code, "wire": AudioSocketDialect.name})
+            log.info("call rejected", extra={"code": describe(error).code, "wire": AudioSocketDialect.name})
             writer.close()
             return
         try:

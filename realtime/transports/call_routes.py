@@ -29,7 +29,7 @@ from realtime.transports.message_reader import MessageReader, check_size
 from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
 from sessions.errors import SessionError
 
-log = logging.getLogger("voicewire.call")
+log = logging.getLogger("voicewire.calls")
 
 PATH = "/v1/calls"
 KEEPALIVE_INTERVAL_S = 15.0

@@ -34,7 +34,7 @@ from sessions.validation import check_format
 from sessions.voices.lookup import find_voice
 from sessions.weak import weak_method
 
-log = logging.getLogger("voicewire.wire")
+log = logging.getLogger("voicewire.dialects")
 
 OtherIntent = on.CloseConnection | on.AbortRequest | on.AuthenticateKey | on.Configure | on.QueryHeard | ContextIntent
 # A connection that is closed waits at most so long until each context was told its end.
@@ -120,7 +120,7 @@ class DialectConnection:
             self._detach()
             if faults.split(ResponseAborted)[1] is None:
                 raise ResponseAborted from None
-            log.exception("a connection failed", extra={"wire": self._wire.path})
+            log.exception("internal error in connection", extra={"wire": self._wire.path})
             await self._fail(ErrorInfo("internal_error", "internal error"), CloseCode.INTERNAL_ERROR)
 
     async def aclose(self) -> None:
@@ -237,7 +237,7 @@ class DialectConnection:
     def _log_warnings(self, warnings: tuple[str, ...]) -> None:
         if warnings:
             self._warnings = warnings
-            log.info("a wish was not granted", extra={"wire": self._wire.path})
+            log.info("unsupported option ignored", extra={"wire": self._wire.path})
 
     def _facts(self, ended: on.ContextEnded) -> dict[str, object]:
         """What the log is told of a context: nothing that was said."""
@@ -253,7 +253,7 @@ class DialectConnection:
         """Tell the client what it did wrong, and close if that broke the wire."""
         info = describe(error)
         self._server.metrics.refused(info.code)
-        log.info("refused a message", extra={"wire": self._wire.path, "code": info.code})
+        log.info("client message rejected", extra={"wire": self._wire.path, "code": info.code})
         if self._is_one_error_too_many():
             await self._fail_by_errors()
         else:

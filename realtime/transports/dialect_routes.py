@@ -24,7 +24,7 @@ from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
 from sessions.errors import ErrorInfo, SessionError
 from sessions.weak import weak_method
 
-log = logging.getLogger("voicewire.wire")
+log = logging.getLogger("voicewire.dialects")
 
 
 class DialectEndpoint:
@@ -88,7 +88,7 @@ class DialectEndpoint:
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         info = describe(error)
         self._server.metrics.refused(info.code)
-        log.info("refused a handshake", extra={"code": info.code, "wire": self._wire.path})
+        log.info("handshake rejected", extra={"code": info.code, "wire": self._wire.path})
         answer = self.refusal(info)
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(answer)

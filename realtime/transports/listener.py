@@ -107,7 +107,7 @@ class SpeechHttpProtocol(H11Protocol):
         transport.set_write_buffer_limits(high=self.config.listen.write_buffer_bytes)
         self.config.http_connections.add(self)
         if len(self.config.http_connections) > self.config.max_http_connections:
-            log.info("refused a connection", extra={"code": "too_many_connections"})
+            log.info("connection rejected", extra={"code": "too_many_connections"})
             transport.write(TOO_MANY_CONNECTIONS_RESPONSE)
             self._close()
         self._await_request()
@@ -149,7 +149,7 @@ class SpeechHttpProtocol(H11Protocol):
         _cancel(self._write_deadline)
 
     def _abort(self) -> None:
-        log.info("cut a line that took nothing", extra={"code": "slow_reader"})
+        log.info("closed unresponsive connection", extra={"code": "slow_reader"})
         self.transport.abort()
 
     def _await_request(self) -> None:
@@ -411,7 +411,7 @@ def warn_if_public_without_auth(name: str, sockets: list[socket.socket]) -> None
     """Of a port that asks for no key: other machines may reach it."""
     hosts = [listener.getsockname()[0] for listener in sockets]
     if not all(ipaddress.ip_address(host.partition("%")[0]).is_loopback for host in hosts):
-        log.warning("the port for %s asks for no key and other machines may reach it", name, extra={"host": hosts[0]})
+        log.warning("%s listens on a non-loopback address without authentication", name, extra={"host": hosts[0]})
 
 
 def _set_options(listener: socket.socket, settings: ListenSettings, share_port: bool) -> None:

@@ -50,7 +50,7 @@ class NativeEndpoint:
             session = self._server.open_session(caller)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
-            log.info("refused a handshake", extra={"code": describe(error).code})
+            log.info("handshake rejected", extra={"code": describe(error).code})
             await websocket.send_denial_response(refusal_response(error))
             return
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
@@ -101,7 +101,7 @@ class NativeConnection:
                 self._session.detach()
         except ExceptionGroup:
             self._ending = True
-            log.exception("a connection failed", extra={"session_id": self._session.session_id})
+            log.exception("internal error in connection", extra={"session_id": self._session.session_id})
             await self._close(ErrorInfo("internal_error", "internal error"))
 
     def on_tick(self, now_s: float) -> None:
@@ -138,7 +138,7 @@ class NativeConnection:
         """Tell the client what it did wrong, and close if that broke the wire."""
         info = describe(error)
         self._server.metrics.refused(info.code)
-        log.info("refused an event", extra={"session_id": self._session.session_id, "code": info.code})
+        log.info("client event rejected", extra={"session_id": self._session.session_id, "code": info.code})
         self._num_errors += 1
         if isinstance(error, ProtocolError) and rule_for(info.code).close is not None:
             await self._close(info, response_id)

@@ -25,7 +25,7 @@ from realtime.transports.http_routes import refusal_response
 from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
 from sessions.errors import SessionError
 
-log = logging.getLogger("voicewire.call")
+log = logging.getLogger("voicewire.calls")
 
 SIGNATURE = "x-twilio-signature"
 SOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -48,7 +48,7 @@ class TelephonyEndpoint:
             connection = CallConnection(self._server, self._switchboard, dialect, caller, link)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
-            log.info("refused a line", extra={"code": describe(error).code, "wire": dialect.name})
+            log.info("call rejected", extra={"code": describe(error).code, "wire": dialect.name})
             await websocket.send_denial_response(refusal_response(error))
             return
         try:

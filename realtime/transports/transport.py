@@ -10,7 +10,7 @@ from typing import Protocol, TypedDict
 
 from starlette.types import Receive, Scope, Send
 
-log = logging.getLogger("voicewire.link")
+log = logging.getLogger("voicewire.transport")
 
 EXTENSION = "voicewire.line"
 # A line is cut so long after the response that could not be written has ended.
@@ -95,6 +95,6 @@ class WebSocketTransport:
                 while not self._line["writable"].is_set():  # another that waited may have filled it again
                     await self._line["writable"].wait()
         except TimeoutError:
-            log.info("cut a line that took nothing", extra={"code": "slow_reader"})
+            log.info("closed unresponsive connection", extra={"code": "slow_reader"})
             self._closed = True
             self._line["abort"]()

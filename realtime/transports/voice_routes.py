@@ -76,7 +76,7 @@ async def add_voice(request: Request) -> Response:
     try:
         await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone))
     except OSError:
-        log.exception("a voice could not be stored")
+        log.exception("storing voice failed")
         raise RequestRefused("internal_error", "the voice could not be stored") from None
     return JSONResponse({"success": True, "voice": _describe_voice(manifest, caller)})
 

@@ -103,7 +103,7 @@ class XiaozhiMqttServer:
         except (RemoteProtocolError, RequestRefused, SessionError, EngineError, TimeoutError) as error:
             code = "idle_timeout" if isinstance(error, TimeoutError) else describe(error).code
             self._server.metrics.refused(code)
-            log.info("a device was turned away", extra={"code": code})
+            log.info("device rejected", extra={"code": code})
         except asyncio.CancelledError:
             pass  # the port is closed; the streams of Python 3.11 call a cancelled task a fault
         finally:
@@ -247,7 +247,7 @@ class XiaozhiMqttDevice:
                 await self._devices.run_conversation(line, dialect, self._caller)
             except (RequestRefused, SessionError, EngineError) as error:
                 self._devices.server.metrics.refused(describe(error).code)
-                log.info("refused a conversation", extra={"code": describe(error).code})
+                log.info("device conversation rejected", extra={"code": describe(error).code})
                 await line.send(dialect.send_hang_up())
             finally:
                 line.abort()

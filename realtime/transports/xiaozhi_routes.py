@@ -87,7 +87,7 @@ class XiaozhiEndpoint:
             await self._devices.run_conversation(link, dialect, caller, version, websocket.accept)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
-            log.info("refused a device", extra={"code": describe(error).code})
+            log.info("device rejected", extra={"code": describe(error).code})
             await websocket.send_denial_response(refusal_response(error))
 
 

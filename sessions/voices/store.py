@@ -211,4 +211,4 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _warn(file: str, error: Exception) -> None:
-    log.warning("a voice file cannot be read", extra={"file": file, "code": type(error).__name__})
+    log.warning("unreadable voice file", extra={"file": file, "code": type(error).__name__})
