@@ -1,8 +1,8 @@
 """What a stream costs in front of the engine: sockets, wire, Opus and scheduling, by process.
 
 Starts a server with gateways in front of a scripted engine (``benchmarks/scripted_engine.py``), or of a checkpoint with
-``--model``; lets sessions of ``voicewire bench --light`` speak, each number of them in turn; and tells first audio,
-continuity by the clients' clock, and CPU time of each kind of process for a second of speech that was heard.
+``--model``; lets sessions of ``voicewire bench --count-packets`` speak, each number of them in turn; and tells first
+audio, continuity by the clients' clock, and CPU time of each kind of process for a second of speech that was heard.
 
     python -m benchmarks.gateway_cpu --sessions 64,256 --gateways 4 [--model FOLDER] [--set NAME=VALUE]
 

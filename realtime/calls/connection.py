@@ -144,7 +144,7 @@ class CallConnection:
     def _fail(self, error: Exception) -> None:
         info = describe(error)
         self._server.metrics.refused(info.code)
-        log.info("telephony protocol error", extra={"code": info.code, "wire": self._dialect.name})
+        log.info("telephony protocol error", extra={"code": info.code, "dialect": self._dialect.name})
         self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)
 
     async def _handle_event(self, event: base.TelephonyEvent) -> None:
@@ -227,7 +227,7 @@ class CallConnection:
         self._entered.enter_context(self._switchboard.connected(self._live))
         work = (self._call.run(), self._call.line.advance_clock())
         self._speaking = [self._tasks.create_task(part, name="voicewire call") for part in work]
-        log.info("call connected", extra={"session_id": self._session.session_id, "wire": self._dialect.name})
+        log.info("call connected", extra={"session_id": self._session.session_id, "dialect": self._dialect.name})
 
     def _publish_event(self, event: on.CallEvent) -> None:
         if self._live is not None:

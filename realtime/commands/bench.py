@@ -36,11 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--burst", action="store_true", help="take audio as fast as it is made")
     parser.add_argument("--no-cancel", action="store_true", help="leave out the cancelled response of each client")
     parser.add_argument(
-        "--light", action="store_true", help="count packets and decode none, for hundreds of clients on few cores"
+        "--count-packets",
+        action="store_true",
+        help="count packets and decode none, for hundreds of clients on few cores",
     )
-    parser.add_argument("--spread", type=float, default=1.0, metavar="S", help="clients arrive within S s (default: 1)")
-    parser.add_argument("--frames", type=int, metavar="F", help="codec frames of a segment, for weights without an end")
-    parser.add_argument("--processes", type=int, metavar="P", help=f"(default: one for {SESSIONS_PER_PROCESS} clients)")
+    parser.add_argument(
+        "--ramp-up", type=float, default=1.0, metavar="S", help="clients arrive within S s (default: 1)"
+    )
+    parser.add_argument(
+        "--max-frames", type=int, metavar="F", help="codec frames of a segment, for weights without an end"
+    )
+    parser.add_argument(
+        "--client-processes", type=int, metavar="P", help=f"(default: one for {SESSIONS_PER_PROCESS} clients)"
+    )
     parser.add_argument("--voice", help="(default: the server's)")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="a text a line (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the texts (default: 0)")
@@ -61,15 +69,15 @@ def run(args: argparse.Namespace) -> int:
         tokens_per_second=(0.0 if args.burst else 50.0) if pace is None else pace,
         burst=args.burst,
         cancel=not args.no_cancel,
-        count_packets=args.light,
-        frames=args.frames,
-        spread_s=args.spread,
+        count_packets=args.count_packets,
+        frames=args.max_frames,
+        spread_s=args.ramp_up,
         voice=args.voice,
         corpus=str(args.corpus),
         seed=args.seed,
     )
-    per_process = LIGHT_SESSIONS_PER_PROCESS if args.light else SESSIONS_PER_PROCESS
-    num_processes = args.processes or -(-args.sessions // per_process)
+    per_process = LIGHT_SESSIONS_PER_PROCESS if args.count_packets else SESSIONS_PER_PROCESS
+    num_processes = args.client_processes or -(-args.sessions // per_process)
     outcomes = asyncio.run(measure(split(plan, num_processes)))
     summary = summarise(outcomes, args.sessions, args.burst, server_rss_mb(args.url, args.api_key))
     if args.plot is not None:

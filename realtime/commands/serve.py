@@ -42,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting, as often as needed"
     )
-    parser.add_argument("--settings", action="store_true", help="list all settings and stop")
+    parser.add_argument("--list-settings", action="store_true", help="list all settings and stop")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.settings:
+    if args.list_settings:
         print("\n".join(f"{name} = {field.default!r}: {allowed(field)}" for name, field in settings().items()))
         return 0
     try:

@@ -28,7 +28,7 @@ WRONG_SETTINGS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_where(parser)
-    parser.set_defaults(act=list_voices, model=None, config=None, folder=None, owner=SHARED)
+    parser.set_defaults(act=list_voices, model=None, config=None, folder=None, key_name=SHARED)
     where = argparse.ArgumentParser(add_help=False)
     _add_where(where)
     actions = parser.add_subparsers(metavar="ACTION")
@@ -56,7 +56,7 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser, default=absent)
     parser.add_argument("--config", type=Path, metavar="FILE", default=absent, help="the server's TOML file")
     parser.add_argument("--folder", type=Path, default=absent, help="where voices are stored (default: voices.folder)")
-    parser.add_argument("--owner", default=absent, metavar="KEY", help="name of an API key (default: all share it)")
+    parser.add_argument("--key-name", default=absent, metavar="KEY", help="name of an API key (default: all share it)")
 
 
 def _add_about(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ async def _acted(act: Callable[[argparse.Namespace, ServerConfig], Awaitable[int
 
 async def list_voices(args: argparse.Namespace, config: ServerConfig) -> int:
     async with running_engine(args.model) as engine:
-        print(table(engine.info, _store(args, config).list(args.owner)))
+        print(table(engine.info, _store(args, config).list(args.key_name)))
     return 0
 
 
@@ -106,7 +106,7 @@ async def add_voice(args: argparse.Namespace, config: ServerConfig) -> int:
 
 async def blend_voices(args: argparse.Namespace, config: ServerConfig) -> int:
     store = _store(args, config)
-    first, second = (_found(store, args.owner, name) for name in (args.first, args.second))
+    first, second = (_found(store, args.key_name, name) for name in (args.first, args.second))
     manifest = msgspec.structs.replace(_manifest(args), model=first.manifest.model, source="blend")
     store.add(StoredVoice(manifest, blend(first.clone, second.clone, args.weight)))
     print(f"voice {args.name} is stored")
@@ -114,7 +114,7 @@ async def blend_voices(args: argparse.Namespace, config: ServerConfig) -> int:
 
 
 async def remove_voice(args: argparse.Namespace, config: ServerConfig) -> int:
-    if not _store(args, config).remove(args.owner, args.name):
+    if not _store(args, config).remove(args.key_name, args.name):
         raise InvalidRequest(f"no voice {args.name!r} is stored", "name")
     print(f"voice {args.name} is deleted")
     return 0
@@ -150,7 +150,7 @@ def _numbers(data: bytes, file: Path) -> list[float]:
 def _manifest(args: argparse.Namespace, transcript: str = "") -> VoiceManifest:
     manifest = VoiceManifest(
         name=args.name,
-        owner=args.owner,
+        owner=args.key_name,
         created_s=int(time.time()),
         consent=args.consent,
         description=args.description,

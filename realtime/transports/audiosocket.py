@@ -121,7 +121,7 @@ class AudioSocketServer:
             connection = CallConnection(self._server, self._switchboard, AudioSocketDialect(), self._owner, link)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
-            log.info("call rejected", extra={"code": describe(error).code, "wire": AudioSocketDialect.name})
+            log.info("call rejected", extra={"code": describe(error).code, "dialect": AudioSocketDialect.name})
             writer.close()
             return
         try:

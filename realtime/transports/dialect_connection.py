@@ -120,7 +120,7 @@ class DialectConnection:
             self._detach()
             if faults.split(ResponseAborted)[1] is None:
                 raise ResponseAborted from None
-            log.exception("internal error in connection", extra={"wire": self._wire.path})
+            log.exception("internal error in connection", extra={"dialect": self._wire.path})
             await self._fail(ErrorInfo("internal_error", "internal error"), CloseCode.INTERNAL_ERROR)
 
     async def aclose(self) -> None:
@@ -237,13 +237,13 @@ class DialectConnection:
     def _log_warnings(self, warnings: tuple[str, ...]) -> None:
         if warnings:
             self._warnings = warnings
-            log.info("unsupported option ignored", extra={"wire": self._wire.path})
+            log.info("unsupported option ignored", extra={"dialect": self._wire.path})
 
     def _facts(self, ended: on.ContextEnded) -> dict[str, object]:
         """What the log is told of a context: nothing that was said."""
         return {
             "session_id": self._session and self._session.session_id,
-            "wire": self._wire.path,
+            "dialect": self._wire.path,
             "status": ended.status,
             "code": ended.error and ended.error.code,
             "audio_ms": round(ended.audio_ms),
@@ -253,7 +253,7 @@ class DialectConnection:
         """Tell the client what it did wrong, and close if that broke the wire."""
         info = describe(error)
         self._server.metrics.refused(info.code)
-        log.info("client message rejected", extra={"wire": self._wire.path, "code": info.code})
+        log.info("client message rejected", extra={"dialect": self._wire.path, "code": info.code})
         if self._is_one_error_too_many():
             await self._fail_by_errors()
         else:

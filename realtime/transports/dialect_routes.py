@@ -88,7 +88,7 @@ class DialectEndpoint:
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         info = describe(error)
         self._server.metrics.refused(info.code)
-        log.info("handshake rejected", extra={"code": info.code, "wire": self._wire.path})
+        log.info("handshake rejected", extra={"code": info.code, "dialect": self._wire.path})
         answer = self.refusal(info)
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(answer)

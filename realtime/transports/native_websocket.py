@@ -59,7 +59,7 @@ class NativeEndpoint:
         try:
             with self._server.track_connection(connection, caller):
                 await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
-                log.info("session opened", extra={"session_id": session.session_id, "key_name": caller.name})
+                log.info("session opened", extra={"session_id": session.session_id, "api_key_name": caller.name})
                 await connection.run()
         finally:
             await session.aclose()

@@ -48,7 +48,7 @@ class TelephonyEndpoint:
             connection = CallConnection(self._server, self._switchboard, dialect, caller, link)
         except (RequestRefused, SessionError, EngineError) as error:
             self._server.metrics.refused(describe(error).code)
-            log.info("call rejected", extra={"code": describe(error).code, "wire": dialect.name})
+            log.info("call rejected", extra={"code": describe(error).code, "dialect": dialect.name})
             await websocket.send_denial_response(refusal_response(error))
             return
         try:

@@ -76,7 +76,7 @@ class WyomingServer:
         except (RequestRefused, SessionError, EngineError) as error:
             info = describe(error)
             self._server.metrics.refused(info.code)
-            log.info("connection rejected", extra={"code": info.code, "wire": WIRE.path})
+            log.info("connection rejected", extra={"code": info.code, "dialect": WIRE.path})
             writer.write(serialize(WyomingEvent("error", {"text": info.message, "code": info.code})))
             return
         try:

@@ -32,7 +32,7 @@ def corpus(tmp_path: Path) -> str:
 def test_a_healthy_server_passes(capsys: pytest.CaptureFixture[str], corpus: str, tmp_path: Path) -> None:
     with server({"first_chunk_s": 0.05, "real_time_factor": 0.05}) as running:
         arguments = ("--url", running.url, "--sessions", "2", "--responses", "1", "--corpus", corpus)
-        status, line = bench(capsys, *arguments, "--processes", "2", "--plot", str(tmp_path / "plot.svg"))
+        status, line = bench(capsys, *arguments, "--client-processes", "2", "--plot", str(tmp_path / "plot.svg"))
     assert set(line) >= KEYS
     assert (status, line["errors"], line["continuity"], line["responses"]) == (WHOLE, 0, 1.0, 2)
     assert line["ttfa_ms"]["p50"] >= 50
@@ -53,7 +53,7 @@ def test_a_server_15_percent_too_slow_fails_its_continuity(capsys: pytest.Captur
 def test_light_clients_tell_the_same_of_a_healthy_server(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
     with server({"first_chunk_s": 0.05, "real_time_factor": 0.3}) as running:
         arguments = ("--url", running.url, "--sessions", "3", "--responses", "1", "--corpus", corpus)
-        whole, light = (bench(capsys, *arguments, *flags) for flags in ((), ("--light",)))
+        whole, light = (bench(capsys, *arguments, *flags) for flags in ((), ("--count-packets",)))
     assert [status for status, _ in (whole, light)] == [WHOLE, WHOLE]
     assert light[1]["continuity"] == 1.0
     assert light[1]["responses"] == whole[1]["responses"] == 3
@@ -66,7 +66,7 @@ def test_light_clients_tell_the_same_of_a_healthy_server(capsys: pytest.CaptureF
 
 def test_light_clients_hear_gaps_too(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
     with server({"first_chunk_s": 0.05, "real_time_factor": 1.15}) as running:
-        arguments = ("--url", running.url, "--responses", "1", "--corpus", corpus, "--no-cancel", "--light")
+        arguments = ("--url", running.url, "--responses", "1", "--corpus", corpus, "--no-cancel", "--count-packets")
         status, line = bench(capsys, *arguments)
     assert (status, line["continuity"]) == (BROKEN, 0.0)
 
@@ -80,7 +80,7 @@ def test_bursts_measure_the_engine(capsys: pytest.CaptureFixture[str], corpus: s
     assert line["audio_s_per_s"] > 1
 
 
-@pytest.mark.parametrize("flags", [(), ("--light",)], ids=["whole", "light"])
+@pytest.mark.parametrize("flags", [(), ("--count-packets",)], ids=["whole", "light"])
 def test_refusals_are_errors(capsys: pytest.CaptureFixture[str], corpus: str, flags: tuple[str, ...]) -> None:
     with server(auth__api_keys="agent:a-key-of-enough-characters") as running:
         status, line = bench(capsys, "--url", running.url, "--sessions", "2", "--corpus", corpus, *flags)

@@ -60,7 +60,7 @@ def test_what_cannot_be_served_is_told_in_a_line(
 
 
 def test_settings_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--settings"]) == 0
+    assert main(["serve", "--list-settings"]) == 0
     assert "limits.max_errors_per_connection = 100: a whole number from 1 to 1000000" in capsys.readouterr().out
 
 

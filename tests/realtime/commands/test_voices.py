@@ -82,7 +82,7 @@ def test_a_stored_voice_s_whole_life(
 def test_where_voices_are_may_be_told_before_and_behind_the_action(
     engine: FakeSpeechEngine, folder: Path, tmp_path: Path, wav: str, behind: bool
 ) -> None:
-    where = ["--model", "a-folder", "--folder", str(tmp_path / "elsewhere"), "--owner", "alice"]
+    where = ["--model", "a-folder", "--folder", str(tmp_path / "elsewhere"), "--key-name", "alice"]
     add, remove = ["add", "ann", wav, *CONSENT], ["remove", "ann"]
     assert main(["voices", *add, *where] if behind else ["voices", *where, *add]) == 0
     assert VoiceStore(tmp_path / "elsewhere").find("alice", "ann")
@@ -121,7 +121,7 @@ def test_voices_blend(engine: FakeSpeechEngine, folder: Path, tmp_path: Path) ->
 
 
 def test_a_voice_may_belong_to_a_key(engine: FakeSpeechEngine, tmp_path: Path) -> None:
-    where = ["voices", "--folder", str(tmp_path / "elsewhere"), "--owner", "agent"]
+    where = ["voices", "--folder", str(tmp_path / "elsewhere"), "--key-name", "agent"]
     assert main([*where, "add", "ann", numbers(tmp_path, "ann", 1.0), *CONSENT]) == 0
     store = VoiceStore(tmp_path / "elsewhere")
     assert (len(store.list("agent")), len(store.list(SHARED))) == (1, 0)
