@@ -97,7 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     # In [1, 2].
     repetition_penalty: float | None = None
-    # The penalty is for the last so many code-0 tokens of the request; ``None`` means all.
+    # Number of the request's latest code-0 tokens that the penalty covers; ``None`` covers all.
     repetition_window: int | None = None
     # As ``do_sample``, for the other codes of a frame.
     predictor_do_sample: bool | None = None
@@ -131,7 +131,7 @@ MAX_CHUNK_STEPS = 16
 
 
 class ReferenceAudio(msgspec.Struct, frozen=True, kw_only=True):
-    """A recording of somebody to speak like."""
+    """A recording of the speaker to clone."""
 
     # Mono float32 in [-1, 1] at ``EngineInfo.sample_rate``.
     pcm: bytes
@@ -197,7 +197,7 @@ class SpeechChunk:
     start_sample: int
     # Mono float32 in [-1, 1].
     pcm: Pcm
-    # So many samples at the end come again, rendered with more context, at the head of the next chunk.
+    # Samples at the end that the next chunk repeats at its head, rendered with more context.
     provisional_tail_samples: int = 0
     last: bool = False
 

@@ -42,7 +42,7 @@ class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelEncodeVoice(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits any more for the voice of the ``EncodeVoice`` of that number."""
+    """Cancel the ``EncodeVoice`` of that number."""
 
     number: int
 

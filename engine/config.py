@@ -91,7 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     silence_limit_s: float = 3.0
     # Of full scale; what is quieter is near-silence.
     silence_dbfs: float = -60.0
-    # So many frames of one repeating pattern of code 0 end the request.
+    # Frames of one repeating pattern of code 0 that end the request.
     loop_limit_frames: int = 50
     # Frames in the longest pattern that is looked for.
     max_loop_period: int = 8
@@ -103,9 +103,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     process_nice: int = 0
     # A listener with more lead than this waits until a larger decode call is full.
     decode_batching_slack_s: float = 0.4
-    # Pad every talker step to so many rows, so that results do not depend on who else is in the batch.
+    # Rows to which every talker step is padded, so that results do not depend on the other requests of the batch.
     fixed_batch_rows: int | None = None
-    # Pad every block table to so many blocks, likewise.
+    # Blocks to which every block table is padded, likewise.
     fixed_block_table_width: int | None = None
     # Ban the end of speech until the end-of-text row has been fed.
     ban_eos_until_text_end: bool = True

@@ -50,7 +50,7 @@ CPU_KV_BYTES = 512 * 2**20
 
 
 def first_slots(num_frames: Mapping[int, int], max_frames: int) -> set[int]:
-    """The first slots that hold so many frames together, and at least one."""
+    """The first slots that together hold ``max_frames`` frames, and at least one."""
     ahead = accumulate(num_frames.values(), initial=0)
     return {slot for slot, num_ahead in zip(num_frames, ahead, strict=False) if num_ahead < max_frames}
 
@@ -90,7 +90,7 @@ class Engine(RequestManager):
         super().__init__(model, stage, pool, self.prefixes, config, clock)
         self.runner = ModelRunner(model, self.kv, self.prefixes, config)
         self.times = StepTimings()
-        # Called within a step when ``events`` hold what listeners wait for; whoever drives the engine takes them.
+        # Called within a step when ``events`` hold audio that is due; the engine's loop takes them.
         self.hand_over: Callable[[], None] = lambda: None
         # Called within a step, between its two stages, when commands can be carried out.
         self.read_commands: Callable[[], None] = lambda: None
@@ -103,7 +103,7 @@ class Engine(RequestManager):
         try:
             request = self.new_request(spec, epoch=-1, seed=0)
             inputs = self.model.next_input(request.row)
-        except Exception:  # whoever asks for this voice will be told
+        except Exception:  # the requests for this voice report it
             return
         if request.prefix_key is None or self.prefixes.num_positions(request.prefix_key):
             return
@@ -169,7 +169,7 @@ class Engine(RequestManager):
             self.stage.finalize(request.held_slot)
 
     def decode(self, num_rows: int) -> int:
-        """Decode and emit what is due in a step of so many rows; returns the number of chunks.
+        """Decode and emit what is due in a step of ``num_rows`` rows; returns the number of chunks.
 
         Beside paced requests burst rows come behind, in small rounds: a step then decodes about as many frames as it
         makes, and a paced request that arrives meanwhile waits for one round.
@@ -282,7 +282,7 @@ class Engine(RequestManager):
             raise AssertionError(f"idle, yet {self.pool.num_held} blocks and {slots} slots are held")
 
     def warm_up(self) -> None:
-        """Speak two frames to nobody: first uses are slow, and a fault of the device shows before any listener.
+        """Generate two dummy frames: first uses are slow, and a device fault shows before the first request.
 
         Then to more and more at once, about longer and longer texts, unless a fast start is wanted or it drags on.
         """
@@ -307,7 +307,7 @@ class Engine(RequestManager):
             self.cancel(epoch)
         self.release_finished()
 
-    # -- for whoever drives it -----------------------------------------------------------------------------------
+    # -- for the engine's loop -----------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:

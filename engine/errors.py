@@ -44,7 +44,7 @@ class EngineOverloaded(EngineError):
 
 
 class EngineDead(EngineError):
-    """Our fault; the loop stopped, and every request in it has failed."""
+    """Internal error: the loop stopped, and every request in it has failed."""
 
     code = "engine_dead"
 

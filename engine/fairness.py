@@ -11,7 +11,7 @@ from engine.request import Request
 from engine.step_model import StepModel
 
 BURST_STEP_S = 0.045
-# A step with burst rows takes no longer than this or than so many steps of one row: a paced request that arrives
+# A step with burst rows takes no longer than this or than this many steps of one row: a paced request that arrives
 # meanwhile waits for its end, and then takes a step or two itself.
 BURST_STEP_RATIO = 2.0
 # Slack that is enough for one burst row, whatever is predicted.
@@ -32,7 +32,7 @@ class StepBudget:
         self._rows_that_fit = 0
 
     def fits(self, num_rows: int, num_positions: int, *, is_first: bool) -> bool:
-        """Whether a step of so many rows and prompt positions is short enough."""
+        """True if a step of these rows and prompt positions is short enough."""
         if self._slack_s == math.inf:
             return True
         if is_first:

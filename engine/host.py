@@ -1,7 +1,7 @@
 """The engine in a process of its own: one loop, and a Unix socket on which gateways send commands and get events.
 
 Run as ``python -m engine.host`` by ``engine.remote_engine``; settings arrive as JSON on the command line, and the
-process ends when its standard input closes, so that it never outlives whoever started it. PCM travels behind the
+process ends when its standard input closes, so that it never outlives its parent. PCM travels behind the
 messages: a socket moves the 7.7 kB of a frame in tens of microseconds, and nothing has to be freed when either side
 dies.
 """
@@ -177,7 +177,7 @@ class EngineHost:
                 gateway.send(*pack_events(own_events))
 
     def on_engine_exit(self, error: BaseException) -> None:
-        """A dead loop ends the process: whoever started it starts a new one."""
+        """End the process after the loop died; the parent starts a new one."""
         os._exit(70)
 
     def start(self) -> None:
@@ -253,7 +253,7 @@ class EngineHost:
         return True
 
     def _encode(self, gateway: GatewayConnection, command: EncodeVoice) -> None:
-        """The answer goes out from the encoding thread, to nobody when the gateway has left by then."""
+        """Send the answer from the encoding thread; it is dropped if the gateway has left."""
 
         def answer(future: Future[ClonedVoice]) -> None:
             gateway.encodings.pop(command.number, None)
@@ -283,7 +283,7 @@ def encoding_result(number: int, future: Future[ClonedVoice]) -> VoiceEncoded:
 
 
 def encoding_error(number: int, error: BaseException) -> VoiceEncoded:
-    """An exception that nobody raised on purpose is told by its type alone."""
+    """Describe an unexpected exception by its type alone."""
     if not isinstance(error, EngineError):
         log.error("voice encoding failed: %s", type(error).__name__)
         return VoiceEncoded(number, code=EngineError.code, message=f"encoding failed: {type(error).__name__}")
@@ -317,7 +317,7 @@ def find_message_end(data: bytearray, at: int) -> int | None:
 
 
 class ProgressHandler(logging.Handler):
-    """Loading is told to whoever started this process, line by line, and not here."""
+    """Loading progress goes to the parent process, line by line, and not here."""
 
     def __init__(self) -> None:
         super().__init__()

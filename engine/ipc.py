@@ -1,7 +1,7 @@
 """Commands and events as bytes between an engine in its own process and the processes in front of it. No torch.
 
 A message is a 4-byte big-endian length and MessagePack; the PCM of its events follows as it is, so that it is never
-copied on the engine's thread. Both ends are ours and of one version: no negotiation.
+copied on the engine's thread. Both ends have the same version: no negotiation.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
 
 @torch.inference_mode()
 def capture_graphs(engine: Engine, runner: GraphRunner) -> None:
-    """Record every graph while nobody is there, unless each is to be recorded when first needed."""
+    """Capture every graph before the first request, unless each is captured on first use."""
     engine.runner = runner
     if not engine.config.lazy_graph_capture:
         for rows in reversed(runner.frame_buckets):

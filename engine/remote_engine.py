@@ -61,13 +61,13 @@ def host_command(settings: Mapping[str, Any]) -> list[str]:
 
 
 def host_environment() -> dict[str, str]:
-    """Ours, with this very ``engine`` first on the path, installed or in a source tree."""
+    """Command with this ``engine`` package first on the path, installed or in a source tree."""
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 class EngineProcess:
-    """The child that runs ``engine.host``; it ends when our end of its standard input closes."""
+    """The child that runs ``engine.host``; it ends when this end of its standard input closes."""
 
     def __init__(self, folder: Path, config: EngineConfig, device: str, dtype: str, is_embedded: bool) -> None:
         self._folder = RunDirectory()
@@ -135,7 +135,7 @@ class EngineProcess:
 
 
 class RemoteEngine:
-    """Give ``process`` to own the engine behind ``socket``, or none to share one that somebody else keeps running."""
+    """Give ``process`` to own the engine behind ``socket``, or none to share one that another process runs."""
 
     def __init__(self, socket: Path, process: EngineProcess | None = None) -> None:
         self._socket, self._process = socket, process

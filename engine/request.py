@@ -49,7 +49,9 @@ class PlaybackClock:
         self.num_emitted += num_samples
 
     def report(self, played_samples: int, now_s: float) -> None:
-        """Negative: playback begins in so many samples, behind what plays before. Nothing to play sets no clock."""
+        """Negative: playback begins after that many samples, behind what plays before. Nothing to
+        play sets no clock.
+        """
         if played_samples >= 0 and self.dry_at_s is None:
             return
         left = min(max(self.num_emitted - played_samples, 0), MAX_DEADLINE_S * self.sample_rate)

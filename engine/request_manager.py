@@ -38,7 +38,7 @@ def describe_error(error: Exception) -> tuple[str, str]:
 
 
 class RequestManager:
-    """``requests`` by epoch are all that have not ended; ``events`` leave with whoever drives the engine."""
+    """``requests`` by epoch are all that have not ended; ``events`` are taken by the engine's loop."""
 
     def __init__(
         self,

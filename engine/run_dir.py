@@ -15,7 +15,7 @@ PREFIX = "voicewire-run-"
 
 
 class RunDirectory:
-    """Its maker holds a lock on it, which the system takes away however that ends: a folder that nobody holds was left
+    """Its maker holds a lock on it, which the system takes away however that ends: a folder without a lock was left
     by a process that was killed, and goes when the next is made."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ def remove_stale_run_dirs() -> None:
 
 @contextmanager
 def _is_locked(path: Path) -> Iterator[None]:
-    """Raises ``OSError`` when it is somebody else's or no folder."""
+    """Raises ``OSError`` when it belongs to another user or is no folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():

@@ -63,7 +63,7 @@ class Scheduler:
         self.num_slots_of: Counter[ShareKey] = Counter()
         self.num_burst_slots = 0
         self.max_burst_slots = burst_share(stage.num_slots)
-        # Of those who waited when the last step began, so many were not let in.
+        # Number of requests that waited when the last step began and got no slot.
         self._num_left = self._num_burst_left = 0
         self._last_paced_s = -math.inf
         # Burst rows leave room for paced ones, which are there or were lately.
@@ -274,7 +274,7 @@ class Scheduler:
         return -(-num_positions // self.config.block_size)
 
     def allocate_or_preempt(self, request: Request, num_positions: int, may_grow: bool = True) -> bool:
-        """Grow the block table to hold so many positions; False, and none taken, when blocks are short."""
+        """Grow the block table to hold the positions; False, with none allocated, when blocks are short."""
         missing = self.blocks_for(num_positions) - len(request.block_table)
         if missing <= 0:
             request.lacks_blocks = False

@@ -1,7 +1,7 @@
 """Whether one more stream can be carried without a gap: by a measured model of the step, not by a constant. No torch.
 
 Every stream needs a frame in each frame's time. So as many can be carried as one step has rows when it takes that
-long. How the time of a step grows with its rows is measured at start, over rows of nobody; how much longer the real
+long. How the time of a step grows with its rows is measured at start, over dummy rows; how much longer the real
 ones take, with their texts, their histories and the host's work, is learnt from the steps as they pass.
 """
 
@@ -19,13 +19,13 @@ SLOPE_DECAY = 0.999
 DECAY = 0.99
 # Steps before they are believed.
 MIN_WEIGHT = 20.0
-# A step so many times slower than foreseen is somebody's hiccup and teaches nothing.
+# A step this many times slower than predicted is an outlier and is not learned from.
 OUTLIER_FACTOR = 5.0
 
 
 # Of a prompt position before one was measured: more than it takes on any machine that keeps up with speech.
 UNKNOWN_POSITION_S = 0.001
-# A line is believed for steps of so many times the most rows that it was learnt from.
+# A fit is used for steps of up to this many times the most rows that it was learned from.
 GROWTH = 2
 
 
@@ -76,7 +76,7 @@ class StepModel:
             self.observe(len(batch), seconds)
 
     def note_prefill(self, rows: int, positions: int, seconds: float) -> None:
-        """Learn what prompt positions add to a step with so many rows."""
+        """Learn what prompt positions add to a step with ``num_rows`` rows."""
         foreseen = self.seconds(rows)
         if foreseen is not None and positions:
             self._prefill_weight = DECAY * self._prefill_weight + positions
@@ -101,7 +101,7 @@ class StepModel:
         return 0 < self._num_outliers < MIN_WEIGHT
 
     def seconds(self, rows: int) -> float | None:
-        """Of a step with so many rows; None before anything is known."""
+        """Predicted time of a step with these rows; None before anything is known."""
         is_believed = self._weight >= MIN_WEIGHT
         if self.table is None:
             return self._line.seconds(rows) if is_believed else None

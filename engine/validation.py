@@ -27,7 +27,7 @@ MAX_INSTRUCT_CHARS = 2_000
 MAX_TRANSCRIPT_CHARS = 2_000
 # Resampling overshoots full scale a little; numbers beyond this are no audio in -1..1.
 MAX_SAMPLE_LEVEL = 2.0
-# -80 dBFS: nobody speaks there.
+# -80 dBFS: below any speech.
 MIN_SAMPLE_LEVEL = 1e-4
 
 

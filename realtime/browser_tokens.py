@@ -38,7 +38,7 @@ class BrowserToken(NamedTuple):
 def signing_key(server_secret: bytes, key_digest: bytes) -> bytes:
     """Derive the secret that signs the tokens of one API key.
 
-    The stored digest of a key is no secret by itself: whoever reads the keys file must not be able to sign.
+    The stored digest of a key is not a secret: reading the keys file must not be enough to sign.
     """
     return hmac.digest(server_secret, b"voicewire browser token" + key_digest, hashlib.sha256)
 

@@ -1,4 +1,4 @@
-"""The contexts of one connection on a vendor's wire: what a dialect asks of them, and what it is told of them."""
+"""The contexts of one connection on a vendor's wire: commands of a dialect in, events of its contexts out."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ContextRegistry:
     limits: ContextLimits
     # All are of one line.
     serial: bool = False
-    # Somebody is told what was heard. In a line that is found as it sounds: the next one begins once it is known.
+    # The client receives heard text. In a track it is aligned immediately: the next context starts once it is known.
     reports_heard_text: bool = True
     # In the order they were opened.
     _open: dict[str, ContextState] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class ContextRegistry:
         return [*self._apply(intent), *self._finish_if_done()]
 
     async def query_heard(self, intent: on.QueryHeard) -> list[on.DialectEvent]:
-        """What is to be told once the words are found."""
+        """Events to send once the words are found."""
         self.session.touch()
         response = self._past.get(intent.context)
         if response is None:
@@ -253,7 +253,7 @@ class ContextRegistry:
             yield first
 
     def _next_pending(self) -> ContextState | None:
-        """In its line, with nobody before it."""
+        """First in its track."""
         busy: set[str | None] = {None}
         for context in self._open.values():
             if context.track not in busy and context.pending is not None:

@@ -183,7 +183,7 @@ class EventBridge:
             self._on_silent()
 
     def _facts(self, done: ResponseFinished) -> dict[str, object]:
-        """What the log is told of a response: nothing that was said."""
+        """Log fields of a response, without its text."""
         return {
             "session_id": self._session.session_id,
             "response_id": done.response_id,

@@ -44,7 +44,7 @@ GATEWAY_COMMAND = (sys.executable, "-P", "-m", "realtime.gateway_supervisor")
 
 
 def gateway_environment(metrics_folder: str) -> dict[str, str]:
-    """Ours, with this very ``realtime`` first on the path, installed or in a source tree."""
+    """Command with this ``realtime`` package first on the path, installed or in a source tree."""
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {MULTIPROCESS_FOLDER: metrics_folder, "PYTHONPATH": os.pathsep.join(paths)}
 

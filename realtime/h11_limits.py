@@ -6,7 +6,7 @@ from typing import Any
 
 import h11
 
-# A body may come in so many pieces of any size, and in more as long as they are so large in the mean.
+# Pieces of any size that a body may have; more are allowed above a mean size.
 SMALL_CHUNK_BYTES, MAX_SMALL_CHUNKS = 256, 1_000
 
 

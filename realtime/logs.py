@@ -35,7 +35,7 @@ FIELDS = (
     "model",
 )
 
-# Where asyncio's own words end and somebody else's may begin.
+# Separator between asyncio's own text and other text.
 QUOTES = re.compile(r"""[<('"\[{:=]""")
 
 

@@ -107,7 +107,7 @@ class EngineCounters(Collector):
 
 
 class ServerMetrics:
-    """Implements ``sessions.metrics.Metrics``; a name that is not in the tables above is our fault (``KeyError``)."""
+    """Implements ``sessions.metrics.Metrics``; a name that is not in the tables above raises ``KeyError``."""
 
     def __init__(self, server: MetricsSource) -> None:
         self._server = server
@@ -149,7 +149,7 @@ class ServerMetrics:
             self.observe("real_time_factor", stats.step_ms / 1000 / self._server.frame_s)
 
     def _read_memory(self) -> None:
-        """For whoever asks alone: a file is read for each thread of the server and of its engine, in 2 ms."""
+        """Read only on a scrape: a file is read for each thread of the server and of its engine, in 2 ms."""
         self._gauges["resident_memory_bytes"].set(resident_bytes(os.getppid() if self._is_gateway else os.getpid()))
 
     def exposition(self) -> bytes:

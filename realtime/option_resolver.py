@@ -24,7 +24,7 @@ class OptionResolver:
 
     base: SpeechSettings
     info: EngineInfo
-    # Vendors' voice ids -> voices of ours.
+    # Vendors' voice ids -> voices of this server.
     aliases: Mapping[str, str]
     # Whether the caller has a voice of this name beside those of the checkpoint.
     is_stored: Callable[[str], bool]

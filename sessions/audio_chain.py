@@ -114,7 +114,7 @@ class AudioChain:
         return await self._encode_resampled(self._resampler.push(pcm))
 
     async def _encode_resampled(self, pcm: Pcm) -> Sequence[AudioPacket]:
-        """In small pieces on the event loop: whoever has a second in hand must not hold up who has not."""
+        """Encode in small pieces on the event loop, so that a response with a long lead does not delay others."""
         self.num_samples += pcm.size
         at_once = ENCODE_SLICE_PACKETS * self._packet_samples if self._threads.is_inline else max(pcm.size, 1)
         packets: list[AudioPacket] = []
@@ -123,6 +123,8 @@ class AudioChain:
         return packets
 
     async def _run(self, work: Callable[[], Sequence[AudioPacket]]) -> Sequence[AudioPacket]:
-        """One packet is encoded sooner than a thread takes over; for the first of all somebody waits."""
+        """Encode the first packet on the event loop: that takes less time than a thread's start, and the listener waits
+        for it.
+        """
         is_first_packet = self.num_samples < 2 * self._packet_samples
         return await self._threads.run(work) if self._is_costly and not is_first_packet else work()

@@ -156,7 +156,7 @@ class AudioProducer:
         try:
             if not self._stopped:
                 await self._run()
-        except asyncio.CancelledError:  # ours ends here: kept in the task, its frames would hold stream and encoder
+        except asyncio.CancelledError:  # dropped here: kept in the task, its frames would hold stream and encoder
             if not self._stopped:
                 raise
         except (EngineError, EngineFailed) as error:

@@ -20,7 +20,7 @@ def next_tick(moment_s: float) -> float:
 
 
 def next_mid_tick(moment_s: float) -> float:
-    """The first moment half way between two ticks: for what should hold up nobody who waits for a tick."""
+    """The first moment half way between two ticks, for work that must not delay a tick."""
     return next_tick(moment_s - TICK_S / 2) + TICK_S / 2
 
 
@@ -29,7 +29,7 @@ def is_due(moment_s: float, now_s: float) -> bool:
 
 
 class WakeEvent:
-    """What one task waits on. A ring while nobody waits is kept for the next wait."""
+    """Wake-up of one task. One that comes before the wait ends the next wait at once."""
 
     def __init__(self) -> None:
         self._rung = False

@@ -64,7 +64,7 @@ class SpeechSettings:
     # Whether the response also tells when each word is spoken (``ResponseWords``).
     word_times: bool = False
     # Whether words are found while they sound, in spare moments, so that what was heard is known nearly at once;
-    # otherwise that takes up to 3 ms for each second of the speech, once somebody asks.
+    # otherwise that takes up to 3 ms for each second of the speech, on the first query.
     align_eagerly: bool = False
     # Whether anybody asks what was heard; otherwise words are found only for ``word_times``, and without them what was
     # heard is told as if each character lasted as long as any other.
@@ -106,9 +106,9 @@ class SessionLimits:
     max_heard_wait_ms: int = 1_000
     # In burst, no further segment begins while so much audio waits to be taken.
     max_ready_ms: int = 60_000
-    # So many segments of a response are generated at once in burst, once it has been heard; otherwise one.
+    # Segments of a burst response that are generated at once, after its first audio; otherwise one.
     max_burst_segments: int = 2
-    # So many ended responses can still be asked what was heard.
+    # Ended responses whose heard text can still be queried.
     max_remembered_responses: int = 4
     # A response that waits for text, with nothing left to play, ends after this.
     text_timeout_s: float = 60.0
@@ -133,9 +133,9 @@ class RegistryLimits:
     expire_every_s: float = 1.0
     # What those are told who are refused for want of room.
     retry_after_ms: int = 1_000
-    # Opus encoders run in so many threads; 0 encodes on the event loop.
+    # Threads of the Opus encoders; 0 encodes on the event loop.
     encoder_threads: int = 1
-    # So much speech is kept to find words in when somebody asks; beyond it the oldest is looked through as more comes,
+    # Speech that is kept for alignment on demand, in megabytes; beyond it the oldest is looked through as more comes,
     # with 0 everything at once.
     max_unaligned_mb: int = 512
     session: SessionLimits = field(default_factory=SessionLimits)

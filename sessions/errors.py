@@ -60,7 +60,7 @@ class SessionClosed(SessionError):
 
 
 class SlowReader(SessionError):
-    """Audio was due for longer than the limit and nobody took it."""
+    """Audio was due for longer than the limit and was not read."""
 
     code = "slow_reader"
 

@@ -14,7 +14,7 @@ class LoopThrottle:
         self._taken = False
 
     async def wait_turn(self) -> None:
-        """Returns in a turn of the loop in which it does for nobody else; first come, first served."""
+        """Return in an event loop iteration in which no other caller returns; first come, first served."""
         loop = asyncio.get_running_loop()
         if self._taken:
             self._waiting.append(loop.create_future())

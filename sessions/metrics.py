@@ -7,7 +7,7 @@ from typing import Protocol
 
 class Metrics(Protocol):
     def inc(self, name: str, count: int = 1, **labels: str) -> None:
-        """Count so many more."""
+        """Add ``count`` to a counter."""
         ...
 
     def observe(self, name: str, value: float, **labels: str) -> None:

@@ -28,7 +28,7 @@ from sessions.weak import weak_method
 
 # So much kept speech, a second at 24 kHz, is looked through on the event loop: 3 ms.
 MAX_INLINE_ALIGN_BYTES = 96_000
-# Those that are due are given so many at a time, then others have their turn: a flush costs its writer nothing.
+# Due packets that are sent per loop iteration, so that a flush does not delay other responses.
 YIELD_EVERY_EVENTS = 50
 # A client's count is cut to this: thirty years, and small enough to be turned into samples.
 MAX_PLAYED_MS = 1e12
@@ -103,7 +103,7 @@ class Response:
 
     @property
     def pre_skip_samples(self) -> int:
-        """So many decoded samples come before the speech, at the format's rate; 0 unless the encoding is Opus."""
+        """Decoded samples before the speech, at the format's rate; 0 unless the encoding is Opus."""
         return opus_settings(self.format).pre_skip_samples if self.format.encoding is Encoding.OPUS else 0
 
     @property
@@ -161,7 +161,7 @@ class Response:
         self._reader.set()
 
     def heard(self, played_ms: float | None = None) -> HeardText:
-        """What the listener has heard of this response; works after its end too. Speech that nobody asked about yet is
+        """What the listener has heard of this response; works after its end too. Speech that was not queried yet is
         looked through here, 3 ms a second of it."""
         self._apply_playback_report(played_ms)
         return self._told.heard_text(self._played_engine_samples())
@@ -172,7 +172,7 @@ class Response:
         return await self._compute_heard(self._played_engine_samples())
 
     def discard_timeline(self) -> None:
-        """Nobody will ask what was heard of it any more, once its end is told."""
+        """Drop what heard text needs; no query comes after the terminal event."""
         self.forgotten = self._terminal_emitted
         if self.forgotten:
             self._told.discard()

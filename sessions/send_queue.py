@@ -14,7 +14,7 @@ from sessions.events import FlushCompleted, ResponseAudio, ResponseWordTimes
 
 # Packets made together leave together, the four of a codec frame in any case where the lead is no shorter.
 FRAME_MESSAGE_MS = 80
-# A long lead is handed over in so many messages.
+# Messages that a long lead is sent in.
 MESSAGES_IN_LEAD = 8
 
 

@@ -37,7 +37,7 @@ class Session:
         self.resume_token = resume_token
         self.key = key
         self.group = group or session_id
-        # Set when the session has ended, by whoever's will.
+        # Set when the session has ended, for any reason.
         self.detached = asyncio.Event()
         self._services = services
         self._admission = admission

@@ -28,11 +28,11 @@ class SessionServices:
     voices: VoiceStore | None = None
     # Finds when each word is spoken.
     make_aligner: AlignerFactory = ForcedAligner
-    # Speech that it has not looked through, for nobody has asked.
+    # Speech that is not aligned because no query came.
     backlog: AlignmentBacklog = field(default_factory=AlignmentBacklog)
-    # Speech that it looks through soon, for somebody may ask at any moment.
+    # Speech that is aligned soon, because a query may come at any moment.
     idle_backlog: IdleAlignmentBacklog = field(default_factory=IdleAlignmentBacklog)
-    # Where it catches up when somebody does.
+    # Where a query's alignment catches up.
     aligners: EncoderPool = field(default_factory=lambda: EncoderPool(0))
     # For chunks of speech: an engine gives those of many responses at once.
     loop_throttle: LoopThrottle = field(default_factory=LoopThrottle)

@@ -10,7 +10,7 @@ from sessions.errors import EngineTimeout, SessionError, SlowReader, TextTimeout
 
 
 class StallSource(Enum):
-    # Something is due, and nobody takes it.
+    # Audio is due and is not read.
     READER = auto()
     # What is ready may leave when more has been played.
     LISTENER = auto()

@@ -9,7 +9,7 @@ from typing import Protocol
 # The costliest texts take 20 to 50 us of processor time a character: with the block of up to 600 characters that the
 # last of them may complete, an iteration stays below 20 ms.
 MAX_CHARS_PER_ITERATION = 128
-# One reader reads at most so many at a time while others wait.
+# Characters that one reader reads at most while others wait.
 MAX_CHARS_PER_TURN = 64
 
 

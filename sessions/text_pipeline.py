@@ -121,8 +121,8 @@ class TextPipeline:
         return bool(self._unread) and len(self.waiting) <= READ_AHEAD_SEGMENTS
 
     def read(self, max_chars: int) -> int:
-        """Read at most so many unread characters. Returns the characters processed, which may be more: what was held
-        back before counts again when it is normalized. A mark counts as one."""
+        """Read at most ``max_chars`` unread characters. Returns the characters processed, which may be more: what was
+        held back before counts again when it is normalized. A mark counts as one."""
         num_held = self._words.num_chars_held
         num_chars = self._read_text(max_chars) if isinstance(self._unread[0], str) else self._read_mark()
         return num_chars + max(num_held - self._words.num_chars_held, 0)

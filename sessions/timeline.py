@@ -144,7 +144,7 @@ class ResponseTimeline:
             segment.aligner.process_all()
 
     def discard(self) -> None:
-        """Nobody will ask any more."""
+        """Drop what queries need."""
         for segment in self.segments:
             segment.aligner.discard()
 

@@ -57,5 +57,5 @@ def split_into_calls(slots: Sequence[int], num_frames: int) -> Iterator[Sequence
 
 
 def padded_rows(num_rows: int) -> int:
-    """The least of the row counts of a call that holds so many."""
+    """The smallest row count of a call that holds this many rows."""
     return CALL_ROWS[bisect_left(CALL_ROWS, num_rows)]

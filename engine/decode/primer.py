@@ -1,4 +1,4 @@
-"""Slots that go on from a recording: the decoder hears its frames first, and nobody hears the decoder."""
+"""Prime the decoder of slots that continue a recording: its frames are decoded first, and their audio is discarded."""
 
 from __future__ import annotations
 

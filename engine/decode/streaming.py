@@ -95,7 +95,7 @@ class StreamingDecodeStage:
 
     @torch.inference_mode()
     def warm_up(self, max_s: float) -> None:
-        """Decode for nobody in every shape that a call can have, as far as that goes in the time."""
+        """Decode dummy frames in every shape that a call can have, as far as the time allows."""
         end_s = time.perf_counter() + max_s
         for num_rows, num_frames in all_calls():
             frame = [0] * self.codec.config.num_quantizers

@@ -30,7 +30,7 @@ class GraphSet:
     """Computations by key over static buffers; all share one memory pool.
 
     ``capture`` runs a computation once, over whatever the buffers hold, and records it: at start, when they hold
-    nobody. A key that was not captured then runs eagerly when first needed and is recorded when needed again.
+    dummy rows. A key that was not captured then runs eagerly on first use and is captured on the next.
     """
 
     def __init__(self, run: Callable[..., None], device: torch.device, enabled: bool = True) -> None:

@@ -311,7 +311,7 @@ class GraphDecodeStage:
             self.references.popitem(last=False)
 
     def _prime_frames(self, slot: int, frames: Sequence[Sequence[int]]) -> None:
-        """Queue them through the last row of the ring, which is nobody's; nothing waits for the device."""
+        """Queue them through the last row of the ring, which no slot uses; nothing waits for the device."""
         program, source = self.program, self.program.ring.shape[0] - 1
         parts = calls_of(len(frames))
         codes = to_device([list(frame) for frame in frames], torch.int64, program.device)
@@ -324,7 +324,7 @@ class GraphDecodeStage:
 
 
 def calls_of(num_frames: int) -> list[tuple[int, int]]:
-    """First frame and size of each call that decodes so many frames one after the other, in the fewest calls."""
+    """First frame and size of each of the fewest calls that decode ``num_frames`` frames one after the other."""
     parts: list[tuple[int, int]] = []
     start = 0
     for size in CALL_FRAMES:

@@ -117,7 +117,7 @@ class GraphRunner(ModelRunner):
 
     def run(self, batch: StepBatch, times: StepTimings) -> list[Result]:
         """The whole step at once, for those who do not overlap. A batch that samples nothing leaves the step in flight
-        where it is: its outcomes belong to whoever launched it.
+        where it is: its outcomes belong to the request that launched it.
         """
         failed = self.launch(batch, times)
         samples = any(work.sample for work in batch.items)

@@ -53,7 +53,9 @@ class PipelinedEngine(Engine):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Record every graph while nobody is there, unless each is to be recorded when first needed; then speak."""
+        """Capture every graph before the first request, unless each is captured on first use; then generate dummy
+        frames.
+        """
         self.choose_device()
         if not self.config.lazy_graph_capture:
             start = time.perf_counter()
@@ -83,7 +85,7 @@ class PipelinedEngine(Engine):
             log.info("kernels compiled in %.1f s", time.perf_counter() - start)
 
     def measure_step_times(self) -> StepTimeTable | None:
-        """Of a step whose rows are all nobody's: the frame, and the decoding of as many frames in large calls.
+        """Time of a step of dummy rows: the frame, and the decoding of as many frames in large calls.
 
         None where the CPU has a part: there steps teach what they take.
         """
@@ -153,7 +155,7 @@ class PipelinedEngine(Engine):
         super().process_results(results)
 
     def feed_decoder(self, request: Request, codes: Sequence[int]) -> None:
-        """The stage has been told of all frames at once."""
+        """The stage was fed all frames in one call."""
         self.count_frame(request, codes[0])
 
     def slack_s(self, request: Request, now_s: float) -> float:

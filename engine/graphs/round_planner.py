@@ -30,7 +30,7 @@ def limit_round(slots: Numbers, counts: Numbers, slack_s: Seconds, max_frames: i
     """As many of ``slots`` as make ``max_frames``, those with least slack first, and all that have none.
 
     Slots that began together gather together: without this all would decode many frames in one step, and none in the
-    next, and whoever waits for a first frame would wait for all of theirs.
+    next, and a request without its first frame would wait for all of theirs.
     """
     order = np.lexsort((slots, slack_s))
     ahead = np.cumsum(counts[order]) - counts[order]

@@ -2,7 +2,7 @@
 
 One or two rows only stream their weights, so the norm's sum of squares, taken along the way, is free. Up to some dozens
 of rows a product that is to be added to the residual stream is shared out along its depth, and its parts are summed up
-by whoever norms the stream next.
+by the next norm of the stream.
 """
 
 from __future__ import annotations

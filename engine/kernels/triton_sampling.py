@@ -39,7 +39,7 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 @triton.jit
 def _top_k_threshold(inside, keys, wanted, BITS: tl.constexpr):
-    """The largest key with so many of ``inside`` at it or above it, or 0.
+    """The largest key with ``wanted`` of ``inside`` at it or above it, or 0.
 
     Two bits at a time: the three counts that this takes are summed as one number, 20 bits for each.
     """

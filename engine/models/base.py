@@ -302,7 +302,7 @@ class DecodeStage(Protocol):
 
         ``slack_s`` gives, for each slot, the seconds until its listener runs dry, and ``wanted_frames`` how many frames
         its next chunk should have: a slot with slack enough waits for them. Without end is the slack of a slot whose
-        chunks shall have just so many, and 0 that of one to which nothing more is fed for now.
+        chunks have exactly this many, and 0 that of a slot that is fed nothing more for now.
         """
         ...
 

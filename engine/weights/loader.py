@@ -69,7 +69,7 @@ def _iterate_names(folder: Path, prefix: str) -> Iterator[tuple[Any, str]]:
 
 
 class LoadProgress:
-    """Tells in the log how far the reading of ``num_bytes`` has come; of less than a step nothing is told."""
+    """Log the progress of reading ``num_bytes``, in steps; less than a step is not logged."""
 
     def __init__(self, what: str, num_bytes: int) -> None:
         self.what, self.num_bytes = what, num_bytes

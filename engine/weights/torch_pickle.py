@@ -76,7 +76,9 @@ def checked_state(state: object, path: Path, max_bytes: int) -> State:
 
 
 def check_size(tensor: Tensor, where: str, max_bytes: int) -> None:
-    """A few bytes may be read again and again and so stand for any shape; whoever computes with it would make it so."""
+    """A few bytes may be read again and again and so stand for any shape; computing with the tensor
+    would allocate it.
+    """
     if (num_bytes := tensor.numel() * tensor.element_size()) > max_bytes:
         raise CheckpointError(f"{where} has shape {list(tensor.shape)}, {num_bytes} bytes; at most {max_bytes}")
 

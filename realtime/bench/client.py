@@ -21,7 +21,7 @@ OPUS_RATE = 48_000
 PACKET_S = 0.02
 # Of playback.
 CANCEL_AFTER_S = 1.0
-# So many texts in a row are long enough to be cancelled in the middle.
+# Consecutive texts that are long enough to be cancelled in the middle.
 CANCEL_TEXTS = 3
 AUDIBLE = 10 ** (-50 / 20)
 now_s = time.monotonic

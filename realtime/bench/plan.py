@@ -25,7 +25,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     cancel: bool = True
     # Whether packets are counted and not decoded.
     count_packets: bool = False
-    # Every segment is made so many codec frames long; for weights that know no end.
+    # Codec frames of every segment, for weights that never end one.
     frames: int | None = None
     voice: str | None = None
     corpus: str

@@ -43,7 +43,7 @@ class AgentSubscription:
     max_events: int
     # ``None``: there will be no more.
     events: asyncio.Queue[on.CallEvent | None] = field(default_factory=asyncio.Queue)
-    # So many events waited that it was left behind.
+    # The subscriber's event queue overflowed.
     is_overflowed: bool = False
 
     def matches(self, call: RegisteredCall) -> bool:

@@ -120,7 +120,7 @@ class CallConnection:
         await self._link.close(code, reason)
 
     def _call_soon(self, work: Coroutine[None, None, None]) -> None:
-        """Now, but nobody waits for it."""
+        """Start it now without waiting for it."""
         try:
             self._tasks.create_task(work, name="voicewire call")
         except RuntimeError:  # a part of the call has failed, and all of it ends
@@ -181,7 +181,7 @@ class CallConnection:
         if call.is_busy:
             self._listening = True
             self._switchboard.vad_scheduler.push(self._ear, audio.data, call.barge_in, call.line.playout_level_db())
-        elif self._listening:  # nothing to interrupt: nobody need listen
+        elif self._listening:  # nothing to interrupt: no detection needed
             self._listening = False
             self._switchboard.vad_scheduler.remove(self._ear)
 

@@ -42,7 +42,7 @@ class CallEventForwarded(HubMessage, tag="told", frozen=True):
 
 
 class CommandRequested(HubMessage, tag="asked", frozen=True):
-    """For whoever has the call."""
+    """Command for the gateway that has the call."""
 
     number: str
     caller_name: str
@@ -51,7 +51,7 @@ class CommandRequested(HubMessage, tag="asked", frozen=True):
 
 
 class CommandAnswered(HubMessage, tag="answered", frozen=True):
-    """For whoever asked with this number."""
+    """Answer for the gateway that asked with this number."""
 
     number: str
     answer: on.CallEvent | None

@@ -1,4 +1,4 @@
-"""One gateway's line to the exchange: calls of the other gateways are known here, and spoken into, like our own."""
+"""Connection of one gateway to the hub: calls of other gateways are known and controlled here like local ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HubClient:
         self._switchboard, self._path = switchboard, path
         self._answer_timeout_s = answer_timeout_s
         self._writer: asyncio.StreamWriter | None = None
-        # Who has each call that is not ours.
+        # The gateway of each remote call.
         self._gateways: dict[str, int] = {}
         # By number: the call, and what waits for the answer.
         self._asked: dict[str, tuple[str, asyncio.Future[on.CallEvent | None]]] = {}
@@ -73,7 +73,7 @@ class HubClient:
                 await self._run_connection(path, linked)
             except (OSError, ValueError, msgspec.MsgspecError) as error:
                 log.warning("gateway hub connection lost: %s", type(error).__name__)
-            except Exception:  # a fault of ours in one call's command must not cut off all calls for good
+            except Exception:  # an internal error in one call's command must not end the hub connection
                 log.exception("gateway hub client failed")
             await asyncio.sleep(RETRY_S)
 
@@ -119,7 +119,7 @@ class HubClient:
         self._switchboard.on_remote_call(RegisteredCall(here.caller_name, here.connected, ask, is_local=False))
 
     async def _answered(self, message: CommandAnswered) -> None:
-        """Nobody may wait for it any more: the call has ended, or who asked is gone."""
+        """Drop an answer without a waiter: the call has ended, or the requester is gone."""
         _, answer = self._asked.get(message.number, (None, None))
         if answer is not None and not answer.done():
             answer.set_result(message.answer)
@@ -167,7 +167,7 @@ class HubClient:
             self.connected(call)
 
     def _send(self, message: HubMessage) -> None:
-        """Without a line, nobody hears of it; with the next line all is told again."""
+        """Without a connection it is not announced; the next connection announces all again."""
         if self._writer is None:
             return
         self._writer.write(encode_message(message))

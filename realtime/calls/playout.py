@@ -24,7 +24,7 @@ MARK_PREFIX = "vw"
 # A clock that was held up catches up on so much, and forgets the rest.
 MAX_CATCH_UP_S = 0.1
 
-# Called when the caller has heard up to a mark; ``True`` when the far side said so, ``False`` by our clock.
+# Called when playout reaches a mark; ``True`` if the provider confirmed it, ``False`` by the local clock.
 OnMarkReached = Callable[[bool], None]
 
 
@@ -68,7 +68,7 @@ class CallPlayout:
         # By their names on the wire, in order.
         self._marks: dict[str, PendingMark] = {}
         self._marked = 0
-        # When nothing of ours was left to play, if nothing was sent since.
+        # When playout ran out, if nothing was sent since.
         self._cleared_s = math.inf
         self._held = False
         self._alarm = WakeEvent()
@@ -83,7 +83,7 @@ class CallPlayout:
         return self._base + self._pacer.played_samples(now_s())
 
     def playout_level_db(self) -> float:
-        """How loud our own voice is at the caller's, or was so shortly that it may still come back."""
+        """Level of playout at the caller, or of playout so recent that its echo may still return."""
         if not self._own_voice.has_audio:
             return SILENCE_DB
         silent_s = max(now_s() - min(self._pacer.underrun_deadline_s(), self._cleared_s), 0.0)
@@ -171,7 +171,7 @@ class CallPlayout:
         self._alarm.set()
 
     def on_tick(self) -> None:
-        """Marks that never return: our clock tells instead. And what is held may not be wanted any more."""
+        """Confirm overdue marks by the local clock, and drop held audio that is no longer wanted."""
         self._alarm.set()
         grace_s = self._settings.mark_timeout_s if self._dialect.has_marks else 0.0
         played, now = self.played(), now_s()
@@ -180,7 +180,7 @@ class CallPlayout:
                 self._resolve_marks(name, False)
 
     def _heard_s(self, mark: PendingMark, played: int, now: float) -> float:
-        """When the caller was there, by our clock, which stands still once all is played."""
+        """When playout reached a position by the local clock, which stops once all is played."""
         clock_s = now if self.is_playing else min(self._pacer.underrun_deadline_s(), now)
         return max(mark.sent_s, clock_s - (played - mark.position) / self.format.sample_rate)
 

@@ -36,5 +36,5 @@ def _read(descriptor: int, loop: asyncio.AbstractEventLoop, pieces: asyncio.Queu
             piece = b""
         try:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed
             return

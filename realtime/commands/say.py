@@ -31,7 +31,7 @@ EXIT_STATUS = {ResponseStatus.COMPLETED: 0, ResponseStatus.FAILED: 1, ResponseSt
 WRONG_SETTINGS = 2
 MAX_SEED = 2**31 - 1
 PLAYER_LEAD_MS = 2_000
-# Nobody else waits for whoever types here; a large model on a CPU takes its time.
+# One user types here, and a large model on a CPU is slow.
 LIMITS = SessionLimits(max_response_chars=10_000_000, text_timeout_s=math.inf, engine_timeout_s=120.0)
 PROGRESS_INTERVAL_S = 1.0
 
@@ -47,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--language", default="auto", help="language of the text (default: auto)")
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech (default: a random one)")
     add_model_argument(parser)
-    parser.add_argument(
-        "--url", metavar="ws://HOST:PORT", help="speak through a server instead of an engine of our own"
-    )
+    parser.add_argument("--url", metavar="ws://HOST:PORT", help="use a server instead of a local engine")
     parser.add_argument(
         "--mqtt", metavar="mqtt://HOST:PORT", help="speak through a broker (mqtts for TLS; docs/guides/mqtt.md)"
     )

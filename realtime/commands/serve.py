@@ -1,4 +1,4 @@
-"""``voicewire serve``: listen, load the voice, speak to whoever may ask, and drain on SIGTERM or Ctrl-C."""
+"""``voicewire serve``: listen, load the voice, serve clients, and drain on SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NODELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 NOTSENT_LOWAT = [(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 65_536)] if hasattr(socket, "TCP_NOTSENT_LOWAT") else []
 # A connection that lasted so long was a good one: the next is tried at once.
 STABLE_AFTER_S = 10.0
-# The broker keeps messages of so many times ``max_message_bytes`` from us.
+# Maximum packet size that the broker is sent, in multiples of ``max_message_bytes``.
 HARD_LIMIT = 4
 
 quiet = logging.getLogger("voicewire.mqtt.client")
@@ -176,7 +176,7 @@ def _force_close(client: aiomqtt.Client) -> None:
     """Close what is still open of a connection that came to nothing; aiomqtt itself would wait for its keep-alive."""
     client._client._sock_close()
     if client._disconnected.done():
-        client._disconnected.exception()  # nobody else may have asked for it
+        client._disconnected.exception()  # marks the exception as retrieved
 
 
 def _will(publication: Publication) -> aiomqtt.Will:

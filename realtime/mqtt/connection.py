@@ -35,7 +35,7 @@ class BrokerDisconnected(Exception):
 
 @dataclass(slots=True)
 class BrokerLimits:
-    """What the broker takes of us, as its answer to our greeting says (3.2.2.3 of MQTT 5)."""
+    """Limits of the broker, from its CONNACK (3.2.2.3 of MQTT 5)."""
 
     # Messages of QoS 1 on their way at once; as many as Mosquitto takes unless it is told otherwise.
     unacknowledged: int = MAX_INFLIGHT
@@ -132,7 +132,7 @@ class MqttConnection:
             take(arrival)
 
     async def wait_disconnected(self) -> None:
-        """Raises ``BrokerDisconnected`` once something went wrong, whoever met it first."""
+        """Raises ``BrokerDisconnected`` once the connection failed."""
         await self._broken.wait()
         raise BrokerDisconnected("the broker did not answer in time, or has left")
 
@@ -183,14 +183,14 @@ class MqttConnection:
             raise BrokerDisconnected(reason(error)) from None
 
     def _cancel_pending(self) -> None:
-        """A broker that has left answers nobody."""
+        """Fail all pending requests after a disconnect."""
         for patience in self._patience:
             if not patience.expired():
                 patience.reschedule(asyncio.get_running_loop().time())
 
 
 def resolve(answer: asyncio.Future[int], code: int) -> None:
-    """Nobody may wait for it any more."""
+    """Resolve a request, unless its waiter is gone."""
     if not answer.done():
         answer.set_result(code)
 
@@ -202,7 +202,7 @@ def check_reason_code(topic: str, code: int) -> None:
 
 
 def log_puback(topic: str, code: int, on_refused: Callable[[], None]) -> None:
-    """The broker's answer to what nobody waits for."""
+    """Handle an acknowledgment without a waiter."""
     if code >= REFUSED:
         log.warning("broker rejected publish to %s: reason code %d", topic, code)
         on_refused()

@@ -110,7 +110,7 @@ class MqttConnectionHandler:
     def _on_message(self, arrival: IncomingMessage) -> None:
         topics, topic = self._topics, arrival.topic
         if arrival.retained:
-            return  # left on the broker, by whoever and whenever
+            return  # a retained message
         if (link := self.sessions.find_transport(topic)) is not None:
             link.on_message(arrival.payload)
         elif topic == topics.open:
@@ -140,10 +140,10 @@ class MqttConnectionHandler:
         try:
             await work
         except BrokerDisconnected:
-            pass  # whoever reads from the broker says so
-        except RequestRefused as error:  # nobody may be told there
+            pass  # the reader reports it
+        except RequestRefused as error:  # there is no client to report to
             self._log_error(error)
-        except Exception:  # a fault of ours in one session ends no other
+        except Exception:  # an internal error in one session must not end others
             log.exception("MQTT session failed")
         finally:
             self._num_working -= 1

@@ -9,7 +9,7 @@ from realtime.mqtt.connection import MqttConnection, Publication
 from realtime.protocol.mqtt.messages import JSON, MqttServerStatus, serialize
 from realtime.protocol.mqtt.topics import Topics
 
-# What is told of a server that is gone is forgotten after this; one that lives tells again before.
+# Expiry of a published status; a running server publishes again before.
 EXPIRY_S = 300
 POLL_INTERVAL_S = 0.25
 PUBLISH_INTERVAL_S = 2.0

@@ -1,4 +1,4 @@
-"""The text side of calls: what an agent says to one, and what it is told of it. JSON, tagged by ``type``."""
+"""The text side of calls: commands of agents and events of calls. JSON, tagged by ``type``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class CallReplyPlayed(EventBase, tag="reply.played", frozen=True):
     call_id: str
     reply_id: str
     played_ms: float
-    # By the provider's mark; else by our clock.
+    # Confirmed by the provider's mark; else by the local clock.
     confirmed: bool
 
 

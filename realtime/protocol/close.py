@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class CloseCode(IntEnum):
-    """Codes below 4000 mean what RFC 6455 and its registry say; the others are ours."""
+    """Codes below 4000 mean what RFC 6455 and its registry say; the others are specific to this server."""
 
     NORMAL = 1000
     GOING_AWAY = 1001

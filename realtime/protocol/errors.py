@@ -17,7 +17,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Our own code tried to send what it must not."""
+    """The server tried to send an invalid message."""
 
     def __init__(self, message: str) -> None:
         super().__init__("internal_error", message)

@@ -1,6 +1,6 @@
 """Which event is legal when, as data: one table for sessions, one for responses. ``conversation.py`` follows them.
 
-Two rules for whoever edits this file. Everything that decides legality is in the two tables. The state diagrams in
+Two rules for changes of this file. Everything that decides legality is in the two tables. The state diagrams in
 docs/reference/native-protocol.md are made from them (``diagram``), so a change here changes that page.
 """
 

@@ -1,4 +1,4 @@
-"""A recording from an address that a client named, without lending the client our place in the network.
+"""Fetch reference audio from a client's URL without giving the client access to the server's network.
 
 A name is resolved once for each hop; all its addresses are looked at; the connection goes to one that was looked at,
 whatever the name means by then; the certificate must be for the name. Redirects are hops like the first. One clock

@@ -1,4 +1,4 @@
-"""The fields of ``POST /v1/audio/speech``: those of OpenAI, of vLLM-Omni and SGLang, and our own."""
+"""The fields of ``POST /v1/audio/speech``: those of OpenAI, vLLM-Omni and SGLang, and extensions."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _check_in_context(body: SpeechRequestBody, stored: StoredVoice | None) -> No
 
 
 def _voice_name(body: SpeechRequestBody, server: SpeechServer, caller: Principal) -> tuple[str | None, str | None]:
-    """And a warning. OpenAI's clients insist on OpenAI's voices: an unknown one becomes ours."""
+    """And a warning. OpenAI's clients insist on OpenAI's voices: an unknown one becomes the default voice."""
     name, info = body.voice_name, server.engine.info
     if body.ref_audio is not None or body.speaker_embedding is not None:
         return server.settings.voice, None if name is None else BROUGHT_VOICE

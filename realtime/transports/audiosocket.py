@@ -1,4 +1,4 @@
-"""A TCP port for Asterisk's AudioSocket. It has no keys: whoever reaches it is a caller."""
+"""A TCP port for Asterisk's AudioSocket. It has no keys: every connection is a call."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class CallEventStream:
 
 
 class LeasedStreamingResponse(StreamingResponse):
-    """Holds what was entered for it, until it has been sent or nobody is there for it any more."""
+    """Holds what was entered for it, until it has been sent or the client is gone."""
 
     def __init__(self, events: AsyncIterator[str], held: ExitStack) -> None:
         super().__init__(events, media_type=EVENT_STREAM)

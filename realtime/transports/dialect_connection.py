@@ -39,7 +39,7 @@ log = logging.getLogger("voicewire.dialects")
 OtherIntent = on.CloseConnection | on.AbortRequest | on.AuthenticateKey | on.Configure | on.QueryHeard | ContextIntent
 # A connection that is closed waits at most so long until each context was told its end.
 CLOSE_GRACE_S = 0.5
-# Clients of vendors do not know our own codes.
+# Vendors' clients do not know this server's close codes.
 VENDOR_CLOSE = {CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY, CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY}
 WARNING = "X-Voicewire-Warning"
 
@@ -240,7 +240,7 @@ class DialectConnection:
             log.info("unsupported option ignored", extra={"dialect": self._wire.path})
 
     def _facts(self, ended: on.ContextEnded) -> dict[str, object]:
-        """What the log is told of a context: nothing that was said."""
+        """Log fields of a context, without its text."""
         return {
             "session_id": self._session and self._session.session_id,
             "dialect": self._wire.path,
@@ -300,7 +300,7 @@ class DialectConnection:
         if self._session is not None:
             return
         caller = self._server.gatekeeper.principal_for_key(key)
-        self._entered.close()  # its own place counts for nobody
+        self._entered.close()  # released first, so that it is not counted
         self._server.check_connection_limits(caller)
         self._server.check_response_limits(caller)
         self._open_session(caller)

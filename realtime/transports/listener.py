@@ -42,16 +42,16 @@ TOO_MANY_CONNECTIONS_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(TOO_MANY_BODY), TOO_MANY_BODY)
 )
-# Of a WebSocket in one turn of the event loop, so that a flood of tiny frames holds up nobody for long.
+# Of a WebSocket in one turn of the event loop, so that a flood of tiny frames does not delay others.
 READ_BYTES = 16_384
 # Of a WebSocket; with more that the application has not taken, nothing is read.
 READ_AHEAD_MESSAGES = 4
-# A message of so many times ``max_message_bytes`` is not even read to its end.
+# A message beyond this multiple of ``max_message_bytes`` is not read to its end.
 HARD_LIMIT = 4
 
 
 class UvicornConfig(uvicorn.Config):
-    """uvicorn's configuration, made from ours."""
+    """uvicorn's configuration, from the server's settings."""
 
     def __init__(self, app: Any, listen: ListenSettings, limits: LimitSettings) -> None:
         self.listen = listen
@@ -251,7 +251,7 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """uvicorn stops reading at every message until it is taken, which costs more than the message itself, and logs
-        text that is no UTF-8 as a fault of ours."""
+        text that is no UTF-8 as an internal error."""
         data, self.frames = b"".join(self.frames), []
         if self.close_sent:
             return
@@ -288,7 +288,7 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def limit_read_size(transport: Any, num_bytes: int) -> None:
-    """What came is read in pieces of so many bytes, with others in between. asyncio has no setting for it."""
+    """Read in pieces of this many bytes, with other tasks in between. asyncio has no setting for it."""
     tls = getattr(transport, "_ssl_protocol", None)
     if tls is not None:
         tls._ssl_buffer = bytearray(num_bytes)

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from realtime.protocol.errors import RemoteProtocolError
 
-# Messages that came together are read so many at a time, then others have their turn.
+# Messages that are read per loop iteration.
 YIELD_EVERY_MESSAGES = 50
 
 M = TypeVar("M", bound=str | bytes)
@@ -21,7 +21,7 @@ class MessageSource(Protocol[M_co]):
 
 
 class MessageReader(Generic[M]):
-    """Of one line. Whoever sends faster than is read holds up nobody else."""
+    """Of one line. A client that sends faster than is read does not delay others."""
 
     def __init__(self, line: MessageSource[M]) -> None:
         self._line = line

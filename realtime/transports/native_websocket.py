@@ -27,7 +27,7 @@ from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.connection")
 
-# Stored voices that a client is told of when it connects; ``GET /v1/voices`` tells all.
+# Stored voices that are listed on connect; ``GET /v1/voices`` lists all.
 MAX_LISTED_VOICES = 1_000
 # A connection that the server ends waits at most so long until each response was told its end.
 CLOSE_GRACE_S = 0.5

@@ -170,7 +170,8 @@ async def collect_file(response: SpokenResponse, room: ByteBudget) -> tuple[byte
 
 
 async def read_body(request: Request, server: SpeechServer, caller: Principal) -> bytes:
-    """Beyond ``max_message_bytes`` only what may hold a recording, and so many at once. Raises ``RequestRefused``.
+    """Beyond ``max_message_bytes`` only bodies that can hold a recording, a limited number at once. Raises
+    ``RequestRefused``.
 
     A token brings no recording.
     """

@@ -1,4 +1,4 @@
-"""Short-lived tokens for browsers, in our shape and in those of the vendors: an API key in, a token out."""
+"""Short-lived tokens for browsers, in this server's format and the vendors': an API key in, a token out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TokenRoute(NamedTuple):
     scopes_field: str | None = None
 
 
-# Ours, ElevenLabs', Cartesia's, Deepgram's and OpenAI's.
+# This server's, ElevenLabs', Cartesia's, Deepgram's and OpenAI's.
 TOKEN_ROUTES = (
     TokenRoute(
         "/v1/tokens", "ttl_s", 60, lambda minted: {"token": minted.token, "expires_at": minted.expires_s}, "scopes"

@@ -35,7 +35,7 @@ class MessageTransport(Protocol):
 
 
 class SocketControls(TypedDict):
-    """What our own listener tells about a socket beyond ASGI."""
+    """Socket details of the listener beyond ASGI."""
 
     writable: asyncio.Event
     abort: Callable[[], None]

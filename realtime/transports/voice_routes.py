@@ -144,7 +144,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _describe_voice(manifest: VoiceManifest, caller: Principal) -> dict[str, Any]:
-    """What may be told of a stored voice: who agreed to it and what was said is for the holder of its owner's key."""
+    """Public fields of a stored voice; consent and transcript are for the owner's key only."""
     is_shared = manifest.owner == SHARED
     is_private = is_shared or caller.by_token
     told = {

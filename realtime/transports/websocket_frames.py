@@ -25,7 +25,7 @@ class FrameSplitter:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._rest = bytearray()
-        # So many bytes the rest must have before there is anything to do.
+        # Bytes that the remainder needs before a frame can be parsed.
         self._needed = 0
         self.is_broken = False
 

@@ -1,4 +1,6 @@
-"""A TCP port for Wyoming, the protocol of Home Assistant's voices. It has no keys: whoever reaches it may speak."""
+"""A TCP port for Wyoming, the protocol of Home Assistant's voices. It has no keys: every client that reaches it can
+speak.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def version_of(header: str) -> int:
 
 
 def device_parameters(websocket: WebSocket) -> dict[str, str]:
-    """What agents are told of the device."""
+    """Description of the device for agents."""
     named = {"device_id": "device-id", "client_id": "client-id"}
     found = {name: websocket.headers.get(header, "")[:MAX_HEADER_CHARS] for name, header in named.items()}
     return {name: value for name, value in found.items() if value}

@@ -1,7 +1,7 @@
-"""A device's line: PCM and JSON on our side, packets of Opus and JSON on the device's.
+"""A device's line: PCM and JSON on the server's side, packets of Opus and JSON on the device's.
 
-It owns what the device believes, whether we speak: ``tts start`` goes before the first packet, ``tts stop`` when the
-device has played the last.
+It owns the device's view of whether the server speaks: ``tts start`` goes before the first packet, ``tts stop`` when
+the device has played the last.
 """
 
 from __future__ import annotations

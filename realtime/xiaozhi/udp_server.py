@@ -20,7 +20,7 @@ Address = tuple[Any, ...]
 
 
 class UdpReplyPath(NamedTuple):
-    """The way back to whoever sent a datagram."""
+    """Return path to the sender of a datagram."""
 
     transport: asyncio.DatagramTransport
     address: Address

@@ -19,7 +19,7 @@ WINDOW_MS = 25
 FRAMES_PER_STEP = STEP_MS // FRAME_MS
 BLOCK_FRAMES = 8
 BLOCK_STEPS = BLOCK_FRAMES // FRAMES_PER_STEP
-# The network sees so many frames before and after a step.
+# Frames before and after a step that the network sees.
 CONTEXT_FRAMES = 6
 # Which frames of a block each step sees.
 STEP_FRAMES = FRAMES_PER_STEP * np.arange(BLOCK_STEPS)[:, None] + np.arange(FRAMES_PER_STEP + 2 * CONTEXT_FRAMES)

@@ -1,6 +1,6 @@
 """Alignment for those who ask: text and speech are kept in their order, and looked through at the first question.
 
-Most responses are spoken to their end, and nobody asks when a word of theirs was said: these cost a list.
+Most responses are spoken to their end, and their word times are never queried: these cost a list.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class AlignmentBacklog:
         if share is None:
             return False
         aligner = share.aligner()
-        if aligner is None:  # nobody will ask
+        if aligner is None:  # the aligner was garbage-collected
             self.remove(share, share.num_bytes)
             return True
         return aligner.process_next()
 
 
 class LazyAligner:
-    """Any aligner, told what it is told when ``bounds`` or ``estimate`` are asked for, and not before."""
+    """Wrap an aligner and defer its input until ``bounds`` or ``estimate`` are called."""
 
     def __init__(self, make: Callable[[], Aligner], backlog: AlignmentBacklog) -> None:
         self._make = make
@@ -139,7 +139,7 @@ class LazyAligner:
             self._lock.release()
 
     def discard(self) -> None:
-        """Nobody will ask any more."""
+        """Drop the queued audio: no further query comes."""
         self._over = True
         self._kept.clear()
         with self._lock:

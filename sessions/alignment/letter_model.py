@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz'- ,.?!;:"
 NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
 EDGE = NUMBERS[" "]
-# A letter's sound depends on so many characters before and after it within its word.
+# Characters before and after a letter, within its word, on which its sound depends.
 CONTEXT_CHARS = 4
 # The longest duration that is told apart; what is longer counts as this and goes on.
 MAX_STEPS = 14

@@ -10,7 +10,7 @@ from sessions.audio.pcm import EMPTY, Pcm
 
 
 class ChunkOrderError(ValueError):
-    """A chunk that does not fit what the chunks before it declared: a fault of whoever made the chunks."""
+    """A chunk that does not fit what the chunks before it declared: a fault of the engine that made the chunks."""
 
 
 class Crossfader:

@@ -34,7 +34,7 @@ class Resampler:
 
     @property
     def delay_samples(self) -> int:
-        """So many input samples are looked at ahead; 0 when the rates are equal."""
+        """Input samples of lookahead; 0 when the rates are equal."""
         return 0 if self._up == self._down else self._bank.shape[1] // 2
 
     def push(self, pcm: Pcm) -> Pcm:

@@ -1,4 +1,4 @@
-"""WAV around mono s16le: for a stream whose length nobody knows yet, and for a finished file."""
+"""WAV around mono s16le: for a stream of unknown length, and for a finished file."""
 
 from __future__ import annotations
 

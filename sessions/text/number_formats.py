@@ -8,7 +8,7 @@ from sessions.text.lexicon import FRACTION_SIGNS
 from sessions.text.numbers import cardinal, digits, grouped_digits, number, ordinal, plural, year
 from sessions.text.rules import NUMBER, Rule, alternation, apply_rules
 
-# A number of so many digits, without commas and not round, is read digit by digit.
+# Digits from which a number without commas that is not round is read digit by digit.
 MIN_CODE_DIGITS = 5
 
 # Lakhs and crores: 1,00,000

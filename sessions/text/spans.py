@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceSpan:
-    """So many characters of text, made of the raw characters from ``raw_start`` up to ``raw_end``."""
+    """Characters of text made of the raw characters from ``raw_start`` up to ``raw_end``."""
 
     num_chars: int
     raw_start: int

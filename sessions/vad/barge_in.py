@@ -1,7 +1,7 @@
-"""The caller's side of a line: encoded sound in, and the moment that somebody begins to speak.
+"""Detect the onset of a caller's speech in encoded audio.
 
 Each moment is looked at twice, by windows that begin half a window apart: a voice that begins late in one of them
-begins early in another. What is quieter than the line's noise, or than our own voice can come back, is not speech, and
+begins early in another. Audio below the noise floor or below the possible echo of playout is not speech, and
 the network is shown it only when something louder follows.
 """
 
@@ -25,7 +25,7 @@ from sessions.vad.silero import CONTEXT_MS, RATES, WINDOW_MS, VadState, WindowSl
 
 NUM_TRACKS = 2
 HOP_MS = WINDOW_MS // NUM_TRACKS
-# What a run of the network costs besides its windows, as so many of these.
+# Fixed cost of a network run, as a number of windows.
 INFERENCE_OVERHEAD_WINDOWS = 3
 # Missed windows that are shown at once, counting runs: 0.4 to 0.8 ms. All of one caller's take 155.
 MAX_REPLAYED_WINDOWS = 20
@@ -43,9 +43,9 @@ class BargeInSettings:
     min_silence_ms: int = 320
     # Of full scale; what is quieter is silence.
     min_level_db: float = -50.0
-    # Our own voice comes back quieter by at least so much.
+    # Minimum attenuation of returned playout.
     echo_loss_db: float = 20.0
-    # What is louder than the line's noise by less is nobody, and the network need not look; 0: it looks at all.
+    # Windows less than this above the noise floor are not speech and skip inference; 0 infers all.
     noise_margin_db: float = 3.0
 
 
@@ -62,7 +62,7 @@ class VadWindow(NamedTuple):
     track: VadState
     # With its context.
     window: bytes
-    # Our own voice, or what of it may still come back.
+    # Level of playout, or of its echo that may still return.
     playout_db: float
 
 
@@ -80,7 +80,7 @@ class BargeInDetector:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all that was heard, but for how much of our own voice comes back."""
+        """Reset all state except the echo attenuation."""
         settings = self._settings
         self.pending.clear()
         silence = SILENCE[self.format.encoding]
@@ -94,7 +94,7 @@ class BargeInDetector:
         )
 
     def push(self, data: bytes, own_db: float = SILENCE_DB) -> None:
-        """``own_db`` is how loud our own voice is, or was so shortly that it may still come back."""
+        """``own_db`` is the level of playout, or of playout so recent that its echo may still return."""
         if self._resampler is not None:
             data = self._resampler.push(self._decode(data)).tobytes()
         for window in self._windows.push(data):

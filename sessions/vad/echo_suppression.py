@@ -1,4 +1,4 @@
-"""How loud our own voice may be on the caller's side of a line right now. Pure: positions and levels are passed in."""
+"""Estimate the level of returned playout on a call. Pure: positions and levels are passed in."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from sessions.vad.levels import SILENCE_DB, encoded_level_db
 
 # Networks bring an echo back after at most so long.
 ECHO_TAIL_MS = 600
-# What is played may be so far ahead of where our clock believes it to be.
+# Bound of the playout position's error, in time.
 ECHO_LOOKAHEAD_MS = 200
-# More than any line is sent ahead; of a line on which nobody listens, the oldest are forgotten.
+# More than any call's lead; without a listener the oldest are dropped.
 MAX_FRAMES = 1_024
 
 
@@ -40,20 +40,20 @@ class PlayoutLevel:
         return max(near, default=SILENCE_DB)
 
 
-# A window of an echo may be louder than any of the frames that we sent: it lies across two of them.
+# A window of an echo may be louder than any sent frame: it lies across two of them.
 MARGIN_DB = 1.5
 # What comes back may be so much louder than it has been.
 LEARNED_MARGIN_DB = 4.0
-# Quieter speech of ours teaches nothing.
+# Quieter playout is not learned from.
 MIN_PLAYOUT_DB = -40.0
 # Windows, 320 ms: voices are noticed sooner than that.
 NUM_UNCONFIRMED_WINDOWS = 20
-# So many have to be heard while we speak, 1.3 s, before anything is believed of them.
+# Windows during playout, 1.3 s, before the estimate is used.
 NUM_WINDOWS = 80
 
 
 class EchoThreshold:
-    """How loud an echo of our own voice may be: ``least_loss_db`` below it, or no louder than a line has shown."""
+    """Maximum echo level: ``least_loss_db`` below playout, or the loudest that the call has shown."""
 
     def __init__(self, min_loss_db: float) -> None:
         self._least_loss_db = min_loss_db
@@ -61,20 +61,20 @@ class EchoThreshold:
 
     def _restart(self) -> None:
         self._num_windows = 0
-        # The loudest that was heard while we spoke, and how loud we were at most.
+        # The loudest window during playout, and the maximum level of playout.
         self._heard_db = self._own_db = SILENCE_DB
-        # The last windows and our own voice; a voice may be beginning in them.
+        # The last windows with the playout level; speech may begin in them.
         self._undecided: deque[tuple[float, float]] = deque()
 
     def threshold_db(self, own_db: float) -> float:
-        """While we are as loud as ``own_db``, what is quieter may be nothing but an echo."""
+        """Level below which a window may be an echo of playout at ``own_db``."""
         told_db = own_db - self._least_loss_db + MARGIN_DB
         if self._num_windows < NUM_WINDOWS:
             return told_db
         return min(told_db, self._heard_db + LEARNED_MARGIN_DB + max(own_db - self._own_db, 0.0))
 
     def update(self, level_db: float, own_db: float) -> None:
-        """What was heard, while we were as loud as ``own_db``, is nobody so far."""
+        """Record a window without speech during playout at ``own_db``."""
         if own_db > MIN_PLAYOUT_DB:
             self._undecided.append((level_db, own_db))
         if len(self._undecided) > NUM_UNCONFIRMED_WINDOWS:

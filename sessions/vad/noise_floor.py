@@ -1,4 +1,4 @@
-"""How loud a line is while nobody speaks. Pure: levels are passed in."""
+"""Track the noise floor of a call. Pure: levels are passed in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 # A window that is less likely to be speech holds the line's noise, and nothing else.
 MAX_NOISE_PROBABILITY = 0.2
-# The quietest of so many is the noise: bursts of it are still looked at.
+# Windows whose quietest is the noise floor; bursts of noise still go to inference.
 NUM_WINDOWS = 8
 
 

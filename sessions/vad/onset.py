@@ -1,4 +1,4 @@
-"""When somebody begins to speak, from how likely each window of sound is speech."""
+"""Find speech onset from the speech probability of each window."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class VadScheduler:
                 self._timer = asyncio.get_running_loop().call_at(next_mid_tick(now_s()), self._run)
 
     def remove(self, ear: BargeInDetector) -> None:
-        """Nobody listens by it any more."""
+        """Remove a detector."""
         ear.reset()
         self._waiting.pop(ear, None)
 

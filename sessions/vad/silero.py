@@ -1,4 +1,4 @@
-"""How likely it is that somebody speaks: silero's detector, run by onnxruntime alone.
+"""Speech probability by the Silero VAD model, run by onnxruntime alone.
 
 A small recurrent network looks at windows of 32 ms, each with a little of the sound before it. Windows of many sounds
 are looked at in one run: alone one takes 70 us, among 64 it takes 20.
@@ -20,7 +20,7 @@ WINDOW_MS = 32
 CONTEXT_MS = 4
 RATES = (8_000, 16_000)
 STATE_SHAPE = (2, 1, 128)
-# The network is shown so many of the windows that it was not shown, before the next of their track: 1 s.
+# Skipped windows that are replayed before the next window of their track: 1 s.
 MAX_SKIPPED_WINDOWS = 31
 # In the package.
 FILE = Path("data") / "silero_vad.onnx"

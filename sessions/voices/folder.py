@@ -1,4 +1,4 @@
-"""Where voices are stored when nobody says where."""
+"""Default folder of stored voices."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def resolve_stored_voice(
 ) -> SpeechSettings:
     """The same settings; if ``voice`` is no voice of the checkpoint but one stored for this key, with its ``clone``.
 
-    Raises ``InvalidRequest`` for a voice that was made for another model. A name that nobody knows passes.
+    Raises ``InvalidRequest`` for a voice that was made for another model. An unknown name passes.
     """
     if store is None or settings.clone is not None or settings.voice is None or is_built_in(settings.voice, info):
         return settings

@@ -1,4 +1,4 @@
-"""A voice that somebody brought: what the model needs of it, and what people want to know of it."""
+"""A stored voice: the model's input for it, and its description."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LENGTH_BYTES = 8
 
 
 class CorruptVoiceFile(ValueError):
-    """Not one of ours, or damaged."""
+    """Not a voice file, or damaged."""
 
 
 class VoiceFileHeader(msgspec.Struct):

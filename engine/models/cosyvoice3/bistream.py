@@ -17,7 +17,7 @@ class Bistream:
         self.prompts = prompts
 
     def begin(self, row: CosySequence, head: list[int]) -> None:
-        """The row's prefix: ``head``, and all whole blocks of the recording, which wait for nobody's text."""
+        """The row's prefix: ``head``, and all whole blocks of the recording, which need no live text."""
         prefix = list(head)
         while len(row.transcript) >= self.block_text and len(row.speech) >= self.block_speech:
             prefix += self._pop_transcript(row, self.block_text)
@@ -82,7 +82,7 @@ class Bistream:
         return [self.prompts.speech(token) for token in taken]
 
     def record_token(self, row: CosySequence, token: int) -> None:
-        """A speech id was drawn inside a block; behind the last comes a wish for text that nobody needs to draw."""
+        """A speech id was drawn inside a block; the last is followed by a request for text that is not sampled."""
         assert row.block is not None
         row.unfed = token
         row.block += 1

@@ -11,7 +11,7 @@ from engine.layers.transformer import TransformerConfig
 NUM_CONTROL_IDS = 200
 # The talker's context (spec 2.1), whatever more the backbone's file promises.
 MAX_POSITIONS = 32_768
-# Of a draw, whoever asks for it: graphs rank so many.
+# Upper bound of top-k for every request: graphs rank this many.
 MAX_TOP_K = 128
 # Ids of a history that a draw may look at.
 MAX_WINDOW = 64

@@ -1,7 +1,7 @@
 """CosyVoice3's decode stage: speech tokens to mel to PCM, in slices of ODE steps over the blocks of all slots.
 
 Exact: a slot sees all its blocks before, so that what it says equals one pass over the whole. With
-``context_blocks`` it sees so many (and its voice's), and its memory does not grow; a slot for which there is no page
+``context_blocks`` it sees that many (and its voice's), and its memory does not grow; a slot for which there is no page
 goes on like that too. Every frame is rendered once, so chunks abut in both modes.
 
 Nothing here waits for the device: ``step`` queues work on a stream of its own, and hands over what has passed.
@@ -40,10 +40,10 @@ from engine.models.cosyvoice3.voice_prompt import FLOW_REST
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 ANY: Mapping[int, int] = {}
-# Queued on the device; with more, whoever comes would wait behind them.
+# Limit of calls queued on the device; a new request waits behind all of them.
 MAX_QUEUED_SLICES = 2
 PROMPT_WORKSPACES = 32
-# Of one slot on their way: whoever comes finds a place, however far others are ahead.
+# Limit of blocks in flight per slot, so that a new request finds room in the queue.
 MAX_HOPS_PER_STEP = 2
 
 
@@ -88,7 +88,7 @@ class CosyDecodeStage:
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Record the graphs of both parts while nobody is there; without effect where there are none."""
+        """Capture the graphs of both parts before the first request; no effect without graphs."""
         self.runner.capture_graphs()
         if isinstance(self.vocoder, HiftGraphs):
             self.vocoder.capture_graphs()
@@ -179,7 +179,7 @@ class CosyDecodeStage:
         return bool(self.failed or self.flights) or any(row.cells or self.num_ready(row) for row in rows)
 
     def release(self, slot: int) -> None:
-        """Work in flight for it is dropped when it lands; whoever is lent its memory comes behind it in the queue."""
+        """Work in flight for it is dropped when it lands; the next user of its memory comes behind it in the queue."""
         self.memory.release_prompt(self.streams.pop(slot))
         self.vocoder.close(slot)
         self.slots.free([slot])
@@ -269,7 +269,7 @@ class CosyDecodeStage:
                     self.run_isolated(work, [cell])
 
     def fail(self, row: BlockSequence, error: Exception) -> None:
-        """A prompt's fault is that of all who speak like it, and nobody else will find it."""
+        """A fault of a prompt fails all requests with that voice and evicts the prompt."""
         row.error = f"{type(error).__name__}: {error}"
         if isinstance(row, StreamSequence):
             self.failed.append(row)

@@ -45,7 +45,7 @@ def apply_rope_pairs(x: Tensor, angles: Tensor) -> Tensor:
 def chunk_mask(num_frames: int, block_frames: int, context_blocks: int | None = None, first_block: int = 0) -> Tensor:
     """[T, T], true where a frame (row) sees another: its own block and those before.
 
-    With ``context_blocks`` only so many before, and always those before ``first_block``.
+    With ``context_blocks`` only that many before, and always those before ``first_block``.
     """
     block = torch.arange(num_frames) // block_frames
     sees = block[None] <= block[:, None]
@@ -119,7 +119,7 @@ class DitAttention(nn.Module):
         self.to_k = nn.Linear(config.dim, inner)
         self.to_v = nn.Linear(config.dim, inner)
         self.to_out = nn.ModuleList([nn.Linear(inner, config.dim)])
-        # Weight and bias of q, k and v as one product, once somebody made it.
+        # Weight and bias of q, k and v as one product, built on first use.
         self.joint: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, angles: Tensor, mask: Tensor) -> Tensor:

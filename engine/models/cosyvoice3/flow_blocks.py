@@ -25,7 +25,7 @@ class BlockShape:
     steps: int
 
     def num_whole(self, num_tokens: int) -> int:
-        """Blocks that hear all they will ever hear, when so many tokens are there and more may come."""
+        """Number of blocks with complete context when ``num_tokens`` tokens are there and more may come."""
         return max(0, num_tokens - self.lookahead) // self.tokens
 
 

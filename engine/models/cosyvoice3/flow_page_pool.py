@@ -68,7 +68,7 @@ class FlowPagePool:
         return self.allocate(self.num_admission)
 
     def prompt(self, key: Hashable, tokens: Sequence[int]) -> PromptSequence:
-        """A new row for a voice's prompt; one that finds no pages shares nothing, and nobody else finds it."""
+        """A new row for a voice's prompt; without free pages it is not shared."""
         row = PromptSequence(tokens=list(tokens))
         num_blocks = self.shape.num_whole(len(tokens))
         pages = self.allocate(num_blocks) if num_blocks <= self.pool.num_blocks - self.num_admission else None

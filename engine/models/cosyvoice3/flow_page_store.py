@@ -30,7 +30,7 @@ ZERO_PAGE = 0
 class FlowPageStore:
     """``keys``, ``values`` [layer, line, frame, channel] and ``tails`` [convolution, line, frame, channel].
 
-    A page has a line for each (step, branch); the last page is scratch, for whoever fills up a call. A page is lent as
+    A page has a line for each (step, branch); the last page is scratch, for rows that pad a call. A page is lent as
     it is: its holder writes all of a line before anybody reads it.
     """
 

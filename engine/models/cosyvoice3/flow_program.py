@@ -1,7 +1,7 @@
 """The flow block by block over static buffers: one ODE step for many blocks at once, each at a step of its own.
 
 A *cell* is one block of one row on its way from noise to mel. It lives at a *place*: its frames ``x``, and what the
-estimator is told of them (``told``), which stays the same for all steps. A cell's keys, values and convolution tails
+estimator's conditions, which stay the same for all steps. A cell's keys, values and convolution tails
 go to its page before any cell of the call reads them, so that blocks of one row can go through the steps side by side.
 """
 

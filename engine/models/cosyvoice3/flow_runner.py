@@ -53,14 +53,16 @@ class FlowRunner:
         self.pads_tables = flow.device.type == "cuda"
 
     def capture_graphs(self) -> None:
-        """A graph for each number of cells, over nobody's; of tables padded to many widths none is known beforehand."""
+        """Capture a graph for each number of blocks, over dummy blocks; widths of padded tables are not known
+        beforehand.
+        """
         self.program.stage([], self.cell_sizes[-1])
         if len(self.table_sizes) == 1:
             for num_cells in reversed(self.cell_sizes):
                 self.graphs.capture(num_cells, self.table_sizes[0])
 
     def voice(self, mel: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """A prompt's mel on the device, and what the estimator is told of the speaker."""
+        """A prompt's mel on the device, and the estimator's conditions of the speaker."""
         mel = to_device(mel, torch.float32, self.device)
         return mel, self.flow.speaker(to_device(embedding, torch.float32, self.device))
 
@@ -101,7 +103,7 @@ class FlowRunner:
     # -- going on ------------------------------------------------------------------------------------------------
 
     def advance(self, cells: Sequence[FlowBlockTask], num_steps: int) -> None:
-        """So many ODE steps for all of these, together, or as many as are left."""
+        """Run ``count`` ODE steps for all of these together, or as many as are left."""
         num_cells = self.cell_sizes[bisect_left(self.cell_sizes, len(cells))]
         num_blocks = max(len(cell.table) for cell in cells)
         if self.pads_tables:

@@ -28,7 +28,7 @@ LOOK_RIGHT_FRAMES = 4
 WITHHELD_FRAMES = LOOK_RIGHT_FRAMES + f0.LOOK_RIGHT_FRAMES + 1
 # Mel frames that only enter the state before the first is worked on.
 LEAD_FRAMES = WITHHELD_FRAMES - 1
-# Of an utterance whose number of frames nobody knows yet.
+# Marks an utterance whose number of frames is not known yet.
 NO_END = 1 << 40
 MAX_MAGNITUDE = 100.0
 POST_SLOPE = 0.01

@@ -38,7 +38,7 @@ class HiftGraphs(HiftBatch):
         self.pcm[:num_rows, : pcm.shape[1]] = pcm
 
     def capture_graphs(self) -> None:
-        """All graphs, largest first; while nobody is there."""
+        """Capture all graphs, largest first, before the first request."""
         for num_frames, sizes in sorted(self.sizes.items(), reverse=True):
             for rows in reversed(sizes):
                 self.graphs.capture(rows, num_frames)

@@ -24,7 +24,7 @@ class CompletedTransfer(NamedTuple):
 
 @dataclass(slots=True)
 class PendingTransfer:
-    """Of each row so many samples, in order."""
+    """Copy the given number of samples of each row, in order."""
 
     rows: list[StreamSequence]
     num_samples: list[int]

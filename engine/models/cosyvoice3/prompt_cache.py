@@ -31,7 +31,7 @@ class PromptCache:
         self._rows[key] = row
 
     def release(self, row: PromptSequence) -> None:
-        """One user less. What nobody finds any more, or is not worked off, goes with its last user."""
+        """Release one use. An evicted or unfinished prompt is freed with its last user."""
         row.num_users -= 1
         is_found = any(known is row for known in self._rows.values())
         if row.num_users == 0 and not (is_found and row.is_done):
@@ -48,7 +48,7 @@ class PromptCache:
         return False
 
     def remove(self, row: PromptSequence) -> None:
-        """Nobody finds it any more; its users still hold it."""
+        """Evict it; its users still hold it."""
         for key in [key for key, known in self._rows.items() if known is row]:
             del self._rows[key]
 

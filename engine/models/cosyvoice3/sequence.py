@@ -70,7 +70,7 @@ class CosySequence(SequenceState):
 
     @property
     def min_tokens(self) -> int:
-        """Speech ids before which it may not end; live text, which nobody can count ahead, has none (spec 3.2)."""
+        """Speech ids before which it may not end; live text, whose length is unknown, has none (spec 3.2)."""
         if self.phase is not SamplingPhase.WHOLE:
             return 0 if self.min_tokens_limit is None else self.min_tokens_limit
         by_text = max(1, int(self.settings.min_tokens_per_text_token * self.num_text))

@@ -68,7 +68,7 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batching_slack_s: float = 0.6
     # ODE steps in one step of the engine.
     ode_steps_per_engine_step: int = 2
-    # The same while somebody waits for a first chunk.
+    # The same while a request waits for its first chunk.
     urgent_ode_steps_per_engine_step: int = 10
     # Blocks in one ODE step; the others wait for the next.
     max_blocks_per_step: int = 64

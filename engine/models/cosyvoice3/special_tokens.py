@@ -4,7 +4,7 @@ from __future__ import annotations
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_PROMPT = "<|endofprompt|>"
-# They part a prompt; nobody's text may hold them.
+# They separate the parts of a prompt; text must not contain them.
 STRUCTURE = (END_OF_TEXT, "<|im_start|>", "<|im_end|>", END_OF_PROMPT)
 END_OF_SYSTEM = "<|endofsystem|>"
 

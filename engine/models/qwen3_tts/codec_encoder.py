@@ -146,7 +146,7 @@ class EncoderQuantizer(nn.Module):
 
 
 class QuantizerChain(nn.Module):
-    """Books one after the other, each on what those before it left; only so many as are used are loaded."""
+    """Books one after the other, each on what those before it left; only the used ones are loaded."""
 
     def __init__(self, config: CodecEncoderConfig, num_books: int) -> None:
         super().__init__()

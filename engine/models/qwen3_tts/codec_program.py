@@ -209,7 +209,7 @@ class CodecProgram:
         return (past + codec.num_state_values) * dtype.itemsize
 
     def rows_of(self, num_frames: int) -> int:
-        """Most rows of one call of so many frames."""
+        """Maximum rows of one call of ``num_frames`` frames."""
         return max(1, self.max_rows // num_frames)
 
     def _make_buffers(self) -> None:

@@ -33,9 +33,9 @@ class RequestedFormat:
 
 @dataclass(frozen=True, slots=True)
 class SpeechOptions:
-    """How a client wants a context to be spoken, in the words of all wires. What we do not have becomes a default."""
+    """How a client wants a context to be spoken, in the terms of all dialects. Unsupported options become defaults."""
 
-    # The vendor's id or ours.
+    # The vendor's id or a name of this server.
     voice: str | None = None
     language: str | None = None
     format: RequestedFormat = field(default_factory=RequestedFormat)

@@ -24,7 +24,7 @@ ENCODINGS = {
 DEFAULT_FORMAT = "mp3_44100_128"
 OUTPUT_FORMAT = re.compile(r"([a-z0-9]{3,4})_(\d{4,5})(?:_(\d{1,3}))?")
 MAX_SEED = 2**32 - 1
-# Their names for what goes wrong; what has none keeps ours.
+# ElevenLabs' error codes; other errors keep this server's codes.
 STATUSES = {
     "unauthorized": "invalid_api_key",
     "unknown_voice": "voice_not_found",
@@ -35,7 +35,7 @@ STATUSES = {
     "unsupported_format": "invalid_output_format",
     "request_too_long": "max_character_limit_exceeded",
 }
-# Theirs for ours, where they differ.
+# Names that differ between ElevenLabs and this server.
 CLOSES: dict[int, int] = dict.fromkeys(
     (CloseCode.INVALID_DATA, CloseCode.UNSUPPORTED_DATA, CloseCode.GOING_AWAY), CloseCode.POLICY_VIOLATION
 )

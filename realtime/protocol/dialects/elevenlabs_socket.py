@@ -164,7 +164,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
     # --- what becomes of it
 
     def _part(self, spoken: S) -> str:
-        """What the context, or the part of it that is written now, is called on our side."""
+        """What the context, or the part of it that is written now, is called in this server."""
         return spoken.name
 
     def _of(self, part: str) -> S | None:

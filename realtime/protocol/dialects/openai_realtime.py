@@ -1,8 +1,8 @@
 """OpenAI Realtime, GA form, the part where text goes in and speech comes out: a response *speaks* the text of its input
-items, or of the user's items since the last response. Nobody thinks of an answer here.
+items, or of the user's items since the last response. No language model writes an answer here.
 
 Token by token: ``input_text_buffer.append`` with ``delta`` begins a response and goes on with it, and
-``input_text_buffer.commit`` ends its text. These two events are ours.
+``input_text_buffer.commit`` ends its text. These two events are extensions of this server.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class MqttSessionDialect(on.Dialect):
     def _ended(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
         line = self._lines.pop(event.context)
         self._last = event.context
-        if self._writing == event.context:  # it failed: the rest of its text is nobody's
+        if self._writing == event.context:  # it failed: the rest of its text is dropped
             self._writing, self._torn = None, event.status == "failed"
         yield on.SendMessage(line.last(event.audio_ms))
         yield _send(done(event))
@@ -190,7 +190,7 @@ class MqttOneShotDialect(on.Dialect):
                 yield on.CloseConnection(1000, "done")
 
     def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
-        """The text is broken off; what is told of its end afterwards is no second answer."""
+        """Cancel the text; its later end is not a second answer."""
         yield from self._finish(failed(error))
 
     def _finish(self, last: say.MqttDone) -> Iterator[on.DialectCommand]:

@@ -71,8 +71,8 @@ class Topics:
         return topic.removeprefix(f"{self.root}/calls/{worker}/").removesuffix("/in")
 
     def client_of(self, response_topic: str | None) -> str:
-        """Whose answers go there. We publish nowhere else: it might be a place where the client itself may not, such as
-        another's ``gone``.
+        """Topic filter of valid response topics. The server publishes nowhere else: it might be a place where the
+        client itself may not, such as another's ``gone``.
 
         Raises ``RemoteProtocolError``.
         """

@@ -88,7 +88,7 @@ def parse_connect(packet: MqttPacket) -> ConnectPacket:
     flags, keep_alive_s, client_id = fields.number(1), fields.number(2), fields.text()
     if len(client_id) > MAX_CLIENT_CHARS:
         raise _broken(f"a client id has at most {MAX_CLIENT_CHARS} characters")
-    if flags & 0x04:  # a will, which nobody here would hear
+    if flags & 0x04:  # a will, which is not supported
         fields.data()
         fields.data()
     username = fields.text() if flags & 0x80 else ""

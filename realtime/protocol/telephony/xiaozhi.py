@@ -47,7 +47,7 @@ class XiaozhiDialect(base.TelephonyDialect):
         self.session_id = session_id
         self._parameters = dict(parameters)
         self._transport = transport
-        # What stands in our hello besides.
+        # Further fields of the server's hello.
         self._offer = offer
 
     def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:

@@ -1,6 +1,6 @@
 """Sound of xiaozhi devices over UDP: a header of 16 bytes, which is also the nonce, and Opus under AES-128-CTR.
 
-The cipher keeps others from listening, but tells nobody who wrote a packet: who may is decided by the address.
+The cipher keeps others from listening, but does not authenticate packets: the source address does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 # Kind, flags, bytes of sound, stream, milliseconds, number; big-endian.
 HEADER = struct.Struct(">BBHIII")
 SOUND = 0x01
-# Flags of what we send: both sides use one key, and so no nonce of ours is ever one of the device's.
+# Flags of sent packets: both sides use one key, so the nonces of the two directions must differ.
 FROM_US = 0x01
 KEY_BYTES = 16
 MAX_PACKET_BYTES = 1_400

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sessions.audio.wav import HEADER_BYTES, wav_header
 from sessions.config import AudioFormat, Encoding
 
-# The eight bytes of a FLAC header whose low 36 bits are the number of samples, 0 if nobody knew.
+# The eight bytes of a FLAC header whose low 36 bits are the number of samples, 0 if unknown.
 FLAC_TOTAL = slice(18, 26)
 
 

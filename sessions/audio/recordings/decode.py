@@ -1,6 +1,6 @@
-"""A recording out of the bytes of a file that somebody sent: mono, at our rate, and no longer than asked for.
+"""Decode a client's audio file to mono at the given rate, up to the given length.
 
-Nobody is trusted here. The container is told by its first bytes and opened as that and nothing else, so that no list
+The input is not trusted. The container is told by its first bytes and opened as that and nothing else, so that no list
 of files or addresses is ever followed; only decoders of the formats named are used; a length that is declared or
 decoded beyond the limit ends the work at once.
 """
@@ -34,7 +34,7 @@ PADDING_S = 0.1
 
 
 class InvalidRecording(ValueError):
-    """The message is for whoever sent it."""
+    """The message is for the client."""
 
 
 def decode_recording(data: bytes, sample_rate: int, max_s: float) -> Pcm:

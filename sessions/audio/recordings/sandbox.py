@@ -66,7 +66,7 @@ async def decode_in_subprocess(data: bytes, sample_rate: int, limits: DecodeLimi
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of ours but the way to our modules; ``-P`` keeps the current folder out of it."""
+    """The environment holds nothing of the server but its module path; ``-P`` keeps the current folder out of it."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
     return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OPENBLAS_NUM_THREADS": "1"}
 
