@@ -192,7 +192,7 @@ async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, capl
             await there.board.call(KEY, "c1").handle_command(on.InterruptCommand())
         assert isinstance(await heard(agent), on.CallEnded)
         assert await heard(agent) == connected("c1"), "it is told again"
-    assert "met a fault" in caplog.text
+    assert "gateway hub client failed" in caplog.text
 
 
 async def test_without_an_exchange_there_is_nothing_to_tell() -> None:

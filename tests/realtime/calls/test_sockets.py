@@ -275,7 +275,7 @@ async def test_the_auth_token_is_in_no_log(live: LiveServer, caplog: pytest.LogC
 
 
 def test_an_owner_who_has_no_key_stops_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"calls\.owner"):
+    with pytest.raises(ConfigError, match=r"calls\.default_key_name"):
         create_app(load_config(flags={"calls.default_key_name": "nobody"}), FakeSpeechEngine())
 
 

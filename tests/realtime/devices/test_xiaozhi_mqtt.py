@@ -249,7 +249,7 @@ async def test_a_server_that_ends_with_devices_on_it() -> None:
 
 def test_settings_that_cannot_be_are_named() -> None:
     config = load_config(flags={"xiaozhi.mqtt_enabled": True, "listen.gateways": 2})
-    with pytest.raises(ConfigError, match=r"xiaozhi\.mqtt needs listen\.gateways = 1"):
+    with pytest.raises(ConfigError, match=r"xiaozhi\.mqtt_enabled needs listen\.gateways = 1"):
         create_app(config, FakeSpeechEngine())
 
 

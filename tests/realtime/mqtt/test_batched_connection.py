@@ -161,7 +161,7 @@ async def test_what_a_message_carries(broker: Mosquitto) -> None:
 
 async def test_what_is_posted_and_not_taken_ends_the_line(tmp_path: Path) -> None:
     with running(tmp_path) as broker:
-        async with lines(broker, timeout_s=0.3) as (one, _):
+        async with lines(broker, response_timeout_s=0.3) as (one, _):
             broker.stop_answering()
             await one.publish_nowait(Publication(topic="nobody", qos=1))
             with pytest.raises(BrokerDisconnected):
@@ -173,7 +173,7 @@ async def test_what_is_posted_and_not_taken_ends_the_line(tmp_path: Path) -> Non
 
 async def test_a_broker_that_dies_lets_nobody_wait(tmp_path: Path) -> None:
     with running(tmp_path) as broker:
-        async with lines(broker, timeout_s=10 * WAIT_S) as (one, two):
+        async with lines(broker, response_timeout_s=10 * WAIT_S) as (one, two):
             broker.stop_answering()
             said = Publication(topic="nobody", qos=1)
             posts = [one.publish_nowait(said) for _ in range(MAX_INFLIGHT + 5)]
@@ -188,7 +188,7 @@ async def test_a_broker_that_dies_lets_nobody_wait(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gathered", [True, False])
 async def test_what_is_too_long_costs_itself_alone(tmp_path: Path, gathered: bool) -> None:
     with running(tmp_path, "max_packet_size 3000") as broker:
-        async with lines(broker, gathered=gathered) as (one, two):
+        async with lines(broker, batch_io=gathered) as (one, two):
             await two.subscribe("row")
             for qos in [0, *[1] * (MAX_INFLIGHT + 1)]:
                 with pytest.raises(LocalProtocolError, match="3000"):
@@ -203,7 +203,7 @@ async def test_what_the_broker_does_not_allow_is_no_success(tmp_path: Path, gath
     acl = tmp_path / "acl"
     acl.write_text("topic readwrite row\n")
     with running(tmp_path, f"acl_file {acl}") as broker:
-        async with lines(broker, gathered=gathered) as (one, two):
+        async with lines(broker, batch_io=gathered) as (one, two):
             await two.subscribe("row")
             with pytest.raises(RequestRefused, match="refuses a message to secret: reason code 135"):
                 await one.publish(Publication(topic="secret", qos=1))

@@ -143,7 +143,7 @@ async def test_passwords_and_what_is_forbidden(tmp_path: Path, caplog: pytest.Lo
     with running(tmp_path, *files) as broker:
         at_broker = {"mqtt__host": "127.0.0.1", "mqtt__port": broker.port, "mqtt__retry_min_s": 0.05}
         async with live_server(**at_broker, mqtt__password="wrong-secret", mqtt__username="speech"):
-            await until(lambda: "no broker" in caplog.text)
+            await until(lambda: "broker unavailable" in caplog.text)
         assert "ot authorized" in caplog.text
         assert "secret" not in caplog.text
         async with bridged(broker, **secret):
@@ -198,7 +198,7 @@ async def test_a_session_that_may_not_be_told_anything_ends(
                 await agent.next_on(agent.answers)
                 assert sessions_of(live) == 1
                 await agent.client.publish(f"voice/v1/s/{agent.name}/deaf/in", b'{"t": "ping"}', 1)
-                await until(lambda: f"the broker refuses a message to voice/v1/s/{agent.name}/deaf/ev" in caplog.text)
+                await until(lambda: f"broker rejected publish to voice/v1/s/{agent.name}/deaf/ev" in caplog.text)
             else:
                 await until(lambda: "client message rejected" in caplog.text)
             await until(lambda: sessions_of(live) == 0)

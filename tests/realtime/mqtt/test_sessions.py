@@ -336,7 +336,7 @@ def test_say_names_a_wrong_address(url: str, tmp_path: Path, capsys: pytest.Capt
 
 def test_an_owner_that_is_nobody_is_named() -> None:
     config = load_config(flags={"mqtt.host": "127.0.0.1", "mqtt.default_key_name": "nobody"})
-    with pytest.raises(ConfigError, match=r"mqtt\.owner = 'nobody'"):
+    with pytest.raises(ConfigError, match=r"mqtt\.default_key_name = 'nobody'"):
         create_app(config, FakeSpeechEngine())
 
 
