@@ -269,7 +269,11 @@ async def test_voices_and_metrics(live: LiveServer) -> None:
         assert [voice["name"] for voice in told["voices"]] == ["ada", "ben"]
         metrics = await http.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
-    for name in ("time_to_first_audio_seconds_count 1.0", 'responses_total{status="completed"} 1.0', "requests_running 0.0"):
+    for name in (
+        "time_to_first_audio_seconds_count 1.0",
+        'responses_total{status="completed"} 1.0',
+        "requests_running 0.0",
+    ):
         assert f"voicewire_{name}" in metrics.text
 
 
