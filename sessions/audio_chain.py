@@ -28,8 +28,8 @@ JOIN_MS = 10
 RESAMPLE_MS = 3
 # More than a change of speed holds back of what goes into it.
 STRETCH_MS = 150
-# Enough for joiner, resampler and encoder to let go of all sound, where the format holds back no more than Opus.
-MIN_PAUSE_MS = 40
+# Enough for joiner, resampler and encoder to release all sound, where the format holds back no more than Opus.
+PAUSE_MS = 40
 
 
 class AudioChain:
@@ -47,14 +47,17 @@ class AudioChain:
         self._first_samples = engine_rate * (JOIN_MS + RESAMPLE_MS + PACKET_MS) // 1000
         self._packet_samples = audio.sample_rate * PACKET_MS // 1000
         self._joiner = SegmentJoiner(self._join_samples)
-        pause_ms = max(MIN_PAUSE_MS, JOIN_MS + RESAMPLE_MS + codec_delay_ms(audio))
+        pause_ms, drain_ms = float(PAUSE_MS), max(JOIN_MS + RESAMPLE_MS + codec_delay_ms(audio) - PAUSE_MS, 0.0)
         if self._changes_speed:
-            pause_ms = pause_ms * speed + STRETCH_MS
+            pause_ms, drain_ms = pause_ms * speed + STRETCH_MS, drain_ms * speed
         self._pause_samples = int(engine_rate * pause_ms / 1000)
+        self._drain_samples = int(engine_rate * drain_ms / 1000)
         self._crossfader: Crossfader | None = None
         self._on_speech: Callable[[Pcm], None] = lambda pcm: None
         # There was sound since the last pause.
         self._has_pending_audio = False
+        # More of the signal that has to follow a pause until the encoder holds back no sound from before it.
+        self.num_held_samples = 0
         # Of the signal so far, at the engine's rate.
         self.num_engine_samples = 0
         # Of what has reached the encoder of it, at the format's rate.
@@ -67,11 +70,18 @@ class AudioChain:
         if is_first:
             return []
         self.num_engine_samples = max(self.num_engine_samples - self._join_samples, 0)
+        if self.num_held_samples:
+            self.num_held_samples += self._join_samples
         return await self._encode(self._joiner.next_segment())
 
     def encode_first_packet(self, chunk: SpeechChunk) -> tuple[SpeechChunk, SpeechChunk]:
         """The first chunk of all in two: as much of it as one packet takes, and the rest, maybe empty."""
-        num_samples = min(self._first_samples, chunk.pcm.size - chunk.provisional_tail_samples)
+        return self.split(chunk, self._first_samples)
+
+    @staticmethod
+    def split(chunk: SpeechChunk, num_samples: int) -> tuple[SpeechChunk, SpeechChunk]:
+        """The first ``num_samples`` of a chunk without its provisional tail, and the remainder, maybe empty."""
+        num_samples = min(num_samples, chunk.pcm.size - chunk.provisional_tail_samples)
         first = replace(chunk, pcm=chunk.pcm[:num_samples], provisional_tail_samples=0, last=False)
         return first, replace(chunk, start_sample=chunk.start_sample + num_samples, pcm=chunk.pcm[num_samples:])
 
@@ -88,14 +98,25 @@ class AudioChain:
         self._on_speech(pcm)
         return packets
 
-    async def insert_silence(self) -> Sequence[AudioPacket]:
-        """A little silence, which brings all sound so far out of every stage; nothing if a pause did that already."""
-        packets = await self._add(np.zeros(self._pause_samples, np.float32)) if self._has_pending_audio else []
-        self._has_pending_audio = False
+    async def insert_pause(self) -> Sequence[AudioPacket]:
+        """Insert silence; nothing if a pause did that already. It brings all sound so far out of the encoder, but for
+        what ``num_held_samples`` more of the signal, or ``drain``, have to push out."""
+        if not self._has_pending_audio:
+            return []
+        packets = await self._add(np.zeros(self._pause_samples, np.float32))
+        self._has_pending_audio, self.num_held_samples = False, self._drain_samples
+        return packets
+
+    async def drain(self) -> Sequence[AudioPacket]:
+        """Insert as much silence as the sound before the last pause still needs to leave the encoder."""
+        has_pending_audio = self._has_pending_audio
+        packets = await self._add(np.zeros(self.num_held_samples, np.float32))
+        self._has_pending_audio = has_pending_audio
         return packets
 
     async def _add(self, pcm: Pcm) -> Sequence[AudioPacket]:
         self.num_engine_samples += pcm.size
+        self.num_held_samples = max(self.num_held_samples - pcm.size, 0)
         self._has_pending_audio = self._has_pending_audio or pcm.size > 0
         return await self._encode(self._joiner.push(pcm))
 

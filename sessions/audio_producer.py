@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
-from engine.api import EngineError, FinishReason, RequestFinished, RequestParked, SpeechChunk
+from engine.api import (
+    EngineError,
+    FinishReason,
+    RequestFinished,
+    RequestParked,
+    SpeechChunk,
+    SpeechEvent,
+    SpeechStream,
+)
 from sessions.audio.pacer import UnderrunCause
 from sessions.audio_chain import AudioChain
 from sessions.clock import WakeEvent, now_s
@@ -21,6 +29,15 @@ from sessions.text_pipeline import FlushItem, TextPipeline, TextSegment
 from sessions.weak import weak_method
 
 logger = logging.getLogger(__name__)
+
+
+# Audio that the listener still has when the encoder is drained at the latest.
+DRAIN_MARGIN_S = 0.2
+MAX_DRAIN_WAIT_S = 1.0
+
+
+async def _next_event(events: AsyncIterator[SpeechEvent]) -> SpeechEvent | None:
+    return await anext(events, None)
 
 
 class AudioProducer:
@@ -63,6 +80,8 @@ class AudioProducer:
         )
         self._current: TextSegment | None = None
         self._text_was_short = False
+        # Its sound is not yet all out of the encoder: the next segment's pushes it out.
+        self._pending_flush: FlushItem | None = None
         self._alarm = WakeEvent()
         # Lives as long as anything of the engine is held.
         self._task: asyncio.Task[None] | None = None
@@ -204,11 +223,29 @@ class AudioProducer:
         return self._feeder.begun.popleft()
 
     async def _emit_flush(self, mark: FlushItem) -> None:
-        self._put(await self._voicing.insert_silence())
-        self._outbox.put_flush(mark.flush)
-        self._on_ready()
+        self._put(await self._voicing.insert_pause())
+        self._pending_flush = mark
+        if not (self._voicing.num_held_samples and self._is_segment_next()):
+            await self._complete_flush()
         self.advance()
         await asyncio.sleep(0)
+
+    def _is_segment_next(self) -> bool:
+        return bool(self._feeder.begun) and isinstance(self._feeder.begun[0], TextSegment)
+
+    async def _complete_flush(self) -> None:
+        """Emit the pending flush; silence pushes out what the encoder still holds of the sound before it."""
+        if self._voicing.num_held_samples:
+            self._put(await self._voicing.drain())
+        if self._pending_flush is not None:
+            self._outbox.put_flush(self._pending_flush.flush)
+            self._pending_flush = None
+            self._on_ready()
+
+    def _drain_timeout_s(self) -> float:
+        """How long the first audio of the next segment may take before silence has to drain the encoder."""
+        left_s = self._outbox.left_ms(now_s()) / 1000
+        return min(max(left_s - DRAIN_MARGIN_S, 0.0), MAX_DRAIN_WAIT_S)
 
     async def _consume_segment(self, segment: TextSegment) -> None:
         assert segment.stream is not None, "a segment that has not begun"
@@ -217,7 +254,8 @@ class AudioProducer:
         segment.spoken.start_sample = self._voicing.num_engine_samples
         self._reported_s = -math.inf
         self.report_playback()
-        async for event in segment.stream:
+        events = segment.stream if self._pending_flush is None else self._events_or_drain(segment, segment.stream)
+        async for event in events:
             self._num_received_chunks += 1
             match event:
                 case SpeechChunk():
@@ -229,6 +267,23 @@ class AudioProducer:
                     await self._process_segment_end(segment, event)
             self.advance()
 
+    async def _events_or_drain(self, segment: TextSegment, stream: SpeechStream) -> AsyncIterator[SpeechEvent]:
+        """Events of a segment. If the first is late, the pending flush is completed before it."""
+        events = aiter(stream)
+        first = asyncio.ensure_future(_next_event(events))
+        try:
+            await asyncio.wait([first], timeout=self._drain_timeout_s())
+            if not first.done():
+                await self._complete_flush()
+                segment.spoken.start_sample = self._voicing.num_engine_samples
+            event = await first
+        finally:
+            first.cancel()
+        if event is not None:
+            yield event
+        async for event in events:
+            yield event
+
     async def _process_chunk(self, segment: TextSegment, chunk: SpeechChunk) -> None:
         segment.has_audio = True
         if not self.num_samples and self._services.limits.first_packet_apart:
@@ -237,6 +292,11 @@ class AudioProducer:
             await asyncio.sleep(0)  # now it leaves
         elif self._services.limits.chunks_in_turn:
             await self._services.loop_throttle.wait_turn()
+        if self._pending_flush is not None:
+            first, chunk = self._voicing.split(chunk, self._voicing.num_held_samples)
+            self._put(await self._voicing.push(first))
+            if not self._voicing.num_held_samples:
+                await self._complete_flush()
         self._put(await self._voicing.push(chunk))
         self._emit_word_times()
         self.report_playback()
@@ -255,6 +315,7 @@ class AudioProducer:
             message = end.message or f"the engine ended with {end.reason}"
             raise EngineFailed(end.code or EngineError.code, message, end.retry_after_ms)
         self._put(await self._voicing.end_segment())
+        await self._complete_flush()
         segment.spoken.finish()
         self._emit_word_times()
         self._feeder.on_segment_end(segment)

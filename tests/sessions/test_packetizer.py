@@ -63,7 +63,7 @@ async def test_after_a_pause_all_speech_can_be_heard(encoding: Encoding, rate: i
     voicing = AudioChain(AudioFormat(encoding=encoding, sample_rate=rate), ENGINE_RATE, EncoderPool(0))
     await voicing.begin_segment()
     speech = speech_like(9_000, ENGINE_RATE, seed=9)
-    packets = [*await voicing.push(SpeechChunk("r", 0, speech)), *await voicing.insert_silence()]
+    packets = [*await voicing.push(SpeechChunk("r", 0, speech)), *await voicing.insert_pause(), *await voicing.drain()]
     decoded, decoded_rate = decode(b"".join(packet.data for packet in packets), encoding)
     assert decoded.size / decoded_rate >= speech.size / ENGINE_RATE
     if encoding is Encoding.WAV:
