@@ -40,13 +40,13 @@ export class Connection extends Emitter {
   open() {
     clearTimeout(this.#timer);
     this.#drop();
-    this.#enter("connecting");
+    this.#setState("connecting");
     let socket;
     try {
       socket = new WebSocket(this.#address("ws"), this.#subprotocols());
     } catch (error) {
       const reason = { code: "unusable_key", message: "a browser cannot send an API key with such characters" };
-      this.#enter("refused", { ...reason, retry_ms: null });
+      this.#setState("refused", { ...reason, retry_ms: null });
       return;
     }
     socket.binaryType = "arraybuffer";
@@ -56,14 +56,14 @@ export class Connection extends Emitter {
     socket.onmessage = ({ data }) => this.#receive(data);
     socket.onclose = ({ code }) => {
       clearTimeout(slow);
-      this.#lost(code);
+      this.#onClose(code);
     };
   }
 
   close() {
     clearTimeout(this.#timer);
     this.#drop();
-    this.#enter("closed");
+    this.#setState("closed");
   }
 
   /**
@@ -89,7 +89,7 @@ export class Connection extends Emitter {
       const event = parseServer(message);
       if (event.type === "session.created") {
         this.#num_failures = 0;
-        this.#enter("open");
+        this.#setState("open");
       }
       this.emit("event", event);
     } catch (error) {
@@ -106,7 +106,7 @@ export class Connection extends Emitter {
     if (error instanceof RemoteProtocolError && error.code === "unknown_event") return;
     const message = error instanceof Error ? error.message : String(error);
     this.#drop();
-    this.#enter("refused", {
+    this.#setState("refused", {
       code: "bad_server",
       message: `the server said what this page cannot read: ${message}`,
       retry_ms: null,
@@ -114,29 +114,29 @@ export class Connection extends Emitter {
   }
 
   /** @param {number} code */
-  async #lost(code) {
+  async #onClose(code) {
     const was_open = this.state === "open";
     this.#socket = undefined;
     if (was_open && !FINAL.has(/** @type {any} */ (code)))
-      return this.#wait({ code: `closed_${code}`, message: "the connection was lost" });
+      return this.#scheduleReconnect({ code: `closed_${code}`, message: "the connection was lost" });
     if (was_open)
-      return this.#enter("refused", {
+      return this.#setState("refused", {
         code: `closed_${code}`,
         message: "the server ended the connection",
         retry_ms: null,
       });
     const why = await this.#diagnose();
     if (this.state !== "connecting" || this.#socket !== undefined) return;
-    if (why.final) this.#enter("refused", { code: why.code, message: why.message, retry_ms: null });
-    else this.#wait(why);
+    if (why.final) this.#setState("refused", { code: why.code, message: why.message, retry_ms: null });
+    else this.#scheduleReconnect(why);
   }
 
   /** @param {{code: string, message: string, retry_ms?: number}} why */
-  #wait({ code, message, retry_ms = 0 }) {
+  #scheduleReconnect({ code, message, retry_ms = 0 }) {
     const grown_ms = Math.min(MAX_RETRY_MS, FIRST_RETRY_MS * 2 ** this.#num_failures);
     const wait_ms = Math.max(retry_ms, grown_ms * (0.75 + 0.5 * Math.random()));
     this.#num_failures += 1;
-    this.#enter("waiting", { code, message, retry_ms: Math.round(wait_ms) });
+    this.#setState("waiting", { code, message, retry_ms: Math.round(wait_ms) });
     this.#timer = setTimeout(() => this.open(), wait_ms);
   }
 
@@ -174,7 +174,7 @@ export class Connection extends Emitter {
   }
 
   /** @param {ConnectionState} state @param {Reason | null} [reason] */
-  #enter(state, reason = null) {
+  #setState(state, reason = null) {
     this.state = state;
     this.emit("state", { state, reason });
   }

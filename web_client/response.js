@@ -2,10 +2,10 @@
 
 import { Peaks } from "./audio/peaks.js";
 import { Emitter } from "./emitter.js";
-import { Reception } from "./reception.js";
-import { Underruns } from "./underruns.js";
-import { WholeText } from "./whole_text.js";
-import { WordTimes } from "./words.js";
+import { ResponseReceiver } from "./response_receiver.js";
+import { UnderrunTracker } from "./underruns.js";
+import { SurrogateBuffer } from "./surrogate_buffer.js";
+import { WordTimes } from "./word_times.js";
 
 /**
  * @typedef {import("./protocol/events.js").HeardBody} Heard
@@ -46,10 +46,10 @@ export class SpokenResponse extends Emitter {
   error = null;
   /** With the setting `word_times`. */
   word_times = new WordTimes();
-  /** From `response.created` on. @type {Reception | null} */
+  /** From `response.created` on. @type {ResponseReceiver | null} */
   reception = null;
-  underruns = new Underruns();
-  #whole = new WholeText();
+  underruns = new UnderrunTracker();
+  #whole = new SurrogateBuffer();
   #final_ms = /** @type {number | null} */ (null);
   #ttfa_ms = /** @type {number | null} */ (null);
   #server_first_audio_ms = /** @type {number | null} */ (null);
@@ -73,9 +73,9 @@ export class SpokenResponse extends Emitter {
     /** Settles when nothing sounds any more. @type {Promise<Status>} */
     this.finished = new Promise((resolve) => (this.#resolve = resolve));
     voice.on("started", ({ position }) => this.#started(position));
-    voice.on("underrun", ({ position }) => this.underruns.ranDry(position, performance.now()));
+    voice.on("underrun", ({ position }) => this.underruns.onUnderrun(position, performance.now()));
     voice.on("level", (level) => this.emit("level", level));
-    voice.on("over", () => this.#fallSilent());
+    voice.on("over", () => this.#stopPlayback());
   }
 
   #send;
@@ -98,7 +98,7 @@ export class SpokenResponse extends Emitter {
     this.#append(this.#whole.close());
     this.#final_ms ??= performance.now();
     this.underruns.sent();
-    this.#say({ type: "text.flush", response_id: this.id });
+    this.#sendIfActive({ type: "text.flush", response_id: this.id });
   }
 
   /** No more text will come. */
@@ -106,7 +106,7 @@ export class SpokenResponse extends Emitter {
     if (this.text_ended) return;
     this.#append(this.#whole.close());
     this.begin("", true, performance.now());
-    this.#say({ type: "text.end", response_id: this.id });
+    this.#sendIfActive({ type: "text.end", response_id: this.id });
   }
 
   /** Note text that goes out with the creation. @param {string} text @param {boolean} end @param {number} at_ms */
@@ -135,12 +135,12 @@ export class SpokenResponse extends Emitter {
 
   /** Milliseconds of it that have come out of the loudspeaker by now. */
   get played_ms() {
-    return this.#ms(this.voice.heard_samples);
+    return this.#ms(this.voice.played_samples);
   }
 
   /** How many characters of its text have been heard by now, as far as words have been timed. */
-  heardChars() {
-    return this.word_times.heardChars(this.text, this.played_ms);
+  heardCharCount() {
+    return this.word_times.heardCharCount(this.text, this.played_ms);
   }
 
   /** @returns {Statistics} */
@@ -158,11 +158,11 @@ export class SpokenResponse extends Emitter {
 
   /** @param {import("./protocol/events.js").ServerEvent | AudioMessage} event of this response */
   receive(event) {
-    if (!("type" in event)) this.#hear(event);
+    if (!("type" in event)) this.#receiveAudio(event);
     else if (event.type === "response.created") this.#open(event.format);
     else if (event.type === "response.words") this.word_times.add(event.words);
     else if (event.type === "response.done") this.#end(event);
-    else if (event.type === "response.heard") this.#tellHeard(event.heard);
+    else if (event.type === "response.heard") this.#emitHeardText(event.heard);
     else if (event.type === "error" && this.reception === null) this.fail(event); // it was refused
   }
 
@@ -170,7 +170,7 @@ export class SpokenResponse extends Emitter {
   fail(error) {
     this.error = error;
     this.#finishSound(Infinity);
-    this.#enter("failed");
+    this.#setStatus("failed");
   }
 
   /** @param {string} text */
@@ -178,11 +178,11 @@ export class SpokenResponse extends Emitter {
     if (!text) return;
     this.text += text;
     this.underruns.sent();
-    this.#say({ type: "text.append", response_id: this.id, text });
+    this.#sendIfActive({ type: "text.append", response_id: this.id, text });
   }
 
   /** What is said to a response that has ended is lost. @param {import("./protocol/events.js").ClientEvent} event */
-  #say(event) {
+  #sendIfActive(event) {
     if (this.status === "speaking") this.#send(event);
   }
 
@@ -192,13 +192,13 @@ export class SpokenResponse extends Emitter {
 
   /** @param {import("./protocol/events.js").ActualFormat} format */
   #open(format) {
-    this.reception = new Reception(format, this.opus, this.#rate, (pcm) => this.#play(pcm));
+    this.reception = new ResponseReceiver(format, this.opus, this.#rate, (pcm) => this.#play(pcm));
   }
 
   /** @param {AudioMessage} message */
-  #hear(message) {
+  #receiveAudio(message) {
     if (this.interrupted || this.reception === null) return;
-    this.underruns.received(this.reception.hear(message), performance.now());
+    this.underruns.received(this.reception.receiveAudio(message), performance.now());
     this.emit("audio", message);
   }
 
@@ -222,10 +222,10 @@ export class SpokenResponse extends Emitter {
   #end(done) {
     this.#server_first_audio_ms = done.first_audio_ms;
     this.error = done.error;
-    if (done.heard !== null) this.#tellHeard(done.heard);
+    if (done.heard !== null) this.#emitHeardText(done.heard);
     const rate = this.reception?.format.sample_rate ?? this.#rate;
     this.#finishSound(Math.round((done.audio_samples * this.#rate) / rate));
-    this.#enter(done.status);
+    this.#setStatus(done.status);
   }
 
   /** No packet comes any more; of what has come play no more than `total` samples. @param {number} total */
@@ -234,22 +234,22 @@ export class SpokenResponse extends Emitter {
   }
 
   /** @param {Heard} heard */
-  #tellHeard(heard) {
+  #emitHeardText(heard) {
     this.heard = heard;
     this.emit("heard", heard);
   }
 
   /** @param {Status} status */
-  #enter(status) {
+  #setStatus(status) {
     if (this.status !== "speaking") return;
     this.status = status;
     this.emit("done", status);
     this.#settle();
   }
 
-  #fallSilent() {
+  #stopPlayback() {
     const { server, page } = this.underruns.counts;
-    this.voice.player.learn(server + page > 0);
+    this.voice.player.adaptPrebuffer(server + page > 0);
     this.over = true;
     this.#settle();
   }

@@ -5,7 +5,7 @@ import { openDecoder } from "./audio/decoder.js";
 /** So much is kept, to be saved as a file. */
 const MAX_KEPT_BYTES = 2 ** 25;
 
-export class Reception {
+export class ResponseReceiver {
   num_messages = 0;
   num_packets = 0;
   num_bytes = 0;
@@ -34,7 +34,7 @@ export class Reception {
    * @param {import("./protocol/events.js").AudioMessage} message
    * @returns {number} where all audio that has come ends, in samples of speech at `rate`
    */
-  hear(message) {
+  receiveAudio(message) {
     for (const packet of message.packets) {
       if (this.num_bytes < MAX_KEPT_BYTES) this.#kept.push(packet);
       this.num_packets += 1;

@@ -5,7 +5,7 @@ import { Player } from "./audio/player.js";
 import { Connection } from "./connection.js";
 import { Emitter } from "./emitter.js";
 import { SpokenResponse } from "./response.js";
-import { wellFormed } from "./whole_text.js";
+import { wellFormed } from "./surrogate_buffer.js";
 
 const REPORT_EVERY_MS = 200;
 /** Responses that ended and are still listened for: they may be cut while they play on. */
@@ -149,7 +149,7 @@ export class VoicewireSession extends Emitter {
    */
   async record(response) {
     const sound = (await response.reception?.replay()) ?? new Float32Array(0);
-    return sound.slice(0, Math.round(response.voice.heard_samples));
+    return sound.slice(0, Math.round(response.voice.played_samples));
   }
 
   /** Decode the responses to come so. @param {"auto" | import("./audio/decoder.js").OpusKind} wanted */
@@ -184,11 +184,11 @@ export class VoicewireSession extends Emitter {
 
   /** @param {import("./connection.js").ConnectionEvents["state"]} change */
   #stateChanged(change) {
-    if (change.state !== "open") this.#loseResponses();
+    if (change.state !== "open") this.#failResponses();
     this.emit("state", change);
   }
 
-  #loseResponses() {
+  #failResponses() {
     this.#numbers.clear();
     const lost = { code: "connection_lost", message: "the connection was lost", param: null };
     for (const response of this.responses.values()) {
@@ -204,7 +204,7 @@ export class VoicewireSession extends Emitter {
     if (event.type === "response.done") this.#numbers.delete(event.response);
     if (response) response.receive(event);
     else if (event.type === "error") this.emit("error", event);
-    this.#forget();
+    this.#evictResponses();
   }
 
   /** @param {import("./protocol/events.js").SessionCreated} info */
@@ -215,7 +215,7 @@ export class VoicewireSession extends Emitter {
     this.emit("ready", info);
   }
 
-  #forget() {
+  #evictResponses() {
     for (const [id, response] of this.responses) {
       if (this.responses.size <= MAX_REMEMBERED) return;
       if (response.over && response.status !== "speaking") this.responses.delete(id);

@@ -3,7 +3,7 @@
 /** The same with a replacement character for each half that stands alone: JSON has none. @param {string} text */
 export const wellFormed = (text) => text.replace(/\p{Surrogate}/gu, "\uFFFD");
 
-export class WholeText {
+export class SurrogateBuffer {
   #half = "";
 
   /** What is whole so far. @param {string} text */

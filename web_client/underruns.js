@@ -8,7 +8,7 @@
  * @typedef {"text" | "server" | "page"} Cause
  */
 
-export class Underruns {
+export class UnderrunTracker {
   constructor() {
     /** @type {Record<Cause, number>} */
     this.counts = { text: 0, server: 0, page: 0 };
@@ -35,7 +35,7 @@ export class Underruns {
   }
 
   /** @param {number} position @param {number} at_ms */
-  ranDry(position, at_ms) {
+  onUnderrun(position, at_ms) {
     this.dry = { position, at_ms };
   }
 

@@ -25,7 +25,7 @@ export class WordTimes {
    * @param {string} text
    * @param {number} played_ms
    */
-  heardChars(text, played_ms) {
+  heardCharCount(text, played_ms) {
     const word = this.words.findLast(({ start_ms }) => start_ms <= played_ms);
     if (word === undefined || played_ms <= 0) return 0;
     return HAS_PAIRS.test(text) ? [...text].slice(0, word.raw_end).join("").length : word.raw_end;

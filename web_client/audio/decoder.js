@@ -38,14 +38,14 @@ export function openDecoder(format, opus, rate, onPcm) {
     return new PcmDecoder(format.encoding, format.sample_rate, rate, onPcm);
   }
   const skip = Math.round((format.pre_skip_samples * rate) / format.sample_rate);
-  const trimmed = skipping(skip, onPcm);
+  const trimmed = skipSamples(skip, onPcm);
   const decoder = opus === "webcodecs" ? new WebCodecsOpusDecoder(trimmed) : new WasmOpusDecoder(trimmed);
   if (decoder.rate !== rate) throw new RangeError(`Opus is decoded at ${decoder.rate} samples a second, not ${rate}`);
   return decoder;
 }
 
 /** @param {number} num @param {(pcm: Float32Array) => void} onPcm */
-function skipping(num, onPcm) {
+function skipSamples(num, onPcm) {
   return (/** @type {Float32Array} */ pcm) => {
     const cut = Math.min(num, pcm.length);
     num -= cut;

@@ -41,7 +41,7 @@ export function jitterSettings(rate, { prebuffer_ms = 100, step_ms = 40, max_pre
  * @param {JitterSettings} settings
  * @returns {JitterSettings}
  */
-export function widened(settings) {
+export function increasePrebuffer(settings) {
   const { prebuffer_samples, step_samples, max_prebuffer_samples } = settings;
   return { ...settings, prebuffer_samples: Math.min(prebuffer_samples + step_samples, max_prebuffer_samples) };
 }
@@ -52,7 +52,7 @@ export function widened(settings) {
  * @param {JitterSettings} settings
  * @param {JitterSettings} least
  */
-export function narrowed(settings, least) {
+export function decreasePrebuffer(settings, least) {
   const prebuffer_samples = Math.max(settings.prebuffer_samples - settings.step_samples, least.prebuffer_samples);
   return { ...settings, prebuffer_samples };
 }
@@ -86,12 +86,12 @@ export class JitterBuffer {
     return Math.min(this.pushed, this.total) - this.position;
   }
 
-  get sounding() {
+  get isPlaying() {
     return this.state === "playing" || this.state === "dry" || (this.state === "stopping" && this.fade_left > 0);
   }
 
   /** Whether all samples there will ever be have come. */
-  get complete() {
+  get isComplete() {
     return this.pushed >= this.total;
   }
 
@@ -126,7 +126,7 @@ export class JitterBuffer {
     /** @type {PlayoutEvent[]} */
     const events = [];
     if (this.state === "waiting") this.#wait(output.length, frame, events);
-    if (this.state === "playing" && this.#tooShortFor(output.length)) this.#runDry();
+    if (this.state === "playing" && this.#tooShortFor(output.length)) this.#onUnderrun();
     if (this.state === "playing") this.#play(output, frame, events);
     else if (this.state === "dry" || this.state === "stopping") this.#fadeOut(output, frame, events);
     return events;
@@ -134,8 +134,8 @@ export class JitterBuffer {
 
   /** @param {number} length @param {number} frame @param {PlayoutEvent[]} events */
   #wait(length, frame, events) {
-    if (this.buffered === 0 && !this.complete) return;
-    if (!this.complete && this.buffered < this.prebuffer && this.waited < this.prebuffer) {
+    if (this.buffered === 0 && !this.isComplete) return;
+    if (!this.isComplete && this.buffered < this.prebuffer && this.waited < this.prebuffer) {
       this.waited += length;
       return;
     }
@@ -148,10 +148,10 @@ export class JitterBuffer {
 
   /** Whether there would not be enough left for a fade after so many more. @param {number} length */
   #tooShortFor(length) {
-    return !this.complete && this.buffered < length + this.settings.fade_samples;
+    return !this.isComplete && this.buffered < length + this.settings.fade_samples;
   }
 
-  #runDry() {
+  #onUnderrun() {
     this.state = "dry";
     this.fade_left = this.buffered;
     this.prebuffer = Math.min(this.prebuffer + this.settings.step_samples, this.settings.max_prebuffer_samples);
@@ -161,32 +161,32 @@ export class JitterBuffer {
   #play(output, frame, events) {
     const num = Math.min(output.length, this.buffered);
     this.#take(num, (sample, index) => {
-      output[index] += this.level < 1 ? sample * shape(this.level) : sample;
-      this.#rise();
+      output[index] += this.level < 1 ? sample * fadeCurve(this.level) : sample;
+      this.#fadeIn();
     });
-    this.#calmDown(num);
-    if (this.complete && this.buffered === 0) this.#finish("drained", frame + num, events);
+    this.#relaxPrebuffer(num);
+    if (this.isComplete && this.buffered === 0) this.#finish("drained", frame + num, events);
   }
 
   /** @param {Float32Array} output @param {number} frame @param {PlayoutEvent[]} events */
   #fadeOut(output, frame, events) {
     const num = Math.min(output.length, this.fade_left);
     this.#take(num, (sample, index) => {
-      output[index] += sample * shape(this.level);
+      output[index] += sample * fadeCurve(this.level);
       if (this.fade_left <= this.settings.fade_samples) this.level -= this.level / this.fade_left;
-      else this.#rise();
+      else this.#fadeIn();
       this.fade_left -= 1;
     });
     if (this.fade_left > 0) return;
     if (this.state === "stopping") this.#finish("stopped", frame + num, events);
-    else if (this.complete && this.buffered === 0) this.#finish("drained", frame + num, events);
+    else if (this.isComplete && this.buffered === 0) this.#finish("drained", frame + num, events);
     else {
       this.state = "waiting";
       events.push({ kind: "underrun", frame: frame + num, position: this.position });
     }
   }
 
-  #rise() {
+  #fadeIn() {
     this.level = Math.min(1, this.level + 1 / this.settings.fade_samples);
   }
 
@@ -207,7 +207,7 @@ export class JitterBuffer {
   }
 
   /** @param {number} num */
-  #calmDown(num) {
+  #relaxPrebuffer(num) {
     this.calm += num;
     if (this.calm < this.settings.calm_samples) return;
     this.calm = 0;
@@ -223,6 +223,6 @@ export class JitterBuffer {
 }
 
 /** A raised cosine. @param {number} level 0 to 1 */
-function shape(level) {
+function fadeCurve(level) {
   return 0.5 - 0.5 * Math.cos(Math.PI * level);
 }

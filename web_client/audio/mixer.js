@@ -24,7 +24,7 @@ export class Mixer {
   }
 
   /** Commands for a voice that is over are passed over. @param {MixerCommand} command */
-  obey(command) {
+  handleCommand(command) {
     if (command.type === "open") {
       this.voices.set(command.voice, { buffer: new JitterBuffer(command.settings), peak: 0 });
       return;
@@ -53,13 +53,13 @@ export class Mixer {
       }
       if (entry.buffer.state === "over") this.voices.delete(voice);
     }
-    for (let index = 0; index < output.length; index += 1) output[index] = bend(output[index]);
+    for (let index = 0; index < output.length; index += 1) output[index] = softClip(output[index]);
     return happened;
   }
 
   /** Devices leave frames out, above all while they start: what sounds is that much later. @param {number} frame */
   #skips(frame) {
-    const sounding = [...this.voices].filter(([, { buffer }]) => buffer.sounding);
+    const sounding = [...this.voices].filter(([, { buffer }]) => buffer.isPlaying);
     return sounding.map(([voice, { buffer }]) => ({
       kind: /** @type {const} */ ("skipped"),
       frame,
@@ -80,7 +80,7 @@ export class Mixer {
 }
 
 /** Smooth up to 1, and the identity where one voice is. @param {number} sample */
-export function bend(sample) {
+export function softClip(sample) {
   const size = Math.abs(sample);
   if (size <= KNEE) return sample;
   return Math.sign(sample) * (KNEE + (1 - KNEE) * Math.tanh((size - KNEE) / (1 - KNEE)));

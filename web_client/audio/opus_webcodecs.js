@@ -61,7 +61,7 @@ export class WebCodecsOpusDecoder {
   }
 
   #open() {
-    this.#decoder = new AudioDecoder({ output: (data) => this.#take(data), error: () => this.#lose() });
+    this.#decoder = new AudioDecoder({ output: (data) => this.#take(data), error: () => this.#onError() });
     this.#decoder.configure(CONFIG);
   }
 
@@ -75,7 +75,7 @@ export class WebCodecsOpusDecoder {
   }
 
   /** What cannot be decoded is silence of the same length. Browsers also take an idle decoder away. */
-  #lose() {
+  #onError() {
     const lost = this.#pending;
     this.#pending = 0;
     if (lost > 0 && !this.#closed) this.onPcm(new Float32Array(lost * PACKET_SAMPLES));

@@ -1,9 +1,9 @@
 /** The page's loudspeaker: one audio context, any number of voices, each with a place in time. */
 
 import { Emitter } from "../emitter.js";
-import { jitterSettings, narrowed, widened } from "./jitter_buffer.js";
+import { jitterSettings, decreasePrebuffer, increasePrebuffer } from "./jitter_buffer.js";
 import { ScheduledOutput } from "./scheduled_output.js";
-import { Timeline } from "./timeline.js";
+import { PlayoutTimeline } from "./timeline.js";
 import { WorkletOutput } from "./worklet_output.js";
 
 /** What WebCodecs decodes Opus to, whatever it is asked for. */
@@ -40,7 +40,7 @@ export class Player extends Emitter {
     this.output = output;
     this.least = jitterSettings(context.sampleRate, { prebuffer_ms });
     this.settings = this.least;
-    output.on("happened", (event) => this.#voices.get(event.voice)?.note(event));
+    output.on("happened", (event) => this.#voices.get(event.voice)?.onPlayoutEvent(event));
     output.on("level", (level) => this.#voices.get(level.voice)?.emit("level", level));
     context.onstatechange = () => this.emit("state", context.state);
   }
@@ -52,7 +52,7 @@ export class Player extends Emitter {
     const voice = new PlayerVoice(this, number);
     this.#voices.set(number, voice);
     voice.on("over", () => this.#voices.delete(number));
-    this.output.obey({ type: "open", voice: number, settings: this.settings });
+    this.output.handleCommand({ type: "open", voice: number, settings: this.settings });
     return voice;
   }
 
@@ -61,8 +61,8 @@ export class Player extends Emitter {
    *
    * @param {boolean} ran_dry
    */
-  learn(ran_dry) {
-    this.settings = ran_dry ? widened(this.settings) : narrowed(this.settings, this.least);
+  adaptPrebuffer(ran_dry) {
+    this.settings = ran_dry ? increasePrebuffer(this.settings) : decreasePrebuffer(this.settings, this.least);
   }
 
   /** Whether sound comes out: browsers hold it back until someone clicks. */
@@ -81,14 +81,14 @@ export class Player extends Emitter {
   }
 
   /** The output frame that the listener hears now. */
-  heardFrame() {
+  playedFrame() {
     return (this.context.currentTime - this.output_latency_s) * this.context.sampleRate;
   }
 
   /** Whatever sounds ends here. */
   async close() {
     this.output.close();
-    for (const voice of [...this.#voices.values()]) voice.abandon();
+    for (const voice of [...this.#voices.values()]) voice.discard();
     await this.context.close();
   }
 }
@@ -104,7 +104,7 @@ export class Player extends Emitter {
  *   level: import("./mixer.js").VoiceLevel}>}
  */
 export class PlayerVoice extends Emitter {
-  #timeline = new Timeline();
+  #timeline = new PlayoutTimeline();
   /** @type {Promise<number> | undefined} */
   #stopping;
 
@@ -118,12 +118,12 @@ export class PlayerVoice extends Emitter {
 
   /** Takes the samples away from the caller. @param {Float32Array} pcm at `RATE` */
   push(pcm) {
-    this.player.output.obey({ type: "push", voice: this.number, pcm });
+    this.player.output.handleCommand({ type: "push", voice: this.number, pcm });
   }
 
   /** All samples there will be; those beyond are not played. @param {number} total */
   end(total) {
-    this.player.output.obey({ type: "end", voice: this.number, total });
+    this.player.output.handleCommand({ type: "end", voice: this.number, total });
   }
 
   /**
@@ -135,30 +135,30 @@ export class PlayerVoice extends Emitter {
   stop() {
     this.#stopping ??= new Promise((resolve) => {
       if (this.over) return resolve(this.#timeline.positionAt(Infinity));
-      const late = setTimeout(() => resolve(this.heard_samples), STOP_TIMEOUT_MS);
+      const late = setTimeout(() => resolve(this.played_samples), STOP_TIMEOUT_MS);
       this.on("over", ({ position }) => {
         clearTimeout(late);
         resolve(position);
       });
-      this.player.output.obey({ type: "stop", voice: this.number });
+      this.player.output.handleCommand({ type: "stop", voice: this.number });
     });
     return this.#stopping;
   }
 
   /** Samples that have come out of the loudspeaker by now. */
-  get heard_samples() {
-    return Math.max(0, this.#timeline.positionAt(this.over ? Infinity : this.player.heardFrame()));
+  get played_samples() {
+    return Math.max(0, this.#timeline.positionAt(this.over ? Infinity : this.player.playedFrame()));
   }
 
   /** The loudspeaker is being closed. */
-  abandon() {
-    const frame = this.player.heardFrame();
-    this.note({ kind: "stopped", frame, position: this.heard_samples });
+  discard() {
+    const frame = this.player.playedFrame();
+    this.onPlayoutEvent({ kind: "stopped", frame, position: this.played_samples });
   }
 
   /** @param {Happened} event */
-  note(event) {
-    this.#timeline.note(event);
+  onPlayoutEvent(event) {
+    this.#timeline.record(event);
     this.emit(event.kind, event);
     if (event.kind === "drained" || event.kind === "stopped") {
       this.over = true;

@@ -5,7 +5,7 @@
 
 import { Emitter } from "../emitter.js";
 import { JitterBuffer } from "./jitter_buffer.js";
-import { Timeline } from "./timeline.js";
+import { PlayoutTimeline } from "./timeline.js";
 
 const TICK_MS = 20;
 const BLOCK_S = 0.02;
@@ -23,7 +23,7 @@ class ScheduledVoice {
   constructor(context, settings) {
     this.context = context;
     this.buffer = new JitterBuffer(settings);
-    this.timeline = new Timeline();
+    this.timeline = new PlayoutTimeline();
     this.gain = context.createGain();
     this.gain.connect(context.destination);
     this.next_frame = 0;
@@ -51,7 +51,7 @@ class ScheduledVoice {
   /** @param {number} block @param {number} ahead_s */
   #horizon_s(block, ahead_s) {
     const { buffer } = this;
-    const ready = buffer.complete || buffer.buffered >= block + buffer.settings.fade_samples;
+    const ready = buffer.isComplete || buffer.buffered >= block + buffer.settings.fade_samples;
     return buffer.state === "playing" && ready ? ahead_s : MARGIN_S;
   }
 
@@ -61,7 +61,7 @@ class ScheduledVoice {
     const pcm = audio.getChannelData(0);
     const before = this.buffer.position;
     const happened = this.buffer.render(pcm, this.next_frame);
-    for (const event of happened) this.timeline.note(event);
+    for (const event of happened) this.timeline.record(event);
     if (this.buffer.position > before) this.#play(audio);
     this.next_frame += block;
     return happened;
@@ -104,7 +104,7 @@ export class ScheduledOutput extends Emitter {
   }
 
   /** @param {import("./mixer.js").MixerCommand} command */
-  obey(command) {
+  handleCommand(command) {
     if (command.type === "open") {
       this.#voices.set(command.voice, new ScheduledVoice(this.context, command.settings));
       return;

@@ -1,13 +1,13 @@
 /** Which sample of a voice is at which output frame: runs of sound, and the gaps between them. Pure. */
 
-export class Timeline {
+export class PlayoutTimeline {
   constructor() {
     /** @type {{frame: number, position: number, end: number}[]} `end`: the position at which the run ended */
     this.runs = [];
   }
 
   /** @param {import("./jitter_buffer.js").PlayoutEvent} event */
-  note({ kind, frame, position }) {
+  record({ kind, frame, position }) {
     const last = this.runs.at(-1);
     if (last !== undefined && kind !== "started") last.end = position;
     if (kind === "started" || kind === "skipped") this.runs.push({ frame, position, end: Infinity });

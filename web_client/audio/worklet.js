@@ -12,7 +12,7 @@ class VoicewireProcessor extends AudioWorkletProcessor {
     this.closed = false;
     this.port.onmessage = ({ data }) => {
       if (data.type === "close") this.closed = true;
-      else this.mixer.obey(data);
+      else this.mixer.handleCommand(data);
     };
   }
 

@@ -27,7 +27,7 @@ export class WorkletOutput extends Emitter {
   }
 
   /** Takes the samples of a push away from the caller. @param {import("./mixer.js").MixerCommand} command */
-  obey(command) {
+  handleCommand(command) {
     this.node.port.postMessage(command, command.type === "push" ? [command.pcm.buffer] : []);
   }
 

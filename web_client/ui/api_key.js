@@ -1,7 +1,7 @@
 /** The API key: in memory, and in this tab's storage only when asked for; never in an address. */
 
-import { find, input } from "./dom.js";
-import { keep, kept } from "./storage.js";
+import { getById, input } from "./dom.js";
+import { saveItem, loadItem } from "./storage.js";
 
 const STORED = "voicewire.key";
 
@@ -9,19 +9,19 @@ const STORED = "voicewire.key";
 export function openAccess(onKey) {
   const use = () => {
     const key = input("key").value.trim();
-    keep("sessionStorage", STORED, input("keep-key").checked && key ? key : null);
+    saveItem("sessionStorage", STORED, input("keep-key").checked && key ? key : null);
     onKey(key);
   };
-  find("use-key").addEventListener("click", use);
+  getById("use-key").addEventListener("click", use);
   input("keep-key").addEventListener("change", () => {
-    if (!input("keep-key").checked) keep("sessionStorage", STORED, null);
+    if (!input("keep-key").checked) saveItem("sessionStorage", STORED, null);
   });
   input("key").addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
     event.preventDefault();
     use();
   });
-  const key = kept("sessionStorage", STORED);
+  const key = loadItem("sessionStorage", STORED);
   if (key !== null) {
     input("key").value = key;
     input("keep-key").checked = true;
@@ -30,6 +30,6 @@ export function openAccess(onKey) {
 }
 
 export function askForKey() {
-  /** @type {HTMLDetailsElement} */ (find("access")).open = true;
+  /** @type {HTMLDetailsElement} */ (getById("access")).open = true;
   input("key").focus();
 }

@@ -1,7 +1,7 @@
 /** The form: what to say, and how. */
 
-import { find, input, make, select } from "./dom.js";
-import { tokensOf } from "./token_writer.js";
+import { getById, input, createElement, select } from "./dom.js";
+import { scheduleTokens } from "./token_stream.js";
 
 const SAMPLES = {
   "A greeting": "Good morning! I can start speaking before you have finished writing. Stop me whenever you like.",
@@ -16,21 +16,21 @@ const SAMPLES = {
 };
 
 /**
- * @typedef {{text: string, settings: import("../protocol/events.js").Settings, tokens: import("./token_writer.js").Token[] | null, copies: number, how: string}} Order
+ * @typedef {{text: string, settings: import("../protocol/events.js").Settings, tokens: import("./token_stream.js").Token[] | null, copies: number, how: string}} Order
  */
 
-const textarea = () => /** @type {HTMLTextAreaElement} */ (find("text"));
+const textarea = () => /** @type {HTMLTextAreaElement} */ (getById("text"));
 
 /** @param {(event: Event) => void} onSpeak */
 export function openComposer(onSpeak) {
-  const form = /** @type {HTMLFormElement} */ (find("composer"));
+  const form = /** @type {HTMLFormElement} */ (getById("composer"));
   textarea().value = SAMPLES["A longer reply"];
   for (const [name, text] of Object.entries(SAMPLES)) {
     const choose = () => {
       textarea().value = text;
       textarea().focus();
     };
-    find("samples").append(make("button", { type: "button", className: "chip", onclick: choose }, name));
+    getById("samples").append(createElement("button", { type: "button", className: "chip", onclick: choose }, name));
   }
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -44,13 +44,13 @@ export function openComposer(onSpeak) {
 }
 
 /** @param {import("../protocol/events.js").SessionCreated} info */
-export function offer({ voices, languages, settings }) {
+export function setOptions({ voices, languages, settings }) {
   fill(select("voice"), voices, settings.voice);
   fill(select("language"), languages, settings.language);
 }
 
 /** @returns {Order} */
-export function readOrder() {
+export function readForm() {
   const text = textarea().value;
   const [encoding, sample_rate, bitrate] = select("format").value.split("/");
   const seed = input("seed").valueAsNumber;
@@ -63,8 +63,8 @@ export function readOrder() {
     word_times: true,
     ...(Number.isInteger(seed) && { seed }),
   };
-  const pauses = /** @type {import("./token_writer.js").Pauses} */ (select("pauses").value);
-  const tokens = writesTokens() ? tokensOf(text, input("rate").valueAsNumber, pauses) : null;
+  const pauses = /** @type {import("./token_stream.js").Pauses} */ (select("pauses").value);
+  const tokens = writesTokens() ? scheduleTokens(text, input("rate").valueAsNumber, pauses) : null;
   const how = `${voice || "no voice"} · ${select("format").selectedOptions[0].text}`;
   return { text, settings, tokens, copies: Number(select("copies").value), how };
 }
@@ -73,17 +73,17 @@ export function readOrder() {
 export const wantedDecoder = () => /** @type {"auto"} */ (select("decoder").value);
 
 const writesTokens = () =>
-  /** @type {RadioNodeList} */ (/** @type {HTMLFormElement} */ (find("composer")).elements.namedItem("delivery"))
+  /** @type {RadioNodeList} */ (/** @type {HTMLFormElement} */ (getById("composer")).elements.namedItem("delivery"))
     .value === "tokens";
 
 function showDelivery() {
-  find("tokens").hidden = !writesTokens();
-  find("rate-value").textContent = input("rate").value;
+  getById("tokens").hidden = !writesTokens();
+  getById("rate-value").textContent = input("rate").value;
 }
 
 /** @param {HTMLSelectElement} element @param {string[]} names @param {string} [chosen] */
 function fill(element, names, chosen) {
   const before = element.value || chosen;
-  element.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+  element.replaceChildren(...names.map((name) => createElement("option", { value: name }, name)));
   if (before !== undefined && names.includes(before)) element.value = before;
 }

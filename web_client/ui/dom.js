@@ -7,7 +7,7 @@
  * @param {...(Node | string)} children
  * @returns {HTMLElementTagNameMap[Tag]}
  */
-export function make(tag, properties = {}, ...children) {
+export function createElement(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   Object.assign(element, properties);
   element.append(...children);
@@ -21,14 +21,14 @@ export function make(tag, properties = {}, ...children) {
  * @param {string} id
  * @returns {Kind}
  */
-export function find(id) {
+export function getById(id) {
   const element = document.getElementById(id);
   if (element === null) throw new Error(`the page has no element ${id}`);
   return /** @type {Kind} */ (element);
 }
 
 /** @param {string} id @returns {HTMLInputElement} */
-export const input = (id) => find(id);
+export const input = (id) => getById(id);
 
 /** @param {string} id @returns {HTMLSelectElement} */
-export const select = (id) => find(id);
+export const select = (id) => getById(id);

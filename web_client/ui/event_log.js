@@ -1,7 +1,7 @@
 /** What goes over the wire, in lines that can be copied. */
 
 import { parseAudio } from "../protocol/native.js";
-import { find, input, make } from "./dom.js";
+import { getById, input, createElement } from "./dom.js";
 
 const MAX_LINES = 1_000;
 const MAX_SHOWN = 300;
@@ -17,12 +17,12 @@ export class EventLog {
   #asked = false;
 
   constructor() {
-    this.box = /** @type {HTMLDetailsElement} */ (find("log"));
-    this.list = find("log-lines");
+    this.box = /** @type {HTMLDetailsElement} */ (getById("log"));
+    this.list = getById("log-lines");
     this.box.addEventListener("toggle", () => this.#askToShow());
     for (const id of ["log-audio", "log-reports"]) input(id).addEventListener("change", () => this.#askToShow());
-    find("log-clear").addEventListener("click", () => this.#clear());
-    find("log-copy").addEventListener("click", () => this.#copy());
+    getById("log-clear").addEventListener("click", () => this.#clear());
+    getById("log-copy").addEventListener("click", () => this.#copy());
   }
 
   /** @param {{sent: boolean, message: string | ArrayBuffer}} message */
@@ -51,11 +51,11 @@ export class EventLog {
 
   #show() {
     this.#asked = false;
-    find("log-count").textContent = this.#lines.length === 0 ? "" : `(${this.#lines.length})`;
+    getById("log-count").textContent = this.#lines.length === 0 ? "" : `(${this.#lines.length})`;
     if (!this.box.open) return;
     const at_end = this.list.scrollTop + this.list.clientHeight >= this.list.scrollHeight - 30;
     const lines = this.wanted.slice(-MAX_SHOWN);
-    this.list.replaceChildren(...lines.map(({ text, sent }) => make("li", { className: sent ? "sent" : "got" }, text)));
+    this.list.replaceChildren(...lines.map(({ text, sent }) => createElement("li", { className: sent ? "sent" : "got" }, text)));
     if (at_end) this.list.scrollTop = this.list.scrollHeight;
   }
 
@@ -67,7 +67,7 @@ export class EventLog {
   async #copy() {
     const text = this.wanted.map((line) => line.text).join("\n");
     const done = await copyText(text);
-    const button = find("log-copy");
+    const button = getById("log-copy");
     button.textContent = done ? "Copied" : "Not allowed";
     setTimeout(() => (button.textContent = "Copy"), 1_500);
   }
@@ -96,7 +96,7 @@ async function copyText(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    const area = make("textarea", { value: text, className: "unseen" });
+    const area = createElement("textarea", { value: text, className: "unseen" });
     document.body.append(area);
     area.select();
     const done = document.execCommand("copy");

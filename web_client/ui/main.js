@@ -2,17 +2,17 @@
 
 import { wavFile } from "../audio/wav.js";
 import { VoicewireSession } from "../session.js";
-import { openAccess } from "./access.js";
-import { offer, openComposer, readOrder, wantedDecoder } from "./composer.js";
-import { find, make, select } from "./dom.js";
+import { openAccess } from "./api_key.js";
+import { setOptions, openComposer, readForm, wantedDecoder } from "./compose_form.js";
+import { getById, createElement, select } from "./dom.js";
 import { EventLog } from "./event_log.js";
-import { listenForKeys } from "./keys.js";
+import { listenForKeys } from "./shortcuts.js";
 import { Meters } from "./meters.js";
-import { tell } from "./notices.js";
+import { showNotice } from "./notices.js";
 import { ReplyCard } from "./reply_card.js";
-import { checkSound, showPath, watchStatus } from "./status.js";
+import { checkSound, showAudioPath, watchStatus } from "./status.js";
 import { openTheme } from "./theme.js";
-import { write } from "./token_writer.js";
+import { streamTokens } from "./token_stream.js";
 
 const MAX_CARDS = 20;
 const PICTURE_EVERY_MS = 40;
@@ -29,18 +29,18 @@ const log = new EventLog();
 
 /** @param {Event} event */
 async function speak(event) {
-  const { text, settings, tokens, copies, how } = readOrder();
-  if (!text.trim()) return find("text").focus();
+  const { text, settings, tokens, copies, how } = readForm();
+  if (!text.trim()) return getById("text").focus();
   try {
     for (let copy = 0; copy < copies; copy += 1) {
       const whole = tokens === null ? { text, end: true } : {};
       const response = await session.speak({ ...whole, settings, at_ms: event.timeStamp });
       addCard(response, how);
-      if (tokens !== null) write(response, tokens);
+      if (tokens !== null) streamTokens(response, tokens);
     }
     checkSound(session);
   } catch (error) {
-    tell("speak", {
+    showNotice("speak", {
       text: `This could not be said: ${/** @type {Error} */ (error).message}.`,
       tone: "bad",
       dismiss: true,
@@ -58,64 +58,64 @@ function addCard(response, how) {
   });
   cards.unshift(card);
   cards.splice(MAX_CARDS).forEach(({ element }) => element.remove());
-  find("empty").hidden = true;
-  find("replies").prepend(card.element);
+  getById("empty").hidden = true;
+  getById("replies").prepend(card.element);
   response.on("heard", ({ text, remaining }) =>
     announce(`Reply ${number} interrupted. Heard: ${text}. Not heard: ${remaining}`),
   );
-  for (const event of /** @type {const} */ (["heard", "done", "over"])) response.on(event, wake);
+  for (const event of /** @type {const} */ (["heard", "done", "over"])) response.on(event, resumeAudio);
   response.on("over", (status) => status === "completed" && announce(`Reply ${number} was heard to its end`));
-  tell("speak", null);
-  wake();
+  showNotice("speak", null);
+  resumeAudio();
 }
 
 /** Draw while anything sounds. */
-function wake() {
-  if (quiet) requestAnimationFrame(picture);
+function resumeAudio() {
+  if (quiet) requestAnimationFrame(renderFrame);
   quiet = false;
 }
 
 /** @param {number} now_ms */
-function picture(now_ms) {
+function renderFrame(now_ms) {
   if (now_ms - drawn_ms < PICTURE_EVERY_MS) {
-    requestAnimationFrame(picture);
+    requestAnimationFrame(renderFrame);
     return;
   }
   drawn_ms = now_ms;
   for (const card of cards) card.refresh();
   meters.show(cards);
   const active = session.active.length > 0;
-  find("interrupt").setAttribute("aria-disabled", String(!active));
+  getById("interrupt").setAttribute("aria-disabled", String(!active));
   quiet = !active;
-  if (active) requestAnimationFrame(picture);
+  if (active) requestAnimationFrame(renderFrame);
 }
 
 /** @param {import("../response.js").SpokenResponse} response @param {number} number */
 async function save(response, number) {
   const pcm = await session.record(response);
   const file = new Blob([wavFile(pcm, response.voice.player.context.sampleRate)], { type: "audio/wav" });
-  const link = make("a", { href: URL.createObjectURL(file), download: `voicewire-reply-${number}.wav` });
+  const link = createElement("a", { href: URL.createObjectURL(file), download: `voicewire-reply-${number}.wav` });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 async function interrupt() {
   await session.interrupt();
-  wake();
+  resumeAudio();
 }
 
 /** @param {string} text */
 function announce(text) {
-  find("announcer").textContent = text;
+  getById("announcer").textContent = text;
 }
 
 /** The loudspeaker is opened by the first touch of the page, so that it is ready by the first click. */
-function prepareEarly() {
+function prepareOnGesture() {
   const prepare = () => {
     for (const name of ["pointerdown", "keydown"]) removeEventListener(name, prepare, true);
     session.prepare().then(
-      () => showPath(session),
-      (error) => tell("speak", { text: `No sound: ${error.message}.`, tone: "bad" }),
+      () => showAudioPath(session),
+      (error) => showNotice("speak", { text: `No sound: ${error.message}.`, tone: "bad" }),
     );
   };
   for (const name of ["pointerdown", "keydown"]) addEventListener(name, prepare, true);
@@ -131,16 +131,16 @@ function start() {
     }),
   );
   session.on("wire", (message) => log.add(message));
-  session.on("ready", offer);
+  session.on("ready", setOptions);
   session.on("error", ({ code, message }) =>
-    tell("speak", { text: `${message} (${code})`, tone: "bad", dismiss: true }),
+    showNotice("speak", { text: `${message} (${code})`, tone: "bad", dismiss: true }),
   );
-  find("interrupt").addEventListener("click", interrupt);
-  select("decoder").addEventListener("change", () => session.useDecoder(wantedDecoder()).then(() => showPath(session)));
+  getById("interrupt").addEventListener("click", interrupt);
+  select("decoder").addEventListener("change", () => session.useDecoder(wantedDecoder()).then(() => showAudioPath(session)));
   addEventListener("resize", () => cards.forEach((card) => card.redraw()));
   listenForKeys(() => session.active.length > 0, interrupt);
   watchStatus(session);
-  prepareEarly();
+  prepareOnGesture();
   meters.show([]);
   session.connect().catch(() => {}); // the status tells
 }

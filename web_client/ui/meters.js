@@ -1,6 +1,6 @@
 /** The numbers at the top: of all replies that sound, or of the last one. */
 
-import { find, make } from "./dom.js";
+import { getById, createElement } from "./dom.js";
 
 const FULL_BUFFER_MS = 2_000;
 
@@ -10,9 +10,9 @@ export class Meters {
     this.buffer = tile("Buffer", "sound in hand, of the reply that has least");
     this.underruns = tile("Underruns", "gaps: the text was late, the server or the network was, or this page");
     this.line = tile("Line", "what comes in");
-    this.bar = make("span", { className: "bar" });
+    this.bar = createElement("span", { className: "bar" });
     this.buffer.box.append(this.bar);
-    find("meters").append(...[this.first, this.buffer, this.underruns, this.line].map(({ box }) => box));
+    getById("meters").append(...[this.first, this.buffer, this.underruns, this.line].map(({ box }) => box));
   }
 
   /** @param {import("./reply_card.js").ReplyCard[]} cards newest first */
@@ -25,7 +25,7 @@ export class Meters {
     this.#showUnderruns(cards.map(({ response }) => response.statistics.underruns));
     const num_packets = all.reduce((sum, { num_packets }) => sum + num_packets, 0);
     const rate = all.reduce((sum, { num_bytes, audio_ms }) => sum + (audio_ms > 0 ? (8 * num_bytes) / audio_ms : 0), 0);
-    put(this.line, rate > 0 ? rate.toFixed(0) : "–", rate > 0 ? "kbit/s" : "", `${num_packets} packets`);
+    setMeter(this.line, rate > 0 ? rate.toFixed(0) : "–", rate > 0 ? "kbit/s" : "", `${num_packets} packets`);
   }
 
   /** @param {import("../response.js").Statistics[]} all */
@@ -34,14 +34,14 @@ export class Meters {
     const slowest = Math.max(...known.map(({ ttfa_ms }) => ttfa_ms ?? 0));
     const server = known.find(({ ttfa_ms }) => ttfa_ms === slowest)?.server_first_audio_ms ?? null;
     const note = server === null ? "" : `server ${Math.round(server)} ms`;
-    put(this.first, known.length > 0 ? String(Math.round(slowest)) : "–", known.length > 0 ? "ms" : "", note);
+    setMeter(this.first, known.length > 0 ? String(Math.round(slowest)) : "–", known.length > 0 ? "ms" : "", note);
   }
 
   /** @param {import("./reply_card.js").ReplyCard[]} sounding */
   #showBuffer(sounding) {
     const least_ms = Math.min(...sounding.map(({ buffered_ms }) => buffered_ms));
     const known = Number.isFinite(least_ms);
-    put(
+    setMeter(
       this.buffer,
       known ? (least_ms / 1000).toFixed(2) : "–",
       known ? "s" : "",
@@ -55,21 +55,21 @@ export class Meters {
     const sum = (/** @type {import("../underruns.js").Cause} */ cause) =>
       all.reduce((total, counts) => total + counts[cause], 0);
     const [text, server, page] = [sum("text"), sum("server"), sum("page")];
-    put(this.underruns, String(text + server + page), "", `text ${text} · server ${server} · page ${page}`);
+    setMeter(this.underruns, String(text + server + page), "", `text ${text} · server ${server} · page ${page}`);
     this.underruns.box.dataset.bad = String(server + page > 0);
   }
 }
 
 /** @param {string} label @param {string} title */
 function tile(label, title) {
-  const [value, unit, note] = ["strong", "small", "span"].map((tag) => make(/** @type {"span"} */ (tag)));
+  const [value, unit, note] = ["strong", "small", "span"].map((tag) => createElement(/** @type {"span"} */ (tag)));
   note.className = "note";
-  const box = make("div", { className: "meter", title }, make("dt", {}, label), make("dd", {}, value, " ", unit, note));
+  const box = createElement("div", { className: "meter", title }, createElement("dt", {}, label), createElement("dd", {}, value, " ", unit, note));
   return { box, value, unit, note };
 }
 
 /** @param {ReturnType<typeof tile>} meter @param {string} value @param {string} unit @param {string} note */
-function put(meter, value, unit, note) {
+function setMeter(meter, value, unit, note) {
   for (const [element, text] of /** @type {[HTMLElement, string][]} */ ([
     [meter.value, value],
     [meter.unit, unit],

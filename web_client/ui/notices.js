@@ -1,6 +1,6 @@
 /** What the user should know or do, one line each. */
 
-import { find, make } from "./dom.js";
+import { getById, createElement } from "./dom.js";
 
 /**
  * @typedef {{text: string, tone?: "info" | "warn" | "bad", action?: string, onAction?: () => void, dismiss?: boolean}} Notice
@@ -15,28 +15,28 @@ const shown = new Map();
  * @param {string} name
  * @param {Notice | null} notice
  */
-export function tell(name, notice) {
+export function showNotice(name, notice) {
   const key = notice === null ? "" : `${notice.tone} ${notice.text} ${notice.action}`;
   const before = shown.get(name);
   if (before?.key === key || (before === undefined && notice === null)) return;
   before?.element.remove();
   shown.delete(name);
   if (notice === null) return;
-  const element = make(
+  const element = createElement(
     "div",
     { className: "notice", role: notice.tone === "bad" ? "alert" : "status" },
-    make("p", {}, notice.text),
+    createElement("p", {}, notice.text),
   );
   element.dataset.tone = notice.tone ?? "info";
-  if (notice.action) element.append(make("button", { type: "button", onclick: notice.onAction }, notice.action));
+  if (notice.action) element.append(createElement("button", { type: "button", onclick: notice.onAction }, notice.action));
   if (notice.dismiss)
     element.append(
-      make(
+      createElement(
         "button",
-        { type: "button", className: "quiet", ariaLabel: "Dismiss", onclick: () => tell(name, null) },
+        { type: "button", className: "quiet", ariaLabel: "Dismiss", onclick: () => showNotice(name, null) },
         "×",
       ),
     );
-  find("notices").append(element);
+  getById("notices").append(element);
   shown.set(name, { element, key });
 }

@@ -1,6 +1,6 @@
 /** One reply on the page: its text, its sound, its numbers. */
 
-import { make } from "./dom.js";
+import { createElement } from "./dom.js";
 import { ReplyText } from "./reply_text.js";
 import { drawWaveform } from "./waveform.js";
 
@@ -37,35 +37,35 @@ export class ReplyCard {
    */
   constructor(response, number, how, { onStop, onSave }) {
     this.response = response;
-    this.state = make("span", { className: "state" });
-    this.stop = make(
+    this.state = createElement("span", { className: "state" });
+    this.stop = createElement(
       "button",
       { type: "button", className: "quiet", onclick: onStop, ariaLabel: `Interrupt reply ${number}` },
       "Interrupt",
     );
-    this.save = make(
+    this.save = createElement(
       "button",
       { type: "button", className: "quiet", onclick: onSave, ariaLabel: `Save what was heard of reply ${number}` },
       "Save",
     );
-    this.canvas = make("canvas", { className: "wave", role: "img", ariaLabel: `The sound of reply ${number}` });
-    this.numbers = make("dl", { className: "numbers" });
-    this.problem = make("p", { className: "problem", hidden: true });
+    this.canvas = createElement("canvas", { className: "wave", role: "img", ariaLabel: `The sound of reply ${number}` });
+    this.numbers = createElement("dl", { className: "numbers" });
+    this.problem = createElement("p", { className: "problem", hidden: true });
     this.element = this.#build(number, how);
     this.#listen(response);
   }
 
   /** @param {number} number @param {string} how */
   #build(number, how) {
-    const [title, manner] = [make("h2", {}, `Reply ${number}`), make("span", { className: "muted how" }, how)];
-    const head = make("header", {}, title, manner, this.state, this.stop, this.save);
+    const [title, manner] = [createElement("h2", {}, `Reply ${number}`), createElement("span", { className: "muted how" }, how)];
+    const head = createElement("header", {}, title, manner, this.state, this.stop, this.save);
     for (const [name, label] of Object.entries(NUMBERS)) {
-      const value = make("dd", {}, "–");
+      const value = createElement("dd", {}, "–");
       this.#numbers.set(name, value);
-      this.numbers.append(make("div", {}, make("dt", {}, label), value));
+      this.numbers.append(createElement("div", {}, createElement("dt", {}, label), value));
     }
     const parts = [head, this.#text.element, this.canvas, this.problem, this.numbers];
-    return make("li", { className: "card reply" }, ...parts);
+    return createElement("li", { className: "card reply" }, ...parts);
   }
 
   /** @param {import("../response.js").SpokenResponse} response */

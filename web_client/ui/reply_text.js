@@ -1,16 +1,16 @@
 /** A reply's text, and in it what was heard and what was not. */
 
-import { make } from "./dom.js";
+import { createElement } from "./dom.js";
 
 export class ReplyText {
   /** @type {{heard: string, rest: string, cut: boolean} | undefined} */
   #shown;
 
   constructor() {
-    this.heard = make("span", { className: "heard" });
-    this.cut = make("span", { className: "cut", hidden: true });
-    this.rest = make("span", { className: "rest" });
-    this.element = make("p", { className: "said", dir: "auto" }, this.heard, this.cut, this.rest);
+    this.heard = createElement("span", { className: "heard" });
+    this.cut = createElement("span", { className: "cut", hidden: true });
+    this.rest = createElement("span", { className: "rest" });
+    this.element = createElement("p", { className: "said", dir: "auto" }, this.heard, this.cut, this.rest);
   }
 
   /** @param {import("../response.js").SpokenResponse} response */
@@ -30,7 +30,7 @@ export class ReplyText {
     const { text, heard, over, status } = response;
     if (heard !== null) return { heard: heard.text, rest: heard.remaining, cut: heard.remaining.trim() !== "" };
     if (over && status === "completed") return { heard: text, rest: "", cut: false };
-    const num_heard = response.heardChars();
+    const num_heard = response.heardCharCount();
     return { heard: text.slice(0, num_heard), rest: text.slice(num_heard), cut: false };
   }
 
@@ -39,8 +39,8 @@ export class ReplyText {
     const seconds = ((heard?.played_ms ?? 0) / 1000).toFixed(2);
     const what = status === "failed" ? "ended" : "interrupted";
     this.cut.replaceChildren(
-      make("span", { className: "unseen" }, ` [${what} after ${seconds} s; not heard:] `),
-      make("span", { ariaHidden: "true", title: `${what} after ${seconds} s` }, `${seconds} s`),
+      createElement("span", { className: "unseen" }, ` [${what} after ${seconds} s; not heard:] `),
+      createElement("span", { ariaHidden: "true", title: `${what} after ${seconds} s` }, `${seconds} s`),
     );
     this.rest.title = `not heard: ${rest.trim().length} characters`;
   }

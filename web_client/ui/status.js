@@ -1,8 +1,8 @@
 /** How things stand with the connection, the sound and the browser, and what to do about it. */
 
-import { askForKey } from "./access.js";
-import { find } from "./dom.js";
-import { tell } from "./notices.js";
+import { askForKey } from "./api_key.js";
+import { getById } from "./dom.js";
+import { showNotice } from "./notices.js";
 
 /** @typedef {import("../session.js").VoicewireSession} Session */
 
@@ -13,8 +13,8 @@ export function watchStatus(session) {
   session.on("state", (change) => showConnection(session, change));
   session.on("ready", () => showConnection(session, { state: "open", reason: null }));
   session.on("sound", () => checkSound(session));
-  if (!isSecureContext) tellOfPlainHttp();
-  showPath(session);
+  if (!isSecureContext) warnInsecureOrigin();
+  showAudioPath(session);
 }
 
 /** A browser that holds sound back says so by doing nothing. @param {Session} session */
@@ -27,15 +27,15 @@ export function checkSound(session) {
   };
   setTimeout(() => {
     const blocked = session.player !== null && !session.player.running;
-    tell("sound", blocked ? notice : null);
+    showNotice("sound", blocked ? notice : null);
   }, BLOCKED_AFTER_MS);
 }
 
 /** @param {Session} session */
-export async function showPath(session) {
+export async function showAudioPath(session) {
   const opus = { webcodecs: "WebCodecs", wasm: "WebAssembly" }[await session.decoder];
   const path = session.player === null ? [] : pathOf(session.player);
-  find("path").textContent = [`Opus by ${opus}`, ...path].join(" · ");
+  getById("path").textContent = [`Opus by ${opus}`, ...path].join(" · ");
 }
 
 /** @param {import("../audio/player.js").Player} player */
@@ -53,9 +53,9 @@ function showConnection(session, { state, reason }) {
     refused: "refused",
     closed: "closed",
   };
-  find("connection").dataset.state = state;
-  find("connection-text").textContent = words[state];
-  if (state !== "connecting") tell("connection", reason === null ? null : noticeOf(session, reason));
+  getById("connection").dataset.state = state;
+  getById("connection-text").textContent = words[state];
+  if (state !== "connecting") showNotice("connection", reason === null ? null : noticeOf(session, reason));
 }
 
 /** @param {Session} session @param {import("../connection.js").Reason} reason @returns {import("./notices.js").Notice} */
@@ -68,8 +68,8 @@ function noticeOf(session, { code, message, retry_ms }) {
   return { text: `There is no connection: ${message}. Trying again by itself.`, tone: "warn", ...again };
 }
 
-function tellOfPlainHttp() {
-  tell("plain", {
+function warnInsecureOrigin() {
+  showNotice("plain", {
     text:
       "This page came over plain http from another machine, so it decodes with WebAssembly and schedules short " +
       "buffers. Over https sound starts a little sooner.",

@@ -1,7 +1,7 @@
 /** What the browser keeps for the page; where it is told to keep nothing, nothing is kept. */
 
 /** @param {"localStorage" | "sessionStorage"} place @param {string} name */
-export function kept(place, name) {
+export function loadItem(place, name) {
   try {
     return globalThis[place].getItem(name);
   } catch {
@@ -14,7 +14,7 @@ export function kept(place, name) {
  * @param {string} name
  * @param {string | null} value `null` takes it away
  */
-export function keep(place, name, value) {
+export function saveItem(place, name, value) {
   try {
     if (value === null) globalThis[place].removeItem(name);
     else globalThis[place].setItem(name, value);

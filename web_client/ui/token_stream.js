@@ -7,7 +7,7 @@ const LONG_EVERY = 20;
 /** @typedef {"none" | "sentences" | "long"} Pauses */
 
 /** The text cut before each word, and longer words cut again; joined, they are the text. @param {string} text */
-export function piecesOf(text) {
+export function splitPieces(text) {
   const words = text.match(/\s*\S+|\s+$/gu) ?? [];
   return words.flatMap((word) => {
     const letters = [...word];
@@ -17,9 +17,9 @@ export function piecesOf(text) {
 }
 
 /** @param {string} text @param {number} per_second @param {Pauses} pauses @returns {Token[]} */
-export function tokensOf(text, per_second, pauses) {
+export function scheduleTokens(text, per_second, pauses) {
   let before = "";
-  return piecesOf(text).map((piece, index) => {
+  return splitPieces(text).map((piece, index) => {
     const sentence_ended = pauses === "sentences" && /[.!?…]$/u.test(before) && /^\s/u.test(piece);
     const long = pauses === "long" && index > 0 && index % LONG_EVERY === 0;
     before = piece;
@@ -34,7 +34,7 @@ export function tokensOf(text, per_second, pauses) {
  * @param {import("../response.js").SpokenResponse} response
  * @param {Token[]} tokens
  */
-export async function write(response, tokens) {
+export async function streamTokens(response, tokens) {
   let due_ms = performance.now();
   for (const { text, wait_ms } of tokens) {
     due_ms += wait_ms;

@@ -3,12 +3,12 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { Mixer, bend } from "../../../web_client/audio/mixer.js";
+import { Mixer, softClip } from "../../../web_client/audio/mixer.js";
 import { jitterSettings } from "../../../web_client/audio/jitter_buffer.js";
 import { READERS } from "../../../web_client/audio/pcm.js";
 import { Peaks } from "../../../web_client/audio/peaks.js";
 import { Resampler } from "../../../web_client/audio/resampler.js";
-import { Timeline } from "../../../web_client/audio/timeline.js";
+import { PlayoutTimeline } from "../../../web_client/audio/timeline.js";
 import { wavFile } from "../../../web_client/audio/wav.js";
 import { joined, pieces, random, tone } from "./cuts.js";
 
@@ -19,9 +19,9 @@ test("voices add up, and one alone stays as it is", () => {
   const output = new Float32Array(128);
   const pcm = tone(128);
   for (const voice of [1, 2]) {
-    mixer.obey({ type: "open", voice, settings: SETTINGS });
-    mixer.obey({ type: "push", voice, pcm: pcm.slice() });
-    if (voice === 1) mixer.obey({ type: "end", voice, total: 128 });
+    mixer.handleCommand({ type: "open", voice, settings: SETTINGS });
+    mixer.handleCommand({ type: "push", voice, pcm: pcm.slice() });
+    if (voice === 1) mixer.handleCommand({ type: "end", voice, total: 128 });
   }
   const happened = mixer.render(output, 0);
   assert.deepEqual(output, pcm);
@@ -32,29 +32,29 @@ test("voices add up, and one alone stays as it is", () => {
       [1, "drained"],
     ],
   );
-  mixer.obey({ type: "end", voice: 2, total: 128 });
-  mixer.obey({ type: "open", voice: 3, settings: SETTINGS });
-  mixer.obey({ type: "push", voice: 3, pcm: pcm.slice() });
-  mixer.obey({ type: "end", voice: 3, total: 128 });
+  mixer.handleCommand({ type: "end", voice: 2, total: 128 });
+  mixer.handleCommand({ type: "open", voice: 3, settings: SETTINGS });
+  mixer.handleCommand({ type: "push", voice: 3, pcm: pcm.slice() });
+  mixer.handleCommand({ type: "end", voice: 3, total: 128 });
   mixer.render(output, 128);
   assert.deepEqual(
     output,
-    pcm.map((sample) => bend(2 * sample)),
+    pcm.map((sample) => softClip(2 * sample)),
   );
   assert.equal(mixer.voices.size, 0);
 });
 
 test("frames that the device leaves out are told of the voices that sound", () => {
   const mixer = new Mixer();
-  for (const voice of [1, 2]) mixer.obey({ type: "open", voice, settings: SETTINGS });
-  mixer.obey({ type: "push", voice: 1, pcm: tone(20_000) });
+  for (const voice of [1, 2]) mixer.handleCommand({ type: "open", voice, settings: SETTINGS });
+  mixer.handleCommand({ type: "push", voice: 1, pcm: tone(20_000) });
   const happened = [0, 128, 1_024, 1_152].flatMap((frame) => mixer.render(new Float32Array(128), frame));
   assert.deepEqual(happened, [
     { kind: "started", frame: 0, position: 0, voice: 1 },
     { kind: "skipped", frame: 1_024, position: 256, voice: 1 },
   ]);
-  const timeline = new Timeline();
-  for (const event of happened) timeline.note(event);
+  const timeline = new PlayoutTimeline();
+  for (const event of happened) timeline.record(event);
   assert.deepEqual(
     [100, 256, 1_000, 1_024, 1_100].map((frame) => timeline.positionAt(frame)),
     [100, 256, 256, 256, 332],
@@ -63,15 +63,15 @@ test("frames that the device leaves out are told of the voices that sound", () =
 
 test("commands for a voice that is not there are passed over", () => {
   const mixer = new Mixer();
-  for (const type of ["push", "end", "stop"]) mixer.obey({ type, voice: 9, pcm: tone(5), total: 1 });
+  for (const type of ["push", "end", "stop"]) mixer.handleCommand({ type, voice: 9, pcm: tone(5), total: 1 });
   assert.deepEqual(mixer.render(new Float32Array(128), 0), []);
 });
 
 test("loud sums are bent: never over one, in order, and smooth at the knee", () => {
   const inputs = Array.from({ length: 2_000 }, (_, n) => (n - 1_000) / 125);
-  const outputs = inputs.map(bend);
+  const outputs = inputs.map(softClip);
   assert.ok(outputs.every((value, n) => Math.abs(value) <= 1 && (n === 0 || value >= outputs[n - 1])));
-  assert.ok(Math.abs(bend(0.8501) - 0.8501) < 1e-6);
+  assert.ok(Math.abs(softClip(0.8501) - 0.8501) < 1e-6);
 });
 
 for (const [from, to] of [
@@ -143,16 +143,16 @@ test("the outline does not show how the sound was cut", () => {
 });
 
 test("a place in time is a place in the sound, also around gaps", () => {
-  const timeline = new Timeline();
+  const timeline = new PlayoutTimeline();
   assert.equal(timeline.positionAt(1_000), 0);
-  timeline.note({ kind: "started", frame: 100, position: 0 });
-  timeline.note({ kind: "underrun", frame: 150, position: 50 });
-  timeline.note({ kind: "started", frame: 400, position: 50 });
+  timeline.record({ kind: "started", frame: 100, position: 0 });
+  timeline.record({ kind: "underrun", frame: 150, position: 50 });
+  timeline.record({ kind: "started", frame: 400, position: 50 });
   assert.deepEqual(
     [0, 100, 120, 150, 300, 400, 460].map((frame) => timeline.positionAt(frame)),
     [0, 0, 20, 50, 50, 50, 110],
   );
-  timeline.note({ kind: "stopped", frame: 500, position: 150 });
+  timeline.record({ kind: "stopped", frame: 500, position: 150 });
   assert.equal(timeline.positionAt(Infinity), 150);
 });
 

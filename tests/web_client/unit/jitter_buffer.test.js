@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { JitterBuffer, narrowed, widened } from "../../../web_client/audio/jitter_buffer.js";
+import { JitterBuffer, decreasePrebuffer, increasePrebuffer } from "../../../web_client/audio/jitter_buffer.js";
 import { pieces, random, tone } from "./cuts.js";
 
 const QUANTUM = 128;
@@ -180,7 +180,7 @@ test("the end that comes during the last fade is no gap", () => {
 
 test("the next reply takes more in hand after one that ran dry, and less again later", () => {
   let settings = SETTINGS;
-  const seen = [widened, widened, widened, widened, narrowed, narrowed, narrowed, narrowed].map((change) => {
+  const seen = [increasePrebuffer, increasePrebuffer, increasePrebuffer, increasePrebuffer, decreasePrebuffer, decreasePrebuffer, decreasePrebuffer, decreasePrebuffer].map((change) => {
     settings = change(settings, SETTINGS);
     return settings.prebuffer_samples;
   });

@@ -1,16 +1,16 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { Underruns } from "../../../web_client/underruns.js";
+import { UnderrunTracker } from "../../../web_client/underruns.js";
 
 /** A reply whose sound runs dry at 2,000 ms; what happened is told in order: text at a time, or audio at a time. */
 function gap(...happened) {
-  const underruns = new Underruns();
+  const underruns = new UnderrunTracker();
   let position = 0;
   for (const [what, at_ms] of happened) {
     if (what === "text") underruns.sent();
     else if (what === "audio") underruns.received((position += 1_000), at_ms);
-    else underruns.ranDry(position === 2_000 ? 1_000 : position, at_ms);
+    else underruns.onUnderrun(position === 2_000 ? 1_000 : position, at_ms);
   }
   return underruns.resumed();
 }
@@ -41,17 +41,17 @@ for (const [what, cause, ...happened] of [
 }
 
 test("sound that never comes back was the end", () => {
-  const underruns = new Underruns();
-  underruns.ranDry(1_000, 2_000);
+  const underruns = new UnderrunTracker();
+  underruns.onUnderrun(1_000, 2_000);
   assert.deepEqual(underruns.counts, { text: 0, server: 0, page: 0 });
-  assert.equal(new Underruns().resumed(), null);
+  assert.equal(new UnderrunTracker().resumed(), null);
 });
 
 test("what was played is forgotten", () => {
-  const underruns = new Underruns();
+  const underruns = new UnderrunTracker();
   for (let n = 1; n <= 100; n += 1) {
     underruns.received(n * 1_000, n * 1_000);
-    underruns.ranDry(n * 1_000 - 500, n * 1_000 - 100);
+    underruns.onUnderrun(n * 1_000 - 500, n * 1_000 - 100);
     underruns.resumed();
   }
   assert.ok(underruns.arrivals.length < 3);
