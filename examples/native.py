@@ -75,7 +75,7 @@ class OpusDecoder:
 
 
 class Turn:
-    """One spoken reply. Iterate for ``Sound`` and ``WordTiming``, to the end of its speech or its cancel."""
+    """One spoken reply. Iterate for ``Sound`` and ``Word``, to the end of its speech or its cancel."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, response_id: str) -> None:
         self.response_id = response_id
