@@ -112,7 +112,7 @@ async def test_a_killed_process_fails_its_requests_once_and_comes_back(folder: P
     engine = owned(folder)
     await engine.start()
     speaking = [asyncio.create_task(speak(engine, request(f"r{i}", 900))) for i in range(3)]
-    await until(lambda: any(s._events for s in engine._streams._streams.values()))
+    await until(lambda: any(s._num_samples for s in engine._streams._streams.values()))
     assert engine._process is not None
     assert engine._process.pid is not None
     os.kill(engine._process.pid, signal.SIGKILL)
