@@ -107,9 +107,9 @@ class _FirstVoiceSteady:
     def __init__(self, engine: FakeSpeechEngine) -> None:
         self._engine = engine
 
-    def submit(self, request: object) -> object:
+    def submit(self, request: object, wake: object = None) -> object:
         self._engine.script = STEADY if getattr(request, "voice", None) == "ben" else SHORT
-        return self._engine.submit(request)  # type: ignore[arg-type]
+        return self._engine.submit(request, wake)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._engine, name)

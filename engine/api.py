@@ -6,7 +6,7 @@ numbers, strings and PCM, so that the engine may live in a thread or in a child 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -356,7 +356,13 @@ class SpeechStream(Protocol):
         """Wait until every engine resource of this request is free again."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[SpeechEvent]: ...
+    def next_event(self) -> SpeechEvent | None:
+        """Return the next event, or ``None`` if none has arrived; nothing follows ``RequestFinished``."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        """Yield events up to and including ``RequestFinished``. One reader uses either this or ``next_event``."""
+        ...
 
 
 @runtime_checkable
@@ -370,8 +376,8 @@ class SpeechEngine(Protocol):
         """Load and warm up; returns when the first request can run. Raises ``CheckpointError``."""
         ...
 
-    def submit(self, request: SpeechRequest) -> SpeechStream:
-        """Queue a request.
+    def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> SpeechStream:
+        """Queue a request. ``wake`` is called on the event loop each time an event has arrived.
 
         Raises ``InvalidRequest`` and its kin, ``EngineOverloaded`` or ``EngineDead``; then nothing was queued.
         """

@@ -94,11 +94,11 @@ class LocalEngine:
             raise
         self._loop = loop
 
-    def submit(self, request: SpeechRequest) -> EngineStream:
+    def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> EngineStream:
         if self._loop is None:
             raise EngineDead("the engine loop is not running")
         check_request(request, self.info, self._config.max_text_chars)
-        return self._streams.submit(request, self._queue_limits)
+        return self._streams.submit(request, self._queue_limits, wake)
 
     async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
         check_sample(sample, self.info)

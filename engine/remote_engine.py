@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,11 +237,11 @@ class RemoteEngine:
         else:
             future.set_exception(EngineError(answer.message))
 
-    def submit(self, request: SpeechRequest) -> EngineStream:
+    def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> EngineStream:
         if self._writer is None or self._hello is None:
             raise EngineDead("the engine process is not running")
         check_request(request, self.info, self._hello.max_text_chars)
-        return self._streams.submit(request, self._hello.queue_limits)
+        return self._streams.submit(request, self._hello.queue_limits, wake)
 
     async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
         check_sample(sample, self.info)

@@ -42,13 +42,20 @@ def replace_surrogates(text: str) -> str:
 class EngineStream:
     """One request; its events arrive on the event loop and are fenced here the moment it is cancelled."""
 
-    def __init__(self, request: SpeechRequest, epoch: int, send: Callable[[Command], None]) -> None:
+    def __init__(
+        self,
+        request: SpeechRequest,
+        epoch: int,
+        send: Callable[[Command], None],
+        wake: Callable[[], None] | None = None,
+    ) -> None:
         self.request = request
         self._request_id = request.request_id
         self._epoch = epoch
         self._send = send
         self._events: deque[SpeechEvent] = deque()
         self._arrived = asyncio.Event()
+        self._wake = wake or self._arrived.set
         self._released = asyncio.Event()
         self._num_samples = 0
         self._closed = request.text_closed
@@ -93,6 +100,9 @@ class EngineStream:
                 self._arrived.clear()
                 await self._arrived.wait()
 
+    def next_event(self) -> SpeechEvent | None:
+        return self._events.popleft() if self._events else None
+
     def enqueue(self, event: SpeechEvent) -> None:
         """An event for the reader; whatever follows the terminal one is dropped."""
         if self._ended:
@@ -101,7 +111,7 @@ class EngineStream:
             self._num_samples = event.start_sample + len(event.pcm)
         self._ended = isinstance(event, RequestFinished)
         self._events.append(event)
-        self._arrived.set()
+        self._wake()
 
     def mark_released(self) -> None:
         self._released.set()
@@ -119,14 +129,14 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def submit(self, request: SpeechRequest, room: QueueLimits) -> EngineStream:
+    def submit(self, request: SpeechRequest, room: QueueLimits, wake: Callable[[], None] | None = None) -> EngineStream:
         """Raises ``EngineOverloaded`` when there is no room for it."""
         room.check(self._counts, request)
         request = msgspec.structs.replace(
             request, text=replace_surrogates(request.text), instruct=replace_surrogates(request.instruct)
         )
         epoch = next(self._epochs)
-        stream = EngineStream(request, epoch, self._send)
+        stream = EngineStream(request, epoch, self._send, wake)
         self._send(SubmitRequest(epoch, request))
         self._streams[epoch] = stream
         self._counts.add(request)

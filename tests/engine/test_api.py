@@ -96,6 +96,21 @@ async def test_audio_abuts_and_is_counted_in_the_one_terminal_event(engine):
     await assert_all_free(engine, stream)
 
 
+async def test_wake_is_called_for_each_event_that_next_event_returns(engine):
+    arrived = asyncio.Semaphore(0)
+    stream = engine.submit(speech(text=TEXT, text_closed=True), arrived.release)
+    assert stream.next_event() is None
+    events: list[SpeechEvent] = []
+    while not events or not isinstance(events[-1], RequestFinished):
+        await arrived.acquire()
+        event = stream.next_event()
+        assert event is not None
+        events.append(event)
+    assert terminal(events).num_samples == sum(len(chunk.pcm) for chunk in chunks_in(events)) > 0
+    assert stream.next_event() is None
+    await assert_all_free(engine, stream)
+
+
 async def test_open_text_starves_once_and_goes_on_with_more(engine):
     stream = engine.submit(speech(text="hello there "))
     events = aiter(stream)

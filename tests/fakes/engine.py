@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -87,14 +87,14 @@ class FakeSpeechEngine:
         """Script the next requests, in the order of their submission."""
         self._scripts.extend(scripts)
 
-    def submit(self, request: SpeechRequest) -> FakeSpeechStream:
+    def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> FakeSpeechStream:
         if not self._alive:
             raise EngineDead("the engine is not running")
         self._check(request)
         if request.segment == 0 and self.stats().num_waiting >= self._max_waiting:
             raise EngineOverloaded(f"max_queued_requests is {self._max_waiting}", retry_after_ms=500)
         script = self._scripts.popleft() if self._scripts else self.script
-        stream = FakeSpeechStream(self, request, script)
+        stream = FakeSpeechStream(self, request, script, wake)
         self.requests.append(request)
         self.streams[request.request_id] = stream
         return stream

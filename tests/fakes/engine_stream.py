@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from engine.api import (
@@ -29,13 +29,20 @@ BLOCK_FRAMES = 16
 class FakeSpeechStream:
     """Implements ``engine.api.SpeechStream``."""
 
-    def __init__(self, engine: FakeSpeechEngine, request: SpeechRequest, script: FakeScript) -> None:
+    def __init__(
+        self,
+        engine: FakeSpeechEngine,
+        request: SpeechRequest,
+        script: FakeScript,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
         self.has_slot = False
         self.parked = False
         self.num_frames = 0
         self._engine = engine
         self._request = request
         self._script = script
+        self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._text = request.text
         self._text_closed = request.text_closed
@@ -90,6 +97,13 @@ class FakeSpeechStream:
     async def released(self) -> None:
         await self._freed.wait()
 
+    def next_event(self) -> SpeechEvent | None:
+        if self._events.empty():
+            return None
+        event = self._events.get_nowait()
+        self._drained = isinstance(event, RequestFinished)
+        return event
+
     def __aiter__(self) -> AsyncIterator[SpeechEvent]:
         return self
 
@@ -99,6 +113,11 @@ class FakeSpeechStream:
         event = await self._events.get()
         self._drained = isinstance(event, RequestFinished)
         return event
+
+    def _put(self, event: SpeechEvent) -> None:
+        self._events.put_nowait(event)
+        if self._wake is not None:
+            self._wake()
 
     # The request's life
 
@@ -132,7 +151,7 @@ class FakeSpeechStream:
 
     async def _park(self) -> None:
         if self._first_text_s is not None and not self._waits_for_closed_text():
-            self._events.put_nowait(RequestParked(self.request_id, self._playback.lead_ms()))
+            self._put(RequestParked(self.request_id, self._playback.lead_ms()))
         self.parked = True
         while self._frames_ready() == 0:
             self._changed.clear()
@@ -163,7 +182,7 @@ class FakeSpeechStream:
         last = self._text_closed and self.num_frames == self._known_frames()
         tail = 0 if last else self._script.provisional_tail_samples
         pcm = tone(self._request, start_sample, num_frames * FRAME_SAMPLES + tail)
-        self._events.put_nowait(SpeechChunk(self.request_id, start_sample, pcm, tail, last))
+        self._put(SpeechChunk(self.request_id, start_sample, pcm, tail, last))
         self._playback.generated(self.num_frames * FRAME_SAMPLES)
 
     def _end(self, reason: FinishReason, code: str | None = None, message: str | None = None) -> None:
@@ -172,7 +191,7 @@ class FakeSpeechStream:
             while not self._events.empty():
                 self._events.get_nowait()
         self._ended = True
-        self._events.put_nowait(self._finished(reason, code, message))
+        self._put(self._finished(reason, code, message))
         if self._task is not asyncio.current_task():
             self._task.cancel()
 

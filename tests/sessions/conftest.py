@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -27,8 +27,8 @@ class RecordingEngine(FakeSpeechEngine):
         super().__init__()
         self.ever: list[FakeSpeechStream] = []
 
-    def submit(self, request: SpeechRequest) -> FakeSpeechStream:
-        self.ever.append(super().submit(request))
+    def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> FakeSpeechStream:
+        self.ever.append(super().submit(request, wake))
         return self.ever[-1]
 
     @property
