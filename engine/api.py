@@ -16,26 +16,33 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import (
+    INTERNAL_ERROR,
     CheckpointError,
+    CodedError,
     EngineDead,
     EngineError,
     EngineOverloaded,
+    ErrorInfo,
     InvalidRequest,
     RequestTooLong,
+    SpeechError,
     UnknownLanguage,
     UnknownVoice,
 )
 
 __all__ = [
+    "INTERNAL_ERROR",
     "SAMPLING_RANGES",
     "CheckpointError",
     "CheckpointReport",
     "ClonedVoice",
+    "CodedError",
     "EngineDead",
     "EngineError",
     "EngineInfo",
     "EngineOverloaded",
     "EngineStats",
+    "ErrorInfo",
     "FinishReason",
     "InvalidRequest",
     "ReferenceAudio",
@@ -45,6 +52,7 @@ __all__ = [
     "SamplingParams",
     "SpeechChunk",
     "SpeechEngine",
+    "SpeechError",
     "SpeechEvent",
     "SpeechRequest",
     "SpeechStream",

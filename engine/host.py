@@ -41,7 +41,7 @@ from engine.commands import (
     VoiceEncoded,
 )
 from engine.config import EngineConfig
-from engine.errors import EngineError, EngineOverloaded, InvalidRequest
+from engine.errors import EngineError, InvalidRequest
 from engine.ipc import (
     LENGTH,
     MAX_MESSAGE_BYTES,
@@ -287,9 +287,7 @@ def encoding_error(number: int, error: BaseException) -> VoiceEncoded:
     if not isinstance(error, EngineError):
         log.error("voice encoding failed: %s", type(error).__name__)
         return VoiceEncoded(number, code=EngineError.code, message=f"encoding failed: {type(error).__name__}")
-    retry_after_ms = error.retry_after_ms if isinstance(error, EngineOverloaded) else 0
-    param = error.param if isinstance(error, InvalidRequest) else None
-    return VoiceEncoded(number, code=error.code, message=str(error), param=param, retry_after_ms=retry_after_ms)
+    return VoiceEncoded(number, None, error.code, str(error), error.param, error.retry_after_ms or 0)
 
 
 def read_messages(connection: socket.socket) -> Iterator[list[bytes]]:

@@ -11,13 +11,12 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from engine.api import EngineError, SpeechEngine
+from engine.api import SpeechEngine, SpeechError
 from realtime.auth import load_authenticator
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.hub_client import HubClient
 from realtime.config import ServerConfig, load_config
 from realtime.engine_factory import make_engine
-from realtime.errors import RequestRefused
 from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.native import PATH
 from realtime.server import SpeechServer
@@ -38,7 +37,6 @@ from realtime.transports.voice_routes import VOICE_ROUTES
 from realtime.transports.wyoming_server import WyomingServer
 from realtime.transports.xiaozhi_mqtt_server import XiaozhiMqttServer
 from realtime.transports.xiaozhi_routes import XiaozhiService, device_routes
-from sessions.errors import SessionError
 from sessions.usage_counters import UsageCounters
 
 
@@ -81,9 +79,7 @@ def create_app(
     app = Starlette(
         routes=_routes(server, switchboard, devices),
         exception_handlers={
-            RequestRefused: error_handler,
-            SessionError: error_handler,
-            EngineError: error_handler,
+            SpeechError: error_handler,
             404: error_handler,
             405: error_handler,
             500: error_handler,

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from engine.api import EngineError
-from realtime.errors import RequestRefused, describe, error_body
+from engine.api import SpeechError
+from realtime.errors import RequestRefused
 from realtime.option_resolver import OptionResolver
 from realtime.protocol.dialects import base as on
 from sessions.alignment.word_times import WordTime
@@ -199,7 +199,7 @@ class ContextRegistry:
                 self.check_can_start()
             settings = replace(context.settings, reports_heard_text=self.reports_heard_text, align_eagerly=self.serial)
             response = self.session.create_response(settings=settings, text=text, text_closed=last)
-        except (RequestRefused, SessionError, EngineError) as error:
+        except SpeechError as error:
             return self._fail(context, error)
         context.response = response
         context.ended = last
@@ -227,7 +227,7 @@ class ContextRegistry:
                 for told in _to_dialect_event(context.context_id, response, event):
                     await self.send_event(told, lambda: not response.is_done)
 
-    def _fail(self, context: ContextState, error: Exception) -> list[on.DialectEvent]:
+    def _fail(self, context: ContextState, error: SpeechError) -> list[on.DialectEvent]:
         return self._leave(context, _failed(context.context_id, error))
 
     def _leave(self, context: ContextState, ended: on.ContextEnded) -> list[on.DialectEvent]:
@@ -306,11 +306,10 @@ def _timed(word: WordTime) -> on.TimedWord:
 
 def _ended(context_id: str, done: ResponseFinished) -> on.ContextEnded:
     heard: HeardText = done.heard
-    error = None if done.error is None else error_body(done.error)
     return on.ContextEnded(
-        context_id, done.status.value, done.audio_ms, heard.text, heard.remaining, heard.audio_ms, error=error
+        context_id, done.status.value, done.audio_ms, heard.text, heard.remaining, heard.audio_ms, error=done.error
     )
 
 
-def _failed(context_id: str, error: Exception) -> on.ContextEnded:
-    return on.ContextEnded(context_id, "failed", error=error_body(describe(error)))
+def _failed(context_id: str, error: SpeechError) -> on.ContextEnded:
+    return on.ContextEnded(context_id, "failed", error=error.info)

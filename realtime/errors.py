@@ -1,14 +1,35 @@
-"""One table: what each error code means for the response, the connection and an HTTP request."""
+"""What a connection raises, and one table: what each code means for the response, the connection and a request."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NamedTuple
 
+from engine.api import INTERNAL_ERROR, CodedError, ErrorInfo
 from realtime.protocol.close import CloseCode
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody, ErrorEvent
-from sessions.errors import ErrorInfo, error_info
+
+
+class RequestRefused(CodedError):
+    """A request or a handshake that is turned away; ``code`` is one of the table."""
+
+
+class ProtocolError(CodedError):
+    """A broken conversation. The codecs raise it and do not know what a socket does about it."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent what it must not; ``code`` says what, ``param`` where."""
+
+
+class LocalProtocolError(ProtocolError):
+    """The server tried to send an invalid message; clients receive an internal error."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(INTERNAL_ERROR.code, message)
+
+    @property
+    def info(self) -> ErrorInfo:
+        return INTERNAL_ERROR
 
 
 class FaultOwner(StrEnum):
@@ -25,16 +46,6 @@ class ErrorRule(NamedTuple):
     # What a connection that fails so is closed with; ``None`` leaves it open.
     close: CloseCode | None
     meaning: str
-
-
-class RequestRefused(Exception):
-    """A request or a handshake that is turned away; ``code`` is one of the table."""
-
-    def __init__(self, code: str, message: str, param: str | None = None, retry_after_ms: int | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
-        self.retry_after_ms = retry_after_ms
 
 
 C, Q, K, S = FaultOwner.CLIENT, FaultOwner.REQUEST, FaultOwner.CAPACITY, FaultOwner.SERVER
@@ -101,36 +112,3 @@ def rule_for(code: str) -> ErrorRule:
 def http_status(info: ErrorInfo) -> int:
     """A limit that no waiting lifts is the request's fault."""
     return 400 if info.code == "limit_exceeded" and not info.retryable else rule_for(info.code).http_status
-
-
-def describe(error: Exception) -> ErrorInfo:
-    """Any error in the shape clients see."""
-    match error:
-        case RemoteProtocolError():
-            return ErrorInfo(error.code, str(error), error.param)
-        case RequestRefused():
-            retryable = rule_for(error.code).fault is FaultOwner.CAPACITY
-            return ErrorInfo(error.code, str(error), error.param, retryable, error.retry_after_ms)
-        case _:
-            return error_info(error)
-
-
-def error_event(info: ErrorInfo, response_id: str | None = None) -> ErrorEvent:
-    return ErrorEvent(
-        code=info.code,
-        message=info.message,
-        param=info.param,
-        retryable=info.retryable,
-        retry_after_ms=info.retry_after_ms,
-        response_id=response_id,
-    )
-
-
-def error_body(info: ErrorInfo) -> ErrorBody:
-    return ErrorBody(
-        code=info.code,
-        message=info.message,
-        param=info.param,
-        retryable=info.retryable,
-        retry_after_ms=info.retry_after_ms,
-    )

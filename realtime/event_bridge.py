@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.api import EngineError
-from realtime.errors import RequestRefused, error_body
+from engine.api import SpeechError
 from realtime.protocol import events as ev
 from realtime.protocol.native import MAX_PACKET_BYTES, serialize, serialize_audio
 from realtime.protocol.session_state import SessionStateMachine
@@ -19,7 +18,6 @@ from realtime.protocol.transitions import ResponseState, SessionState
 from realtime.setting_mapping import speech_settings, wire_settings
 from realtime.transports.transport import MessageTransport
 from sessions.config import Encoding
-from sessions.errors import SessionError
 from sessions.events import (
     FlushCompleted,
     HeardText,
@@ -127,7 +125,7 @@ class EventBridge:
             response = self._session.create_response(
                 event.response_id, settings=settings, text=event.text, text_closed=event.end
             )
-        except (RequestRefused, SessionError, EngineError):
+        except SpeechError:
             self._conversation.on_refused(event.response_id)
             raise
         number = next(self._numbers)
@@ -221,7 +219,7 @@ def _done(event: ResponseFinished, number: int) -> ev.ResponseDone:
         nothing_spoken=event.nothing_spoken,
         first_audio_ms=event.first_audio_ms,
         heard=None if completed else _to_heard_body(event.heard),
-        error=None if event.error is None else error_body(event.error),
+        error=event.error,
     )
 
 

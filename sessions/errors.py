@@ -1,21 +1,14 @@
-"""What can go wrong between a client and its speech, told in the one shape that every wire shows."""
+"""What can go wrong between a client and its speech."""
 
 from __future__ import annotations
 
-import msgspec
-
-from engine.api import EngineDead, EngineError, EngineOverloaded, InvalidRequest
+from engine.api import CodedError, ErrorInfo, SpeechError
 
 
-class SessionError(Exception):
-    """Base of every error the sessions raise on purpose; ``code`` is stable and machine-readable."""
+class SessionError(SpeechError):
+    """Base of the sessions' errors."""
 
     code = "session_error"
-    retryable = False
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class UnsupportedFormat(SessionError):
@@ -28,11 +21,6 @@ class LimitExceeded(SessionError):
     """A named limit was passed; the message holds its name and value. ``retry_after_ms``: when it may succeed."""
 
     code = "limit_exceeded"
-
-    def __init__(self, message: str, param: str | None = None, retry_after_ms: int | None = None) -> None:
-        super().__init__(message, param)
-        self.retryable = retry_after_ms is not None
-        self.retry_after_ms = retry_after_ms
 
 
 class TextInputClosed(SessionError):
@@ -75,41 +63,13 @@ class EngineTimeout(SessionError):
     """The engine had text and made no sound for longer than the limit."""
 
     code = "engine_timeout"
-    retryable = True
 
 
-class EngineFailed(SessionError):
+class EngineFailed(CodedError):
     """The engine ended a segment with an error; ``code`` is the engine's."""
 
     def __init__(self, code: str, message: str, retry_after_ms: int | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.retry_after_ms = retry_after_ms
-        self.retryable = code in (EngineError.code, EngineDead.code, EngineOverloaded.code)
+        super().__init__(code, message, retry_after_ms=retry_after_ms)
 
 
-class ErrorInfo(msgspec.Struct, frozen=True):
-    """An error as clients see it; the same five fields on every wire."""
-
-    code: str
-    message: str
-    param: str | None = None
-    retryable: bool = False
-    retry_after_ms: int | None = None
-
-
-def error_info(error: Exception) -> ErrorInfo:
-    """Tell any error in the shape clients see. What was not raised on purpose keeps its message to itself."""
-    match error:
-        case LimitExceeded() | EngineFailed():
-            return ErrorInfo(error.code, str(error), error.param, error.retryable, error.retry_after_ms)
-        case SessionError():
-            return ErrorInfo(error.code, str(error), error.param, error.retryable)
-        case InvalidRequest():
-            return ErrorInfo(error.code, str(error), error.param)
-        case EngineOverloaded():
-            return ErrorInfo(error.code, str(error), retryable=True, retry_after_ms=error.retry_after_ms)
-        case EngineError():
-            return ErrorInfo(error.code, str(error), retryable=True)
-        case _:
-            return ErrorInfo("internal_error", "internal error")
+error_info = ErrorInfo.from_error

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from engine.api import ErrorInfo
 from sessions.alignment.word_times import WordTime
-from sessions.errors import ErrorInfo
 
 
 class ResponseStatus(StrEnum):

@@ -8,18 +8,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from engine.api import EngineError
+from engine.api import ErrorInfo, SpeechError
 from realtime.calls.call_reply import CallReply
 from realtime.calls.playout import CallPlayout
-from realtime.errors import RequestRefused, describe, error_body
 from realtime.protocol import call_events as on
-from realtime.protocol.events import ErrorBody, HeardBody
+from realtime.protocol.events import HeardBody
 from realtime.protocol.telephony.base import Message
 from sessions.config import SpeechSettings
 from sessions.errors import (
     DuplicateResponse,
     LimitExceeded,
-    SessionError,
     TextInputClosed,
     TextTimeout,
     UnknownResponse,
@@ -142,7 +140,7 @@ class Call:
     async def _run_reply(self, reply: CallReply) -> None:
         try:
             response = await self._begin(reply)
-        except (RequestRefused, SessionError, EngineError) as error:
+        except SpeechError as error:
             self._fail(reply, error)
             return
         if response is not None:
@@ -190,8 +188,8 @@ class Call:
     async def _finish(self, reply: CallReply, done: ResponseFinished) -> None:
         if done.status is not ResponseStatus.COMPLETED:
             self._speaking = None
-            error = done.error or describe(TextInputClosed("the reply was ended"))
-            self._emit_failed(reply, error_body(error), done.heard)
+            error = done.error or TextInputClosed("the reply was ended").info
+            self._emit_failed(reply, error, done.heard)
             await self.line.wait_played(lambda: True)
             return
         self._speaking = None
@@ -252,11 +250,11 @@ class Call:
             )
         )
 
-    def _fail(self, reply: CallReply, error: Exception) -> None:
+    def _fail(self, reply: CallReply, error: SpeechError) -> None:
         if self._speaking is reply:
-            self._emit_failed(reply, error_body(describe(error)), HeardText("", reply.waiting_text, 0.0))
+            self._emit_failed(reply, error.info, HeardText("", reply.waiting_text, 0.0))
 
-    def _emit_failed(self, reply: CallReply, error: ErrorBody, heard: HeardText) -> None:
+    def _emit_failed(self, reply: CallReply, error: ErrorInfo, heard: HeardText) -> None:
         self._tell(
             on.CallReplyFailed(call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_to_heard_body(heard))
         )

@@ -9,22 +9,20 @@ from collections.abc import Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 
-from engine.api import EngineError
+from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call import Call, CallLimits
 from realtime.calls.call_registry import CallRegistry, RegisteredCall
 from realtime.calls.playout import CallPlayout, PlayoutSettings
-from realtime.errors import RequestRefused, describe, rule_for
+from realtime.errors import RemoteProtocolError, rule_for
 from realtime.protocol import call_events as on
 from realtime.protocol.close import CloseCode
-from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.protocol.telephony import base
 from realtime.server import SpeechServer
 from realtime.transports.message_reader import MessageReader, check_size
 from realtime.transports.transport import MessageTransport
 from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding
-from sessions.errors import SessionError
 from sessions.session import Session
 from sessions.vad.barge_in import BargeInDetector, BargeInSettings
 from sessions.vad.silero import load_model
@@ -138,11 +136,11 @@ class CallConnection:
                 check_size(message, self._server.config.limits.max_message_bytes)
                 for event in self._dialect.receive_message(message):
                     await self._handle_event(event)
-            except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
+            except SpeechError as error:
                 self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
-        info = describe(error)
+    def _fail(self, error: SpeechError) -> None:
+        info = error.info
         self._server.metrics.refused(info.code)
         log.info("telephony protocol error", extra={"code": info.code, "dialect": self._dialect.name})
         self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)

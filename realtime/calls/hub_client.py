@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from engine.api import SpeechError
 from realtime.calls.call_registry import CallRegistry, RegisteredCall
-from realtime.calls.command_errors import COMMAND_ERRORS, to_command_refused
 from realtime.calls.gateway_hub import (
     MAX_LINE_BYTES,
     MAX_UNREAD_BYTES,
@@ -149,8 +149,8 @@ class HubClient:
         answer: on.CallEvent | None
         try:
             answer = await self._switchboard.call(asked.caller_name, asked.call_id).handle_command(asked.command)
-        except COMMAND_ERRORS as error:
-            answer = to_command_refused(error, asked.call_id)
+        except SpeechError as error:
+            answer = on.CommandRefused.from_info(error.info, asked.call_id)
         self._send(CommandAnswered(asked.number, answer))
 
     def _remove_gateway(self, call_ids: list[str]) -> None:

@@ -10,12 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from realtime.calls.call_registry import CallRegistry
-from realtime.errors import RequestRefused
+from realtime.errors import LocalProtocolError, RequestRefused
 from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.connection import MqttConnection, Publication
 from realtime.mqtt.connection_handler import MqttConnectionHandler
 from realtime.mqtt.status_publisher import offline
-from realtime.protocol.errors import LocalProtocolError
 from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer

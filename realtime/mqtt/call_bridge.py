@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from engine.api import EngineError
+from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import CallRegistry
-from realtime.calls.command_errors import to_command_refused
-from realtime.errors import RequestRefused
+from realtime.errors import LocalProtocolError, RemoteProtocolError, RequestRefused
 from realtime.mqtt.connection import MqttConnection, Publication
 from realtime.protocol import call_events as on
-from realtime.protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt.messages import JSON
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
-from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.mqtt")
 
@@ -68,8 +65,8 @@ class MqttCallBridge:
             call_id, payload = await self._commands.get()
             try:
                 answer = await self._switchboard.call(self._owner.name, call_id).handle_command(self._parse(payload))
-            except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
-                answer = to_command_refused(error, call_id)
+            except SpeechError as error:
+                answer = on.CommandRefused.from_info(error.info, call_id)
                 self._server.metrics.refused(answer.code)
             if answer is not None:
                 await self._publish(call_id, answer)

@@ -14,8 +14,7 @@ from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from realtime.errors import RequestRefused
-from realtime.protocol.errors import LocalProtocolError
+from realtime.errors import LocalProtocolError, RequestRefused
 from realtime.protocol.mqtt.packet import publish
 from realtime.protocol.mqtt.properties import packed
 

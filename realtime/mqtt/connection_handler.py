@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from engine.api import EngineError
+from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import CallRegistry
-from realtime.errors import RequestRefused, describe, error_body
+from realtime.errors import RemoteProtocolError, RequestRefused
 from realtime.mqtt.broker_connector import HARD_LIMIT
 from realtime.mqtt.call_bridge import MqttCallBridge
 from realtime.mqtt.connection import BrokerDisconnected, IncomingMessage, MqttConnection, Publication
@@ -20,19 +20,16 @@ from realtime.mqtt.session_table import MqttSessionTable
 from realtime.mqtt.session_transport import MqttReplyTransport, MqttSessionTransport
 from realtime.mqtt.status_publisher import StatusPublisher
 from realtime.protocol.dialects.registry import DialectRoute
-from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt import messages as say
 from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialect, failed
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
 from realtime.transports.dialect_connection import DialectConnection
-from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.mqtt")
 
 SESSION_ROUTE = DialectRoute("mqtt", MqttSessionDialect, serial=True)
 ONE_SHOT_ROUTE = DialectRoute("mqtt/say", MqttOneShotDialect)
-FAULTS = (ProtocolError, RequestRefused, SessionError, EngineError)
 # Messages that are being refused at once; more are dropped without a word.
 MAX_PENDING_REFUSALS = 256
 
@@ -152,9 +149,9 @@ class MqttConnectionHandler:
         async with AsyncExitStack() as held:
             try:
                 connection, link, answer = await self._prepare_session(held, client, arrival)
-            except FAULTS as error:
+            except SpeechError as error:
                 self._log_error(error)
-                await self._answer(arrival, say.serialize(say.MqttRefusal(error=error_body(describe(error)))))
+                await self._answer(arrival, say.serialize(say.MqttRefusal(error=error.info)))
                 return
             await self._answer(arrival, say.serialize(answer))
             await connection.run(link)
@@ -186,9 +183,9 @@ class MqttConnectionHandler:
         async with AsyncExitStack() as held:
             try:
                 connection, link = self._prepare_text(held, client, arrival)
-            except FAULTS as error:
+            except SpeechError as error:
                 self._log_error(error)
-                await self._answer(arrival, say.serialize(failed(error_body(describe(error)))), last=True)
+                await self._answer(arrival, say.serialize(failed(error.info)), last=True)
                 return
             await connection.run(link)
 
@@ -247,8 +244,8 @@ class MqttConnectionHandler:
         with suppress(BrokerDisconnected):
             await self._line.unsubscribe(topic)
 
-    def _log_error(self, error: Exception) -> None:
-        code = describe(error).code
+    def _log_error(self, error: SpeechError) -> None:
+        code = error.code
         self._server.metrics.refused(code)
         log.info("client message rejected", extra={"code": code})
 

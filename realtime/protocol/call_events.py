@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody, HeardBody, Id
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
+from realtime.protocol.events import HeardBody, Id
 from realtime.protocol.native import field_at_fault
 
 Cause = Literal["caller", "agent", "hang_up"]
@@ -96,7 +98,7 @@ class CallReplyInterrupted(EventBase, tag="reply.interrupted", frozen=True):
 class CallReplyFailed(EventBase, tag="reply.failed", frozen=True):
     call_id: str
     reply_id: str
-    error: ErrorBody
+    error: ErrorInfo
     heard: HeardBody
 
 
@@ -139,6 +141,10 @@ class CommandRefused(EventBase, tag="error", frozen=True):
     param: str | None = None
     retryable: bool = False
     retry_after_ms: int | None = None
+
+    @classmethod
+    def from_info(cls, info: ErrorInfo, call_id: str | None) -> CommandRefused:
+        return cls(call_id=call_id, **asdict(info))
 
 
 CallEvent = (

@@ -13,6 +13,9 @@ from enum import IntEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from engine.api import ErrorInfo
 
 MAX_ID_CHARS = 64
 
@@ -142,14 +145,6 @@ class ResponseAudioFormat(Struct, frozen=True, kw_only=True):
     pre_skip_samples: int = 0
 
 
-class ErrorBody(Struct, frozen=True, kw_only=True):
-    code: str
-    message: str
-    param: str | None = None
-    retryable: bool = False
-    retry_after_ms: int | None = None
-
-
 class SessionCreated(ServerEventBase, tag="session.created", frozen=True):
     session_id: str
     resume_token: str
@@ -231,7 +226,7 @@ class ResponseDone(ServerEventBase, tag="response.done", frozen=True):
     # With ``cancelled`` and ``failed``.
     heard: HeardBody | None = None
     # With ``failed``.
-    error: ErrorBody | None = None
+    error: ErrorInfo | None = None
 
 
 class ResponseHeard(ServerEventBase, tag="response.heard", frozen=True):
@@ -248,6 +243,10 @@ class ErrorEvent(ServerEventBase, tag="error", frozen=True):
     retryable: bool = False
     retry_after_ms: int | None = None
     response_id: str | None = None
+
+    @classmethod
+    def from_info(cls, info: ErrorInfo, response_id: str | None = None) -> ErrorEvent:
+        return cls(**asdict(info), response_id=response_id)
 
 
 class AudioKind(IntEnum):

@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from realtime.protocol.errors import LocalProtocolError, RemoteProtocolError
+from realtime.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.events import AudioKind, AudioMessage, ClientEvent, ServerEvent
 
 Event = TypeVar("Event")

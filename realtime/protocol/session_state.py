@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from realtime.protocol.errors import LocalProtocolError, RemoteProtocolError
+from realtime.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.events import ClientEvent, ResponseCreate, TextEnd
 from realtime.protocol.transitions import (
     RESPONSE_TRANSITIONS,

@@ -9,17 +9,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import structs
 
-from engine.api import EngineError
+from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
 from realtime.config import ConfigError
-from realtime.errors import RequestRefused, describe
 from realtime.protocol.telephony.audiosocket import HEADER, AudioSocketDialect
 from realtime.server import SpeechServer
 from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
 from realtime.transports.transport import WRITE_GRACE_S
-from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.calls")
 
@@ -119,9 +117,9 @@ class AudioSocketServer:
         try:
             self._server.check_connection_limits(self._owner)
             connection = CallConnection(self._server, self._switchboard, AudioSocketDialect(), self._owner, link)
-        except (RequestRefused, SessionError, EngineError) as error:
-            self._server.metrics.refused(describe(error).code)
-            log.info("call rejected", extra={"code": describe(error).code, "dialect": AudioSocketDialect.name})
+        except SpeechError as error:
+            self._server.metrics.refused(error.code)
+            log.info("call rejected", extra={"code": error.code, "dialect": AudioSocketDialect.name})
             writer.close()
             return
         try:

@@ -14,20 +14,17 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from engine.api import EngineError
+from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import AgentSubscription, CallRegistry
-from realtime.calls.command_errors import COMMAND_ERRORS, to_command_refused
-from realtime.errors import RequestRefused, describe, rule_for
+from realtime.errors import RemoteProtocolError, RequestRefused, rule_for
 from realtime.protocol import call_events as on
 from realtime.protocol.close import CloseCode
-from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.http_transport import read_limited_body
 from realtime.transports.message_reader import MessageReader, check_size
 from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
-from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.calls")
 
@@ -52,9 +49,9 @@ class AgentEndpoint:
             self._server.check_connection_limits(caller)
             listening = self._switchboard.subscribe(caller.name, call_id)
             agent = listening.__enter__()
-        except (RequestRefused, SessionError, EngineError) as error:
-            self._server.metrics.refused(describe(error).code)
-            await websocket.send_denial_response(refusal_response(error))
+        except SpeechError as error:
+            self._server.metrics.refused(error.code)
+            await websocket.send_denial_response(refusal_response(error.info))
             return
         connection = AgentConnection(self._server, self._switchboard, caller, agent, link)
         try:
@@ -118,8 +115,8 @@ class AgentConnection:
             if call_id is None:
                 raise RemoteProtocolError("invalid_event", "call_id must be given here", "call_id")
             answer = await self._switchboard.call(self._caller.name, call_id).handle_command(command)
-        except COMMAND_ERRORS as error:
-            answer = to_command_refused(error, call_id)
+        except SpeechError as error:
+            answer = on.CommandRefused.from_info(error.info, call_id)
             self._count_error(answer.code)
         if answer is not None:
             self._agent.enqueue(answer)
@@ -175,10 +172,7 @@ class CallHttpApi:
     async def command(self, request: Request) -> Response:
         caller = self._server.gatekeeper.require_api_key(request)
         call = self._switchboard.call(caller.name, request.path_params["call_id"])
-        try:
-            answer = await call.handle_command(on.parse_command(await self._body(request)))
-        except ProtocolError as error:
-            raise RequestRefused(error.code, str(error), error.param) from None
+        answer = await call.handle_command(on.parse_command(await self._body(request)))
         return JSONResponse({} if answer is None else msgspec.to_builtins(answer), 202)
 
     async def events(self, request: Request) -> Response:
@@ -204,7 +198,7 @@ class CallHttpApi:
             yield f"data: {on.serialize(event)}\n\n"
         if agent.is_overflowed:
             error = RequestRefused("slow_reader", f"more events waited than max_events, {agent.max_events}")
-            yield f"data: {on.serialize(to_command_refused(error, agent.call_id))}\n\n"
+            yield f"data: {on.serialize(on.CommandRefused.from_info(error.info, agent.call_id))}\n\n"
 
     async def _body(self, request: Request) -> bytes:
         """Raises ``RequestRefused``."""

@@ -12,15 +12,14 @@ from typing import Any, cast
 
 from starlette.responses import JSONResponse
 
-from engine.api import EngineError
+from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
 from realtime.auth import UNKNOWN_KEY, Principal
 from realtime.context_registry import ContextIntent, ContextLimits, ContextRegistry
-from realtime.errors import RequestRefused, describe, error_body, http_status, rule_for
+from realtime.errors import ProtocolError, RequestRefused, http_status, rule_for
 from realtime.option_resolver import OptionResolver
 from realtime.protocol.close import CloseCode
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.registry import DialectRoute
-from realtime.protocol.errors import ProtocolError
 from realtime.server import SpeechServer
 from realtime.speech_api.overrides import merge_fields, override_settings
 from realtime.transports.http_routes import refusal_headers
@@ -28,7 +27,6 @@ from realtime.transports.http_transport import HttpTransport, ResponseAborted
 from realtime.transports.message_reader import MessageReader, check_size
 from realtime.transports.transport import MessageTransport
 from sessions.clock import now_s
-from sessions.errors import ErrorInfo, SessionError
 from sessions.session import Session
 from sessions.validation import check_format
 from sessions.voices.lookup import find_voice
@@ -121,7 +119,7 @@ class DialectConnection:
             if faults.split(ResponseAborted)[1] is None:
                 raise ResponseAborted from None
             log.exception("internal error in connection", extra={"dialect": self._wire.path})
-            await self._fail(ErrorInfo("internal_error", "internal error"), CloseCode.INTERNAL_ERROR)
+            await self._fail(INTERNAL_ERROR, CloseCode.INTERNAL_ERROR)
 
     async def aclose(self) -> None:
         """Returns when nothing of the session is left."""
@@ -148,7 +146,7 @@ class DialectConnection:
     def close(self, code: str) -> None:
         if not self._ending:
             self._ending = True
-            reason = describe(RequestRefused(code, rule_for(code).meaning))
+            reason = RequestRefused(code, rule_for(code).meaning).info
             self._tasks.create_task(self._fail(reason, rule_for(code).close), name="voicewire close")
 
     async def _read(self) -> None:
@@ -163,7 +161,7 @@ class DialectConnection:
         try:
             check_size(message, self._limits.max_message_bytes)
             await self._execute(self._dialect.receive_message(message))
-        except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
+        except SpeechError as error:
             await self._answer(error)
 
     async def _execute(self, intents: Iterable[on.DialectCommand], wanted: Callable[[], bool] | None = None) -> None:
@@ -249,9 +247,9 @@ class DialectConnection:
             "audio_ms": round(ended.audio_ms),
         }
 
-    async def _answer(self, error: Exception) -> None:
+    async def _answer(self, error: SpeechError) -> None:
         """Tell the client what it did wrong, and close if that broke the wire."""
-        info = describe(error)
+        info = error.info
         self._server.metrics.refused(info.code)
         log.info("client message rejected", extra={"dialect": self._wire.path, "code": info.code})
         if self._is_one_error_too_many():
@@ -259,7 +257,7 @@ class DialectConnection:
         else:
             await self._fail(info, self._close_after(error, info.code))
 
-    def _close_after(self, error: Exception, code: str) -> CloseCode | None:
+    def _close_after(self, error: SpeechError, code: str) -> CloseCode | None:
         if self._session is None:
             return rule_for(code).close or CloseCode.POLICY_VIOLATION
         if code == "message_too_big":
@@ -271,7 +269,7 @@ class DialectConnection:
         if code is not None:
             self._ending = True
             self._detach()
-        await self._execute(self._dialect.send_error(error_body(info), code))
+        await self._execute(self._dialect.send_error(info, code))
         if code is not None:
             await self._close(code, info.code)
 
@@ -344,7 +342,7 @@ class DialectConnection:
 def refusal(wire: DialectRoute, info: ErrorInfo) -> JSONResponse:
     """The vendor's shape of an HTTP error."""
     status = http_status(info)
-    body, headers = wire.dialect.reject_handshake(error_body(info), status)
+    body, headers = wire.dialect.reject_handshake(info, status)
     return JSONResponse(body, status, refusal_headers(info) | printable(headers))
 
 

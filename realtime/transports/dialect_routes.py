@@ -11,17 +11,15 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from engine.api import EngineError
+from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
-from realtime.errors import RequestRefused, describe
+from realtime.errors import RequestRefused
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
-from realtime.protocol.errors import ProtocolError
 from realtime.server import SpeechServer
 from realtime.transports.dialect_connection import DialectConnection, refusal
 from realtime.transports.http_transport import HttpTransport
 from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
-from sessions.errors import ErrorInfo, SessionError
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.dialects")
@@ -41,7 +39,7 @@ class DialectEndpoint:
             dialect = self._wire.dialect(_handshake(request))
             connection = DialectConnection(self._server, self._wire, dialect)
             connection.open(caller)
-        except (RequestRefused, ProtocolError, SessionError, EngineError) as error:
+        except SpeechError as error:
             await self._refuse(error, scope, receive, send)
             return
         try:
@@ -85,8 +83,8 @@ class DialectEndpoint:
         else:
             await connection.run(link, body)
 
-    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-        info = describe(error)
+    async def _refuse(self, error: SpeechError, scope: Scope, receive: Receive, send: Send) -> None:
+        info = error.info
         self._server.metrics.refused(info.code)
         log.info("handshake rejected", extra={"code": info.code, "dialect": self._wire.path})
         answer = self.refusal(info)

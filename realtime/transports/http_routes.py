@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
@@ -13,10 +13,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.websockets import WebSocket
 
-from engine.api import EngineError
-from realtime.errors import RequestRefused, describe, http_status, rule_for
+from engine.api import ErrorInfo
+from realtime.errors import RequestRefused, http_status, rule_for
 from realtime.server import SpeechServer
-from sessions.errors import ErrorInfo, SessionError
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -37,16 +36,18 @@ def refusal_headers(info: ErrorInfo) -> dict[str, str]:
     return headers
 
 
-def refusal_response(error: Exception) -> JSONResponse:
-    """Any error as an HTTP answer: status, ``Retry-After``, and OpenAI's shape of body."""
-    info = describe(error)
-    body = {
+def openai_error(info: ErrorInfo) -> dict[str, Any]:
+    return {
         "message": info.message,
         "type": f"{rule_for(info.code).fault}_error",
         "param": info.param,
         "code": info.code,
     }
-    return JSONResponse({"error": body}, http_status(info), refusal_headers(info))
+
+
+def refusal_response(info: ErrorInfo) -> JSONResponse:
+    """Any error as an HTTP answer: status, ``Retry-After``, and OpenAI's shape of body."""
+    return JSONResponse({"error": openai_error(info)}, http_status(info), refusal_headers(info))
 
 
 async def health(request: Request) -> Response:
@@ -94,11 +95,10 @@ async def error_handler(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         headers = error.headers or {}
         error = _refused_by_starlette(request, error)
-    elif not isinstance(error, RequestRefused | SessionError | EngineError):
-        error = RequestRefused("internal_error", "internal error")
-    server_of(request).metrics.refused(describe(error).code)
+    info = ErrorInfo.from_error(error)
+    server_of(request).metrics.refused(info.code)
     endpoint = request.scope.get("endpoint")
-    answer = endpoint.refusal(describe(error)) if isinstance(endpoint, RefusesInOwnShape) else refusal_response(error)
+    answer = endpoint.refusal(info) if isinstance(endpoint, RefusesInOwnShape) else refusal_response(info)
     answer.headers.update(headers)
     return answer
 
@@ -112,5 +112,5 @@ def _refused_by_starlette(request: Request, error: HTTPException) -> RequestRefu
 async def reject_unknown_websocket(websocket: WebSocket) -> None:
     """The endpoint of every WebSocket address that does not exist."""
     await websocket.send_denial_response(
-        refusal_response(RequestRefused("unknown_path", "no such address on this server"))
+        refusal_response(RequestRefused("unknown_path", "no such address on this server").info)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Generic, Protocol, TypeVar
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 
 # Messages that are read per loop iteration.
 YIELD_EVERY_MESSAGES = 50

@@ -8,11 +8,10 @@ import logging
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from engine.api import EngineError
-from realtime.errors import RequestRefused, describe, error_event, rule_for
+from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
+from realtime.errors import ProtocolError, RemoteProtocolError, RequestRefused, rule_for
 from realtime.event_bridge import EventBridge
 from realtime.protocol import events as ev
-from realtime.protocol.errors import ProtocolError, RemoteProtocolError
 from realtime.protocol.native import SUBPROTOCOL, parse_client, serialize
 from realtime.server import SpeechServer
 from realtime.setting_mapping import wire_settings
@@ -20,7 +19,6 @@ from realtime.transports.http_routes import refusal_response
 from realtime.transports.message_reader import MessageReader, check_size
 from realtime.transports.transport import WRITE_GRACE_S, MessageTransport, WebSocketTransport
 from realtime.version import VERSION
-from sessions.errors import ErrorInfo, SessionError
 from sessions.session import Session
 from sessions.voices.lookup import voices_for
 from sessions.weak import weak_method
@@ -48,10 +46,10 @@ class NativeEndpoint:
                 raise RequestRefused("unsupported_subprotocol", f"this address speaks {SUBPROTOCOL}")
             self._server.check_connection_limits(caller)
             session = self._server.open_session(caller)
-        except (RequestRefused, SessionError, EngineError) as error:
-            self._server.metrics.refused(describe(error).code)
-            log.info("handshake rejected", extra={"code": describe(error).code})
-            await websocket.send_denial_response(refusal_response(error))
+        except SpeechError as error:
+            self._server.metrics.refused(error.code)
+            log.info("handshake rejected", extra={"code": error.code})
+            await websocket.send_denial_response(refusal_response(error.info))
             return
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
         link = WebSocketTransport(scope, receive, send, timeout_s)
@@ -102,7 +100,7 @@ class NativeConnection:
         except ExceptionGroup:
             self._ending = True
             log.exception("internal error in connection", extra={"session_id": self._session.session_id})
-            await self._close(ErrorInfo("internal_error", "internal error"))
+            await self._close(INTERNAL_ERROR)
 
     def on_tick(self, now_s: float) -> None:
         if now_s - self._opened_s >= self._limits.max_session_duration_s:
@@ -115,7 +113,7 @@ class NativeConnection:
     def close(self, code: str) -> None:
         if not self._ending:
             self._ending = True
-            reason = describe(RequestRefused(code, rule_for(code).meaning))
+            reason = RequestRefused(code, rule_for(code).meaning).info
             self._tasks.create_task(self._close(reason), name="voicewire close")
 
     async def _read(self) -> None:
@@ -125,7 +123,7 @@ class NativeConnection:
             try:
                 event = self._parse(message)
                 await self._bridge.handle_event(event)
-            except (ProtocolError, RequestRefused, SessionError, EngineError) as error:
+            except SpeechError as error:
                 await self._send_error(error, getattr(event, "response_id", None))
 
     def _parse(self, message: str | bytes) -> ev.ClientEvent:
@@ -134,16 +132,16 @@ class NativeConnection:
         check_size(message, self._limits.max_message_bytes)
         return parse_client(message)
 
-    async def _send_error(self, error: Exception, response_id: str | None) -> None:
+    async def _send_error(self, error: SpeechError, response_id: str | None) -> None:
         """Tell the client what it did wrong, and close if that broke the wire."""
-        info = describe(error)
+        info = error.info
         self._server.metrics.refused(info.code)
         log.info("client event rejected", extra={"session_id": self._session.session_id, "code": info.code})
         self._num_errors += 1
         if isinstance(error, ProtocolError) and rule_for(info.code).close is not None:
             await self._close(info, response_id)
             return
-        await self._link.send(serialize(error_event(info, response_id)))
+        await self._link.send(serialize(ev.ErrorEvent.from_info(info, response_id)))
         if self._num_errors >= self._limits.max_errors_per_connection:
             limit = f"max_errors_per_connection is {self._limits.max_errors_per_connection}"
             await self._close(ErrorInfo("too_many_errors", limit))
@@ -154,7 +152,7 @@ class NativeConnection:
         assert code is not None
         self._session.detach()
         await self._bridge.wait_idle(CLOSE_GRACE_S)
-        await self._link.send(serialize(error_event(info, response_id)))
+        await self._link.send(serialize(ev.ErrorEvent.from_info(info, response_id)))
         await self._link.close(code, info.code)
         log.info("closed", extra={"session_id": self._session.session_id, "close_code": int(code), "code": info.code})
 

@@ -13,18 +13,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from engine.api import ClonedVoice, EngineError, InvalidRequest
+from engine.api import ClonedVoice, InvalidRequest, SpeechError
 from realtime.auth import Principal
-from realtime.errors import RequestRefused, describe, rule_for
+from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
 from realtime.speech_api.request_body import body_of, parse_object
 from realtime.speech_api.speech_job import prepare_job
 from realtime.speech_api.usage import usage
 from realtime.speech_api.voice_selection import ReferenceEncoder
 from realtime.transports.disconnect import cancel_on_disconnect
-from realtime.transports.http_routes import server_of
+from realtime.transports.http_routes import openai_error, server_of
 from realtime.transports.speech_routes import ByteBudget, check_limits, decode, read_body, speak_whole
-from sessions.errors import SessionError
 from sessions.session import Session
 
 MAX_ITEMS = 32
@@ -103,8 +102,8 @@ async def _synthesize_item(index: int, item: dict[str, Any], batch: SpeechBatch)
     async with batch.concurrency:
         try:
             return {"index": index, "status": "success"} | await _synthesize(item, batch)
-        except (RequestRefused, SessionError, EngineError) as error:
-            return {"index": index, "status": "error"} | _error(error)
+        except SpeechError as error:
+            return {"index": index, "status": "error", "error": openai_error(error.info)}
 
 
 async def _synthesize(item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any]:
@@ -113,17 +112,6 @@ async def _synthesize(item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any
     data, done = await speak_whole(order, batch.session, batch.byte_budget, batch.server.metrics)
     told = {AUDIO: data, "media_type": order.media_type, "usage": usage(done, order.num_reference_frames)}
     return told | ({"warning": order.warning} if order.warning else {})
-
-
-def _error(error: Exception) -> dict[str, Any]:
-    info = describe(error)
-    body = {
-        "message": info.message,
-        "type": f"{rule_for(info.code).fault}_error",
-        "param": info.param,
-        "code": info.code,
-    }
-    return {"error": body}
 
 
 async def _encode_results(results: list[dict[str, Any]]) -> AsyncIterator[bytes]:

@@ -14,19 +14,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from engine.api import EngineError
+from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
-from realtime.errors import RequestRefused, describe, http_status, rule_for
+from realtime.errors import RequestRefused, http_status
 from realtime.server import SpeechServer
 from realtime.speech_api.formats import Delivery
 from realtime.speech_api.request_body import SpeechRequestBody, parse_body
 from realtime.speech_api.speech_job import SpeechJob, prepare_job, start_response
 from realtime.speech_api.usage import usage, usage_headers
 from realtime.transports.disconnect import ClientLeft, cancel_on_disconnect, client_disconnected
-from realtime.transports.http_routes import server_of
+from realtime.transports.http_routes import openai_error, server_of
 from sessions.audio.formats.finalize import finalize_file
 from sessions.audio.formats.registry import stream_encoder
-from sessions.errors import ErrorInfo, LimitExceeded, SessionError
+from sessions.errors import LimitExceeded
 from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
 from sessions.response import Response as SpokenResponse
@@ -142,8 +142,8 @@ async def speak_whole(
     metrics.inc("runaways_retried_total")
     try:
         second = await collect_file(start_response(order, session), room)
-    except (RequestRefused, SessionError, EngineError) as error:
-        log.info("a second attempt failed", extra={"code": describe(error).code})
+    except SpeechError as error:
+        log.info("a second attempt failed", extra={"code": error.code})
         return data, done
     room.release(len(data))
     return second
@@ -242,7 +242,8 @@ async def _events(response: SpokenResponse, order: SpeechJob) -> AsyncIterator[b
                 begun = True
             case ResponseFinished():
                 if begun and event.status is not ResponseStatus.COMPLETED:
-                    yield _event("speech.audio.error", error=_error_body(_error_of(event)))
+                    info = _error_of(event)
+                    yield _event("speech.audio.error", error=openai_error(info) | {"status": http_status(info)})
                     return
                 _require_success(event)
                 head = b"" if begun else _audio_event(stream_encoder(response.format).finish())
@@ -255,11 +256,6 @@ def _audio_event(data: bytes) -> bytes:
 
 def _event(kind: str, **fields: object) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode({"type": kind} | fields))
-
-
-def _error_body(info: ErrorInfo) -> dict[str, object]:
-    kind = f"{rule_for(info.code).fault}_error"
-    return {"message": info.message, "type": kind, "param": info.param, "code": info.code, "status": http_status(info)}
 
 
 async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -11,19 +11,18 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from engine.api import EngineError
+from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.browser_tokens import TokenScope
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
 from realtime.config import CallSettings, ConfigError
-from realtime.errors import RequestRefused, describe
+from realtime.errors import RequestRefused
 from realtime.protocol.telephony.registry import TELEPHONY_ROUTES, TelephonyRoute
 from realtime.protocol.telephony.signature import is_signed
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
-from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.calls")
 
@@ -46,10 +45,10 @@ class TelephonyEndpoint:
             self._server.check_connection_limits(caller)
             link = WebSocketTransport(scope, receive, send, timeout_s)
             connection = CallConnection(self._server, self._switchboard, dialect, caller, link)
-        except (RequestRefused, SessionError, EngineError) as error:
-            self._server.metrics.refused(describe(error).code)
-            log.info("call rejected", extra={"code": describe(error).code, "dialect": dialect.name})
-            await websocket.send_denial_response(refusal_response(error))
+        except SpeechError as error:
+            self._server.metrics.refused(error.code)
+            log.info("call rejected", extra={"code": error.code, "dialect": dialect.name})
+            await websocket.send_denial_response(refusal_response(error.info))
             return
         try:
             offered = dialect.subprotocol in scope.get("subprotocols", [])

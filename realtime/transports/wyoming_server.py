@@ -9,9 +9,9 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from engine.api import EngineError
+from engine.api import SpeechError
 from realtime.config import ConfigError
-from realtime.errors import RequestRefused, describe
+from realtime.errors import RequestRefused
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.wyoming.dialect import WyomingDialect, build_info
 from realtime.protocol.wyoming.events import Data, WyomingEvent, serialize
@@ -27,7 +27,6 @@ from realtime.transports.tcp_server import (
 )
 from realtime.version import VERSION
 from sessions.audio.formats.registry import COMMON_RATES
-from sessions.errors import SessionError
 from sessions.voices.lookup import voices_for
 
 log = logging.getLogger("voicewire.wyoming")
@@ -75,8 +74,8 @@ class WyomingServer:
             dialect = WyomingDialect(await self._info(), self._settings.sample_rate, limit)
             connection = DialectConnection(self._server, WIRE, dialect)
             connection.open(self._owner)
-        except (RequestRefused, SessionError, EngineError) as error:
-            info = describe(error)
+        except SpeechError as error:
+            info = error.info
             self._server.metrics.refused(info.code)
             log.info("connection rejected", extra={"code": info.code, "dialect": WIRE.path})
             writer.write(serialize(WyomingEvent("error", {"text": info.message, "code": info.code})))

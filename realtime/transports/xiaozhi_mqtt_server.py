@@ -13,19 +13,17 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from engine.api import EngineError
+from engine.api import SpeechError
 from realtime.auth import NO_KEYS, Principal
 from realtime.browser_tokens import TokenScope
 from realtime.config import ConfigError
-from realtime.errors import RequestRefused, describe
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError, RequestRefused
 from realtime.protocol.mqtt311 import packets as mqtt
 from realtime.protocol.telephony.xiaozhi import XiaozhiDialect
 from realtime.transports.tcp_server import TcpStreamTransport, close_writer, create_stream_transport, run_server
 from realtime.transports.xiaozhi_routes import XiaozhiService
 from realtime.xiaozhi.mqtt_transport import XiaozhiMqttTransport
 from realtime.xiaozhi.udp_server import UdpServer
-from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.xiaozhi")
 
@@ -100,8 +98,8 @@ class XiaozhiMqttServer:
         link = create_stream_transport(self._server, reader, writer)
         try:
             await self._handle_connection(link, str(writer.get_extra_info("peername")[0]), writer)
-        except (RemoteProtocolError, RequestRefused, SessionError, EngineError, TimeoutError) as error:
-            code = "idle_timeout" if isinstance(error, TimeoutError) else describe(error).code
+        except (SpeechError, TimeoutError) as error:
+            code = "idle_timeout" if isinstance(error, TimeoutError) else error.code
             self._server.metrics.refused(code)
             log.info("device rejected", extra={"code": code})
         except asyncio.CancelledError:
@@ -245,9 +243,9 @@ class XiaozhiMqttDevice:
             dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", shown, "udp", udp=udp)
             try:
                 await self._devices.run_conversation(line, dialect, self._caller)
-            except (RequestRefused, SessionError, EngineError) as error:
-                self._devices.server.metrics.refused(describe(error).code)
-                log.info("device conversation rejected", extra={"code": describe(error).code})
+            except SpeechError as error:
+                self._devices.server.metrics.refused(error.code)
+                log.info("device conversation rejected", extra={"code": error.code})
                 await line.send(dialect.send_hang_up())
             finally:
                 line.abort()

@@ -11,19 +11,18 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from engine.api import EngineError
+from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.browser_tokens import TokenScope
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
-from realtime.errors import RequestRefused, describe
+from realtime.errors import RequestRefused
 from realtime.protocol.telephony.xiaozhi import VERSIONS, XiaozhiDialect
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.transport import WRITE_GRACE_S, MessageTransport, WebSocketTransport
 from realtime.xiaozhi.device_transport import XiaozhiTransport
 from sessions.encoder_pool import EncoderPool
-from sessions.errors import SessionError
 
 log = logging.getLogger("voicewire.xiaozhi")
 
@@ -85,10 +84,10 @@ class XiaozhiEndpoint:
             version = version_of(websocket.headers.get("protocol-version", "1"))
             dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", device_parameters(websocket))
             await self._devices.run_conversation(link, dialect, caller, version, websocket.accept)
-        except (RequestRefused, SessionError, EngineError) as error:
-            self._server.metrics.refused(describe(error).code)
-            log.info("device rejected", extra={"code": describe(error).code})
-            await websocket.send_denial_response(refusal_response(error))
+        except SpeechError as error:
+            self._server.metrics.refused(error.code)
+            log.info("device rejected", extra={"code": error.code})
+            await websocket.send_denial_response(refusal_response(error.info))
 
 
 def version_of(header: str) -> int:

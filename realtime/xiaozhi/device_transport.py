@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.telephony.xiaozhi import FLUSH, PACKET_MS, SAMPLE_RATE, XiaozhiDialect, pack_frame, unpack_frame
 from realtime.transports.transport import MessageTransport
 from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusError, OpusPacket, OpusSettings

@@ -6,6 +6,7 @@ import string
 
 from hypothesis import strategies as st
 
+from engine.api import ErrorInfo
 from realtime.protocol import events as ev
 
 U16 = st.integers(0, 2**16 - 1)
@@ -125,7 +126,7 @@ SERVER_EVENTS = st.one_of(
         nothing_spoken=st.booleans(),
         first_audio_ms=st.none() | NUMBER,
         heard=st.none() | HEARD,
-        error=st.none() | st.builds(ev.ErrorBody, **ERROR_FIELDS),
+        error=st.none() | st.builds(ErrorInfo, **ERROR_FIELDS),
     ),
     st.builds(ev.ResponseHeard, response_id=IDS, heard=HEARD),
     st.builds(ev.ErrorEvent, response_id=st.none() | IDS, **ERROR_FIELDS),

@@ -18,19 +18,16 @@ from typing import Any
 
 import msgspec
 
-from realtime.calls.command_errors import to_command_refused
-from realtime.errors import RULES, error_body, error_event
+from engine.api import ErrorInfo
+from realtime.errors import RULES, http_status
 from realtime.protocol import call_events as calls
 from realtime.protocol.dialects import base
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
-from realtime.protocol.events import HeardBody, ResponseDone
+from realtime.protocol.events import ErrorEvent, HeardBody, ResponseDone
 from realtime.protocol.mqtt import messages as mqtt
 from realtime.protocol.native import serialize
 from realtime.transports.dialect_connection import refusal
-from realtime.transports.http_routes import refusal_response
-from realtime.transports.speech_batch_routes import _error as batch_item
-from realtime.transports.speech_routes import _error_body as speech_event
-from sessions.errors import EngineFailed, ErrorInfo
+from realtime.transports.http_routes import openai_error, refusal_response
 from tests.realtime.dialects.exchange import call, read_exchanges, wire_of
 from tests.realtime.dialects.test_exchange_vectors import RECORDINGS
 
@@ -44,15 +41,13 @@ def answer(response: Any) -> Any:
 
 
 def native_done(info: ErrorInfo) -> str:
-    done = ResponseDone(
-        response_id="r", response=1, status="failed", audio_samples=0, audio_ms=0.0, error=error_body(info)
-    )
+    done = ResponseDone(response_id="r", response=1, status="failed", audio_samples=0, audio_ms=0.0, error=info)
     return serialize(done)
 
 
 def reply_failed(info: ErrorInfo) -> str:
     heard = HeardBody(text="a", remaining="b", played_ms=0.0)
-    return calls.serialize(calls.CallReplyFailed(call_id="c", reply_id="r", error=error_body(info), heard=heard))
+    return calls.serialize(calls.CallReplyFailed(call_id="c", reply_id="r", error=info, heard=heard))
 
 
 # Each code as it is reported; a limit may be lifted by waiting or not.
@@ -62,21 +57,15 @@ INFOS = [ErrorInfo(code, "what happened", "field", code in RETRYABLE, WAIT_MS.ge
 INFOS.append(ErrorInfo("limit_exceeded", "what happened", "field"))
 
 
-def as_error(info: ErrorInfo) -> Exception:
-    error = EngineFailed(info.code, info.message, info.retry_after_ms)
-    error.param, error.retryable = info.param, info.retryable
-    return error
-
-
 SHAPES: dict[str, Shape] = {
-    "native error": lambda info: serialize(error_event(info, "r")),
+    "native error": lambda info: serialize(ErrorEvent.from_info(info, "r")),
     "native response.done": native_done,
-    "HTTP": lambda info: answer(refusal_response(as_error(info))),
-    "HTTP speech event": speech_event,
-    "HTTP batch item": lambda info: batch_item(as_error(info)),
-    "calls command": lambda info: calls.serialize(to_command_refused(as_error(info), "c")),
+    "HTTP": lambda info: answer(refusal_response(info)),
+    "HTTP speech event": lambda info: openai_error(info) | {"status": http_status(info)},
+    "HTTP batch item": lambda info: {"error": openai_error(info)},
+    "calls command": lambda info: calls.serialize(calls.CommandRefused.from_info(info, "c")),
     "calls reply": reply_failed,
-    "MQTT": lambda info: mqtt.serialize(mqtt.MqttRefusal(error=error_body(info))),
+    "MQTT": lambda info: mqtt.serialize(mqtt.MqttRefusal(error=info)),
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from realtime.protocol.events import ErrorBody
+from engine.api import ErrorInfo
 
 Message = str | bytes
 Status = Literal["completed", "cancelled", "failed"]
@@ -158,7 +158,7 @@ class CloseConnection:
 class AbortRequest:
     """HTTP: answer with the error's status, or cut the body short if it has begun."""
 
-    error: ErrorBody
+    error: ErrorInfo
 
 
 DialectCommand = (
@@ -245,7 +245,7 @@ class ContextEnded:
     remaining: str = ""
     played_ms: float = 0.0
     # With ``failed``.
-    error: ErrorBody | None = None
+    error: ErrorInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +319,11 @@ class Dialect(ABC):
         """What became of a context."""
 
     @abstractmethod
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterable[DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterable[DialectCommand]:
         """The connection fails, or a message did: tell the client. With ``close`` the connection ends with that code
         afterwards, whatever is given here."""
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         """Body and headers of an HTTP answer with this ``status``, in the vendor's shape."""
         return {"error": {"message": error.message, "code": error.code}}, {}

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.cartesia_common import GenerationRequest, error_fields, word_timestamps
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 from realtime.protocol.dialects.sentence_spacing import with_sentence_space
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 RUNNING, FINISHED = 206, 200
 
@@ -63,12 +63,12 @@ class CartesiaDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(event)
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         told = error_fields(error, self.handshake.request_id)
         yield on.SendMessage(dump(type="error", context_id=None, done=True, **told))
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_fields(error, ""), {}
 
     def _generate(self, context: str, asked: GenerationRequest) -> Iterator[on.DialectCommand]:
@@ -77,14 +77,13 @@ class CartesiaDialect(on.Dialect):
             try:
                 wish = asked.to_options(("raw",))
             except RemoteProtocolError as error:
-                error_body = ErrorBody(code=error.code, message=str(error), param=error.param)
-                yield replace(self._error(context, error_body), is_refusal=True)
+                yield replace(self._error(context, error.info), is_refusal=True)
                 return
             spoken = self._contexts[context] = CartesiaContext(bool(asked.use_normalized_timestamps))
             yield on.OpenContext(context, wish)
         if spoken.closed:
-            error_body = ErrorBody(code="text_closed", message="the context was closed by continue: false or a cancel")
-            yield replace(self._error(context, error_body, done=False), is_refusal=True)
+            closed = ErrorInfo("text_closed", "the context was closed by continue: false or a cancel")
+            yield replace(self._error(context, closed, done=False), is_refusal=True)
             return
         yield from self._write(context, spoken, asked)
 
@@ -123,6 +122,6 @@ class CartesiaDialect(on.Dialect):
     def _send(self, kind: str, context: str, **fields: Any) -> on.SendMessage:
         return on.SendMessage(dump(type=kind, context_id=context, done=False, status_code=RUNNING, **fields))
 
-    def _error(self, context: str, error: ErrorBody, done: bool = True) -> on.SendMessage:
+    def _error(self, context: str, error: ErrorInfo, done: bool = True) -> on.SendMessage:
         told = error_fields(error, self.handshake.request_id)
         return on.SendMessage(dump(type="error", context_id=context, done=done, **told))

@@ -6,10 +6,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError, http_status
 from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
-from realtime.protocol.dialects.http_status import status_of
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 ENCODINGS = {"pcm_s16le": "pcm_s16le", "pcm_f32le": "pcm_f32le", "pcm_mulaw": "mulaw", "pcm_alaw": "alaw"}
 DEFAULT_RATE = 44_100
@@ -77,8 +76,8 @@ def wire_format(asked: OutputFormat, containers: tuple[str, ...]) -> RequestedFo
     return RequestedFormat("wav" if container == "wav" else ENCODINGS[encoding], sample_rate)
 
 
-def error_fields(error: ErrorBody, request_id: str) -> dict[str, Any]:
-    status = status_of(error)
+def error_fields(error: ErrorInfo, request_id: str) -> dict[str, Any]:
+    status = http_status(error)
     return {
         "title": TITLES.get(status, "Internal error" if status >= 500 else "Invalid request"),
         "message": error.message,

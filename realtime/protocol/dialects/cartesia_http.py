@@ -6,11 +6,11 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
+from engine.api import ErrorInfo
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.cartesia_common import GenerationRequest, error_fields, word_timestamps
 from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json
-from realtime.protocol.events import ErrorBody
 
 MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
 
@@ -28,7 +28,7 @@ class CartesiaBytes(HttpDialect):
         self.media_type = MEDIA_TYPES.get(wish.format.encoding, "audio/pcm")
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_fields(error, ""), {}
 
 
@@ -53,7 +53,7 @@ class CartesiaSse(CartesiaBytes):
             case on.ContextEnded(error=None):
                 yield self._event("done", done=True, status_code=200)
                 yield on.CloseConnection()
-            case on.ContextEnded(error=ErrorBody() as error) if self._begun:
+            case on.ContextEnded(error=ErrorInfo() as error) if self._begun:
                 yield self._event("error", done=True, **error_fields(error, self.handshake.request_id))
                 yield on.CloseConnection()
             case _:

@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.close import CloseCode
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.deepgram_common import parse_options, refusal, socket_format
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 MODEL_UUID = "00000000-0000-0000-0000-000000000000"
 MODEL_VERSION = "voicewire"
@@ -83,7 +83,7 @@ class DeepgramDialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection()
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._error(error)
         if close is not None:
             yield on.CloseConnection(
@@ -91,7 +91,7 @@ class DeepgramDialect(on.Dialect):
             )
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return refusal(error)
 
     def _append(self, text: str) -> Iterator[on.DialectCommand]:
@@ -149,7 +149,7 @@ class DeepgramDialect(on.Dialect):
         number, self._num_answers = self._num_answers, self._num_answers + 1
         return self._send(kind, sequence_id=number)
 
-    def _error(self, error: ErrorBody) -> on.SendMessage:
+    def _error(self, error: ErrorInfo) -> on.SendMessage:
         told = {"description": error.message, "code": error.code}
         return self._send("Error", **told, err_msg=error.message, err_code=error.code)
 

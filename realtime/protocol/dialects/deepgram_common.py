@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 ENCODINGS = {"linear16": "pcm_s16le", "mulaw": "mulaw", "alaw": "alaw"}
 # Taken when none is named.
@@ -66,7 +66,7 @@ def unsupported(name: str, known: tuple[str, ...], found: str) -> RemoteProtocol
     return RemoteProtocolError("unsupported_format", message, name)
 
 
-def refusal(error: ErrorBody) -> tuple[dict[str, Any], dict[str, str]]:
+def refusal(error: ErrorInfo) -> tuple[dict[str, Any], dict[str, str]]:
     """Body and headers of an HTTP answer."""
     return {"err_code": error.code.upper(), "err_msg": error.message, "request_id": None}, {"dg-error": error.message}
 

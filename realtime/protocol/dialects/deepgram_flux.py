@@ -13,12 +13,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.deepgram import CLOSES, MAX_REASON_BYTES, MODEL_UUID, MODEL_VERSION
 from realtime.protocol.dialects.deepgram_common import parse_options, refusal, socket_format
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 ERROR_CODES = {"malformed_json": "MESSAGE-0000", "message_too_big": "BIG-0000", "invalid_request": "DATA-0000"}
 SPEEDS = (0.5, 1.5)
@@ -128,7 +128,7 @@ class DeepgramFluxDialect(on.Dialect):
                 )
                 yield on.CloseConnection()
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._error(error)
         if close is not None:
             yield on.CloseConnection(
@@ -136,7 +136,7 @@ class DeepgramFluxDialect(on.Dialect):
             )
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return refusal(error)
 
     @property
@@ -244,7 +244,7 @@ class DeepgramFluxDialect(on.Dialect):
             yield from self._send_turn_end(turn, event.error)
         yield from self._announce()
 
-    def _send_turn_end(self, turn: FluxTurn, error: ErrorBody | None) -> Iterator[on.DialectCommand]:
+    def _send_turn_end(self, turn: FluxTurn, error: ErrorInfo | None) -> Iterator[on.DialectCommand]:
         if error is not None and error.code != "text_timeout":
             yield self._error(error)
         elif not turn.audio_ms:
@@ -272,7 +272,7 @@ class DeepgramFluxDialect(on.Dialect):
     def _warn(self, code: str, description: str) -> on.SendMessage:
         return self._send("Warning", code=code, description=description)
 
-    def _error(self, error: ErrorBody) -> on.SendMessage:
+    def _error(self, error: ErrorInfo) -> on.SendMessage:
         return self._send("Error", code=ERROR_CODES.get(error.code, "NET-0000"), description=error.message)
 
     def _send(self, kind: str, **fields: Any) -> on.SendMessage:

@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from engine.api import ErrorInfo
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.deepgram_common import number, parse_options, refusal, sample_rate, unsupported
 from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import parse_json
-from realtime.protocol.events import ErrorBody
 
 MEDIA_TYPES = {
     "pcm_s16le": "audio/l16",
@@ -47,7 +47,7 @@ class DeepgramHttp(HttpDialect):
         yield from self.start_response(self.options, body.text)
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return refusal(error)
 
 

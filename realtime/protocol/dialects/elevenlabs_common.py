@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.close import CloseCode
 from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 ENCODINGS = {
     "mp3": "mp3",
@@ -82,12 +82,12 @@ def parse_options(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
     )
 
 
-def error_fields(error: ErrorBody, close: int) -> dict[str, Any]:
+def error_fields(error: ErrorInfo, close: int) -> dict[str, Any]:
     told = {"message": error.message, "error": STATUSES.get(error.code, error.code), "code": close}
     return told if error.param is None else told | {"param": error.param}
 
 
-def error_answer(error: ErrorBody) -> dict[str, Any]:
+def error_answer(error: ErrorInfo) -> dict[str, Any]:
     """The body of an HTTP answer."""
     return {"detail": {"status": STATUSES.get(error.code, error.code), "message": error.message}}
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_alignment import TimedChar, characters, shift_word, snake_alignment
 from realtime.protocol.dialects.elevenlabs_common import parse_options
@@ -21,8 +23,6 @@ from realtime.protocol.dialects.elevenlabs_socket import (
     ElevenLabsSocket,
 )
 from realtime.protocol.dialects.parsing import dump, is_true
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 IDLE_S = 20.0
 
@@ -39,7 +39,7 @@ class ElevenLabsDialogueContext(ElevenLabsContext):
     # Of what was told.
     audio_end_ms: float = 0.0
     # Of a part; the others are dropped.
-    failure: ErrorBody | None = None
+    failure: ErrorInfo | None = None
     # pipecat strips leading spaces, and with them the first message's share of its clock: the second makes up.
     owed_ms: float = 0.0
 

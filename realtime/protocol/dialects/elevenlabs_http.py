@@ -10,13 +10,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_alignment import alignment_s, characters
 from realtime.protocol.dialects.elevenlabs_common import ElevenLabsVoiceSettings, error_answer, parse_options
 from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 MEDIA_TYPES = {
     "mp3": "audio/mpeg",
@@ -55,7 +55,7 @@ class ElevenLabsStream(HttpDialect):
         yield from self.start_response(self._build_options(body), body.text)
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_answer(error), {}
 
     def _build_options(self, body: ElevenLabsBody) -> on.SpeechOptions:

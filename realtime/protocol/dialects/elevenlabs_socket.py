@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from engine.api import ErrorInfo
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_common import (
     CLOSES,
@@ -20,7 +21,6 @@ from realtime.protocol.dialects.elevenlabs_common import (
     reason,
 )
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
-from realtime.protocol.events import ErrorBody
 
 DEFAULT_CONTEXT = "default"
 
@@ -92,14 +92,14 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         elif (spoken := self._of(event.context)) is not None:
             yield from self._dispatch_event(spoken, event)
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         code = CLOSES.get(close, close) if close is not None else 1008
         yield on.SendMessage(dump(**error_fields(error, code)))
         if close is not None:
             yield on.CloseConnection(code, reason(error.message))
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_answer(error), {}
 
     # --- what a client says
@@ -126,7 +126,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         says_something = _has_text(said)
         if spoken.closed:
             if says_something and not self.single:
-                error = ErrorBody(code="text_closed", message="text after the close of its context")
+                error = ErrorInfo(code="text_closed", message="text after the close of its context")
                 yield replace(self._error(spoken, error), is_refusal=True)
             return
         yield from self._append(spoken, said)
@@ -235,7 +235,7 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         yield on.SendMessage(dump(message=message, error="input_timeout_exceeded", code=1008))
         yield on.CloseConnection(1008, message)
 
-    def _error(self, spoken: S, error: ErrorBody) -> on.SendMessage:
+    def _error(self, spoken: S, error: ErrorInfo) -> on.SendMessage:
         return on.SendMessage(dump(**error_fields(error, 1008), **self._named_if_many(spoken)))
 
     def _named_if_many(self, spoken: S) -> dict[str, str]:

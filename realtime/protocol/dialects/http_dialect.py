@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 CONTEXT = ""
 
@@ -25,8 +25,8 @@ class HttpDialect(on.Dialect):
                 yield on.SendMessage(event.data)
             case on.ContextEnded(error=None):
                 yield on.CloseConnection()
-            case on.ContextEnded(error=ErrorBody() as error):
+            case on.ContextEnded(error=ErrorInfo() as error):
                 yield on.AbortRequest(error)
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.AbortRequest(error)

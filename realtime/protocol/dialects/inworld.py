@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 DEFAULT_RATE = 48_000
 ENCODINGS = {
@@ -129,11 +129,11 @@ class InworldDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(event)
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.SendMessage(dump(error=status_of(error)))
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return {"error": status_of(error), **status_of(error)}, {}
 
     def _create(self, context: str, create: InworldCreate) -> Iterator[on.DialectCommand]:
@@ -192,7 +192,7 @@ class InworldDialect(on.Dialect):
         )
 
 
-def status_of(error: ErrorBody) -> dict[str, Any]:
+def status_of(error: ErrorInfo) -> dict[str, Any]:
     code = CODES.get(error.code, 13 if error.code in SERVER_FAULT_CODES else 3)
     return {"code": code, "message": error.message, "details": []}
 
@@ -251,7 +251,7 @@ class InworldStream(HttpDialect):
                 yield from super().send_event(event)
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return status_of(error), {}
 
     def _line(self, **result: Any) -> on.SendMessage:

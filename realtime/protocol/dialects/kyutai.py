@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import integer, parse_json
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 SAMPLE_RATE = 24_000
 # PCM leaves in steps of 80 ms.
@@ -84,7 +84,7 @@ class KyutaiDialect(on.Dialect):
                     yield from self.send_error(event.error, None)
                 yield on.CloseConnection()
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         if self._packed:
             yield self._pack("Error", message="no free channels" if error.code in NO_CAPACITY else error.message)
 

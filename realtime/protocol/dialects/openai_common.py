@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 FORMATS = {
     "audio/pcm": RequestedFormat("pcm_s16le", 24_000),
@@ -127,7 +127,7 @@ def _voice(given: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def error_fields(error: ErrorBody, event_id: str | None = None) -> dict[str, Any]:
+def error_fields(error: ErrorInfo, event_id: str | None = None) -> dict[str, Any]:
     if error.code in CAPACITY:
         kind = "rate_limit_error"
     else:

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.openai_common import OpenAIItem, error_fields
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 MAX_ITEMS = 256
 # Of one item; more are refused.
@@ -42,7 +42,7 @@ class OpenAIResponse:
         }
 
     def to_object(
-        self, status: str, item: dict[str, Any] | None = None, error: ErrorBody | None = None
+        self, status: str, item: dict[str, Any] | None = None, error: ErrorInfo | None = None
     ) -> dict[str, Any]:
         details: dict[str, Any] | None = None
         if status == "cancelled":

@@ -11,6 +11,8 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects import openai_beta
 from realtime.protocol.dialects.openai_common import (
@@ -23,8 +25,6 @@ from realtime.protocol.dialects.openai_common import (
 )
 from realtime.protocol.dialects.openai_conversation import OpenAIConversation, OpenAIResponse, check_items
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 MAX_EVENT_ID_CHARS = 512
 IGNORED = ("input_audio_buffer.append", "input_audio_buffer.commit", "output_audio_buffer.clear")
@@ -87,11 +87,11 @@ class OpenAIRealtimeDialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(reply, event)
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._send("error", error=error_fields(error, self._client_event))
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         fields = error_fields(error)
         return {"error": {name: fields[name] for name in ("message", "type", "param", "code")}}, {}
 

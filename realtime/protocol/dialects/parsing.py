@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.base import Message
-from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.native import field_at_fault
 
 T = TypeVar("T")

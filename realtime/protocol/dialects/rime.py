@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.parsing import dump, integer, parse_json, require_context_id, text_only
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 DEFAULT_RATE = 24_000
 FORMATS = {
@@ -97,11 +97,11 @@ class RimeWs3Dialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection()
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.SendMessage(dump(type="error", message=error.message, contextId=None))
 
     @classmethod
-    def reject_handshake(cls, error: ErrorBody, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return {"type": "error", "message": error.message}, {}
 
     def _open(self, context_id: str | None) -> list[str]:

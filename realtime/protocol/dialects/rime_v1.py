@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.parsing import require_context_id
 from realtime.protocol.dialects.rime_envelope import BINARY, JSON, duration, read, write
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 PROTOCOL = 1
 DEFAULT_CONTEXT = "default"
@@ -103,12 +103,12 @@ class RimeV1Dialect(on.Dialect):
             case on.ContextEnded():
                 yield from self._end(event)
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._error("", error)
 
     def _abort(self, error: RemoteProtocolError) -> Iterator[on.DialectCommand]:
         """What cannot be read cannot be told apart from what follows."""
-        yield self._error("", ErrorBody(code=error.code, message=str(error)))
+        yield self._error("", error.info)
         yield on.CloseConnection(1007, "invalid_input")
 
     def _configure(self, config: dict[str, Any]) -> Iterator[on.DialectCommand]:
@@ -131,8 +131,7 @@ class RimeV1Dialect(on.Dialect):
         try:
             wish = _build_options(start)
         except RemoteProtocolError as error:
-            error_body = ErrorBody(code=error.code, message=str(error), param=error.param)
-            yield replace(self._error(context, error_body), is_refusal=True)
+            yield replace(self._error(context, error.info), is_refusal=True)
             return
         joins = start.get("split_strategy") == ACCUMULATE_SENTENCE
         self._contexts[context] = RimeV1Context(not text, joins, words=[] if wish.word_times else None)
@@ -144,7 +143,7 @@ class RimeV1Dialect(on.Dialect):
     def _write(self, context: str, text: str) -> Iterator[on.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None or not spoken.takes_text:
-            error = ErrorBody(code="text_closed", message="the context is not open for text")
+            error = ErrorInfo(code="text_closed", message="the context is not open for text")
             yield replace(self._error(context, error), is_refusal=True)
             return
         if not text:
@@ -179,7 +178,7 @@ class RimeV1Dialect(on.Dialect):
             done = {} if spoken.words is None else {"timestamps": _timestamps(spoken.words)}
             yield self._send(event.context, done=done)
 
-    def _error(self, context: str, error: ErrorBody) -> on.SendMessage:
+    def _error(self, context: str, error: ErrorInfo) -> on.SendMessage:
         return self._send(context, error={"kind": KINDS.get(error.code, "invalid_input"), "message": error.message})
 
     def _send(self, context: str, **payload: Any) -> on.SendMessage:

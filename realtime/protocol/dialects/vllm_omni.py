@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 
 SAMPLE_RATE = 24_000
 # Of an utterance whose text is gathered first, or whose audio is: ten minutes of it are 30 MB.
@@ -151,7 +151,7 @@ class VllmOmniDialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection()
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield self._send("error", message=error.message)
 
     def _configure(self, said: VllmOmniMessage) -> None:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 
 HEAD = struct.Struct(">IId?")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from engine.api import ErrorInfo
 from realtime.protocol.dialects import base as on
-from realtime.protocol.events import ErrorBody
 from realtime.protocol.mqtt import messages as say
 from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, pack
 
@@ -97,7 +97,7 @@ class MqttSessionDialect(on.Dialect):
 
     def _abort(self, seq: int) -> Iterator[on.DialectCommand]:
         lost = f"seq is {seq}, expected {self._next_seq}: messages were lost"
-        yield _send(say.MqttFailed(error=ErrorBody(code="invalid_event", message=lost, param="seq")))
+        yield _send(say.MqttFailed(error=ErrorInfo(code="invalid_event", message=lost, param="seq")))
         if self._writing is not None:
             yield on.CancelContext(self._writing)
             self._writing, self._torn = None, True
@@ -128,7 +128,7 @@ class MqttSessionDialect(on.Dialect):
         yield on.SendMessage(line.last(event.audio_ms))
         yield _send(done(event))
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield _send(say.MqttFailed(error=error))
 
 
@@ -189,7 +189,7 @@ class MqttOneShotDialect(on.Dialect):
                 yield from self._finish(done(event))
                 yield on.CloseConnection(1000, "done")
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         """Cancel the text; its later end is not a second answer."""
         yield from self._finish(failed(error))
 
@@ -211,7 +211,7 @@ def done(event: on.ContextEnded) -> say.MqttDone:
     )
 
 
-def failed(error: ErrorBody) -> say.MqttDone:
+def failed(error: ErrorInfo) -> say.MqttDone:
     """Of a text that was not even begun, or was broken off."""
     status: Literal["failed"] = "failed"
     return say.MqttDone(reply=0, status=status, audio_ms=0, heard="", remaining="", played_ms=0, error=error)

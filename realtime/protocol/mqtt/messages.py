@@ -7,9 +7,10 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody, Id
+from realtime.protocol.events import Id
 from realtime.protocol.native import field_at_fault
 
 VERSION = 1
@@ -157,7 +158,7 @@ class MqttDone(MqttOutbound, frozen=True, tag="done"):
     heard: str
     remaining: str
     played_ms: float
-    error: ErrorBody | None = None
+    error: ErrorInfo | None = None
 
 
 class MqttHeard(MqttOutbound, frozen=True, tag="heard"):
@@ -176,7 +177,7 @@ class MqttPong(MqttOutbound, frozen=True, tag="pong"):
 class MqttFailed(MqttOutbound, frozen=True, tag="error"):
     """A message was refused; the session goes on."""
 
-    error: ErrorBody
+    error: ErrorInfo
 
 
 class MqttClosed(MqttOutbound, frozen=True, tag="closed"):
@@ -203,7 +204,7 @@ class MqttOpened(Struct, frozen=True, kw_only=True):
 class MqttRefusal(Struct, frozen=True, kw_only=True):
     """Or this one."""
 
-    error: ErrorBody
+    error: ErrorInfo
 
 
 class MqttServerStatus(Struct, frozen=True, kw_only=True):

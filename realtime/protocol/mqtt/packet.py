@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from realtime.protocol.errors import LocalProtocolError, RemoteProtocolError
+from realtime.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt.properties import (
     CONTENT_TYPE,
     CORRELATION,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from realtime.protocol.errors import LocalProtocolError
+from realtime.errors import LocalProtocolError
 
 EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, USER = 0x02, 0x03, 0x08, 0x09, 0x26
 # Of one string or of binary data.

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.mqtt.properties import varint
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE, PING, DISCONNECT = 1, 3, 4, 8, 12, 14

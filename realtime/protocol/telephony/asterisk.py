@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.parsing import dump, parse_json
-from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.telephony import base, parsing
 
 FORMATS = {

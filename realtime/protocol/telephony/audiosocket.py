@@ -10,7 +10,7 @@ import struct
 import uuid
 from collections.abc import Sequence
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.telephony import base, parsing
 
 HEADER = struct.Struct(">BH")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 
 Message = str | bytes
 

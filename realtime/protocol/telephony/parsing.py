@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.telephony.base import MAX_NAME_CHARS
 
 T = TypeVar("T")

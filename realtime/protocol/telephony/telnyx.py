@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.parsing import dump
-from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.telephony import base, parsing
 from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.parsing import dump, parse_json
-from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.telephony import base, parsing
 from realtime.protocol.telephony.json_stream import DtmfMessage
 

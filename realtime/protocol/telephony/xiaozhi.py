@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.telephony import base
 
 # Of what devices are sent. What they send has a rate of its own, which every decoder of Opus makes into this.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 from realtime.protocol.wyoming.events import Data, WyomingEvent, WyomingEventReader, serialize
 
 WIDTH, CHANNELS = 2, 1
@@ -41,7 +41,7 @@ class WyomingDialect(on.Dialect):
                 event = next(events, None)
             except RemoteProtocolError as error:
                 self._broken = True  # where the next event begins cannot be known
-                yield from self.send_error(_body(error), None)
+                yield from self.send_error(error.info, None)
                 yield on.CloseConnection(1002, error.code)
                 return
             if event is None:
@@ -52,7 +52,7 @@ class WyomingDialect(on.Dialect):
         try:
             yield from self._act(event)
         except RemoteProtocolError as error:
-            yield from self.send_error(_body(error), None)
+            yield from self.send_error(error.info, None)
 
     def _act(self, event: WyomingEvent) -> Iterator[on.DialectCommand]:
         """What is not known is passed over."""
@@ -128,7 +128,7 @@ class WyomingDialect(on.Dialect):
             self._streamed.discard(event.context)
             yield _send("synthesize-stopped", {})
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield _send("error", {"text": error.message, "code": error.code})
 
 
@@ -166,7 +166,3 @@ def _name(voice: Data, field: str) -> str | None:
 
 def _send(kind: str, data: Data) -> on.SendMessage:
     return on.SendMessage(serialize(WyomingEvent(kind, data)))
-
-
-def _body(error: RemoteProtocolError) -> ErrorBody:
-    return ErrorBody(code=error.code, message=str(error), param=error.param)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 
 VERSION = "1.0.0"
 NEWLINE = b"\n"

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from engine.api import ErrorInfo
 from realtime.protocol.dialects import base as on
-from realtime.protocol.events import ErrorBody
 
 REQUEST_ID = "0123456789abcdef0123456789abcdef"
 
@@ -33,7 +33,7 @@ class DialectHarness:
         return self.tell(on.ContextAudio(context, data, start_ms, end_ms))
 
     def fail(self, code: str, close: int | None = None) -> list[Any]:
-        return self._read(self.dialect.send_error(ErrorBody(code=code, message="what happened"), close))
+        return self._read(self.dialect.send_error(ErrorInfo(code=code, message="what happened"), close))
 
     @staticmethod
     def _read(intents: Any) -> list[Any]:
@@ -56,4 +56,4 @@ def _ends(text: str, start_ms: float, end_ms: float) -> tuple[float, ...]:
 
 
 def failed(context: str, code: str) -> on.ContextEnded:
-    return on.ContextEnded(context, "failed", error=ErrorBody(code=code, message="what happened", retryable=True))
+    return on.ContextEnded(context, "failed", error=ErrorInfo(code=code, message="what happened", retryable=True))

@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
+from engine.api import ErrorInfo
+from realtime.errors import ProtocolError
 from realtime.protocol.dialects import base
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
-from realtime.protocol.errors import ProtocolError
-from realtime.protocol.events import ErrorBody
 
 MAX_EXCHANGE_CHARS = 48_000  # a recording ends before the step that would exceed it; a prefix is an exchange, too
 SECRET_HEADERS = ("authorization", "cookie", "sec-websocket-key", "user-agent")
@@ -69,7 +69,7 @@ def _intents(dialect: base.Dialect, step: dict[str, Any]) -> Iterable[base.Diale
         case {"event": event}:
             return dialect.send_event(decode_event(event))
         case {"fail": error, "close": close}:
-            return dialect.send_error(msgspec.convert(error, type=ErrorBody), close)
+            return dialect.send_error(msgspec.convert(error, type=ErrorInfo), close)
     raise ValueError(f"no step has the keys {sorted(step)}")
 
 
@@ -125,7 +125,7 @@ class RecordingDialect:
     def send_event(self, event: base.DialectEvent) -> list[base.DialectCommand]:
         return self._record({"event": encode(event)}, lambda: self._dialect.send_event(event))
 
-    def send_error(self, error: ErrorBody, close: int | None) -> list[base.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> list[base.DialectCommand]:
         step = {"fail": msgspec.to_builtins(error), "close": close}
         return self._record(step, lambda: self._dialect.send_error(error, close))
 

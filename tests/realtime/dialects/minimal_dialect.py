@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.api import ErrorInfo
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.parsing import text_only
 from realtime.protocol.dialects.registry import DialectRoute
-from realtime.protocol.events import ErrorBody
 
 
 class MinimalDialect(on.Dialect):
@@ -48,7 +48,7 @@ class MinimalDialect(on.Dialect):
             case on.AllContextsEnded():
                 yield on.CloseConnection(1000)
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.SendMessage(f"error {error.code}")
 
 
@@ -82,7 +82,7 @@ class TinyFile(on.Dialect):
             case on.ContextEnded():
                 yield on.AbortRequest(event.error)
 
-    def send_error(self, error: ErrorBody, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
         yield on.AbortRequest(error)
 
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.elevenlabs_dialogue import ElevenLabsDialogue
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 from tests.realtime.dialects.chaotic_client import ChaoticClient
 from tests.realtime.dialects.dialect_harness import handshake, word
 from tests.realtime.dialects.valid_messages import RIGHT
@@ -77,7 +77,7 @@ class Shell:
 
     def end(self, context: str, status: on.Status) -> None:
         codes = ("overloaded", "text_timeout", "engine_dead", "limit_exceeded")
-        error = ErrorBody(code=self._rng.choice(codes), message="what happened") if status == "failed" else None
+        error = ErrorInfo(code=self._rng.choice(codes), message="what happened") if status == "failed" else None
         audio_ms = self.open.pop(context)
         self.tell(on.ContextEnded(context, status, audio_ms, "Hello", " there.", audio_ms / 2, error))
 
@@ -101,7 +101,7 @@ def play(wire: DialectRoute, seed: int, num_messages: int) -> None:
         try:
             shell.carry_out(list(shell.dialect.receive_message(message)))
         except RemoteProtocolError as error:
-            told = ErrorBody(code=error.code, message=str(error))
+            told = ErrorInfo(code=error.code, message=str(error))
             shell.carry_out(list(shell.dialect.send_error(told, None if shell.dialect.forgiving else 1008)))
         shell.live()
         check_nothing_is_kept(shell)

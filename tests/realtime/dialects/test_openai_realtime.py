@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
 from realtime.protocol.dialects.openai_conversation import MAX_CHARS, MAX_ITEMS, MAX_PARTS, MAX_TOTAL_PARTS
 from realtime.protocol.dialects.openai_realtime import OpenAIRealtimeDialect
-from realtime.protocol.errors import RemoteProtocolError
 from tests.realtime.dialects.dialect_harness import DialectHarness, handshake
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base
 from realtime.protocol.dialects.deepgram import DeepgramDialect
 from realtime.protocol.dialects.deepgram_flux import DeepgramFluxDialect
@@ -19,7 +20,6 @@ from realtime.protocol.dialects.rime import RimeWs3Dialect
 from realtime.protocol.dialects.rime_envelope import BINARY, JSON
 from realtime.protocol.dialects.rime_v1 import RimeV1Dialect
 from realtime.protocol.dialects.vllm_omni import VllmOmniDialect
-from realtime.protocol.errors import RemoteProtocolError
 from tests.realtime.dialects.dialect_harness import DialectHarness, failed, handshake
 
 START = {"start": {}, "contextId": "c"}

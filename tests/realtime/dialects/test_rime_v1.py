@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.protobuf import ProtobufField, decode, encode
-from realtime.protocol.errors import RemoteProtocolError
 
 INNER = {"flag": ProtobufField(1, "bool"), "ratio": ProtobufField(15, "float"), "name": ProtobufField(16, "string")}
 OUTER = {

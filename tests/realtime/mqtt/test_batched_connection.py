@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from realtime.errors import RequestRefused
+from realtime.errors import LocalProtocolError, RequestRefused
 from realtime.integration_config import MqttSettings
 from realtime.mqtt.batched_connection import BatchedMqttConnection
 from realtime.mqtt.batched_socket import MAX_WAITING_BYTES, BatchedSocket
 from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.connection import MAX_INFLIGHT, BrokerDisconnected, IncomingMessage, MqttConnection, Publication
-from realtime.protocol.errors import LocalProtocolError
 from tests.realtime.live_server import WAIT_S, until
 from tests.realtime.mqtt.mosquitto import Mosquitto, running
 from tests.realtime.mqtt.mqtt_client import bridged, client

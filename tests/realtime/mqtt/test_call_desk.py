@@ -4,10 +4,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+from realtime.errors import LocalProtocolError
 from realtime.mqtt.call_bridge import MqttCallBridge
 from realtime.mqtt.connection import Publication
 from realtime.protocol import call_events as on
-from realtime.protocol.errors import LocalProtocolError
 from realtime.protocol.mqtt.topics import Topics
 
 

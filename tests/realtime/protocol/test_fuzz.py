@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from realtime.errors import RULES
+from realtime.errors import RULES, RemoteProtocolError
 from realtime.protocol import native
-from realtime.protocol.errors import RemoteProtocolError
 from tests.realtime.message_fuzzer import random_message
 
 

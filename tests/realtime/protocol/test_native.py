@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realtime.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol import native
-from realtime.protocol.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.events import AudioKind, AudioMessage, ClientEvent, PlaybackReport, ServerEvent, TextAppend
 from tests.realtime.strategies import AUDIO_MESSAGES, CLIENT_EVENTS, SERVER_EVENTS
 

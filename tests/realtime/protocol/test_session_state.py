@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realtime.protocol.errors import LocalProtocolError, RemoteProtocolError
+from realtime.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.events import (
     ClientEvent,
     NativeSpeechSettings,

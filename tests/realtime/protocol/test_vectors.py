@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
+from realtime.errors import RemoteProtocolError
 from realtime.protocol import native
-from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.events import AudioKind, AudioMessage, ClientEvent, ServerEvent
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "wire"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
-from realtime.protocol.errors import RemoteProtocolError
-from realtime.protocol.events import ErrorBody
 from realtime.protocol.mqtt import messages as say
 from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, pack, parse_header, properties, unpack
 from realtime.protocol.mqtt.dialect import MqttSessionDialect
@@ -49,7 +49,7 @@ def play(seed: int, num_messages: int) -> int:
         try:
             shell.carry_out(list(shell.dialect.receive_message(message)))
         except RemoteProtocolError as error:
-            shell.carry_out(list(shell.dialect.send_error(ErrorBody(code=error.code, message=str(error)), None)))
+            shell.carry_out(list(shell.dialect.send_error(ErrorInfo(code=error.code, message=str(error)), None)))
         shell.live()
         assert set(shell.dialect._lines) <= set(shell.open), f"message {number}"
     return num_sessions
@@ -158,7 +158,7 @@ def carried_out(session: MqttSessionDialect, *messages: dict[str, object]) -> li
 def test_text_of_a_reply_that_failed_goes_nowhere() -> None:
     session = MqttSessionDialect("s", on.SpeechOptions())
     carried_out(session, {"t": "text", "d": "One "})
-    list(session.send_event(on.ContextEnded("0", "failed", error=ErrorBody(code="overloaded", message="full"))))
+    list(session.send_event(on.ContextEnded("0", "failed", error=ErrorInfo(code="overloaded", message="full"))))
     assert carried_out(session, {"t": "text", "d": "two "}, {"t": "flush"}, {"t": "end"}) == []
     assert carried_out(session, {"t": "text", "d": "Three"}) == [
         on.OpenContext("1", on.SpeechOptions()),

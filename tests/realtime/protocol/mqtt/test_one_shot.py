@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from engine.api import ErrorInfo
 from realtime.protocol.dialects import base as on
-from realtime.protocol.events import ErrorBody
 from realtime.protocol.mqtt.dialect import MqttOneShotDialect
 from realtime.protocol.mqtt.messages import MqttDone, MqttSay, parse_server_message
 
 AUDIO = on.ContextAudio("0", b"x", 0.0, 20.0, (b"x",))
-BROKEN = ErrorBody(code="draining", message="the server is about to stop")
+BROKEN = ErrorInfo(code="draining", message="the server is about to stop")
 
 
 def text() -> MqttOneShotDialect:

@@ -12,7 +12,7 @@ from paho.mqtt.client import MQTTv5
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from realtime.protocol.errors import LocalProtocolError, RemoteProtocolError
+from realtime.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt import packet as mqtt
 from realtime.protocol.mqtt.properties import packed, varint
 from realtime.protocol.mqtt311.packets import PUBLISH, MqttPacket, MqttPacketReader

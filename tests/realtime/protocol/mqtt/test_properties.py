@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from realtime.protocol.errors import LocalProtocolError
+from realtime.errors import LocalProtocolError
 from realtime.protocol.mqtt.properties import packed
 
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), max_size=90)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.mqtt311 import packets as mqtt
 
 NUM_STREAMS, NUM_STREAMS_SLOW = 2_000, 50_000

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.telephony.audiosocket import AudioSocketDialect
 from realtime.protocol.telephony.base import CallerAudioReceived, TelephonyDialect
 from realtime.protocol.telephony.registry import TELEPHONY_ROUTES, TelephonyRoute

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.telephony.asterisk import AsteriskDialect
 from realtime.protocol.telephony.audiosocket import AudioSocketDialect, frame
 from realtime.protocol.telephony.base import (

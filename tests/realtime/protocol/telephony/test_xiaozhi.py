@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.protocol.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.telephony import base
 from realtime.protocol.telephony.xiaozhi import VERSIONS, XiaozhiDialect, pack_frame, unpack_frame
 from realtime.protocol.telephony.xiaozhi_udp import FROM_US, HEADER, EncryptedAudioStream, stream_id_of

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects import base as on
-from realtime.protocol.errors import RemoteProtocolError
 from realtime.protocol.wyoming.dialect import WyomingDialect
 from realtime.protocol.wyoming.events import WyomingEvent, WyomingEventReader, serialize
 from tests.realtime.dialects.chaotic_client import ChaoticClient
